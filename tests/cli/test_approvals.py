@@ -67,7 +67,7 @@ def test_a_call_is_listed_shown_and_approved_once(
     said = capsys.readouterr().out
     assert "command: make deploy" in said
     assert "hush" not in said
-    assert "why it is asked: bash writes or executes (supervised)" in said
+    assert "reason: bash writes or executes (supervised)" in said
     assert "approve --session would cover every call of bash in this session" in said
     assert main(tmp_path, "approvals", "approve", one["id"], "--reason", "go") == 0
     assert capsys.readouterr().out == f"{one['id']}: approved, once\n"

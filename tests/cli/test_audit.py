@@ -114,7 +114,7 @@ def test_what_somebody_touched_is_named_and_fails(typed: Typing, data: Path) -> 
 
 def test_delivered_records_are_compared_with_those_here(typed: Typing, data: Path) -> None:
     code, out = typed("ship")
-    assert (code, out.split(": ")[1]) == (exits.OK, "6 records delivered, it has them up to 6\n")
+    assert (code, out.split(": ")[1]) == (exits.OK, "6 records shipped, up to record 6\n")
     assert typed("verify")[0] == exits.OK
     for path in (data / "audit").glob("2*"):
         path.unlink()
@@ -168,7 +168,7 @@ def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: P
         (("search", "--since", "yesterday"), "is not a time"),
         (("verify", "--key", "abc"), "not a public key"),
         (("verify", "--at-least", "/no/such/file"), "cannot read"),
-        (("verify", "--at-least", "{}"), "wants a checkpoint"),
+        (("verify", "--at-least", "{}"), "needs a checkpoint"),
         (("verify", "/no/such/file"), "cannot read"),
         (("export", "/no/such/folder/x"), "choose another file"),
         (("export", "x", "--until", "1999-01-01"), "no record"),

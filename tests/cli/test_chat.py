@@ -306,4 +306,4 @@ async def test_without_a_service_it_says_how_to_start_one(tmp_path: Path) -> Non
     none = await shell.type("chat", stdin=b"hello\n")
     assert gone.code == none.code == 2
     assert "start it with `evoclaw up`" in gone.err
-    assert none.err == "evoclaw: the service is not up: start it with `evoclaw up`\n"
+    assert none.err == "evoclaw: the service is not running: start it with `evoclaw up`\n"

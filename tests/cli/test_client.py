@@ -60,11 +60,11 @@ def test_without_any_word_of_a_service_it_is_not_up(tmp_path: Path) -> None:
     [
         ("http://192.0.2.7:8433", "unencrypted"),
         ("http://localhost.example.org", "unencrypted"),
-        ("ftp://127.0.0.1", "no address"),
-        ("https://", "no address"),
+        ("ftp://127.0.0.1", "not a URL"),
+        ("https://", "not a URL"),
         ("https://me:secret@example.org", "EVOCLAW_TOKEN"),
         ("https://example.org/?token=x", "EVOCLAW_TOKEN"),
-        ("https://[broken", "no address"),
+        ("https://[broken", "not a URL"),
     ],
 )
 def test_an_address_that_would_give_the_token_away_is_refused(
@@ -154,7 +154,7 @@ async def test_an_answer_that_is_no_json_is_an_error_that_says_so(tmp_path: Path
     async with serving(more=[web.get("/v1/page", page)]) as fake:
         left_by(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
-            with pytest.raises(EvoClawError, match="no JSON"):
+            with pytest.raises(EvoClawError, match="did not answer with JSON"):
                 await client.get("/v1/page")
 
 

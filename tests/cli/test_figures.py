@@ -87,7 +87,7 @@ def test_without_the_service_the_store_is_asked(
         "time to final response": "average 8 s, p50 8 s, p95 8 s, max 8 s",
         "error types": "1 timeout",
         "recovered": "1 of 1 failed calls (100 %)",
-        "saved side by side": "0 ms",
+        "saved by parallel calls": "0 ms",
         "tokens": "100 in, 20 out",
         "cost": "$0.0125",
     }

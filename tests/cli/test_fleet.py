@@ -88,7 +88,7 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
         async with running(device, "edge"):
             await up.says("edge pi: online")
             twin = await device.type("edge")
-            assert (twin.code, "runs with" in twin.err) == (exits.MISUSED, True)
+            assert (twin.code, "runs with the data folder" in twin.err) == (exits.MISUSED, True)
             shown = await here.type("agents", "show", "pi", "--json")
             assert json.loads(shown.out)["approved"] == ["artifact", "bash"]
             assert (await here.type("agents", "revoke", "pi")).code == exits.OK
@@ -153,13 +153,13 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
     ("typed", "advice"),
     [
         (("ping", "pi"), "start one with `evoclaw up`"),
-        (("agents", "invite", "pi"), "the key of `evoclaw agents key`"),
+        (("agents", "invite", "pi"), "the key that `evoclaw agents key` prints"),
         (("agents", "show", "pi"), "no edge 'pi' has joined"),
         (("agents", "approve", "pi"), "no device 'pi' has joined"),
-        (("agents", "key"), "orchestrator.key; the first `evoclaw up` makes one"),
+        (("agents", "key"), "orchestrator.key; the first `evoclaw up` creates one"),
         (("agents", "key", "--file", "typo"), "there is no key typo"),
         (("edge", "--config", "nowhere.toml"), "does not exist"),
-        (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "this is no token"),
+        (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "the token is not valid"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
         (("edge", "join", "mqtt://127.0.0.1:1"), "add --token TOKEN, or use the link"),
         (("edge", "join", "evoclaw://join?url=x"), "this is no whole invitation"),

@@ -77,7 +77,7 @@ def test_a_call_can_be_typed_in_three_ways(
         assert "deny rule:keys-and-passwords" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         explained(tmp_path, "read", "x")
-    with pytest.raises(ConfigError, match="no call"):
+    with pytest.raises(ConfigError, match="cannot read the call"):
         explained(tmp_path, "{x")
 
 

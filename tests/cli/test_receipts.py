@@ -55,7 +55,7 @@ def test_receipts_are_listed(book: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_an_empty_book_says_how_receipts_come_about(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("receipts") == exits.OK
-    assert "devices with a key" in capsys.readouterr().out
+    assert "an edge with a device key" in capsys.readouterr().out
 
 
 def test_a_gap_and_a_flaw_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

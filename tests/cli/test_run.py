@@ -145,7 +145,10 @@ async def test_unknown_tools_models_folders_and_recordings_are_clear_errors(tmp_
     async with shell(tmp_path, reply("never")) as here:
         (here.workspace / "bad.jsonl").write_text('{"no": "record"}\n')
         for arguments, words in (
-            (("run", "--tools", "teleport", "hi"), "no tool 'teleport'; there are: apply_patch"),
+            (
+                ("run", "--tools", "teleport", "hi"),
+                "unknown tool 'teleport'; available tools: apply_patch",
+            ),
             (("run", "--model", "nobody/x", "hi"), "unknown provider for model"),
             (("run", "--folder", "nowhere", "hi"), "there is no folder"),
             (("run", "--record", "bad.jsonl/x", "hi"), "cannot record to"),

@@ -148,7 +148,7 @@ async def test_status_metrics_and_logs_say_what_goes_on(tmp_path: Path) -> None:
     happened = [line.split()[2] for line in tools.out.splitlines()]
     assert happened == ["call_judged", "call_started", "call_finished"]
     assert "run_finished" in whole.out.splitlines()[-1]
-    assert (audit.code, audit.err) == (0, "nothing is in the audit yet\n")
+    assert (audit.code, audit.err) == (0, "the audit log is empty\n")
     assert "evoclaw_http_responses_total" in raw.out
     assert parsed(figures)["watchers"] == 0
 

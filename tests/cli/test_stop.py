@@ -45,7 +45,7 @@ def test_what_is_not_stopped_cannot_be_released(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(tmp_path, "stop", "--release", "--agent", "pi") == 2
-    assert "the agent pi was not stopped" in capsys.readouterr().err
+    assert "the agent pi is not stopped" in capsys.readouterr().err
     assert main(tmp_path, "stop", "--tool", " ") == 2
     assert "the name of the tool is empty" in capsys.readouterr().err
 

@@ -23,7 +23,9 @@ async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> 
         facts = json.loads((await here.type("tools", "--all", "--json")).out)
     assert plain.code == everything.code == 0
     assert "apply_patch" in plain.out and "websearch" not in plain.out
-    assert "websearch        (not here: nobody to search the web with: set BRAVE" in everything.out
+    assert (
+        "websearch        (unavailable: nobody to search the web with: set BRAVE" in everything.out
+    )
     assert {one["name"] for one in facts} == set(NAMES)
     (read,) = [one for one in facts if one["name"] == "read"]
     assert read["available"] and read["permissions"] == ["file_read"]
@@ -48,7 +50,9 @@ async def test_the_doctor_says_what_works_and_what_to_do_about_the_rest(tmp_path
         facts = json.loads((await here.type("doctor", "--json")).out)
     assert told.code == 0
     assert "ok  read               can be used" in told.out
-    assert "--  git_status         there is no `git`: install your system's package" in told.out
+    assert (
+        "--  git_status         `git` is not installed: install your system's package" in told.out
+    )
     assert {one["name"]: one["ok"] for one in facts}["model"] is True
 
 

@@ -62,7 +62,7 @@ def test_a_unit_limits_us_but_not_what_sandboxes_need() -> None:
 
 
 def test_a_name_that_cannot_stand_in_a_unit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="plainer"):
+    with pytest.raises(ConfigError, match="control characters"):
         unit(UnitOptions(folder=Path("/a\nExecStartPre=/bin/sh")), {})
 
 

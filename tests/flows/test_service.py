@@ -292,7 +292,7 @@ async def test_settings_are_read_again_and_broken_ones_change_nothing(here: Here
     await asyncio.wait_for(here.models.held["reload"].wait(), PATIENCE)
     file.write_text(f"{before}\n[[agents]]\nid = 'fresh'\nprompt = 'You are new here.'\n")
     here.up.signal(signal.SIGHUP)
-    await here.up.told("settings in force: agents")
+    await here.up.told("settings reloaded: agents")
     run_id = await begun(here.owner, "say I am new", agent="fresh")
     assert (await reached(here.owner, run_id))["text"] == "I am new"
     (asked,) = [one for one in here.models.asked if one.said == "say I am new"]

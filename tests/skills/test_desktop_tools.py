@@ -161,7 +161,7 @@ def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
     dt = Programs(tmp_path / "bin", tmp_path)
     done = dt("nothing")
     assert done.returncode == 2
-    assert "there are: " in done.stderr
+    assert "available tools: " in done.stderr
 
 
 @pytest.mark.process

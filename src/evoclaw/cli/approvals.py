@@ -24,7 +24,7 @@ from evoclaw.governance.approvals import HUMAN, Answerer
 from evoclaw.orchestrator.people.approvals import Approvals, Case
 
 HOSTS = frozenset({"run", "edge", "up", "mcp"})
-"""The commands whose processes run what models ask for."""
+"""The commands whose processes run calls of models."""
 
 
 @click.group(cls=CommandGroup, default="list")
@@ -96,7 +96,7 @@ async def _print_all(opened: Approvals, *, as_json: bool) -> None:
     for case in wide:
         print_out(f"{case.asking.id}  in force, used {case.uses}×: {clean(case.asking.scope.text)}")
     if waiting:
-        print_out("`evoclaw approvals show ID` tells more; then approve ID or deny ID")
+        print_out("see `evoclaw approvals show ID`, then approve ID or deny ID")
     elif not wide:
         print_out("nothing waits for an approval")
 
@@ -105,25 +105,25 @@ def _print_one(case: Case, *, as_json: bool) -> None:
     if as_json:
         print_out(_row(case))
         return
-    asking, said = case.asking, case.answered
+    asking, answer = case.asking, case.answered
     print_out(f"{asking.id}: {case.standing}")
     print_out(f"{clean(asking.scope.tool)} wants to run:\n{describe(asking.arguments)}")
-    print_out(f"why it is asked: {clean(asking.reason)} ({asking.scope.code})")
-    print_out(f"for: {_whom(case)}, call {asking.request_id}")
+    print_out(f"reason: {clean(asking.reason)} ({asking.scope.code})")
+    print_out(f"on behalf of: {_whom(case)}, call {asking.request_id}")
     print_out(f"bound to: sha256 {asking.sha256}")
     print_out(f"asked {_when(asking.asked_at)}, expires {_when(asking.expires_at)}")
     print_out(f"approve --session would cover {clean(asking.scope.text)}")
-    if said is not None:
-        reason = f": {clean(said.reason)}" if said.reason else ""
-        print_out(f"{said.decision} by {clean(said.by.name)} {_when(said.at)}{reason}")
+    if answer is not None:
+        reason = f": {clean(answer.reason)}" if answer.reason else ""
+        print_out(f"{answer.decision} by {clean(answer.by.name)} {_when(answer.at)}{reason}")
 
 
 async def _answer(id_: str, reason: str, opened: Approvals, decision: Decision) -> None:
     case, by = await _look(id_, opened), person_here()
     if problem := by.why_not(by.tenant):
         raise ConfigError(problem)
-    said = case.answered
-    if decision is Decision.DENY and said is not None and said.decision is not Decision.DENY:
+    answer = case.answered
+    if decision is Decision.DENY and answer is not None and answer.decision is not Decision.DENY:
         if problem := await opened.withdraw(id_, by):
             raise ConfigError(f"{id_}: {problem}")
         print_out(f"{id_}: the approval was withdrawn")
@@ -138,7 +138,7 @@ async def _answer(id_: str, reason: str, opened: Approvals, decision: Decision) 
         case _:
             print_out(f"{id_}: approved, once")
     if (recording := _recording(case.asking.run_id)) is not None:
-        print_out(f"if its run has stopped: evoclaw run --resume {recording}")
+        print_out(f"if its run has stopped, resume it: evoclaw run --resume {recording}")
 
 
 async def _look(id_: str, opened: Approvals) -> Case:
@@ -149,10 +149,11 @@ async def _look(id_: str, opened: Approvals) -> Case:
 
 
 def person_here() -> Answerer:
-    """Who types this: a person, unless one of our own hosts started us for a model.
+    """Who runs this command: a person, unless a process that runs calls of models started it.
 
-    That catches what a model tries by a command. It is no wall: what runs without a sandbox as the
-    same user may write the store's file itself. The sandbox must not let it see the data folder.
+    This stops a model that answers its own approvals by a command. It is not a security boundary:
+    a program without a sandbox can write the store itself, as the same user. The sandbox must hide
+    the data folder.
     """
     if started_by_an_agent(_ancestors()) or _in_a_sandbox():
         return Answerer("agent", "a command that an agent runs")
@@ -160,20 +161,20 @@ def person_here() -> Answerer:
 
 
 def started_by_an_agent(commands: Iterable[Sequence[str]]) -> bool:
-    """Whether one of these command lines is a host that runs what models ask for."""
+    """Whether one of these command lines is a process that runs calls of models."""
     for words in commands:
         python = Path(words[0]).name.startswith("python")
         for at, word in enumerate(words[:-1]):
-            begins = at == 0 or (python and (at == 1 or words[at - 1] == "-m"))
-            if begins and Path(word).name == "evoclaw" and words[at + 1] in HOSTS:
+            is_program = at == 0 or (python and (at == 1 or words[at - 1] == "-m"))
+            if is_program and Path(word).name == "evoclaw" and words[at + 1] in HOSTS:
                 return True
     return False
 
 
 def _ancestors() -> Iterator[list[str]]:
-    """The command lines of the processes above this one, as far as they can be seen.
+    """The command lines of the parent processes, as far as they are visible.
 
-    Orphans of a tool's command go to its supervisor, so they cannot leave this line.
+    Orphans of a tool's command are adopted by its supervisor, so they stay in this line.
     """
     process = os.getppid()
     while process > 1:
@@ -187,7 +188,7 @@ def _ancestors() -> Iterator[list[str]]:
 
 
 def _in_a_sandbox() -> bool:
-    """Whether this is a process namespace of our executors': its first process shows it."""
+    """Whether this runs in a process namespace of a sandbox: its first process shows it."""
     try:
         words = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         bare = not Path("/proc/1/environ").read_bytes()

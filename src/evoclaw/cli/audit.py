@@ -44,7 +44,7 @@ from evoclaw.observe.audit.verify import VerifyReport, verify
 from evoclaw.observe.audit.warm import WarmTier, read_head, read_shipped
 
 FOLLOW = 0.5
-"""Seconds between two looks for what is new."""
+"""Seconds between two searches for new records."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -122,12 +122,12 @@ def _verify(
     as_json: bool,
 ) -> int:
     data, settings = _place()
-    keys = [check_key(one) for one in key]
+    keys = [check_key(text) for text in key]
     pin = _pin(at_least)
     if files:
         if not keys and not (data / "audit.key").exists():
             raise ConfigError(
-                "there is no key to check with: add --key PUB, from `evoclaw audit key`"
+                "no key to verify with: add --key PUB, as `evoclaw audit key` prints it"
             )
         report = verify(exported_files(files), keys or [_own_key(data).public], at_least=pin)
     else:
@@ -160,14 +160,14 @@ def _key() -> int:
 
 
 def _place() -> tuple[Path, AuditSettings]:
-    """The data folder, and the settings of the audit."""
+    """The data folder, and the audit settings."""
     from evoclaw.wiring.audit import audit_place
 
     return audit_place(os.environ)
 
 
 def when(text: str | None, now: float) -> float | None:
-    """A moment as people write it: a day, a time, or how long ago."""
+    """Parse a day, a time, or a duration such as 2h (ago)."""
     if not text:
         return None
     if text[-1] in _UNITS and text[:-1].isdecimal():
@@ -222,7 +222,7 @@ def _verify_here(
 ) -> VerifyReport:
     folder = data / "audit"
     if not folder.is_dir():
-        raise ConfigError(f"there is no audit in {folder}")
+        raise ConfigError(f"there is no audit log in {folder}")
     key = _own_key(data)
     with WarmTier(folder, key).locked():
         material = audit_files(folder)
@@ -241,7 +241,7 @@ def _verify_here(
 
 
 def _rows(runner: asyncio.Runner, cold: ColdTier, chain: str) -> Iterator[tuple[int, bytes]]:
-    """What the cold tier has, a page at a time: it may be more than fits into memory."""
+    """The lines of the cold tier, page by page: they may not fit into memory."""
     runner.run(cold.prepare())
     first = 1
     while page := runner.run(cold.lines(chain, first, MAX_SEQ)):
@@ -258,10 +258,10 @@ def _pin(text: str | None) -> Checkpoint | None:
             data = Path(text).read_bytes()
         except OSError as problem:
             raise ConfigError(f"cannot read the checkpoint {text}: {problem.strerror}") from None
-    found = [one for line in data.splitlines() if (one := decode(line)) is not None]
-    if not found:
-        raise ConfigError("--at-least wants a checkpoint: a line of checkpoints.jsonl, or its file")
-    return found[-1]
+    checkpoints = [point for line in data.splitlines() if (point := decode(line)) is not None]
+    if not checkpoints:
+        raise ConfigError("--at-least needs a checkpoint: a line of checkpoints.jsonl, or its file")
+    return checkpoints[-1]
 
 
 def _print_report(report: VerifyReport, *, as_json: bool) -> None:
@@ -272,8 +272,8 @@ def _print_report(report: VerifyReport, *, as_json: bool) -> None:
         print_out(clean(str(finding)))
     span = f"{report.records} records, {report.first} to {report.last}"
     signed = f"{report.checkpoints} checkpoints, signed up to {report.signed}"
-    for one in report.dropped:
-        print_out(f"dropped by policy: {one}")
+    for dropped in report.dropped:
+        print_out(f"dropped by policy: {dropped}")
     print_out(f"{'as written' if report.ok else 'NOT as written'}: {span}; {signed}")
 
 
@@ -282,7 +282,7 @@ async def _write(
 ) -> int:
     folder = data / "audit"
     if not folder.is_dir():
-        raise ConfigError(f"there is no audit in {folder}")
+        raise ConfigError(f"there is no audit log in {folder}")
     checkpoint = WarmTier(folder, _own_key(data)).checkpoint(now)
     async with _cold(data, settings) as cold:
         first, last = await export(folder, file, query, cold)
@@ -291,7 +291,7 @@ async def _write(
         return exits.OK
     print_out(f"{file}: records {first} to {last}; check with `evoclaw audit verify`")
     if checkpoint is not None:
-        print_out(f"keep this elsewhere, for --at-least: {encode(checkpoint).decode()}")
+        print_out(f"store this on another machine, for --at-least: {encode(checkpoint).decode()}")
     return exits.OK
 
 
@@ -299,19 +299,19 @@ async def _deliver(data: Path, settings: AuditSettings, *, as_json: bool) -> int
     warm = WarmTier(data / "audit", _own_key(data), checkpoint_every=settings.checkpoint_every)
     async with _cold(data, settings) as cold:
         if cold is None:
-            raise ConfigError("there is no cold tier: cold is `none` in [audit]")
+            raise ConfigError("no cold tier is configured: set `cold` in [audit] of evoclaw.toml")
         done = await Shipper(warm, cold, settings).ship()
         name = cold.name
     if as_json:
         print_out(msgspec.to_builtins(done))
     elif done.busy:
-        print_out("another process is delivering")
+        print_out("another process is shipping already")
     else:
-        print_out(f"{name}: {done.shipped} records delivered, it has them up to {done.upto}")
+        print_out(f"{name}: {done.shipped} records shipped, up to record {done.upto}")
         for file in done.retired:
             print_out(f"{file}: deleted here")
         if done.broken:
-            print_out(f"{done.broken} lines are no records any more: see `evoclaw audit verify`")
+            print_out(f"{done.broken} lines are damaged: see `evoclaw audit verify`")
     return exits.FAILED if done.broken else exits.OK
 
 

@@ -1,4 +1,4 @@
-"""A record of the audit on one line."""
+"""Formats an audit record as one line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from evoclaw.core.messages import JSON
 
 
 def audit_line(fields: Mapping[str, JSON]) -> str:
-    """When, who, what, how it went, what was said to it."""
+    """Time, agent, tool or kind, result, verdict, and parameters or reason."""
 
-    def said(name: str) -> str:
+    def text(name: str) -> str:
         value: JSON = fields.get(name)
         return "" if value is None else str(value)
 
-    verdict = " ".join(filter(None, (said("verdict"), said("code"))))
-    given = msgspec.json.encode(fields["parameters"]).decode() if "parameters" in fields else ""
-    more = given or said("reason") or said("model")
-    what = said("tool") or said("kind")
-    line = f"{said('timestamp')} {said('agent_id'):12} {what:14} {said('result'):10} {verdict:16} "
-    return one_line(line + more, 200) if more else clean(line).rstrip()
+    verdict = " ".join(filter(None, (text("verdict"), text("code"))))
+    parameters = ""
+    if "parameters" in fields:
+        parameters = msgspec.json.encode(fields["parameters"]).decode()
+    details = parameters or text("reason") or text("model")
+    what = text("tool") or text("kind")
+    line = f"{text('timestamp')} {text('agent_id'):12} {what:14} {text('result'):10} {verdict:16} "
+    return one_line(line + details, 200) if details else clean(line).rstrip()

@@ -55,13 +55,13 @@ def _kinds(account: Account) -> list[str]:
 
 def _line(account: Account, kind: str, now: float) -> str:
     spent, held = account.spent.get(kind, 0), account.held.get(kind, 0)
-    said = f"{clean(kind):20} {shown(kind, spent)} spent"
-    said += f", {shown(kind, held)} reserved" if held else ""
+    text = f"{clean(kind):20} {shown(kind, spent)} spent"
+    text += f", {shown(kind, held)} reserved" if held else ""
     limit, left = account.limits.get(kind), account.left(kind, now)
     if limit is None or left is None:
-        return said
+        return text
     over = f" within {limit.per:,.0f} s" if limit.per else ""
-    return f"{said}, {shown(kind, left)} left of {shown(kind, limit.most)}{over}"
+    return f"{text}, {shown(kind, left)} left of {shown(kind, limit.most)}{over}"
 
 
 def _facts(account: Account, now: float) -> dict[str, JSON]:

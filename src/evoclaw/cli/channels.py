@@ -27,13 +27,21 @@ def _list(*, as_json: bool) -> int:
 
     found = orchestrator_settings(os.environ).channels
     rows: list[dict[str, JSON]] = [
-        {"name": one.name, "kind": one.kind, "agent": one.agent, "senders": list(one.senders)}
-        for one in found
+        {
+            "name": channel.name,
+            "kind": channel.kind,
+            "agent": channel.agent,
+            "senders": list(channel.senders),
+        }
+        for channel in found
     ]
     if as_json:
         print_out(rows)
     else:
-        lines = [[one.name, one.kind, one.agent, ", ".join(one.senders)] for one in found]
+        lines = [
+            [channel.name, channel.kind, channel.agent, ", ".join(channel.senders)]
+            for channel in found
+        ]
         show_rows(lines, "no channels are configured: see [[channels]] in evoclaw.toml")
     return exits.OK
 
@@ -64,11 +72,11 @@ def _remove_user(name: str) -> int:
 
     _check_person()
     if not remove_user(name, os.environ):
-        raise ConfigError(f"no person has an account {name!r} at our broker")
+        raise ConfigError(f"the broker has no account {name!r} of a person")
     print_err(f"{name}: account deleted")
     return exits.OK
 
 
 def _check_person() -> None:
     if person_here().kind != "person":
-        raise ConfigError("only a person may create or delete accounts")
+        raise ConfigError("only a person may create or delete accounts, not a command of an agent")

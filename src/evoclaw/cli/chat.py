@@ -30,7 +30,7 @@ from evoclaw.core.messages import JSON
 
 T = TypeVar("T")
 HISTORY = "chat_history"
-"""In the data folder."""
+"""The file of typed messages, in the data folder."""
 
 
 class ChatOptions(Struct, frozen=True):
@@ -66,15 +66,17 @@ class ChatOptions(Struct, frozen=True):
 )
 @json_option("Print every record as a line of JSON")
 def chat(session: str, agent: str, model: str, *, as_json: bool) -> int:
-    """Chat until the person leaves, or standard input ends."""
+    """Chat until the user leaves, or standard input ends."""
     with asyncio.Runner() as runner:
-        talk = _Chat(ChatOptions(session, agent, model, as_json), runner)
-        talk.enter()
-        return talk.at_terminal() if talk.attended else talk.in_a_pipe()
+        conversation = _Chat(ChatOptions(session, agent, model, as_json), runner)
+        conversation.enter()
+        if conversation.attended:
+            return conversation.at_terminal()
+        return conversation.in_a_pipe()
 
 
 class _Chat:
-    """Reads, says, shows, again and again; between two runs nothing goes on."""
+    """Reads a message, runs it and shows the run, until the user leaves."""
 
     def __init__(self, options: ChatOptions, runner: asyncio.Runner) -> None:
         self._options, self._runner = options, runner
@@ -83,16 +85,16 @@ class _Chat:
         self._code = exits.OK
 
     def enter(self) -> None:
-        """Go into the session, if one was named, and take up what goes on in it."""
+        """Open the named session, if any, and resume its unfinished run."""
         self._do(self._enter())
 
     def at_terminal(self) -> int:
-        """A person types."""
-        typist = Typist(data_folder(os.environ) / HISTORY)
-        signal.signal(signal.SIGTERM, _leave)  # so that the terminal is left as it was
-        print_err("type a message; /help says what else there is")
-        for text in _messages(typist):
-            typist.remember(text)
+        """Read messages from a user at a terminal; returns the exit code."""
+        reader = Typist(data_folder(os.environ) / HISTORY)
+        signal.signal(signal.SIGTERM, _leave)  # restores the terminal settings
+        print_err("type a message, or /help for the commands")
+        for text in _messages(reader):
+            reader.remember(text)
             if not self._typed(text):
                 break
         if self._where.session:
@@ -100,14 +102,14 @@ class _Chat:
         return self._code
 
     def in_a_pipe(self) -> int:
-        """Each line is a message; a run that waits for a person ends it all."""
+        """Read one message per line from a pipe; stops at a run that waits for a person."""
         for line in sys.stdin:
             if line.strip() and not self._say(line.strip()):
                 break
         return self._code
 
     def _typed(self, text: str) -> bool:
-        """Do what was typed; whether to go on."""
+        """Run a command or send a message; returns whether to continue."""
         self._code = exits.OK
         if not text.startswith("/") or text.startswith("//"):
             return self._say(text.removeprefix("/") if text.startswith("//") else text)
@@ -115,7 +117,7 @@ class _Chat:
         if name == "/quit":
             return False
         if name not in COMMANDS:
-            print_err(f"no such command; {HELP}")
+            print_err(f"no such command: {name}; {HELP}")
             return True
         try:
             self._where = self._do(do(name, rest.strip(), self._where))
@@ -124,7 +126,7 @@ class _Chat:
         return True
 
     def _say(self, text: str) -> bool:
-        """Have a message answered, and then what was typed too late for that; whether to go on."""
+        """Send a message, then those typed after its run ended; returns whether to continue."""
         unsent = [text]
         while unsent:
             try:
@@ -139,7 +141,7 @@ class _Chat:
 
     async def _run(self, text: str) -> tuple[bool, list[str]]:
         where = self._where
-        errand: dict[str, JSON] = {
+        request: dict[str, JSON] = {
             "message": text,
             "session_id": where.session,
             "agent": "" if where.session else where.agent,
@@ -147,10 +149,10 @@ class _Chat:
             "model": self._options.model,
         }
         async with open_client(os.environ) as client:
-            talk = self._talk(client)
-            end = await talk.say(errand)
-            self._note(talk, end)
-            return talk.left, talk.unsent
+            run = self._talk(client)
+            end = await run.say(request)
+            self._note(run, end)
+            return run.left, run.unsent
 
     async def _enter(self) -> None:
         async with open_client(os.environ) as client:
@@ -178,7 +180,7 @@ class _Chat:
 
 
 def _messages(typist: Typist) -> Iterator[str]:
-    """What is typed, until Ctrl-D or two Ctrl-C in a row."""
+    """The typed messages, until Ctrl-D or two Ctrl-C in a row."""
     interrupted = False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Text from models, tools and devices, made harmless for a terminal."""
+"""Removes terminal control sequences from text of models, tools and devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEPT = "\n\t"
 
 
 def clean(text: str) -> str:
-    """Take out escape sequences, control characters, and what reorders or hides text."""
+    """Remove escape sequences, control characters, and characters that reorder or hide text."""
     if text.isascii() and text.isprintable():
         return text
     text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
@@ -31,6 +31,6 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Show a text on one line, cut."""
+    """The text on one line, cleaned and cut."""
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

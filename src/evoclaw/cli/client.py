@@ -1,4 +1,4 @@
-"""The running service as the commands reach it: found, asked, listened to."""
+"""The HTTP client of the running service: finds it, sends requests, reads event streams."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 FILE = "api.json"
-"""In the data folder: `evoclaw up` says here where it is, for its owner alone."""
+"""In the data folder: `evoclaw up` writes address and token of the service, for this user."""
 CONNECT, ANSWER, SILENCE = 5.0, 60.0, 45.0
-"""Seconds for a connection, for an answer, and between two signs of life of a stream."""
+"""Seconds to connect, for a whole response, and between two heartbeats of a stream."""
 MOST = 64 * 2**20
-"""Bytes of one answer."""
+"""Bytes of one response."""
 PATIENCE = 60.0
-"""Seconds that a broken stream is tried again before it is given up."""
+"""Seconds for which a broken stream is reconnected."""
 _BACKOFF = (0.0, 0.1, 0.3, 1.0, 2.0)
 _AGAIN = ("dropped", "closing")
-"""Events that say: connect again, for we were too slow, or the service restarts."""
-_NOT_UP = "the service is not up: start it with `evoclaw up`"
+"""Events after which to reconnect: the client was too slow, or the service restarts."""
+_NOT_UP = "the service is not running: start it with `evoclaw up`"
 
 
 class NotUp(EvoClawError):
-    """Nobody answers where the service should be."""
+    """The service cannot be reached."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(f"{_NOT_UP} ({why})" if why else _NOT_UP)
 
 
 class Refused(EvoClawError):
-    """The service did not do what it was asked, and said why."""
+    """The service refused a request, with a reason."""
 
     def __init__(self, status: int, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -53,27 +53,27 @@ class Refused(EvoClawError):
 
 
 class Place(Struct, frozen=True):
-    """Where the service is, and what shows who asks."""
+    """The address of the service, and the token of the caller."""
 
     url: str
     token: str = ""
     certificate: str = ""
-    """The file of the certificate that it shows, if it is on this machine and has one."""
+    """The file of the service's own certificate, if it runs on this machine with TLS."""
 
 
 class Client:
-    """Asks the service; belongs to one event loop."""
+    """Sends requests to the service; belongs to one event loop."""
 
     def __init__(self, place: Place, session: ClientSession) -> None:
         self._place, self._session = place, session
         self.url = place.url.rstrip("/")
 
     async def get(self, path: str, **query: str | float) -> JSON:
-        """Read something."""
+        """Send a GET request; returns the decoded body."""
         return await self.ask("GET", path, query=query)
 
     async def post(self, path: str, body: JSON = None, *, key: str = "") -> JSON:
-        """Have something done; the same key twice does it once."""
+        """Send a POST request; the service runs two requests with one key only once."""
         return await self.ask("POST", path, body, key=key)
 
     async def ask(
@@ -86,15 +86,15 @@ class Client:
         key: str = "",
         also: Sequence[int] = (),
     ) -> JSON:
-        """Ask, and give back what the answer says.
+        """Send a request; returns the decoded body, None if it is empty.
 
         Args:
-            method: Of HTTP.
-            path: Below the service's address.
-            body: Sent as JSON, if there is one.
-            query: What is empty is left out.
+            method: The HTTP method.
+            path: The path below the service's address.
+            body: Sent as JSON, unless it is None.
+            query: The query parameters; empty ones are left out.
             key: The `Idempotency-Key`.
-            also: What status is an answer too, and no refusal.
+            also: Further status codes that are no refusal.
         """
         data = await self.raw(method, path, body, query=query, key=key, also=also)
         if not data.strip():
@@ -102,7 +102,9 @@ class Client:
         try:
             return msgspec.json.decode(data)
         except msgspec.DecodeError:
-            raise EvoClawError(f"{self.url}{path} answered something that is no JSON") from None
+            raise EvoClawError(
+                f"{self.url}{path} did not answer with JSON; is this an EvoClaw service?"
+            ) from None
 
     async def raw(
         self,
@@ -114,7 +116,7 @@ class Client:
         key: str = "",
         also: Sequence[int] = (),
     ) -> bytes:
-        """Ask, and give back the answer as it is."""
+        """Send a request; returns the body as bytes."""
         import aiohttp
 
         headers = {"Idempotency-Key": key} if key else {}
@@ -127,7 +129,7 @@ class Client:
                 data=None if body is None else msgspec.json.encode(body),
                 params=_filled(query),
                 headers=headers,
-                # A redirect would carry the token to a host that nobody named.
+                # A redirect would send the token to a host that the user did not name.
                 allow_redirects=False,
             ) as response:
                 if response.status not in also:
@@ -139,30 +141,30 @@ class Client:
     async def follow(
         self, path: str, *, after: str = "", **query: str | float
     ) -> AsyncGenerator[Told]:
-        """Every event, from the one after `after`; a broken connection is taken up where it was.
+        """Every event after the one with id `after`; reconnects and continues where it broke.
 
-        It ends when the service ends it. Whoever listens says by closing when it is enough.
+        It ends when the service ends the stream; the caller can close it earlier.
         """
         tries, last = 0, after
         loop = asyncio.get_running_loop()
-        heard = loop.time()
+        last_event_at = loop.time()
         while True:
             try:
                 async with aclosing(self._listen(path, last, query)) as events:
-                    async for told in events:
-                        tries, heard = 0, loop.time()
-                        last = told.id or last
-                        if told.event in _AGAIN:
-                            last = _resumes(told.data, last)
+                    async for event in events:
+                        tries, last_event_at = 0, loop.time()
+                        last = event.id or last
+                        if event.event in _AGAIN:
+                            last = _resumes(event.data, last)
                             break
-                        if told.event == "error":
-                            raise _refusal(200, told.data)
-                        yield told
+                        if event.event == "error":
+                            raise _refusal(200, event.data)
+                        yield event
                     else:
                         return
             except (NotUp, Refused) as problem:
-                passing = isinstance(problem, NotUp) or problem.status >= 500
-                if not passing or loop.time() - heard > PATIENCE:
+                transient = isinstance(problem, NotUp) or problem.status >= 500
+                if not transient or loop.time() - last_event_at > PATIENCE:
                     raise
             await asyncio.sleep(_BACKOFF[min(tries, len(_BACKOFF) - 1)])
             tries += 1
@@ -184,32 +186,34 @@ class Client:
             ) as response:
                 await _check(response)
                 async for data in response.content.iter_any():
-                    for told in stream.feed(data):
-                        yield told
+                    for event in stream.feed(data):
+                        yield event
         except (aiohttp.ClientError, TimeoutError, OSError) as problem:
             raise _unreachable(self.url, problem) from None
 
 
 @asynccontextmanager
 async def open_client(env: Mapping[str, str]) -> AsyncGenerator[Client]:
-    """A client of the service that there is, on this machine or where `EVOCLAW_URL` says."""
-    place = find(env)
+    """A client of the service on this machine, or of the one at `EVOCLAW_URL`."""
+    address = find(env)
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=ANSWER, connect=CONNECT)
     headers = {"User-Agent": "evoclaw-cli"}
-    if place.token:
-        headers["Authorization"] = f"Bearer {place.token}"
+    if address.token:
+        headers["Authorization"] = f"Bearer {address.token}"
     jar = aiohttp.DummyCookieJar()
-    known = aiohttp.TCPConnector(ssl=_trusting(place.certificate)) if place.certificate else None
+    connector = None
+    if address.certificate:
+        connector = aiohttp.TCPConnector(ssl=_trusting(address.certificate))
     async with aiohttp.ClientSession(
-        timeout=timeout, headers=headers, cookie_jar=jar, connector=known
+        timeout=timeout, headers=headers, cookie_jar=jar, connector=connector
     ) as session:
-        yield Client(place, session)
+        yield Client(address, session)
 
 
 def _trusting(certificate: str) -> SSLContext:
-    """Trusts one certificate and no other; whatever name it is for, it is the one we know."""
+    """A TLS context that trusts this certificate only, whatever host name it is for."""
     import ssl
 
     try:
@@ -222,7 +226,7 @@ def _trusting(certificate: str) -> SSLContext:
 
 
 def find(env: Mapping[str, str]) -> Place:
-    """Where the service is; `NotUp` if nobody left word."""
+    """The address of the service; raises `ServiceNotRunning` if there is none."""
     if url := env.get("EVOCLAW_URL"):
         return _checked(Place(url, env.get("EVOCLAW_TOKEN", "")), "EVOCLAW_URL")
     path = data_folder(env) / FILE
@@ -230,30 +234,32 @@ def find(env: Mapping[str, str]) -> Place:
         problem = why_not_private(path)
         if problem:
             raise ConfigError(problem)
-        left = msgspec.json.decode(path.read_bytes(), type=Place)
+        login = msgspec.json.decode(path.read_bytes(), type=Place)
     except FileNotFoundError:
         raise NotUp from None
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}; restart `evoclaw up`") from None
-    given = env.get("EVOCLAW_TOKEN")
-    return _checked(Place(left.url, given or left.token, left.certificate), str(path))
+    token = env.get("EVOCLAW_TOKEN") or login.token
+    return _checked(Place(login.url, token, login.certificate), str(path))
 
 
 def _checked(place: Place, source: str) -> Place:
-    """Refuse an address that would give the token away."""
+    """Refuse an address that would disclose the token."""
     try:
         parts = urlsplit(place.url)
         host = parts.hostname or ""
     except ValueError:
         parts, host = urlsplit(""), ""
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"{source}: {place.url!r} is no address; say https://HOST:PORT")
+        raise ConfigError(f"{source}: {place.url!r} is not a URL; write https://HOST:PORT")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(f"{source}: an address only; a token goes into EVOCLAW_TOKEN")
+        raise ConfigError(
+            f"{source}: the URL must be https://HOST:PORT only; put the token into EVOCLAW_TOKEN"
+        )
     if parts.scheme == "http" and place.token and not _here(host):
         raise ConfigError(
-            f"{source}: {host} is another machine, and http would show it the token unencrypted; "
-            "use https, or a tunnel to 127.0.0.1"
+            f"{source}: http would send the token unencrypted to {host}; use https, or a tunnel to "
+            "127.0.0.1"
         )
     return place
 
@@ -272,24 +278,24 @@ def _filled(query: Mapping[str, str | float] | None) -> dict[str, str]:
 
 
 async def _check(response: ClientResponse) -> None:
-    """Raise what a refusal says."""
+    """Raise `ServiceRefused` if the status is an error."""
     if 200 <= response.status < 300:
         return
     raise _refusal(response.status, await _body(response))
 
 
 def _refusal(status: int, body: bytes) -> Refused:
-    """What a refusal says."""
+    """The error that a refused response describes."""
     reason, code = f"the service answered {status}", ""
     try:
-        said = msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        said = None
-    error = said.get("error") if is_object(said) else None
+        decoded = None
+    error = decoded.get("error") if is_object(decoded) else None
     if is_object(error):
         code, reason = str(error.get("code", "")), one_line(str(error.get("message", reason)), 500)
     if status == 401:
-        reason += "; set EVOCLAW_TOKEN to one of `evoclaw token new`"
+        reason += "; set EVOCLAW_TOKEN to a token that `evoclaw token new` printed"
     return Refused(status, code, reason)
 
 
@@ -298,7 +304,7 @@ async def _body(response: ClientResponse) -> bytes:
     async for piece in response.content.iter_any():
         data += piece
         if len(data) > MOST:
-            raise EvoClawError(f"the service answered more than {MOST >> 20} MiB")
+            raise EvoClawError(f"the response of the service is larger than {MOST >> 20} MiB")
     return bytes(data)
 
 
@@ -308,9 +314,9 @@ def _unreachable(url: str, problem: Exception) -> NotUp:
 
 
 def _resumes(data: bytes, last: str) -> str:
-    """Where to go on after we were too slow."""
+    """The event id to resume after, when the service dropped a slow client."""
     try:
-        said = msgspec.json.decode(data)
+        decoded = msgspec.json.decode(data)
     except msgspec.DecodeError:
         return last
-    return str(said.get("after", last)) if is_object(said) else last
+    return str(decoded.get("after", last)) if is_object(decoded) else last

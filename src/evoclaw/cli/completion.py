@@ -1,4 +1,4 @@
-"""`evoclaw completion bash|zsh|fish`: the script that a shell needs to complete our commands."""
+"""`evoclaw completion bash|zsh|fish`: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def completion(context: click.Context, shell: str) -> int:
 
 
 def script(shell: str, top: click.Command) -> str:
-    """The script for a shell; at each key press of Tab it asks `evoclaw` itself."""
+    """The completion script; on Tab, the shell calls `evoclaw` for the completions."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -1,4 +1,4 @@
-"""Sessions of the service, as the commands ask for them."""
+"""The sessions of the service: find, list, rename, branch and delete them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from evoclaw.cli.routes import many, one, pages, path
 from evoclaw.core.messages import JSON, is_array, is_object
 
 MOST = 1_000
-"""Sessions that are looked through for a title."""
+"""The newest sessions that are searched for a title."""
 
 
 async def find(client: Client, name: str) -> dict[str, JSON] | None:
-    """The session of an id, or else the newest of a title; None if there is neither."""
+    """The session with this id, or else the newest with this title; None if there is neither."""
     if name.replace("-", "").isalnum():
         try:
             return one(await client.get(path("sessions", name)))
@@ -24,12 +24,12 @@ async def find(client: Client, name: str) -> dict[str, JSON] | None:
 
 
 async def sessions(client: Client, most: int) -> list[dict[str, JSON]]:
-    """The newest."""
+    """The newest sessions."""
     return await pages(client, path("sessions"), most)
 
 
 async def messages(client: Client, session_id: str) -> list[tuple[int, dict[str, JSON]]]:
-    """All that was said in a session, in order and with its numbers."""
+    """All messages of a session in order, with their numbers."""
     found: list[tuple[int, dict[str, JSON]]] = []
     start: JSON = 0
     while start is not None:
@@ -44,23 +44,23 @@ async def messages(client: Client, session_id: str) -> list[tuple[int, dict[str,
 
 
 async def rename(client: Client, session_id: str, title: str) -> None:
-    """Give it another title."""
+    """Change the title of a session."""
     await client.ask("PATCH", path("sessions", session_id), {"title": title})
 
 
 async def branch(client: Client, session_id: str, at: int | None, title: str) -> str:
-    """Begin another session with what was said up to a message; the id of that one."""
+    """Start another session with the messages up to `at`; returns its id."""
     body: dict[str, JSON] = {"title": title} | ({} if at is None else {"at_message": at})
     return str(one(await client.post(path("sessions", session_id, "branch"), body))["id"])
 
 
 async def forget(client: Client, session_id: str) -> None:
-    """Delete it."""
+    """Delete a session."""
     await client.ask("DELETE", path("sessions", session_id))
 
 
 def line(number: int, message: dict[str, JSON]) -> str:
-    """A message on one line: its number, who said it, the beginning of what was said."""
+    """A message on one line: its number, its role and the start of its text."""
     role = str(message.get("role", ""))
     text = text_of(message)
     calls = message.get("calls")
@@ -71,7 +71,7 @@ def line(number: int, message: dict[str, JSON]) -> str:
 
 
 def text_of(message: dict[str, JSON]) -> str:
-    """The text of a message of any kind."""
+    """The text of a message of any role."""
     if "text" in message:
         return str(message["text"])
     blocks = message.get("blocks")
@@ -79,4 +79,4 @@ def text_of(message: dict[str, JSON]) -> str:
     return "\n".join(str(block.get("text", "")) for block in found if is_object(block))
 
 
-_WHO = {"assistant": "agent", "tool": "result", "system": "told"}
+_WHO = {"assistant": "agent", "tool": "result", "system": "system"}

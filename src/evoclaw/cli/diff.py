@@ -26,8 +26,8 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
     if as_json:
         print_out({"same": not found, "differences": msgspec.to_builtins(found)})
     else:
-        for one in found:
-            _print(one)
+        for difference in found:
+            _print(difference)
         print_out(f"{len(found)} differences" if found else "the same, turn by turn")
     return exits.FAILED if found else exits.OK
 

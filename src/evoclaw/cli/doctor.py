@@ -26,11 +26,11 @@ from evoclaw.core.messages import JSON, is_object
 from evoclaw.transport.address import parse_url
 
 Finding: TypeAlias = tuple[str, bool, str]
-"""What was looked at, whether it works, and what there is to say."""
+"""What was checked, whether it works, and a remark."""
 ROOM = 1 << 30
-"""Bytes of disk below which it is said."""
+"""Free bytes on disk below which the check fails."""
 DOOR = "orchestrator.json"
-"""Where `evoclaw up` says how its broker is reached."""
+"""In the data folder: `evoclaw up` writes the login of its broker here."""
 PATIENCE = 3.0
 """Seconds for a connection."""
 
@@ -56,7 +56,7 @@ async def _doctor(*, as_json: bool) -> int:
         ("git", *_program("git")),
         ("bash", *_program("bash")),
     ]
-    if found[1][1]:  # with settings that cannot be read, nothing more can be built
+    if found[1][1]:  # without valid settings, the toolbox cannot be built
         found += await _tools()
     if as_json:
         print_out([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
@@ -69,12 +69,12 @@ async def _doctor(*, as_json: bool) -> int:
 async def _tools() -> list[Finding]:
     from evoclaw.wiring.toolbox import open_toolbox
 
-    async with open_toolbox(Path.cwd(), os.environ) as box:
-        found = [(f"sandbox {name}", ok, says) for name, ok, says in await box.sandbox()]
-        offered = [*(bound.tool for bound in box.tools), *box.others()]
+    async with open_toolbox(Path.cwd(), os.environ) as toolbox:
+        found = [(f"sandbox {name}", ok, says) for name, ok, says in await toolbox.sandbox()]
+        offered = [*(bound.tool for bound in toolbox.tools), *toolbox.others()]
         found += [(tool.name, True, "can be used") for tool in offered]
-        found += [(one.name, False, one.why) for one in box.absent]
-        found += [(name, False, why) for name, why in box.problems().items()]
+        found += [(tool.name, False, tool.why) for tool in toolbox.absent]
+        found += [(name, False, why) for name, why in toolbox.problems().items()]
     return found
 
 
@@ -91,31 +91,31 @@ def _settings(env: Mapping[str, str]) -> tuple[bool, str]:
 
 def _folder(data: Path) -> tuple[bool, str]:
     if not data.exists():
-        return True, f"{data} (made when first needed)"
+        return True, f"{data} (created when first needed)"
     if not os.access(data, os.W_OK):
-        return False, f"{data} cannot be written; check its rights, or set EVOCLAW_HOME"
+        return False, f"{data} is not writable; check its permissions, or set EVOCLAW_HOME"
     problem = why_not_private(data)
     return not problem, problem or f"{data}, private to you"
 
 
 def _disk(data: Path) -> tuple[bool, str]:
-    there = next(folder for folder in (data, *data.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    said = f"{free / (1 << 30):.1f} GiB free"
-    return free >= ROOM, said if free >= ROOM else f"{said} at {there}: make room"
+    existing = next(folder for folder in (data, *data.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{free / (1 << 30):.1f} GiB free"
+    return free >= ROOM, text if free >= ROOM else f"only {text} at {existing}: free some space"
 
 
 def _stores(data: Path) -> tuple[bool, str]:
-    """Look through what is kept, without changing anything."""
+    """Check the SQLite files, without changing them."""
     files = sorted(data.glob("*.db"))
     for file in files:
         try:
             with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
-                (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+                (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.Error as problem:
-            said = str(problem)
-        if said != "ok":
-            return False, f"{file}: {said}; bring it back from a backup, or `evoclaw import` one"
+            result = str(problem)
+        if result != "ok":
+            return False, f"{file}: {result}; restore a backup, or `evoclaw import` an export"
     return True, f"{len(files)} files, no errors" if files else "nothing is stored yet"
 
 
@@ -124,9 +124,10 @@ async def _up(env: Mapping[str, str]) -> tuple[bool, str]:
         async with open_client(env) as client:
             ready = routes.one(await client.ask("GET", "/health/ready", also=(503,)))
             parts: JSON = ready.get("parts")
-            wrong = [name for name, how in parts.items() if how != "ok"] if is_object(parts) else []
-            if wrong:
-                return False, f"{client.url}: {', '.join(wrong)} failed; its log says why"
+            states: dict[str, JSON] = parts if is_object(parts) else {}
+            failed = [name for name, state in states.items() if state != "ok"]
+            if failed:
+                return False, f"{client.url}: {', '.join(failed)} failed; see the service log"
             return True, client.url
     except EvoClawError as problem:
         return False, str(problem)
@@ -134,17 +135,17 @@ async def _up(env: Mapping[str, str]) -> tuple[bool, str]:
 
 async def _broker(data: Path) -> tuple[bool, str]:
     try:
-        door = msgspec.json.decode((data / DOOR).read_bytes(), type=dict[str, JSON])
-        address = parse_url(str(door.get("url")))
+        login = msgspec.json.decode((data / DOOR).read_bytes(), type=dict[str, JSON])
+        address = parse_url(str(login.get("url")))
         async with asyncio.timeout(PATIENCE):
             _, writer = await asyncio.open_connection(address.host, address.port)
         writer.close()
         await writer.wait_closed()
     except FileNotFoundError:
-        return False, "no broker is running here: start one with `evoclaw up`"
+        return False, "no broker runs on this machine: start one with `evoclaw up`"
     except (OSError, TimeoutError, msgspec.DecodeError, EvoClawError) as problem:
         why = str(problem) or "it does not answer"
-        return False, f"it cannot be reached ({why}); restart `evoclaw up`"
+        return False, f"the broker cannot be reached ({why}); restart `evoclaw up`"
     return True, f"{address.host}:{address.port}"
 
 

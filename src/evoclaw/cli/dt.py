@@ -34,7 +34,7 @@ def dt(program: str, words: Sequence[str]) -> int:
 
     name = program.removeprefix(PREFIX)
     if name not in NAMES:
-        return _tell(f"{program}: there is no such tool; there are: {', '.join(sorted(NAMES))}")
+        return _tell(f"{program}: unknown tool; available tools: {', '.join(sorted(NAMES))}")
     (bound,) = named([name])
     arguments = _arguments(program, bound.tool, words)
     if problems := describe_problems(compile_schema(bound.tool), arguments):
@@ -50,20 +50,20 @@ def dt(program: str, words: Sequence[str]) -> int:
 async def _run(bound: BoundTool, arguments: dict[str, JSON]) -> int:
     from evoclaw.wiring.toolbox import open_toolbox
 
-    place = Path(os.environ.get("EVOCLAW_WORKSPACE") or Path.cwd())
-    async with open_toolbox(place, os.environ) as box:
-        for absent in box.absent:
-            if absent.name == bound.name:
-                return _tell(f"{PREFIX}{bound.name}: {absent.why}")
-        return await _use(bound, arguments, box.given)
+    workspace = Path(os.environ.get("EVOCLAW_WORKSPACE") or Path.cwd())
+    async with open_toolbox(workspace, os.environ) as toolbox:
+        for tool in toolbox.absent:
+            if tool.name == bound.name:
+                return _tell(f"{PREFIX}{bound.name}: {tool.why}")
+        return await _use(bound, arguments, toolbox.given)
 
 
 async def _use(bound: BoundTool, arguments: dict[str, JSON], given: Mapping[type, object]) -> int:
     from evoclaw.executors.local import LocalExecutor
 
     executor, tool = LocalExecutor([bound], given=given), bound.tool
-    asked = arguments.get("timeout_ms")
-    seconds = asked / 1000 if isinstance(asked, int) else tool.timeout
+    timeout_ms = arguments.get("timeout_ms")
+    seconds = timeout_ms / 1000 if isinstance(timeout_ms, int) else tool.timeout
     call = Call("by-hand", tool, arguments, "by-hand.1.0.1", min(seconds, tool.max_timeout))
     try:
         async with asyncio.timeout(call.timeout):
@@ -71,19 +71,19 @@ async def _use(bound: BoundTool, arguments: dict[str, JSON], given: Mapping[type
     except ToolFailure as failure:
         sys.stderr.write(clean(failure.message) + "\n")
     except TimeoutError:
-        sys.stderr.write(f"It took longer than {call.timeout:g} s and was stopped.\n")
+        sys.stderr.write(f"The call timed out after {call.timeout:g} s and was stopped.\n")
     return exits.FAILED
 
 
 def _ignore(_: str) -> None:
-    """Output is shown when it is whole."""
+    """Ignore partial output: the whole output is printed at the end."""
 
 
 def _print(result: ToolResult) -> int:
     for block in result.blocks:
         match block:
             case TextBlock(text):
-                # A terminal obeys what it is shown; a pipe does not.
+                # A terminal would execute control sequences; a pipe does not.
                 shown = clean(text) if sys.stdout.isatty() else text
                 sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
             case ImageBlock(media_type, data):
@@ -99,13 +99,13 @@ def _tell(text: str) -> int:
 
 
 def _arguments(program: str, tool: Tool, words: Sequence[str]) -> dict[str, JSON]:
-    given = vars(parser_of(program, tool).parse_args(words))
-    arguments: dict[str, JSON] = {key: value for key, value in given.items() if value is not None}
+    parsed = vars(parser_of(program, tool).parse_args(words))
+    arguments: dict[str, JSON] = {key: value for key, value in parsed.items() if value is not None}
     by_stdin = stdin_parameter(tool)
     if by_stdin is not None and by_stdin not in arguments and not sys.stdin.isatty():
         data = sys.stdin.buffer.read(MOST_INPUT + 1)
         if len(data) > MOST_INPUT:
-            raise SystemExit(_tell(f"{program}: more than {MOST_INPUT:,} bytes of input"))
+            raise SystemExit(_tell(f"{program}: the input is larger than {MOST_INPUT:,} bytes"))
         try:
             arguments[by_stdin] = data.decode()
         except UnicodeDecodeError:
@@ -114,16 +114,16 @@ def _arguments(program: str, tool: Tool, words: Sequence[str]) -> dict[str, JSON
 
 
 def parser_of(program: str, tool: Tool) -> argparse.ArgumentParser:
-    """The options of a tool's program."""
+    """The command line options of a tool."""
     parser = argparse.ArgumentParser(
         prog=program, description=tool.description, allow_abbrev=False, argument_default=None
     )
     properties: dict[str, dict[str, JSON]] = tool.parameters["properties"]
     by_stdin = stdin_parameter(tool)
     for name, schema in properties.items():
-        told = str(schema.get("description", ""))
-        told += " Standard input if not given." if name == by_stdin else ""
-        about = told.replace("%", "%%")
+        text = str(schema.get("description", ""))
+        text += " Standard input if not given." if name == by_stdin else ""
+        about = text.replace("%", "%%")
         if schema.get("type") == "boolean":
             parser.add_argument(
                 f"--{name}", dest=name, action=argparse.BooleanOptionalAction, help=about
@@ -135,7 +135,7 @@ def parser_of(program: str, tool: Tool) -> argparse.ArgumentParser:
 
 
 class _Reader:
-    """Makes a value of a word, as a parameter's schema says."""
+    """Converts a word of the command line to the type that the schema of a parameter names."""
 
     def __init__(self, schema: dict[str, JSON]) -> None:
         self._kinds = _kinds(schema)
@@ -156,6 +156,6 @@ def _kinds(schema: JSON) -> set[str]:
         return set()
     kind = schema.get("type", [])
     found = set[str]([kind] if isinstance(kind, str) else kind)
-    for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        found |= _kinds(one)
+    for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        found |= _kinds(option)
     return found - {"null"}

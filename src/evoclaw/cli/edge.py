@@ -22,7 +22,7 @@ from evoclaw.core.errors import ConfigError
 )
 @click.pass_context
 def edge(context: click.Context, config: Path | None) -> int:
-    """Run an edge agent until it is told to stop."""
+    """Run an edge agent until SIGINT or SIGTERM."""
     if context.invoked_subcommand is not None:
         return exits.OK
     path = config or Path("agent.toml")
@@ -47,16 +47,16 @@ def _join(
 ) -> int:
     from evoclaw.wiring.pairing import join
 
-    held = [name.strip() for name in capabilities.split(",") if name.strip()]
+    granted = [name.strip() for name in capabilities.split(",") if name.strip()]
     broker, secret = _invitation(url, token)
     trusted = None if ca_file is None else ca_file.absolute()
-    name = asyncio.run(join(broker, secret, config, held, os.environ, ca_file=trusted))
-    print_err(f"joined as {name}; serve with: evoclaw edge --config {config}")
+    name = asyncio.run(join(broker, secret, config, granted, os.environ, ca_file=trusted))
+    print_err(f"joined as {name}; start the edge with: evoclaw edge --config {config}")
     return exits.OK
 
 
 def _invitation(url: str, token: str | None) -> tuple[str, str]:
-    """The broker's address and the token, from a link or from both."""
+    """The broker's address and the token, from an invitation link or from both arguments."""
     from evoclaw.edge.invitations import is_link, read_link
 
     if is_link(url):

@@ -10,7 +10,7 @@ FAILED = 1
 MISUSED = 2
 """The command line or the configuration is wrong; nothing was run."""
 STOPPED = 3
-"""A limit ended the run: turns, time, budget, or it was repeating itself."""
+"""A limit ended the run: turns, time, budget or a detected loop."""
 WAITING = 4
 """The run waits for a person."""
 CANCELLED = 130

@@ -25,7 +25,7 @@ from evoclaw.store.databases.moving import Manifest
 def export(file: Path, tenant: str, *, as_json: bool) -> int:
     """Write everything into a new file."""
     if file.exists():
-        raise ConfigError(f"{file} exists; choose another name")
+        raise ConfigError(f"{file} already exists; choose another name")
     moved = asyncio.run(_write(file, tenant))
     note = "the file contains all conversations and results: keep it private"
     _report(file, moved, note, as_json=as_json)

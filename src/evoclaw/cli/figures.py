@@ -1,4 +1,4 @@
-"""The figures of the service, read from what Prometheus reads."""
+"""Parses the Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
 class Sample(Struct, frozen=True):
-    """One number, and what it is of."""
+    """One sample of a metric."""
 
     name: str
     labels: Mapping[str, str]
@@ -23,14 +23,14 @@ class Sample(Struct, frozen=True):
 
 
 class ToolFigures(Struct, frozen=True):
-    """What is known of one tool."""
+    """The metrics of one tool."""
 
     tool: str
     calls: int
     failed: int
-    """Those that did not succeed, whatever the reason."""
+    """Calls with any outcome but success."""
     errors: dict[str, int]
-    """By kind."""
+    """Failed calls by error kind."""
     mean_s: float | None
     p50_s: float | None
     p95_s: float | None
@@ -38,7 +38,7 @@ class ToolFigures(Struct, frozen=True):
 
 
 def parse(text: str) -> Iterator[Sample]:
-    """Every number; lines that are none are passed over."""
+    """Every sample; skips comments and lines that cannot be parsed."""
     for line in text.splitlines():
         found = _SAMPLE.fullmatch(line.strip())
         if found is None:
@@ -51,22 +51,22 @@ def parse(text: str) -> Iterator[Sample]:
 
 
 def total(samples: Iterable[Sample], name: str) -> float | None:
-    """All numbers of a name together; None if there is none."""
-    found = [sample.value for sample in samples if sample.name == name]
-    return sum(found) if found else None
+    """The sum of all samples of a metric; None if there is none."""
+    values = [sample.value for sample in samples if sample.name == name]
+    return sum(values) if values else None
 
 
 def by(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
-    """The numbers of a name, for each value of a label."""
-    found: defaultdict[str, float] = defaultdict(float)
+    """The sum of the samples of a metric, for each value of a label."""
+    sums: defaultdict[str, float] = defaultdict(float)
     for sample in samples:
         if sample.name == name:
-            found[sample.labels.get(label, "")] += sample.value
-    return dict(found)
+            sums[sample.labels.get(label, "")] += sample.value
+    return dict(sums)
 
 
 def tools(samples: Sequence[Sample]) -> list[ToolFigures]:
-    """The figures of each tool, those first that are called most."""
+    """The metrics of each tool, the most called tool first."""
     outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     buckets: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for sample in samples:
@@ -77,11 +77,11 @@ def tools(samples: Sequence[Sample]) -> list[ToolFigures]:
             buckets[tool][float(sample.labels.get("le", "inf"))] += int(sample.value)
     seconds = by(samples, "evoclaw_tool_call_seconds_sum", "tool")
     size = by(samples, "evoclaw_tool_result_bytes_total", "tool")
-    found = [
+    rows = [
         _figures(tool, counted, buckets[tool], seconds.get(tool, 0.0), int(size.get(tool, 0)))
         for tool, counted in outcomes.items()
     ]
-    return sorted(found, key=lambda one: (-one.calls, one.tool))
+    return sorted(rows, key=lambda row: (-row.calls, row.tool))
 
 
 def _figures(
@@ -102,11 +102,11 @@ def _figures(
 
 
 def quantile(buckets: Mapping[float, int], share: float) -> float | None:
-    """What this share of the calls stayed below, about; buckets count all up to their bound."""
-    whole = buckets.get(math.inf, 0)
-    if not whole:
+    """Estimate a quantile of a histogram, whose buckets count all values up to their bound."""
+    total_count = buckets.get(math.inf, 0)
+    if not total_count:
         return None
-    wanted, low, before = share * whole, 0.0, 0
+    wanted, low, before = share * total_count, 0.0, 0
     for bound in sorted(buckets):
         count = buckets[bound]
         if count >= wanted and count > before:

@@ -1,4 +1,4 @@
-"""`evoclaw fork`: re-run a recorded run from a given turn, with another model or other words."""
+"""`evoclaw fork`: re-run a recorded run from a given turn, with another model or prompt."""
 
 from __future__ import annotations
 

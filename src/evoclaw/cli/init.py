@@ -19,10 +19,10 @@ from evoclaw.cli.terminal import has_keyboard
 from evoclaw.core.errors import ConfigError
 
 FILE = "evoclaw.toml"
-"""In the data folder."""
+"""The settings file, in the data folder."""
 _AGENT = """\
 
-# Who answers when nobody else is named.
+# The default agent.
 [[agents]]
 id = "evoclaw"
 model = {model}
@@ -41,18 +41,18 @@ capabilities = ["*"]
 @click.option("--force", is_flag=True, help="Overwrite the file; the old one is backed up")
 @json_option()
 def init(model: str, *, force: bool, as_json: bool) -> int:
-    """Write the file; an existing one is left alone, or backed up."""
+    """Write the file; an existing one is kept, or backed up with `--force`."""
     from evoclaw.wiring.settings import settings_text
 
     env = dict(os.environ)
     folder = data_folder(env)
     if has_keyboard() and not as_json:
-        folder = Path(_asked("Where to keep everything", str(folder))).expanduser().absolute()
-        model = model or _asked("Which model, as provider/model", _at_hand(env))
+        folder = Path(_asked("Data folder", str(folder))).expanduser().absolute()
+        model = model or _asked("Model, as provider/model", _at_hand(env))
     env["EVOCLAW_HOME"] = str(folder)
     path = folder / FILE
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists; --force overwrites it and keeps a backup")
+        raise ConfigError(f"{path} already exists; --force overwrites it and keeps a backup")
     agent = _AGENT.format(model=msgspec.json.encode(model).decode()) if model else ""
     text = settings_text(env) + agent
     make_private(folder)
@@ -63,10 +63,10 @@ def init(model: str, *, force: bool, as_json: bool) -> int:
         return exits.OK
     print_out(f"wrote {path}")
     if backup is not None:
-        print_out(f"what was there is in {backup}")
+        print_out(f"the previous file is {backup}")
     if folder != data_folder(os.environ):
-        print_out(f"have it used: export EVOCLAW_HOME={folder}")
-    print_out("see what works with `evoclaw doctor`, then start with `evoclaw up`")
+        print_out(f"to use this folder: export EVOCLAW_HOME={folder}")
+    print_out("check this machine with `evoclaw doctor`, then start with `evoclaw up`")
     return exits.OK
 
 
@@ -86,7 +86,7 @@ def _asked(question: str, usual: str) -> str:
 
 
 def _keep(path: Path) -> Path:
-    """Put what is there aside, under a name that nothing has."""
+    """Rename the existing file to the next free backup name."""
     number = 1
     while (backup := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
@@ -99,7 +99,7 @@ def _keep(path: Path) -> Path:
 
 def _write(path: Path, text: str) -> None:
     try:
-        # Fails on a file that somebody made meanwhile: nothing is ever written over.
+        # O_EXCL fails on a file that was created meanwhile, so no file is overwritten.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

@@ -1,4 +1,4 @@
-"""Lines that a person types: edited, remembered, and pasted as one even if they are many."""
+"""Reads messages at a terminal: line editing, a history, and pasted text as one message."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ import msgspec
 from evoclaw.cli.places import make_private
 
 KEPT = 1_000
-"""Lines that are remembered."""
+"""Messages in the history file."""
 PASTE = 0.02
-"""Seconds within which a further line belongs to the same paste: nobody types that fast."""
+"""Seconds within which another line belongs to the same paste: faster than typing."""
 WAKE_INTERVAL_S = 0.05
 """Seconds that a signal has to end the reading of a line before another one is sent."""
 WAKE_ATTEMPTS = 20
 MORE = "… "
+"""The prompt after a line that ends in a backslash."""
 
 
 class Typist:
-    """Reads messages at a terminal; what was said before can be called back."""
+    """Reads messages at a terminal; the arrow keys recall earlier ones."""
 
     def __init__(self, history: Path) -> None:
         self._history = history
@@ -37,7 +38,7 @@ class Typist:
                 self._editor.add_history(text)
 
     def read(self, prompt: str) -> str | None:
-        """One message; a line that ends in a backslash goes on. None when there are no more."""
+        """Read a message; a backslash at the end continues it. None at the end of input."""
         with _signals_noticed():
             try:
                 text = input(prompt)
@@ -49,7 +50,7 @@ class Typist:
         return text
 
     def remember(self, text: str) -> None:
-        """Keep a message to be called back; one that begins with a blank is not kept."""
+        """Add a message to the history, unless it starts with a space."""
         if not text.strip() or text[0].isspace():
             return
         if self._editor is not None:
@@ -59,12 +60,12 @@ class Typist:
 
 @contextmanager
 def _signals_noticed() -> Generator[None]:
-    """While the block reads a line, notice a Ctrl-C however early it comes.
+    """While the block reads a line, deliver a Ctrl-C however early it comes.
 
     Python's `input` handles a signal when it interrupts the wait for a key. One that comes between
-    the prompt and that wait would be kept until the next signal. So a thread sees every signal, and
-    sends another one if the block still reads a moment later. Not a timer: a signal in the middle
-    of a key press can confuse GNU readline.
+    the prompt and that wait would be handled at the next signal only. So a thread sees every signal
+    and sends another one if the block still reads a moment later. It does not poll with a timer: a
+    signal in the middle of a key press can confuse GNU readline.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(reading, True)
@@ -100,17 +101,17 @@ def _do_nothing(_signal: int, _frame: FrameType | None) -> None:
 
 
 def remembered(path: Path) -> list[str]:
-    """What was typed before; a line that cannot be read is passed over."""
-    found: list[str] = []
+    """The messages of the history file; skips lines that cannot be read."""
+    messages: list[str] = []
     with suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines()[-KEPT:]:
             with suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(line, type=str))
-    return found
+                messages.append(msgspec.json.decode(line, type=str))
+    return messages
 
 
 def remember(path: Path, text: str) -> None:
-    """Append one message, for its owner's eyes alone; now and then the oldest are let go."""
+    """Append one message to a file that only its owner may read; drops the oldest at times."""
     make_private(path.parent)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "ab") as file:
@@ -128,12 +129,12 @@ def _more_is_there() -> bool:
 
 
 def _editor() -> ModuleType | None:
-    """Line editing, where this Python has it."""
+    """The module `readline`, if this Python has it."""
     try:
         import readline
     except ImportError:
         return None
     readline.set_auto_history(False)
-    # A paste comes as one text, whatever lines it has.
+    # With bracketed paste, several pasted lines arrive as one text.
     readline.parse_and_bind("set enable-bracketed-paste on")
     return readline

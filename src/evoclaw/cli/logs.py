@@ -1,4 +1,4 @@
-"""`evoclaw logs`: what happens in the service, line by line."""
+"""`evoclaw logs`: the records of a run, or the audit log of the service."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from evoclaw.core.events import (
 from evoclaw.store.sessions.recordings import encode_record
 
 PAUSE = 1.0
-"""Seconds between two looks at the audit, which has no stream."""
+"""Seconds between two requests for new audit records, which have no stream."""
 LIMIT = 1_000
-"""Records of the audit that are asked for at once."""
+"""Audit records of one request while following."""
 _DELTAS = (TextDelta, ReasoningDelta)
-"""Pieces of what a later record says whole."""
+"""Chunks of text that a later record contains in full."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "tool": (CallJudged, ApprovalAnswered, CallStarted, CallOutput, CallFinished),
     "model": (RunStarted, RunResumed, TurnStarted, Replied, ReplyRetried, ReplyFailed),
     "verdict": (CallJudged, ApprovalAnswered),
 }
-"""What of a run's records each filter lets through; of the audit, what has a field of that name."""
+"""The events that each filter shows; of the audit, the records with a field of that name."""
 
 
 class LogOptions(Struct, frozen=True):
@@ -83,7 +83,7 @@ class LogOptions(Struct, frozen=True):
 )
 @json_option()
 def logs(run_id: str | None, only: str | None, *, follow: bool, limit: int, as_json: bool) -> int:
-    """Show what happened, and with `--follow` what happens."""
+    """Show the records; with `--follow` also new ones."""
     return asyncio.run(_logs(run_id, LogOptions(only, follow, limit, as_json)))
 
 
@@ -106,7 +106,7 @@ async def _audit(client: Client, options: LogOptions) -> None:
     last, since = 0, 0.0
     limit = options.limit
     while True:
-        looked = time.time()
+        requested_at = time.time()
         rows = routes.many(await client.get(routes.path("audit"), since=since, limit=limit))
         for row in rows:
             if (seq := int(row.get("seq", 0))) > last:
@@ -115,12 +115,12 @@ async def _audit(client: Client, options: LogOptions) -> None:
                     print_out(row if options.as_json else audit_line(row))
         if not options.follow:
             if not last:
-                print_err("nothing is in the audit yet")
+                print_err("the audit log is empty")
             return
         sys.stdout.flush()
         await asyncio.sleep(PAUSE)
-        # What is written down late is still found: each is shown once, by its number.
-        since, limit = looked - 10 * PAUSE, LIMIT
+        # Look back a little for records that are written late; `seq` prevents duplicates.
+        since, limit = requested_at - 10 * PAUSE, LIMIT
 
 
 def _show(record: Record, options: LogOptions) -> None:
@@ -134,7 +134,7 @@ def _show(record: Record, options: LogOptions) -> None:
 
 
 def line_of(record: Record) -> str:
-    """A record on one line: when, what, and the gist of it."""
+    """A record on one line: time, number, event and a summary."""
     at = time.strftime("%H:%M:%S", time.localtime(record.at))
     tag = str(type(record.event).__struct_config__.tag)
     return f"{at} {record.seq:5} {tag:18} {one_line(_gist(record.event), 160)}".rstrip()

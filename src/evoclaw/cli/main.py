@@ -74,7 +74,7 @@ _ATTRIBUTES = {"import": "import_command", "help": "help_command"}
 
 
 class LazyGroup(CommandGroup):
-    """The commands, each imported when it is needed; their names and help texts are known."""
+    """The commands; the module of a command is imported when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, by group."""
@@ -156,14 +156,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _expected() -> type[EvoClawError]:
-    """The errors for people; imported when something failed, for it brings half of `core`."""
+    """The errors that are reported as one line; imported on failure, to keep the start fast."""
     from evoclaw.core.errors import EvoClawError
 
     return EvoClawError
 
 
 def _report(problem: click.UsageError) -> None:
-    """Print what is wrong with the command line, and the command that helps."""
+    """Print what is wrong with the command line, and which help to read."""
     if isinstance(problem, click.exceptions.NoArgsIsHelpError):
         print_err(problem.format_message())
         return
@@ -173,7 +173,7 @@ def _report(problem: click.UsageError) -> None:
 
 
 def _flush_stdout() -> None:
-    """Flush now: at exit, Python would report a reader of our output that has gone."""
+    """Flush now: at exit, Python would report a broken pipe."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 TOKEN = "EVOCLAW_MCP_TOKEN"
 OverStdio: TypeAlias = Callable[[Wanted, Mapping[str, str]], Coroutine[Any, Any, None]]
-"""Serves until the client closes our input."""
+"""Serves until the client closes standard input."""
 OverHttp: TypeAlias = Callable[[Wanted, Door, Mapping[str, str]], AbstractAsyncContextManager[str]]
-"""Serves while the block runs; gives the address."""
+"""Serves while the block runs; yields the address."""
 
 
 @click.group(cls=CommandGroup)
@@ -117,7 +117,7 @@ class ServeOptions(Struct, frozen=True):
 
 
 def serve(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
-    """Serve until the client leaves, or until told to stop."""
+    """Serve until the client disconnects, or until a stop signal."""
     try:
         return asyncio.run(_serving(options, over_stdio, over_http))
     except ImportError as missing:
@@ -127,11 +127,11 @@ def serve(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> 
 
 
 async def _serving(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
-    wanted = Wanted(
+    server = Wanted(
         _folder(options), _level(options), _approver(options), options.on, _names(options)
     )
     if not options.over_http:
-        serving = asyncio.create_task(over_stdio(wanted, os.environ))
+        serving = asyncio.create_task(over_stdio(server, os.environ))
         _when_told_to_stop(serving.cancel)
         await asyncio.wait([serving])
         if not serving.cancelled():
@@ -139,11 +139,11 @@ async def _serving(options: ServeOptions, over_stdio: OverStdio, over_http: Over
         return exits.OK
     stop = asyncio.Event()
     _when_told_to_stop(stop.set)
-    door = Door(options.host, options.port, _token(options), options.names)
-    async with over_http(wanted, door, os.environ) as url:
+    http = Door(options.host, options.port, _token(options), options.names)
+    async with over_http(server, http, os.environ) as url:
         print_err(f"MCP on {url}")
         await stop.wait()
-        print_err("leaving")
+        print_err("stopped")
     return exits.OK
 
 
@@ -171,7 +171,7 @@ def _when_told_to_stop(stop: Callable[[], object]) -> None:
 def _folder(options: ServeOptions) -> Path:
     folder = options.folder.resolve()
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}")
+        raise ConfigError(f"there is no folder {folder}; create it, or use another --folder")
     return folder
 
 
@@ -200,4 +200,4 @@ def _token(options: ServeOptions) -> str:
     try:
         return options.token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{options.token_file} cannot be read: {problem}") from None
+        raise ConfigError(f"cannot read the token in {options.token_file}: {problem}") from None

@@ -57,7 +57,7 @@ def metrics(*, by_tool: bool, as_json: bool, raw: bool, since: str, agent: str |
     if as_json:
         print_out(found)
         return exits.OK
-    show_rows(_rows(found), "nothing was counted yet")
+    show_rows(_rows(found), "no metrics yet")
     return exits.OK
 
 
@@ -67,7 +67,7 @@ async def _read() -> str:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, JSON]:
-    """The figures of the process as a whole."""
+    """The metrics of the whole process."""
     found: dict[str, JSON] = {
         "runs": by(samples, "evoclaw_runs_total", "stop"),
         "calls": by(samples, "evoclaw_tool_calls_total", "outcome"),
@@ -78,22 +78,22 @@ def summary(samples: Sequence[Sample]) -> dict[str, JSON]:
 
 
 def show_tools(found: Sequence[ToolFigures], *, json: bool) -> None:
-    """Print the figures of each tool."""
+    """Print the metrics of each tool."""
     if json:
         print_out(msgspec.to_builtins(found))
         return
     head = ("tool", "calls", "failed", "p50", "p95", "bytes", "errors")
     rows = [
         (
-            one.tool,
-            str(one.calls),
-            str(one.failed),
-            _seconds(one.p50_s),
-            _seconds(one.p95_s),
-            str(one.bytes),
-            ", ".join(f"{count}× {kind}" for kind, count in sorted(one.errors.items())),
+            tool.tool,
+            str(tool.calls),
+            str(tool.failed),
+            _seconds(tool.p50_s),
+            _seconds(tool.p95_s),
+            str(tool.bytes),
+            ", ".join(f"{count}× {kind}" for kind, count in sorted(tool.errors.items())),
         )
-        for one in found
+        for tool in found
     ]
     show_rows([head, *rows] if rows else [], "no tool was called yet")
 
@@ -102,8 +102,8 @@ def _rows(found: dict[str, JSON]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for name, value in found.items():
         if is_object(value):
-            said = ", ".join(f"{number:g} {key}" for key, number in sorted(value.items()))
-            rows.append((name, said or "none"))
+            text = ", ".join(f"{number:g} {key}" for key, number in sorted(value.items()))
+            rows.append((name, text or "none"))
         else:
             rows.append((name.replace("_", " "), f"{value:g}"))
     return rows

@@ -1,4 +1,4 @@
-"""Tells systemd how we are, when it is systemd that started us."""
+"""Notifies systemd of the state of this process (sd_notify)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ READY, RELOADING, STOPPING = "READY=1", "RELOADING=1", "STOPPING=1"
 
 
 def notify(*said: str, env: Mapping[str, str] | None = None) -> bool:
-    """Say something in systemd's words, such as `READY`; False if nobody listens.
+    """Send messages such as `READY` to systemd; False if it does not listen.
 
-    A listener that is gone is no trouble of ours: what we do does not depend on it.
+    Errors of the socket are ignored: the process does not depend on systemd.
     """
-    place = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
-    if not place.startswith(("/", "@")):
+    path = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
+    if not path.startswith(("/", "@")):
         return False
-    address = f"\0{place[1:]}" if place.startswith("@") else place
+    address = f"\0{path[1:]}" if path.startswith("@") else path
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.settimeout(1.0)
         try:

@@ -20,7 +20,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.transport.broker_accounts import write_private
 
 FILE = "page.html"
-"""In the data folder: leads a browser to the page, for its owner alone."""
+"""In the data folder: redirects a browser to the dashboard; only its owner may read it."""
 _LEADING = """<!doctype html>
 <meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={url}">
@@ -40,21 +40,23 @@ def page(*, open_browser: bool) -> int:
 
 
 async def _address() -> str:
-    """The page's address with a token behind the `#`, which no browser sends to anybody."""
-    place = find(os.environ)
-    if not place.token:
-        raise ConfigError("set EVOCLAW_TOKEN to one of `evoclaw token new`")
+    """The address of the dashboard, with the token after `#`: browsers send no fragment."""
+    service = find(os.environ)
+    if not service.token:
+        raise ConfigError(
+            "the dashboard needs a token: set EVOCLAW_TOKEN to one that `evoclaw token new` printed"
+        )
     async with open_client(os.environ) as client:
         await client.get("/v1/me")
-        return f"{client.url}/#token={quote(place.token, safe='')}"
+        return f"{client.url}/#token={quote(service.token, safe='')}"
 
 
 def _open(url: str) -> None:
-    # Not the address itself: what a program is started with, everybody on the machine can read.
+    # Not the address itself: every user of the machine can read the arguments of a process.
     path = data_folder(os.environ) / FILE
     write_private(path, _LEADING.format(url=html.escape(url)).encode())
     if not _shown(path):
-        print_err("no browser could be started here; open the link above by hand")
+        print_err("cannot start a browser; open the link above by hand")
 
 
 def _shown(path: Path) -> bool:

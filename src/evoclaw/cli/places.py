@@ -1,4 +1,4 @@
-"""Where this machine keeps what is not said to be elsewhere, and files for the owner's eyes."""
+"""The data folder of this user, and checks that files are private to their owner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from evoclaw.core.errors import ConfigError
 
 
 def data_folder(env: Mapping[str, str]) -> Path:
-    """The folder of this user; it need not be there yet."""
+    """The data folder of this user; it may not exist yet."""
     return Path(env.get("EVOCLAW_HOME") or "~/.evoclaw").expanduser()
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner may look into; one that is there is shut to others."""
+    """Create a folder that only its owner may read; an existing one is closed to others."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
@@ -25,10 +25,10 @@ def make_private(folder: Path) -> None:
 
 
 def why_not_private(path: Path) -> str:
-    """Why a file or folder cannot be trusted to be its owner's alone; empty when it can."""
-    found = path.stat()
-    if found.st_uid != os.getuid():
-        return f"{path} is of another user; take it away, or set EVOCLAW_HOME"
-    if found.st_mode & 0o077:
-        return f"others can read or change {path}; shut it: chmod go= {path}"
+    """Why a file or folder is not private to this user; empty if it is."""
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        return f"{path} belongs to another user; remove it, or set EVOCLAW_HOME to another folder"
+    if status.st_mode & 0o077:
+        return f"other users can read or change {path}; run `chmod go= {path}`"
     return ""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evoclaw.wiring.judging import Judging
 
 WIDEST = 240
-"""Letters of a line that are shown."""
+"""Characters of a printed line."""
 
 
 @click.group(cls=CommandGroup)
@@ -101,7 +101,7 @@ def check_rules(judges: Judging, file: Path | None, *, as_json: bool) -> int:
     if as_json:
         print_out({"file": name, "rules": len(document.rules), "examples": examples})
     else:
-        print_out(f"{name}: {len(document.rules)} rules, {examples} examples, all of them hold")
+        print_out(f"{name}: {len(document.rules)} rules, {examples} examples, all pass")
     return exits.OK
 
 
@@ -111,23 +111,30 @@ async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) 
 
     call = read_call_text(words, judges.tools)
     explained = await explain(judges.policies, call)
-    told: list[dict[str, JSON]] = [msgspec.to_builtins(one) for one in explained.steps]
-    in_use = next((one for one in judges.policies if isinstance(one, CommandRules)), None)
+    verdicts: list[dict[str, JSON]] = [msgspec.to_builtins(step) for step in explained.steps]
+    in_use = next((rule for rule in judges.policies if isinstance(rule, CommandRules)), None)
     if in_use is not None:
         rules = in_use.load()
     else:
         rules = load_rules(judges.rules, workspace=str(judges.workspace), home=str(judges.home))
         unused = (await explain([rules], call)).steps
-        told += [{**msgspec.to_builtins(step), "policy": "Rules (not in use)"} for step in unused]
+        verdicts += [
+            {**msgspec.to_builtins(step), "policy": "Rules (not in use)"} for step in unused
+        ]
     judged = rules.look(call)
     effects = shown_effects(judged.effects)
     if as_json:
-        findings = [msgspec.to_builtins(one) for one in judged.findings]
+        findings = [msgspec.to_builtins(finding) for finding in judged.findings]
         steps = [msgspec.to_builtins(step) for step in local_pipeline().describe()]
-        facts = {"tool": call.name, "policies": told, "effects": effects, "findings": findings}
+        facts = {
+            "tool": call.name,
+            "policies": verdicts,
+            "effects": effects,
+            "findings": findings,
+        }
         print_out({**facts, "pipeline": steps})
         return exits.OK
-    for line in _told(told, effects, judged):
+    for line in _told(verdicts, effects, judged):
         print_out(clean(line).replace("\n", " ")[:WIDEST])
     print_out("pipeline of a local call:")
     for stage, steps in groupby(local_pipeline().describe(), key=lambda step: step.stage):
@@ -138,20 +145,20 @@ async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) 
 def _told(
     told: Sequence[dict[str, JSON]], effects: dict[str, JSON], judged: Judgement
 ) -> Iterator[str]:
-    for one in told:
-        code = f" {one['code']}" if one.get("code") else ""
-        reason = f": {one['reason']}" if one.get("reason") else ""
-        yield f"{one['policy']:<14} {one['verdict']}{code}{reason}"
+    for step in told:
+        code = f" {step['code']}" if step.get("code") else ""
+        reason = f": {step['reason']}" if step.get("reason") else ""
+        yield f"{step['policy']:<14} {step['verdict']}{code}{reason}"
     for name, found in effects.items():
         if found:
-            several = cast("list[str]", found) if isinstance(found, list) else [str(found)]
-            yield f"  {name}: {', '.join(several)}"
+            values = cast("list[str]", found) if isinstance(found, list) else [str(found)]
+            yield f"  {name}: {', '.join(values)}"
     for finding in judged.findings:
         yield f"  {finding.then} by {finding.code}: {finding.why}"
 
 
 def read_call_text(words: Sequence[str], tools: Sequence[Tool]) -> Call:
-    """The call that somebody typed."""
+    """The call that the user typed."""
     known = {name: tool for tool in tools for name in (tool.name, *tool.aliases)}
     first = words[0]
     if first.lstrip().startswith("{"):
@@ -159,7 +166,7 @@ def read_call_text(words: Sequence[str], tools: Sequence[Tool]) -> Call:
             example = msgspec.json.decode(first, type=CallExample)
         except msgspec.DecodeError as problem:
             raise ConfigError(
-                f'this is no call: {problem}; write {{"tool": "read", "arguments": {{…}}}}'
+                f'cannot read the call: {problem}; write {{"tool": "read", "arguments": {{…}}}}'
             ) from None
     elif first == "bash" or first not in known:
         example = CallExample("bash", {"command": " ".join(words[first == "bash" :])})
@@ -200,24 +207,24 @@ def compare_rules(
     if as_json:
         print_out({"runs": runs, "calls": calls, "changed": changed})
         return exits.OK
-    for one in changed:
-        print_out(one_line(f"{one['old']} -> {one['new']}; {one['call']} ({one['run']})", WIDEST))
+    for row in changed:
+        print_out(one_line(f"{row['old']} -> {row['new']}; {row['call']} ({row['run']})", WIDEST))
     print_out(f"{calls} calls of {runs} runs: {len(changed)} would be judged differently")
     return exits.OK
 
 
 def recorded_calls(path: Path, known: dict[str, Tool]) -> Iterator[Call]:
-    """Every call that a model asked for in a recorded run, whatever became of it."""
+    """Every call that a model requested in a recorded run, also denied and failed ones."""
     for record in read_recording(path):
         if not isinstance(record.event, Replied):
             continue
-        for asked in record.event.reply.calls:
+        for requested in record.event.reply.calls:
             try:
-                arguments = msgspec.json.decode(asked.arguments, type=dict[str, JSON])
+                arguments = msgspec.json.decode(requested.arguments, type=dict[str, JSON])
             except (msgspec.DecodeError, RecursionError):
-                continue  # it was never judged: the model was told that it is malformed
-            tool = known.get(asked.name)
-            name = asked.name if tool is None else tool.name
+                continue  # malformed, so it was never judged
+            tool = known.get(requested.name)
+            name = requested.name if tool is None else tool.name
             yield _call(CallExample(name, arguments), known)
 
 
@@ -227,11 +234,11 @@ def _rules(name: str, judges: Judging) -> Rules:
 
 
 def _said(judged: Judgement) -> str:
-    one = judged.decided
-    return "allow" if one is None else f"{one.then} {one.code}"
+    finding = judged.decided
+    return "allow" if finding is None else f"{finding.then} {finding.code}"
 
 
 def _shown(call: Call) -> str:
     command = call.arguments.get("command")
-    said = command if isinstance(command, str) else msgspec.json.encode(call.arguments).decode()
-    return f"{call.name} {said}"
+    text = command if isinstance(command, str) else msgspec.json.encode(call.arguments).decode()
+    return f"{call.name} {text}"

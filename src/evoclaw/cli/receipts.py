@@ -73,8 +73,8 @@ def _export(file: Path, agent: str) -> int:
 @click.option("--partial", is_flag=True, help="Accept parts of chains")
 def _verify(file: Path, key: tuple[str, ...], head: tuple[str, ...], *, partial: bool) -> int:
     argv = [sys.executable, "-m", "evoclaw.verify", str(file)]
-    argv += [word for one in key for word in ("--key", one)]
-    argv += [word for one in head for word in ("--head", one)]
+    argv += [word for value in key for word in ("--key", value)]
+    argv += [word for value in head for word in ("--head", value)]
     argv += ["--partial"] if partial else []
     sys.stdout.flush()
     done = subprocess.run(argv, check=False)
@@ -95,7 +95,7 @@ def _with_archive(work: Callable[[ReceiptArchive], Awaitable[None]]) -> int:
 def _write(path: Path, lines: list[dict[str, JSON]]) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
-        # Arguments and results of tools: for the owner's eyes, who decides whom to show them to.
+        # The file contains arguments and results of tools, so only its owner may read it.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as opened:
             opened.write(text)
@@ -107,18 +107,18 @@ async def _print_one(store: ReceiptStore, id_: str, *, as_json: bool) -> None:
     found = await store.find(id_)
     if not found:
         raise ConfigError(f"no receipt {id_!r}; see `evoclaw receipts list`")
-    for kept in found:
-        body: dict[str, JSON] = json.loads(kept.body)
+    for receipt in found:
+        body: dict[str, JSON] = json.loads(receipt.body)
         if as_json:
-            print_out({"receipt": body, "signature": kept.signature, **_row(kept)})
+            print_out({"receipt": body, "signature": receipt.signature, **_row(receipt)})
             continue
-        print_out(f"{_row(kept)['id']}  {clean(kept.flaw) or 'holds'}")
+        print_out(f"{_row(receipt)['id']}  {clean(receipt.flaw) or 'valid'}")
         for name, value in body.items():
             print_out(f"  {name}: {clean(str(value))}")
 
 
 async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> None:
-    rows = [_row(kept) for kept in await store.listed(agent_id=agent_id, limit=1000)]
+    rows = [_row(receipt) for receipt in await store.listed(agent_id=agent_id, limit=1000)]
     holes = [
         (agent, first, last)
         for agent, chain, _ in await store.chains()
@@ -126,7 +126,7 @@ async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> No
         for first, last in await store.holes(agent, chain)
     ]
     if as_json:
-        missing = [{"agent": agent, "from": one, "to": to} for agent, one, to in holes]
+        missing = [{"agent": agent, "from": first, "to": last} for agent, first, last in holes]
         print_out({"receipts": rows, "missing": missing})
         return
     for row in rows:
@@ -136,7 +136,7 @@ async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> No
     for agent, first, last in holes:
         print_out(clean(f"{agent}: receipts {first} to {last} are missing"))
     if not rows:
-        print_out("no receipts yet; devices with a key send one with every result")
+        print_out("no receipts yet; an edge with a device key sends a receipt with every result")
 
 
 def _row(kept: Kept) -> dict[str, JSON]:

@@ -1,4 +1,4 @@
-"""A run on a terminal or in a pipe: the model's words on stdout, everything else on stderr."""
+"""Shows a run: the text of the model on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 class Face(Protocol):
-    """How records are shown."""
+    """Shows the records of a run."""
 
     def receive(self, record: Record) -> None:
         """Show one record."""
@@ -46,7 +46,7 @@ class Face(Protocol):
 
 
 class JsonLines:
-    """Every record as one line of JSON, for programs."""
+    """Prints every record as a line of JSON."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -58,14 +58,14 @@ class JsonLines:
 
 
 class Screen:
-    """For people: text as it comes, one line when a call starts, its output, one when it ends."""
+    """Prints text as it is generated, and a line when a call starts and ends, with its output."""
 
     def __init__(self, out: TextIO, err: TextIO, *, colour: bool) -> None:
         self._out, self._err, self._colour = out, err, colour
         self._shown = ""
-        """The model's text since its turn began."""
+        """The text of the model in the current turn."""
         self._told: dict[str, str] = {}
-        """Model and tools, as they were said last: in a conversation they seldom change."""
+        """The last printed model and tools; they are printed again only if they change."""
 
     def receive(self, record: Record) -> None:
         """Show one record."""
@@ -97,14 +97,14 @@ class Screen:
                 names = ", ".join(tool.name for tool in tools) or "none"
                 self._note_new("tools", one_line(names, 300))
             case ReplyRetried(kind, reason, _, wait):
-                self._note(f"↻ {kind}, asking again in {wait:.1f} s: {one_line(reason)}", "yellow")
+                self._note(f"↻ {kind}, retrying in {wait:.1f} s: {one_line(reason)}", "yellow")
                 self._shown = ""
             case ReplyFailed(kind, reason):
                 self._note(f"✘ no reply ({kind}): {one_line(reason, 200)}", "red")
             case Prompted(_, why) if why in _ASKED:
                 self._note(f"… asked the model to {_ASKED[why]}", "dim")
             case ContextTrimmed():
-                self._note("… shortened what the model sees of the history", "dim")
+                self._note("… shortened the history that the model sees", "dim")
             case _:
                 pass
 
@@ -174,13 +174,13 @@ class Screen:
 
 _ASKED = {
     "confirm": "confirm that it is done",
-    "continue": "go on",
+    "continue": "continue",
     "closing": "answer without tools",
 }
 _DECIDED = {
     "once": "approved once",
     "session": "approved for this run",
-    "deny": "refused:",
+    "deny": "denied:",
     "pending": "nobody answered yet",
 }
 
@@ -195,7 +195,7 @@ def _value(value: JSON) -> str:
 
 
 def face(*, json: bool) -> Face:
-    """How this process shows a run."""
+    """The renderer for this process: JSON lines, or text for a terminal."""
     if json:
         return JsonLines(sys.stdout)
     return Screen(

@@ -1,4 +1,4 @@
-"""What the commands ask of the service, one function each: addresses and shapes stand here only."""
+"""The API of the service as functions: the only place that knows its paths and JSON shapes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from evoclaw.core.ports import Approval
 from evoclaw.tools.question import Answer, Question
 
 TRIES = 3
-"""How often a run is asked to begin when the connection breaks; the key makes it one run."""
+"""Attempts to start a run when the connection breaks; the idempotency key makes it one run."""
 PAGE = 200
-"""Rows that are asked for at once."""
+"""Rows of one page of a list."""
 
 
 class Waiting(Struct, frozen=True):
-    """A call that waits for a person."""
+    """A call that waits for an approval."""
 
     id: str
     run_id: str
@@ -34,16 +34,16 @@ class Waiting(Struct, frozen=True):
 
 
 def path(*parts: str) -> str:
-    """An address below `/v1`, whatever characters its parts have."""
+    """A path below `/v1`, with its parts escaped."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
 async def begin(client: Client, errand: dict[str, JSON]) -> dict[str, JSON]:
-    """Begin a run, exactly once, also if the connection breaks meanwhile."""
-    key, said = secrets.token_hex(16), {name: value for name, value in errand.items() if value}
+    """Start a run exactly once, also if the connection breaks meanwhile."""
+    key, body = secrets.token_hex(16), {name: value for name, value in errand.items() if value}
     for left in reversed(range(TRIES)):
         try:
-            return one(await client.post(path("runs"), said, key=key))
+            return one(await client.post(path("runs"), body, key=key))
         except NotUp:
             if not left:
                 raise
@@ -51,29 +51,29 @@ async def begin(client: Client, errand: dict[str, JSON]) -> dict[str, JSON]:
 
 
 async def cancel(client: Client, run_id: str) -> bool:
-    """End a run; False if it had ended."""
+    """Cancel a run; False if it had ended."""
     return bool(one(await client.post(path("runs", run_id, "cancel"))).get("cancelled"))
 
 
 async def steer(client: Client, run_id: str, message: str) -> None:
-    """Say something to a run that goes on."""
+    """Send a message to an active run."""
     await client.post(path("runs", run_id, "messages"), {"message": message})
 
 
 async def waiting(client: Client, run_id: str = "") -> list[Waiting]:
-    """The calls that wait for a person, of one run or of all."""
+    """The calls that wait for an approval, of one run or of all."""
     found = many(await client.get(path("approvals"), run_id=run_id))
     return [_waiting(row) for row in found if row.get("standing") == "waiting"]
 
 
 async def answer(client: Client, id_: str, approval: Approval) -> None:
-    """Answer for the person who is here."""
-    said = {"decision": str(approval.decision), "reason": approval.reason}
-    await client.post(path("approvals", id_, "answer"), said)
+    """Answer an approval, on behalf of the user of this command."""
+    body = {"decision": str(approval.decision), "reason": approval.reason}
+    await client.post(path("approvals", id_, "answer"), body)
 
 
 async def questions(client: Client, run: Mapping[str, JSON]) -> list[Question]:
-    """What the person of a run is asked."""
+    """The open questions of a run to its user."""
     found = many(await client.get(path("questions"), session_id=str(run["session_id"])))
     return [_question(row) for row in found if row.get("run_id") == run["run_id"]]
 
@@ -85,22 +85,26 @@ async def reply(client: Client, run: Mapping[str, JSON], question: Question, sai
 
 
 def one(answered: JSON) -> dict[str, JSON]:
-    """The object that an answer is."""
+    """The response, if it is a JSON object."""
     if not is_object(answered):
-        raise EvoClawError("the service answered no object; is it another version?")
+        raise EvoClawError(
+            "the service did not answer with an object; does it run another version of EvoClaw?"
+        )
     return answered
 
 
 def many(answered: JSON) -> list[dict[str, JSON]]:
-    """The items of a list that was answered."""
+    """The items of a response that is a list."""
     found = one(answered).get("items")
     if not is_array(found):
-        raise EvoClawError("the service answered no list; is it another version?")
+        raise EvoClawError(
+            "the service did not answer with a list; does it run another version of EvoClaw?"
+        )
     return [row for row in found if is_object(row)]
 
 
 async def pages(client: Client, where: str, most: int, **query: str | int) -> list[dict[str, JSON]]:
-    """The newest of a long list, at most so many."""
+    """The newest rows of a long list, fetched page by page."""
     found: list[dict[str, JSON]] = []
     before = ""
     while len(found) < most:
@@ -117,11 +121,11 @@ def _waiting(row: dict[str, JSON]) -> Waiting:
     try:
         return msgspec.convert(row, Waiting)
     except msgspec.ValidationError as problem:
-        raise EvoClawError(f"no approval, from the service: {problem}") from None
+        raise EvoClawError(f"the service sent an approval that cannot be read: {problem}") from None
 
 
 def _question(row: dict[str, JSON]) -> Question:
     try:
         return msgspec.convert(row, Question)
     except msgspec.ValidationError as problem:
-        raise EvoClawError(f"no question, from the service: {problem}") from None
+        raise EvoClawError(f"the service sent a question that cannot be read: {problem}") from None

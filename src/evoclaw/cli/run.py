@@ -128,7 +128,7 @@ def start_run(options: RunOptions, opening: RunState | None = None) -> int:
     """Start a run with a task, or from an opening state."""
     workspace = options.folder.resolve()
     if not workspace.is_dir():
-        raise ConfigError(f"there is no folder {workspace}")
+        raise ConfigError(f"there is no folder {workspace}; create it, or use another --folder")
     return asyncio.run(_run(options, workspace, opening))
 
 
@@ -136,11 +136,11 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
     from evoclaw.wiring.oversight import stop_files
     from evoclaw.wiring.settings import loop_settings
 
-    usual = loop_settings(os.environ)
+    defaults = loop_settings(os.environ)
     settings = replace(
-        usual,
-        max_turns=options.turns or usual.max_turns,
-        max_seconds=options.seconds or usual.max_seconds,
+        defaults,
+        max_turns=options.turns or defaults.max_turns,
+        max_seconds=options.seconds or defaults.max_seconds,
     )
     if options.session:
         return await _talk(options, options.session, workspace, settings)
@@ -186,22 +186,24 @@ async def _talk(options: RunOptions, session: str, workspace: Path, settings: Lo
             session=session,
             attended=has_keyboard() or options.wait,
             env=os.environ,
-        ) as talks,
+        ) as conversations,
     ):
         run_id = secrets.token_hex(16)
         recording = None if options.no_record else Recording(_record_at(options, run_id))
         sinks: list[Sink] = [face(json=options.as_json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
-        stops = Stops(*stop_files(os.environ), agent=next(iter(talks.agents)))
+        stops = Stops(*stop_files(os.environ), agent=next(iter(conversations.agents)))
         end: RunFinished | None = None
         try:
             async with _watched(deadline, stops):
-                if await talks.unfinished(session):
+                if await conversations.unfinished(session):
                     print_err("resuming the unfinished run of this session")
-                    async for _ in talks.resume(session, deadline=deadline):
+                    async for _ in conversations.resume(session, deadline=deadline):
                         pass
-                spoken = talks.say(session, task, run_id=run_id, sinks=sinks, deadline=deadline)
-                async with aclosing(spoken) as records:
+                stream = conversations.say(
+                    session, task, run_id=run_id, sinks=sinks, deadline=deadline
+                )
+                async with aclosing(stream) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
         finally:
@@ -214,12 +216,12 @@ async def _talk(options: RunOptions, session: str, workspace: Path, settings: Lo
 
 @asynccontextmanager
 async def _watched(deadline: Deadline, stops: Stops) -> AsyncGenerator[None]:
-    """While the block runs, the keyboard and an emergency stop end what goes on in it."""
+    """Cancel the run of the block on Ctrl-C or an emergency stop."""
     with interruptible(deadline, sys.stderr):
         async with ended_by(stops, deadline.cancel):
             yield
     if (stop := stops.ends()) is not None:
-        print_err(f"{clean(stop.told)}; `evoclaw stop --list` says more")
+        print_err(f"{clean(stop.told)}; see `evoclaw stop --list`")
 
 
 def _person(options: RunOptions) -> PersonAtTerminal | None:
@@ -290,12 +292,12 @@ async def _drive(
     ):
         async for record in records:
             if bus.failures:
-                deadline.cancel()  # what cannot be recorded is not done
+                deadline.cancel()  # no call runs that cannot be recorded
             if isinstance(record.event, RunFinished):
                 end = record.event
     if bus.failures:
         _, error = bus.failures[0]
-        print_err(f"the run was stopped: it could not be recorded or shown ({error})")
+        print_err(f"the run was stopped because it could not be recorded or shown: {error}")
         return exits.FAILED
     if recording is not None:
         print_err(f"recorded in {recording.path}")
@@ -327,7 +329,7 @@ def _approvals(options: RunOptions) -> AbstractAsyncContextManager[Approvals]:
 
 
 def _reopened(options: RunOptions) -> tuple[list[Record], Recording | None]:
-    """What is known of the run that is gone on with, if it is one."""
+    """The records and the recording of a resumed run; nothing for a new run."""
     return reopen_recording(options.resume) if options.resume else ([], None)
 
 

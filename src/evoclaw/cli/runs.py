@@ -135,7 +135,7 @@ def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
         f"{said(run, 'run_id')}: {stop or said(run, 'state')}{f' ({clean(reason)})' * bool(reason)}"
     )
     print_out(f"session {clean(said(run, 'session_id'))}, agent {clean(said(run, 'agent'))}")
-    print_out(f"began {when(run.get('began_at'))}, ended {when(run.get('ended_at')) or '—'}")
+    print_out(f"started {when(run.get('began_at'))}, ended {when(run.get('ended_at')) or '—'}")
     print_out(f"{figures(run)}")
     print_out(f"asked: {clean(said(run, 'asked'))}")
     if text := said(run, "text"):
@@ -143,7 +143,7 @@ def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
 
 
 def figures(run: Mapping[str, JSON]) -> str:
-    """What a run used."""
+    """What a run used, on one line."""
     cost = run.get("cost", 0.0)
     price = "price unknown" if cost is None else f"${cost:.4f}"
     tokens = run.get("tokens_in", 0) + run.get("tokens_out", 0)
@@ -170,7 +170,7 @@ async def _save(client: Client, run_id: str, path: Path | None) -> int:
         sys.stdout.buffer.write(data)
         return exits.OK
     try:
-        # What tools saw is in it: for the owner's eyes, and never over another file.
+        # The records contain results of tools: only the owner may read them; never overwrite.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

@@ -64,8 +64,8 @@ def _rename(name: str, title: str) -> int:
 def _branch(name: str, at: int | None, title: str, *, as_json: bool) -> int:
     async def branch(client: Client) -> None:
         found = await _found(client, name)
-        made = await conversing.branch(client, said(found, "id"), at, title)
-        print_out({"id": made} if as_json else made)
+        new_id = await conversing.branch(client, said(found, "id"), at, title)
+        print_out({"id": new_id} if as_json else new_id)
 
     return _with_client(branch)
 
@@ -114,14 +114,14 @@ async def _print_all(client: Client, limit: int, *, as_json: bool) -> None:
 
 async def _print_one(client: Client, name: str, *, as_json: bool) -> None:
     found = await _found(client, name)
-    every = await conversing.messages(client, said(found, "id"))
+    messages = await conversing.messages(client, said(found, "id"))
     if as_json:
-        said_ = [{"number": number, "message": message} for number, message in every]
-        print_out({**found, "said": said_})
+        rows = [{"number": number, "message": message} for number, message in messages]
+        print_out({**found, "said": rows})
         return
     print_out(f"{clean(said(found, 'id'))}: {one_line(said(found, 'title'))}")
-    print_out(f"agent {clean(said(found, 'agent'))}, begun {when(found.get('created_at'))}")
-    for number, message in every:
+    print_out(f"agent {clean(said(found, 'agent'))}, started {when(found.get('created_at'))}")
+    for number, message in messages:
         print_out(conversing.line(number, message))
 
 
@@ -133,6 +133,6 @@ async def _remove(client: Client, name: str, *, yes: bool) -> None:
         sys.stderr.write(f"Delete {one_line(said(found, 'title'))!r} permanently? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise ConfigError("nothing was deleted")
+            raise ConfigError("not confirmed: the session was not deleted")
     await conversing.forget(client, said(found, "id"))
     print_out(f"{said(found, 'id')}: deleted")

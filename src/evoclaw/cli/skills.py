@@ -114,7 +114,7 @@ def _add(path: Path) -> int:
 
 
 def _opened() -> tuple[Path, Shelf, ApprovalFile]:
-    """The folder of the skills, the skills, and what was approved."""
+    """The folder of the skills, the skill registry, and the approvals."""
     from evoclaw.wiring.skills import skill_places
 
     folder, approved, reserved = skill_places(os.environ)
@@ -125,18 +125,19 @@ def _print_all(shelf: Shelf, folder: Path, *, as_json: bool) -> None:
     every: Sequence[Skill] = (*shelf.skills(), *shelf.shadowed(), *_with_the_package())
     problems = shelf.problems()
     if as_json:
-        told = [
-            {"path": str(one.path), "reason": one.reason, "refused": one.refused}
-            for one in problems
+        problem_rows = [
+            {"path": str(problem.path), "reason": problem.reason, "refused": problem.refused}
+            for problem in problems
         ]
-        print_out({"skills": [_facts(one, shelf) for one in every], "problems": told})
+        rows = [_facts(skill, shelf) for skill in every]
+        print_out({"skills": rows, "problems": problem_rows})
         return
     for skill in every:
         state = "approved" if shelf.pinned(skill) else ""
         print_out(f"{skill.key:28} {state:9} {one_line(skill.description, 80)}")
-    for one in problems:
-        word = "refused" if one.refused else "not here"
-        print_out(f"({word}: {clean(str(one.path))}: {clean(one.reason)})")
+    for problem in problems:
+        word = "refused" if problem.refused else "not here"
+        print_out(f"({word}: {clean(str(problem.path))}: {clean(problem.reason)})")
     if not shelf.skills() and not problems:
         print_out(f"no skills of your own in {folder}; create one with `evoclaw skills new NAME`")
 
@@ -163,9 +164,9 @@ def _facts(skill: Skill, shelf: Shelf) -> dict[str, JSON]:
 def _print_one(shelf: Shelf, name: str, *, as_json: bool) -> None:
     skill = shelf.find(name)
     if skill is None:
-        skill = next((one for one in _with_the_package() if one.name == name), None)
+        skill = next((known for known in _with_the_package() if known.name == name), None)
     if skill is None:
-        known = [one.name for one in (*shelf.skills(), *_with_the_package())]
+        known = [skill.name for skill in (*shelf.skills(), *_with_the_package())]
         raise ConfigError(names.unknown("skill", name, known))
     facts = _facts(skill, shelf)
     if as_json:
@@ -188,12 +189,12 @@ def _check_all(shelf: Shelf, asked: str | None) -> int:
             print_out(f"{skill.key}: good")
             for note in skill.notes:
                 print_out(f"  note: {clean(note)}")
-    for one in shelf.problems():
-        if not asked or asked in str(one.path):
-            wrong += one.refused
-            print_out(f"{clean(str(one.path))}: {clean(one.reason)}")
+    for problem in shelf.problems():
+        if not asked or asked in str(problem.path):
+            wrong += problem.refused
+            print_out(f"{clean(str(problem.path))}: {clean(problem.reason)}")
     if asked and not wrong and shelf.find(asked) is None:
-        raise ConfigError(f"there is no skill {asked!r}")
+        raise ConfigError(f"there is no skill {asked!r}; see `evoclaw skills`")
     return exits.FAILED if wrong else exits.OK
 
 
@@ -213,12 +214,12 @@ def _check_folder(folder: Path) -> int:
 
 
 def _create(folder: Path, name: str, *, tool: bool) -> None:
-    """Make a skill to begin with: one file, or with a tool three."""
+    """Create a skill from templates: one file, or with a tool three."""
     if problem := names.problem_with_skill(name):
         raise ConfigError(problem)
     target = folder / name
     if target.exists():
-        raise ConfigError(f"there is already a {target}")
+        raise ConfigError(f"{target} already exists; choose another name")
     program = name.replace("-", "_")
     program = f"_{program}"[: names.LONGEST] if program[0].isdigit() else program
     try:
@@ -233,11 +234,11 @@ def _create(folder: Path, name: str, *, tool: bool) -> None:
             script.chmod(0o755)
     except OSError as problem:
         raise ConfigError(f"cannot write {target}: {problem.strerror}") from None
-    print_out(f"made {target}; edit its SKILL.md, then `evoclaw skills check {name}`")
+    print_out(f"created {target}; edit its SKILL.md, then `evoclaw skills check {name}`")
 
 
 def copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
-    """Copy a skill to the others and approve it as it is; one that is there is only approved."""
+    """Copy a skill into the skills folder and approve it; one in that folder is only approved."""
     source = path.absolute()
     if path == Path(NAME) and not source.exists():
         source = shipped() / NAME
@@ -245,10 +246,10 @@ def copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
     target = folder / source.name
     if source != target:
         if target.exists():
-            raise ConfigError(f"there is already a {target}; remove it first")
+            raise ConfigError(f"{target} already exists; remove it first")
         _copy(skill, target)
         if source.resolve() == (shipped() / NAME).resolve():
-            # They are started without us: only now is it known where this package is installed.
+            # The programs start without us, so they need the path of this Python.
             tools = [program.tool.name for program in skill.programs]
             write_programs(target, tools, python=sys.executable)
         skill = load_skill(target, platform=sys.platform)
@@ -257,11 +258,11 @@ def copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
 
 
 def _copy(skill: Skill, target: Path) -> None:
-    """Copy what was looked at, whole or not at all."""
+    """Copy the files that were checked: all of them, or none."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".adding-") as place:
-            half = Path(place, target.name)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".adding-") as folder:
+            half = Path(folder, target.name)
             for inside in skill.sums:
                 (half / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(skill.folder / inside, half / inside, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""What can be typed in a chat beside messages: `/sessions`, `/branch` and their like."""
+"""The slash commands of a chat: `/sessions`, `/branch` and others."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Decision
 
-HELP = "/help says which there are; // begins a message with a /"
+HELP = "/help lists the commands; to send a message that starts with /, type //"
 
 
 class Where(Struct, frozen=True):
-    """Where in the service a chat is."""
+    """The session and run that a chat is at."""
 
     session: str = ""
-    """Its id; empty until the first message of a new one."""
+    """The session id; empty until the first message of a new session."""
     agent: str = ""
-    """Who answers in a new one."""
+    """The agent of a new session."""
     title: str = ""
-    """Of a new one."""
+    """The title of a new session."""
     run: str = ""
-    """The last run here."""
+    """The last run of the session."""
 
     async def enter(self, client: Client) -> tuple[Where, dict[str, JSON] | None]:
-        """Go into the session that was named, or to a new one of that title; and its open run."""
+        """Find the named session, or start a new one with that title; with its unfinished run."""
         if not self.session:
             return self, None
         found = await conversing.find(client, self.session)
@@ -48,14 +48,14 @@ class Where(Struct, frozen=True):
         return where, None if run.get("state") == "ended" else run
 
     def after(self, run: Mapping[str, JSON]) -> Where:
-        """Where a chat is when a run was begun."""
+        """The position after a run was started."""
         if not run:
             return self
         return Where(str(run["session_id"]), str(run.get("agent", "")), run=str(run["run_id"]))
 
 
 async def do(name: str, rest: str, where: Where) -> Where:
-    """Do what was typed; where the chat is after it."""
+    """Run a command; returns the new position."""
     _, work = COMMANDS[name]
     async with open_client(os.environ) as client:
         return await work(client, rest, where)
@@ -64,12 +64,12 @@ async def do(name: str, rest: str, where: Where) -> Where:
 async def _help(_client: Client, _rest: str, where: Where) -> Where:
     for line in lay_out((name, about) for name, (about, _) in COMMANDS.items()):
         print_err(line)
-    print_err("while a run goes on, what you type is said to it; Ctrl-C ends it, twice leaves")
+    print_err("during a run, what you type steers it; Ctrl-C cancels it, twice leaves the chat")
     return where
 
 
 async def _new(_client: Client, rest: str, where: Where) -> Where:
-    print_err("a new conversation begins with your next message")
+    print_err("your next message starts a new session")
     return Where(agent=where.agent, title=rest)
 
 
@@ -87,20 +87,20 @@ async def _session(client: Client, rest: str, where: Where) -> Where:
     found = await conversing.find(client, rest)
     if found is None:
         raise ConfigError(f"there is no session {rest!r}; see /sessions")
-    print_err(f"{said(found, 'messages') or 0} messages before; /history shows them")
+    print_err(f"{said(found, 'messages') or 0} earlier messages; /history shows them")
     return Where(said(found, "id"), said(found, "agent"), run=said(found, "last_run"))
 
 
 async def _agent(_client: Client, rest: str, where: Where) -> Where:
     if not rest:
-        raise ConfigError("say which agent: /agent NAME")
-    print_err(f"a new conversation with {clean(rest)} begins with your next message")
+        raise ConfigError("name the agent: /agent NAME")
+    print_err(f"your next message starts a new session with {clean(rest)}")
     return Where(agent=rest)
 
 
 async def _title(client: Client, rest: str, where: Where) -> Where:
     if not rest:
-        raise ConfigError("say which title: /title TEXT")
+        raise ConfigError("type the new title: /title TEXT")
     if not where.session:
         return replace(where, title=rest)
     await conversing.rename(client, where.session, rest)
@@ -112,7 +112,7 @@ async def _history(client: Client, _rest: str, where: Where) -> Where:
     for number, message in found:
         print_err(conversing.line(number, message))
     if not found:
-        print_err("nothing was said yet")
+        print_err("no messages yet")
     return where
 
 
@@ -139,9 +139,11 @@ async def _answer(client: Client, rest: str, where: Where, decision: Decision) -
     id_, _, reason = rest.partition(" ")
     waiting = await routes.waiting(client, "" if id_ else where.run)
     if not id_ and len(waiting) != 1:
-        for one in waiting:
-            print_err(f"{one.id}  {clean(one.tool)}  {one_line(str(one.arguments))}")
-        raise ConfigError("several wait: say which" if waiting else "nothing waits here")
+        for call in waiting:
+            print_err(f"{call.id}  {clean(call.tool)}  {one_line(str(call.arguments))}")
+        raise ConfigError(
+            "several calls wait: add the ID of one" if waiting else "no call waits for an approval"
+        )
     await routes.answer(client, id_ or waiting[0].id, Approval(decision, reason.strip()))
     print_err(
         f"{id_ or waiting[0].id}: {'denied' if decision is Decision.DENY else 'approved, once'}"
@@ -150,7 +152,7 @@ async def _answer(client: Client, rest: str, where: Where, decision: Decision) -
 
 async def _cancel(client: Client, _rest: str, where: Where) -> Where:
     if not where.run or (await look(client, where.run)).get("state") == OVER[0]:
-        raise ConfigError("nothing goes on here")
+        raise ConfigError("no run is active in this session")
     await routes.cancel(client, where.run)
     print_err("cancelled")
     return where
@@ -158,11 +160,11 @@ async def _cancel(client: Client, _rest: str, where: Where) -> Where:
 
 async def _branch(client: Client, rest: str, where: Where) -> Where:
     if not where.session:
-        raise ConfigError("nothing was said yet")
+        raise ConfigError("this session has no messages yet")
     if rest and not rest.isdecimal():
-        raise ConfigError("say the last message to keep: /branch N; /history numbers them")
+        raise ConfigError("type the number of the last message to keep: /branch N; see /history")
     made = await conversing.branch(client, where.session, int(rest) if rest else None, "")
-    print_err(f"this is now session {made}; the other one is {where.session}")
+    print_err(f"this is now session {made}; the previous one is {where.session}")
     return Where(made, where.agent)
 
 

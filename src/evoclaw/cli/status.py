@@ -19,7 +19,7 @@ from evoclaw.cli.tables import said
 from evoclaw.core.messages import JSON, is_object
 
 MOST = 200
-"""Runs that are counted of a state; there may be more."""
+"""Runs counted per state; there may be more."""
 
 
 @click.command(cls=Command)
@@ -64,7 +64,7 @@ async def _found(client: Client) -> dict[str, JSON]:
     for name, look in _LOOKS.items():
         try:
             found[name] = await look(client)
-        except Refused as problem:  # another token may not see all of it, or it is not served here
+        except Refused as problem:  # the token lacks a scope, or the service lacks this part
             found[name] = {"unknown": str(problem)}
     return found
 
@@ -86,8 +86,8 @@ async def _runs(client: Client) -> JSON:
 
 async def _approvals(client: Client) -> JSON:
     return [
-        {"id": one.id, "tool": one.tool, "run_id": one.run_id}
-        for one in await routes.waiting(client)
+        {"id": call.id, "tool": call.tool, "run_id": call.run_id}
+        for call in await routes.waiting(client)
     ]
 
 
@@ -105,8 +105,10 @@ _LOOKS: Mapping[str, Callable[[Client], Awaitable[JSON]]] = {
 
 def _show(found: dict[str, JSON]) -> None:
     parts = ", ".join(f"{name} {how}" for name, how in sorted(found["parts"].items()))
-    well = "ready" if found["ready"] else "NOT ready"
-    print_out(f"{found['url']}: {well} ({clean(parts)}), version {clean(str(found['version']))}")
+    readiness = "ready" if found["ready"] else "NOT ready"
+    print_out(
+        f"{found['url']}: {readiness} ({clean(parts)}), version {clean(str(found['version']))}"
+    )
     _line("edges", found["edges"], _said_edges)
     _line("runs", found["runs"], _said_runs)
     _line("approvals", found["approvals"], _said_approvals)
@@ -120,8 +122,8 @@ def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
 
 def _said_edges(value: JSON) -> str:
     online, offline = value["online"], value["offline"]
-    said_ = f"{len(online)} online{': ' if online else ''}{clean(', '.join(online))}"
-    return f"{said_}; {len(offline)} offline: {clean(', '.join(offline))}" if offline else said_
+    text = f"{len(online)} online{': ' if online else ''}{clean(', '.join(online))}"
+    return f"{text}; {len(offline)} offline: {clean(', '.join(offline))}" if offline else text
 
 
 def _said_runs(value: JSON) -> str:
@@ -131,16 +133,16 @@ def _said_runs(value: JSON) -> str:
 
 def _said_approvals(value: JSON) -> str:
     if not value:
-        return "none wait"
-    ids = ", ".join(f"{clean(one['id'])} ({clean(one['tool'])})" for one in value[:5])
-    return f"{len(value)} wait: {ids}{' …' * (len(value) > 5)}; see `evoclaw approvals`"
+        return "none waiting"
+    ids = ", ".join(f"{clean(call['id'])} ({clean(call['tool'])})" for call in value[:5])
+    return f"{len(value)} waiting: {ids}{' …' * (len(value) > 5)}; see `evoclaw approvals`"
 
 
 def _said_budgets(value: JSON) -> str:
-    said_ = [
+    limits = [
         f"{clean(account['account'])} {clean(kind)} {spent['left']:g} left of {spent['limit']:g}"
         for account in value
         for kind, spent in account["kinds"].items()
         if spent.get("limit") is not None and spent.get("left") is not None
     ]
-    return "; ".join(said_[:5]) or "no limit above that of single runs"
+    return "; ".join(limits[:5]) or "no limits beside those of single runs"

@@ -61,7 +61,7 @@ async def _stop(options: StopOptions) -> int:
     if not options.show_list and not options.release:
         kind, name = _what(options)
         wanted = Stop(kind, name, options.reason, person_here().name, time.time())
-        # Before it is known whether anybody else can be told.
+        # Stop this machine before the store is opened: it may be unreachable.
         stop_file(os.environ).put(wanted)
     async with open_stops(os.environ) as board:
         return await _on(board, wanted, options)
@@ -76,32 +76,34 @@ async def _on(board: StopBoard, wanted: Stop | None, options: StopOptions) -> in
         await board.put(wanted)
         print_out(f"stopped: {clean(wanted.what)}")
         if kind in (Kind.TOOL, Kind.NETWORK):
-            print_out("calls that have begun go on to their end; --all ends them too")
+            print_out("calls that have started run to their end; --all stops them too")
         return exits.OK
     by = person_here()
     if by.kind != "person":
         raise ConfigError("only a person may release a stop; an agent never does so for itself")
     found = await board.release(kind, name)
     if found is None:
-        raise ConfigError(f"{clean(Stop(kind, name).what)} was not stopped")
+        raise ConfigError(
+            f"{clean(Stop(kind, name).what)} is not stopped; see `evoclaw stop --list`"
+        )
     print_out(
         f"released: {clean(found.what)}" + (f" ({clean(found.reason)})" if found.reason else "")
     )
     if left := board.stops():
-        print_out(f"still stopped: {clean(', '.join(one.what for one in left))}")
+        print_out(f"still stopped: {clean(', '.join(stop.what for stop in left))}")
     return exits.OK
 
 
 def _list(board: StopBoard, options: StopOptions) -> None:
-    there = board.stops()
+    stops = board.stops()
     if options.as_json:
-        print_out([msgspec.to_builtins(one) for one in there])
+        print_out([msgspec.to_builtins(stop) for stop in stops])
         return
-    for one in there:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at))
-        reason = f": {clean(one.reason)}" if one.reason else ""
-        print_out(f"{clean(one.what)}, by {clean(one.by) or 'nobody known'} {at}{reason}")
-    if not there:
+    for stop in stops:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stop.at))
+        reason = f": {clean(stop.reason)}" if stop.reason else ""
+        print_out(f"{clean(stop.what)}, by {clean(stop.by) or 'an unknown user'} {at}{reason}")
+    if not stops:
         print_out("nothing is stopped")
 
 
@@ -120,5 +122,5 @@ def _what(options: StopOptions) -> tuple[Kind, str]:
         raise ConfigError("name what to stop: --all, --agent ID, --tool NAME or --network")
     kind, name = chosen[0]
     if kind in (Kind.AGENT, Kind.TOOL) and not name.strip():
-        raise ConfigError(f"the name of the {kind} is empty")
+        raise ConfigError(f"the name of the {kind} is empty; use --{kind} NAME")
     return kind, name.strip()

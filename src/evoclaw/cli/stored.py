@@ -1,4 +1,4 @@
-"""Figures from stored records, for people and programs: asked of the service, or of the store."""
+"""Metrics of stored records: read from the service, or from the store if it is not running."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from evoclaw.orchestrator.overview.aggregation import RequestSummary, ToolSummar
 from evoclaw.orchestrator.overview.metrics import MetricsView
 
 LONGEST_NAME = 30
-"""Characters of a tool's name in the table."""
+"""Characters of a tool name in the table."""
 
 
 async def look(period: str, agent: str) -> MetricsView:
-    """The figures of a period such as `24h`, of one agent or of all."""
+    """The metrics of a period such as `24h`, of one agent or of all."""
     from evoclaw.wiring.store import open_figures
 
     since = time.time() - seconds_of(period, "--since")
     try:
         async with open_client(os.environ) as client:
-            told = await client.get(routes.path("figures"), since=since, agent=agent)
+            response = await client.get(routes.path("figures"), since=since, agent=agent)
     except NotUp:
         if os.environ.get("EVOCLAW_URL"):
-            raise  # what is kept here is not what was asked about
-        async with open_figures(os.environ) as figures:
-            return await figures.read(LOCAL.tenant, agent=agent, since=since)
+            raise  # the local store is not the one that the user asked about
+        async with open_figures(os.environ) as reader:
+            return await reader.read(LOCAL.tenant, agent=agent, since=since)
     try:
-        return msgspec.convert(told, MetricsView)
+        return msgspec.convert(response, MetricsView)
     except msgspec.ValidationError as problem:
-        raise EvoClawError(f"no figures, from the service: {problem}") from None
+        raise EvoClawError(f"the service sent metrics that cannot be read: {problem}") from None
 
 
 def show_figures(found: MetricsView, period: str, *, as_json: bool) -> None:
-    """Print them."""
+    """Print the metrics as tables, or as JSON."""
     if as_json:
         print_out(msgspec.to_builtins(found))
         return
-    rows = [_row(one) for one in found.tools]
+    rows = [_row(tool) for tool in found.tools]
     show_rows([_HEAD, *rows] if rows else [], f"no tool was called in the last {period}")
     print_out("")
     show_rows(_lines(found.requests), "")
@@ -71,7 +71,7 @@ def _row(one: ToolSummary) -> tuple[str, ...]:
 def _lines(all_: RequestSummary) -> list[tuple[str, str]]:
     cost = f"${all_.cost:.4f}"
     if all_.unpriced:
-        cost += f", and {all_.unpriced} replies that have no known price"
+        cost += f", and {all_.unpriced} replies without a known price"
     recovered = "nothing failed"
     if all_.recovery_rate is not None:
         recovered = (
@@ -84,7 +84,7 @@ def _lines(all_: RequestSummary) -> list[tuple[str, str]]:
         ("time to final response", _spread(all_.seconds, lambda value: _millis(value * 1000))),
         ("error types", _counts(all_.error_types) or "none"),
         ("recovered", recovered),
-        ("saved side by side", _millis(all_.saved_seconds * 1000)),
+        ("saved by parallel calls", _millis(all_.saved_seconds * 1000)),
         ("tokens", f"{all_.tokens_in} in, {all_.tokens_out} out"),
         ("cost", cost),
     ]
@@ -92,17 +92,17 @@ def _lines(all_: RequestSummary) -> list[tuple[str, str]]:
 
 def _spread(one: Distribution, word: Callable[[float], str]) -> str:
     named = (("average", one.avg), ("p50", one.p50), ("p95", one.p95), ("max", one.max))
-    said = [f"{name} {word(value)}" for name, value in named if value is not None]
-    return ", ".join(said) or "none ended"
+    parts = [f"{name} {word(value)}" for name, value in named if value is not None]
+    return ", ".join(parts) or "no run has ended"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {kind}" for kind, count in ordered)
 
 
 def _share(value: float) -> str:
-    # All but one of a thousand is not all.
+    # Round down: 99.96 % must not be shown as 100 %.
     return f"{int(value * 1000) / 10:g} %"
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events as they come, cut anywhere, with their names and numbers."""
+"""Parses server-sent events from chunks of a response."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MOST = 16 * 2**20
 
 
 class Told(Struct, frozen=True):
-    """One event."""
+    """One server-sent event."""
 
     event: str
     data: bytes
     id: str = ""
-    """As the server counts; the last one is where to go on after a broken connection."""
+    """Set by the server; a client reconnects with the id of its last event."""
 
 
 class EventStream:
-    """Turns pieces of a body into events; comments, such as heartbeats, are left out."""
+    """Turns chunks of a body into events; skips comments, such as heartbeats."""
 
     __slots__ = ("_block", "_rest", "_size")
 
@@ -30,7 +30,7 @@ class EventStream:
         self._size = 0
 
     def feed(self, data: bytes) -> list[Told]:
-        """Take a piece; give the events that it made whole."""
+        """Add a chunk; returns the events that it completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         events: list[Told] = []
         for line in lines:
@@ -39,11 +39,11 @@ class EventStream:
                 self._block.append(line)
                 self._size += len(line)
             elif self._block:
-                if (told := _event(self._block)) is not None:
-                    events.append(told)
+                if (event := _event(self._block)) is not None:
+                    events.append(event)
                 self._block, self._size = [], 0
         if self._size + len(self._rest) > MOST:
-            raise EvoClawError(f"the server sent an event of more than {MOST >> 20} MiB")
+            raise EvoClawError(f"the service sent an event of more than {MOST >> 20} MiB")
         return events
 
 

@@ -1,4 +1,4 @@
-"""Rows for people: cleaned, cut, and in columns that line up."""
+"""Formats rows as aligned columns, cleaned for a terminal."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from evoclaw.core.messages import JSON
 
 
 def lay_out(rows: Iterable[Sequence[str]], widest: int = 60) -> list[str]:
-    """Lines with their cells under each other; the last cell may be as long as it is."""
-    found = [
+    """Aligned lines; cells are cut to `max_cell_chars`, the last one to 200 characters."""
+    cells = [
         [one_line(cell, widest) for cell in row[:-1]] + [one_line(row[-1], 200)] for row in rows
     ]
-    widths = [max((len(row[i]) for row in found if i < len(row) - 1), default=0) for i in range(20)]
+    widths = [max((len(row[i]) for row in cells if i < len(row) - 1), default=0) for i in range(20)]
     return [
         "  ".join(
             cell if i == len(row) - 1 else cell.ljust(widths[i]) for i, cell in enumerate(row)
         ).rstrip()
-        for row in found
+        for row in cells
     ]
 
 
 def show_rows(rows: Iterable[Sequence[str]], nothing: str) -> None:
-    """Print them, or that there are none."""
+    """Print the rows, or a text if there are none."""
     lines = lay_out(rows)
     for line in lines or [nothing]:
         print_out(line)
 
 
 def when(at: JSON) -> str:
-    """A moment, in local time; empty if there is none."""
+    """A time stamp as local time; empty if there is none."""
     if not isinstance(at, int | float) or not at:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def said(row: dict[str, JSON], name: str) -> str:
-    """A value as text; empty if there is none."""
+    """A value of a row as text; empty if there is none."""
     value = row.get(name)
     return "" if value is None else str(value)

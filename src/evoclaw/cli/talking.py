@@ -1,4 +1,4 @@
-"""One run of the service at a terminal: watched, steered, cancelled; its questions answered."""
+"""One run of the service at a terminal: watch it, steer it, cancel it, answer its questions."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from evoclaw.core.messages import JSON
 from evoclaw.tools.question import Question, problem_of
 
 LOOK = 0.5
-"""Seconds of silence after a call had to be asked about: then somebody is waited for."""
+"""Seconds without a record after a verdict `ask`; then the run waits for its user."""
 LAST = 5.0
-"""Seconds that what was typed last has to reach the service."""
+"""Seconds for the last messages to reach the service when the run has ended."""
 
 
 class Talk:
-    """A run on the screen, and the person in front of it."""
+    """A run that is shown to its user, who can steer it and answer it."""
 
     def __init__(self, client: Client, face: Face, screen: TextIO, keyboard: int | None) -> None:
-        """Choose what is shown where.
+        """Create it; no run is started yet.
 
         Args:
-            client: Whose run it is.
-            face: How its records are shown.
-            screen: Where the person is spoken to.
-            keyboard: The descriptor that the person types at; None if nobody is there.
+            client: The service of the run.
+            face: Shows its records.
+            screen: Where prompts and notes are written.
+            keyboard: The file descriptor to read from; None without a user.
         """
         self._client, self._face = client, face
         self._screen, self._keyboard = screen, keyboard
         self.run: dict[str, JSON] = {}
-        """The run as it was when it began, or was taken up."""
+        """The run as it was when it was started or resumed."""
         self.left = False
-        """Whether the person wants to leave."""
+        """Whether the user wants to leave the chat."""
         self.unsent: list[str] = []
-        """What was typed too late for the run: it is for the next one."""
+        """Messages that were typed after the run ended: they start the next one."""
         self._seq = 0
         self._interrupts = 0
         self._watching: asyncio.Task[RunFinished | None] | None = None
@@ -54,11 +54,11 @@ class Talk:
         self._in_order = asyncio.Lock()
 
     async def say(self, errand: dict[str, JSON]) -> RunFinished | None:
-        """Begin a run and show it until it ends; None if it was left before, or never began."""
+        """Start a run and show it until it ends; None if the user left before."""
         return await self._until_left(self._begin(errand))
 
     async def take_up(self, run: dict[str, JSON]) -> RunFinished | None:
-        """Show a run that was begun before, from now on."""
+        """Show a run that was started before, from now on."""
         self.run = run
         return await self._until_left(self._follow())
 
@@ -96,7 +96,7 @@ class Talk:
                 return end
 
     async def _show(self) -> RunFinished | None:
-        """Show records until one says that the run ended or waits."""
+        """Show records until the run ends or waits."""
         upcoming: asyncio.Task[Record | None] | None = None
         asked = False
         async with aclosing(watch(self._client, self._run_id, self._seq)) as records:
@@ -120,13 +120,13 @@ class Talk:
                     await asyncio.wait([upcoming])
 
     def _shown(self, record: Record) -> bool:
-        """Show one record; whether a person is to be asked after it."""
+        """Show one record; returns whether it needs an approval."""
         self._seq = record.seq
         self._face.receive(record)
         return isinstance(record.event, CallJudged) and record.event.verdict == "ask"
 
     async def _ask(self) -> bool:
-        """Ask the person what the run waits for; whether there is anything to go on with."""
+        """Ask the user what the run waits for; returns whether the run can continue."""
         if self._keyboard is None:
             return False
         listened = self._typing is not None
@@ -147,14 +147,14 @@ class Talk:
             self._tell(why)
             return False
         done, approver = 0, AtTerminal(keyboard, self._screen)
-        for one in await routes.waiting(self._client, self._run_id):
-            said = await approver.allow(one.tool, one.arguments, one.reason, one.covers)
-            done += await self._took(routes.answer(self._client, one.id, said))
+        for call in await routes.waiting(self._client, self._run_id):
+            approval = await approver.allow(call.tool, call.arguments, call.reason, call.covers)
+            done += await self._took(routes.answer(self._client, call.id, approval))
         for question in await routes.questions(self._client, self.run):
             done += await self._answer(question, PersonAtTerminal(keyboard, self._screen))
         if done or (await look(self._client, self._run_id)).get("state") != "waiting":
             return True
-        self._tell("it waits for something that cannot be answered here; see `evoclaw approvals`")
+        self._tell("the run waits for an answer from elsewhere; see `evoclaw approvals`")
         return False
 
     async def _answer(self, question: Question, person: PersonAtTerminal) -> bool:
@@ -165,7 +165,7 @@ class Talk:
         return False
 
     async def _took(self, asking: Coroutine[None, None, object]) -> bool:
-        """Whether the service took it; why not is shown, as somebody else may have been first."""
+        """Whether the service accepted an answer; prints why not, e.g. another user was first."""
         try:
             await asking
         except Refused as problem:
@@ -174,7 +174,7 @@ class Talk:
         return True
 
     def _listen(self) -> None:
-        """What is typed is said to the run, from now on."""
+        """Send what the user types to the run, from now on."""
         if self._keyboard is not None:
             self._typing = asyncio.create_task(self._read(self._keyboard))
 
@@ -194,7 +194,7 @@ class Talk:
                 case "/quit":
                     self._leave()
                 case text if text.startswith("/") and not text.startswith("//"):
-                    self._tell("while a run goes on: say something to it, /cancel, or /quit")
+                    self._tell("during a run: type a message to steer it, /cancel, or /quit")
                 case text:
                     self._do(self._say(text.removeprefix("/") if text[:2] == "//" else text))
 
@@ -204,7 +204,7 @@ class Talk:
                 await routes.steer(self._client, self._run_id, text)
             except EvoClawError as problem:
                 if not isinstance(problem, Refused) or problem.status not in (404, 409):
-                    self._tell(f"not said: {problem}")
+                    self._tell(f"message not sent: {problem}")
                 else:
                     self.unsent.append(text)  # the run had just ended
 
@@ -242,7 +242,7 @@ async def _next(records: AsyncGenerator[Record]) -> Record | None:
 
 @contextmanager
 def _on_interrupt(then: Callable[[], None]) -> Generator[None]:
-    """Have Ctrl-C do something else while the block runs."""
+    """Call `then` on Ctrl-C while the block runs."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, then)
     try:

@@ -1,4 +1,4 @@
-"""The person at the terminal: asked before anything that writes or executes; Ctrl-C is theirs."""
+"""The user at the terminal: answers approvals and questions, and cancels with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class AtTerminal:
-    """An approver who sits at the keyboard."""
+    """The approver that asks the user at the terminal."""
 
     keyboard: int
     """The descriptor of the terminal to read from."""
@@ -39,7 +39,7 @@ class AtTerminal:
     async def allow(
         self, tool: str, arguments: dict[str, JSON], reason: str, covers: str
     ) -> Approval:
-        """Show what wants to run, why that is asked, and what `always` covers; read one line."""
+        """Show the call, why it needs approval and what `always` covers; read one line."""
         self.screen.write(f"\n{clean(tool)} wants to run:\n{describe(arguments)}\n")
         self.screen.write(f"  ({clean(reason)})\n")
         self.screen.write(f"always: {clean(covers)}\n")
@@ -59,13 +59,13 @@ class AtTerminal:
 
 @dataclass(frozen=True, slots=True)
 class PersonAtTerminal:
-    """Somebody who answers questions at the keyboard."""
+    """The user at the terminal, who answers questions of a run."""
 
     keyboard: int
     screen: TextIO
 
     async def ask(self, question: Question) -> Answer | None:
-        """Show the question and what may be chosen; read one line."""
+        """Show the question and its options; read one line."""
         self.screen.write(f"\n{clean(question.text)}\n")
         for number, option in enumerate(question.options, 1):
             self.screen.write(f"  {number}. {clean(option)}\n")
@@ -77,7 +77,7 @@ class PersonAtTerminal:
 
 
 def describe(arguments: dict[str, JSON]) -> str:
-    """Show every argument, cleaned; long ones cut in the middle, and it is said how much."""
+    """Every argument, cleaned; long ones are cut in the middle, with the number of lines."""
     shown: list[str] = []
     for name, value in arguments.items():
         text = clean(value) if isinstance(value, str) else clean(repr(value))
@@ -109,13 +109,13 @@ async def read_line(descriptor: int) -> str:
 
 @contextmanager
 def interruptible(deadline: Deadline, screen: TextIO) -> Generator[None]:
-    """Make Ctrl-C cancel the run cleanly; the second one kills the process."""
+    """Cancel the run on Ctrl-C; a second Ctrl-C kills the process."""
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
         if deadline.cancelled:
             os._exit(exits.CANCELLED)
-        screen.write("\ncancelling … (again to kill)\n")
+        screen.write("\ncancelling … (Ctrl-C again to kill)\n")
         screen.flush()
         deadline.cancel()
 
@@ -129,5 +129,5 @@ def interruptible(deadline: Deadline, screen: TextIO) -> Generator[None]:
 
 
 def has_keyboard() -> bool:
-    """Whether somebody can be asked here."""
+    """Whether a user is at a terminal and can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()

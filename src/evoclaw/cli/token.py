@@ -23,20 +23,20 @@ from evoclaw.orchestrator.people.access import Access
 
 
 class Tokens(Protocol):
-    """The tokens of this machine, or those of a service elsewhere."""
+    """Manages the tokens of this machine, or of a remote service."""
 
     async def new(
         self, name: str, tenant: str, user: str, scopes: Sequence[str], seconds: float | None
     ) -> tuple[str, str]:
-        """Create one: its id, and the secret."""
+        """Create a token; returns its id and the secret."""
         ...
 
     async def list(self, tenant: str) -> list[dict[str, JSON]]:
-        """All of a tenant."""
+        """All tokens of a tenant."""
         ...
 
     async def revoke(self, tenant: str, id_: str) -> bool:
-        """Revoke one; False if there is none."""
+        """Revoke a token; False if there is none."""
         ...
 
 
@@ -112,11 +112,11 @@ def _revoke(id_: str, tenant: str) -> int:
 
 def _check_person() -> None:
     if person_here().kind != "person":
-        raise ConfigError("only a person may create or revoke tokens")
+        raise ConfigError("only a person may create or revoke tokens, not a command of an agent")
 
 
 def _with_tokens(work: Callable[[Tokens], Awaitable[None]]) -> int:
-    """Work on the tokens of this machine, or of the service that `EVOCLAW_URL` names."""
+    """Call `work` with the tokens of this machine, or of the service at `EVOCLAW_URL`."""
     asyncio.run(_there(work) if os.environ.get("EVOCLAW_URL") else _here(work))
     return exits.OK
 
@@ -159,7 +159,7 @@ def _standing(row: dict[str, JSON]) -> str:
 
 
 class _Local:
-    """The tokens of this machine, whether the service is up or not."""
+    """The tokens of this machine, also while the service is down."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -178,7 +178,7 @@ class _Local:
 
 
 class _Remote:
-    """The tokens of a service elsewhere, of the tenant whose token asks."""
+    """The tokens of a remote service, in the tenant of the caller's token."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -193,8 +193,8 @@ class _Remote:
             "scopes": list(scopes),
             "expires_in": seconds,
         }
-        made = routes.one(await self._client.post(routes.path("tokens"), body))
-        return said(made, "id"), said(made, "token")
+        created = routes.one(await self._client.post(routes.path("tokens"), body))
+        return said(created, "id"), said(created, "token")
 
     async def list(self, tenant: str) -> list[dict[str, JSON]]:
         return routes.many(await self._client.get(routes.path("tokens")))

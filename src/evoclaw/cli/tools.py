@@ -34,24 +34,24 @@ def tools(agent: str | None, *, show_all: bool, as_json: bool) -> int:
 async def _here(*, show_all: bool, as_json: bool) -> int:
     from evoclaw.wiring.toolbox import open_toolbox
 
-    async with open_toolbox(Path.cwd(), os.environ) as box:
-        offered = [*(bound.tool for bound in box.tools), *box.others()]
-        absent = {found.name: found for found in box.absent}
+    async with open_toolbox(Path.cwd(), os.environ) as toolbox:
+        offered = [*(bound.tool for bound in toolbox.tools), *toolbox.others()]
+        unavailable = {tool.name: tool for tool in toolbox.absent}
     if as_json:
         facts = [_facts(tool) for tool in offered]
         if show_all:
             facts += [
                 {**_facts(found.tool), "available": False, "why": found.why}
-                for found in absent.values()
+                for found in unavailable.values()
             ]
         print_out(facts)
         return exits.OK
     _list(offered)
     if show_all:
-        for found in absent.values():
-            print_out(f"{found.name:16} (not here: {clean(found.why)})")
-    elif absent:
-        print_out(f"({len(absent)} more cannot be used here: evoclaw tools --all)")
+        for found in unavailable.values():
+            print_out(f"{found.name:16} (unavailable: {clean(found.why)})")
+    elif unavailable:
+        print_out(f"({len(unavailable)} more are unavailable; see `evoclaw tools --all`)")
     return exits.OK
 
 

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from evoclaw.wiring.up import House
 
 YOUNG = 10_000
-"""New objects after which the collector looks for garbage: a thousand runs at once have many."""
-
-
+"""New objects between two garbage collections: a thousand concurrent runs allocate many."""
 SWITCH = 0.0005
-"""Seconds that the loop may keep the interpreter to itself while the thread wants it that speaks
-to the store: with Python's five milliseconds, everybody waits for that thread more often."""
+"""Seconds until the event loop yields the interpreter to the thread of the store.
+
+With Python's default of five milliseconds, runs wait longer for that thread."""
 
 
 class UpOptions(Struct, frozen=True):
@@ -101,7 +100,7 @@ class UpOptions(Struct, frozen=True):
 )
 @click.option("--no-api", is_flag=True, help="Start no service, only a broker and its fleet")
 def up(**options: Any) -> int:
-    """Stay up until told to stop."""
+    """Serve until SIGINT or SIGTERM."""
     sys.setswitchinterval(SWITCH)
     return asyncio.run(_up(UpOptions(**options)))
 
@@ -109,7 +108,7 @@ def up(**options: Any) -> int:
 async def _up(options: UpOptions) -> int:
     from evoclaw.wiring.up import bring_up
 
-    parts = bring_up(
+    opened = bring_up(
         host=options.host,
         port=options.port,
         engine=options.engine,
@@ -120,26 +119,26 @@ async def _up(options: UpOptions) -> int:
         api=_api(options),
         env=os.environ,
     )
-    async with parts as house:
+    async with opened as house:
         print_err(f"broker on {house.url}")
         if house.api:
             print_err(
-                f"service on {house.api}, described on {house.api}/docs; `evoclaw chat` talks"
+                f"service on {house.api}, API docs on {house.api}/docs; start with `evoclaw chat`"
             )
-            print_err(f"page: {house.api}/ (`evoclaw page` gives a link that logs in)")
+            print_err(f"dashboard on {house.api}/; `evoclaw page` prints a link that logs you in")
         for member in house.orchestrator.fleet.online():
-            print_err(f"edge {member.agent_id}: online")  # it was quicker than the rest
+            print_err(f"edge {member.agent_id}: online")  # it connected before `listen`
         house.orchestrator.listen(_show)
         notify(READY)
         with little_to_collect():
             await _stay(house)
-        print_err("leaving")
+        print_err("stopped")
     return exits.OK
 
 
 @contextmanager
 def little_to_collect() -> Generator[None]:
-    """What is built by now stays: the garbage collector need not walk all of it again and again."""
+    """Exclude everything built so far from garbage collection, and collect less often."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -152,7 +151,7 @@ def little_to_collect() -> Generator[None]:
 
 
 async def _stay(house: House) -> None:
-    """Until told to leave; then what goes on may end, unless told again."""
+    """Wait for a stop signal, then drain active runs; a second signal ends the wait."""
     stop, again = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -177,7 +176,7 @@ async def _stay(house: House) -> None:
 
 
 def _reload(house: House) -> None:
-    """Read the settings again; what is wrong with them changes nothing."""
+    """Reload the settings; settings with an error change nothing."""
     notify(RELOADING)
     try:
         print_err(house.reload())
@@ -187,11 +186,11 @@ def _reload(house: House) -> None:
 
 
 def _api(options: UpOptions) -> dict[str, object] | None:
-    """What was said about the service beside the settings; None is no service."""
+    """The options that override settings of the service; None starts no service."""
     if options.no_api:
         return None
-    typed = {"host": options.api_host, "port": options.api_port}
-    return {name: value for name, value in typed.items() if value is not None}
+    overrides = {"host": options.api_host, "port": options.api_port}
+    return {name: value for name, value in overrides.items() if value is not None}
 
 
 def _tls(options: UpOptions) -> tuple[Path, Path, Path] | None:

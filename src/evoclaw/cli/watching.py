@@ -1,4 +1,4 @@
-"""One run of the service, record by record, until it ends or waits for a person."""
+"""Reads the records of a run of the service, until it ends or waits for a person."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.messages import JSON
 
 OVER = ("ended", "waiting")
-"""States in which nothing more comes by itself."""
+"""States of a run that produces no more records by itself."""
 
 
 async def look(client: Client, run_id: str) -> dict[str, JSON]:
-    """What is known of a run."""
+    """The state and figures of a run."""
     return one(await client.get(path("runs", run_id)))
 
 
 async def records_of(client: Client, run_id: str) -> list[Record]:
-    """What happened in a run so far."""
+    """The records of a run so far."""
     data = await client.raw("GET", path("runs", run_id, "records"))
     try:
         return msgspec.json.Decoder(Record).decode_lines(data)
     except msgspec.DecodeError as problem:
-        raise EvoClawError(f"no records, from the service: {problem}") from None
+        raise EvoClawError(f"the service sent records that cannot be read: {problem}") from None
 
 
 async def watch(client: Client, run_id: str, after: int = 0) -> AsyncGenerator[Record]:
-    """Every record after the one numbered `after`, once each and in order.
+    """Every record after number `after`, each once and in order.
 
-    A service that went away in between is waited for; the last record is a `RunFinished`, unless
-    the run was ended before it began.
+    It reconnects to a service that restarts. The last record is a `RunFinished`, unless the run
+    was cancelled before it started.
     """
     decoder = msgspec.json.Decoder(Record)
     while True:
@@ -43,11 +43,13 @@ async def watch(client: Client, run_id: str, after: int = 0) -> AsyncGenerator[R
             path("runs", run_id, "events"), after=str(after) if after else "", follow="true"
         )
         async with aclosing(events):
-            async for told in events:
+            async for event in events:
                 try:
-                    record = decoder.decode(told.data)
+                    record = decoder.decode(event.data)
                 except msgspec.DecodeError as problem:
-                    raise EvoClawError(f"no record, from the service: {problem}") from None
+                    raise EvoClawError(
+                        f"the service sent a record that cannot be read: {problem}"
+                    ) from None
                 if record.seq <= after:
                     continue
                 after = record.seq

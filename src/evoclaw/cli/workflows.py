@@ -21,7 +21,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
 
 MOST = 50
-"""Workflows that were started, of which the newest are listed."""
+"""The newest workflow runs that are listed."""
 _FAILED = ("failed", "cancelled")
 
 
@@ -115,17 +115,17 @@ def _with_client(work: Callable[[Client], Awaitable[int]]) -> int:
 
 
 def inputs_of(given: Sequence[str]) -> dict[str, JSON]:
-    """What was typed as `NAME=VALUE`: JSON, or else a text."""
-    found: dict[str, JSON] = {}
-    for one in given:
-        name, equals, text = one.partition("=")
+    """The inputs typed as `NAME=VALUE`: each value as JSON, or else as text."""
+    inputs: dict[str, JSON] = {}
+    for argument in given:
+        name, equals, text = argument.partition("=")
         if not name or not equals:
-            raise ConfigError(f"{one!r} is not NAME=VALUE")
+            raise ConfigError(f"{argument!r} is not an input; write NAME=VALUE")
         try:
-            found[name] = msgspec.json.decode(text)
+            inputs[name] = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            found[name] = text
-    return found
+            inputs[name] = text
+    return inputs
 
 
 async def _print_all(client: Client, *, as_json: bool) -> int:
@@ -135,12 +135,15 @@ async def _print_all(client: Client, *, as_json: bool) -> int:
         print_out({"defined": defined, "started": started})
         return exits.OK
     rows = (
-        (said(one, "name"), said(one, "problem") or said(one, "description")) for one in defined
+        (said(workflow, "name"), said(workflow, "problem") or said(workflow, "description"))
+        for workflow in defined
     )
-    show_rows(rows, "no workflows are defined; add one to the folder `workflows`")
+    show_rows(
+        rows, "no workflows are defined; add a file to the folder `workflows` in the data folder"
+    )
     for line in lay_out(
-        (said(one, "id"), said(one, "state"), when(one.get("started_at")), said(one, "name"))
-        for one in started
+        (said(run, "id"), said(run, "state"), when(run.get("started_at")), said(run, "name"))
+        for run in started
     ):
         print_out(line)
     return exits.OK
@@ -154,7 +157,7 @@ def _print_one(found: dict[str, JSON], *, as_json: bool) -> None:
     print_out(
         f"{clean(said(found, 'id'))}: {said(found, 'state')}{f' ({clean(error)})' * bool(error)}"
     )
-    print_out(f"{clean(said(found, 'name'))}, begun {when(found.get('started_at'))}")
+    print_out(f"{clean(said(found, 'name'))}, started {when(found.get('started_at'))}")
     steps = found.get("steps")
     listed = [step for step in steps if is_object(step)] if is_array(steps) else []
     for line in lay_out(

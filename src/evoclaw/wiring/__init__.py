@@ -1,5 +1,5 @@
-"""The composition root: the one place where the parts of a process are put together.
+"""The composition root: builds the objects of a process from the settings and the environment.
 
-A command imports the module that builds what it needs, when it needs it; each part is imported
-where it is built. So a process loads only what it uses.
+A command imports the module that builds what it needs, inside the command; each module imports a
+class where it builds an object of it. So a process loads only what it uses.
 """

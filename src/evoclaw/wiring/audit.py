@@ -1,4 +1,4 @@
-"""The audit of this machine."""
+"""Opens the audit of this machine, and ships it to the cold tier."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LAST = 2.0
-"""Seconds in which what a run noted is brought to the cold tier; else the next one brings it."""
+"""Seconds to ship the last records at the end of a process; later ones ship what is left."""
 
 
 def audit_place(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
-    """The data folder, and what was chosen about the audit."""
+    """The data folder, and the audit settings."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
 
@@ -31,13 +31,13 @@ def audit_place(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
 async def open_audit(
     folder: Path, settings: AuditSettings, env: Mapping[str, str], *, keeps_on: bool = False
 ) -> AsyncGenerator[Audit | None]:
-    """The audit in a folder, signed when the block ends; None if it is switched off.
+    """The audit in a folder, signed when the block ends; None if it is disabled.
 
     Args:
         folder: The data folder.
-        settings: What was chosen.
-        env: Whose secrets are never written down.
-        keeps_on: This process stays: it brings records to the cold tier as they come.
+        settings: The audit settings.
+        env: The environment; its secrets are redacted.
+        keeps_on: This process is long-running: it ships records to the cold tier as they come.
     """
     if not settings.enabled:
         yield None
@@ -46,19 +46,19 @@ async def open_audit(
     from evoclaw.observe.audit import writer
 
     audit = writer.open_audit(folder, settings, secrets=secrets_in(env))
-    going = asyncio.create_task(_keep_shipping(audit, folder, env)) if keeps_on else None
+    shipping = asyncio.create_task(_keep_shipping(audit, folder, env)) if keeps_on else None
     try:
         yield audit
     finally:
-        if going is not None:
-            going.cancel()
-            await asyncio.wait([going])
+        if shipping is not None:
+            shipping.cancel()
+            await asyncio.wait([shipping])
         await asyncio.to_thread(audit.close)
         await _ship_the_rest(audit, folder, env)
 
 
 async def _keep_shipping(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
-    # What an idle device does not need, it does not load.
+    # Wait first: an idle device then never loads the shipper.
     await asyncio.sleep(audit.settings.ship_seconds)
     async with _shipper(audit, folder, env) as shipper:
         if shipper is not None:
@@ -73,7 +73,9 @@ async def _ship_the_rest(audit: Audit, folder: Path, env: Mapping[str, str]) -> 
             if shipper is not None:
                 await shipper.ship()
     except (TimeoutError, AuditError) as problem:
-        logger.info("the audit is brought to the cold tier later: %s", problem)
+        logger.info(
+            "audit not shipped to the cold tier yet, the next process ships it: %s", problem
+        )
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The orchestrator that stays: its agents, their durable runs, workflows, channels and memory."""
+"""Builds the runtime of the service: agents, durable runs, workflows, channels and memory."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 HOUR, DAY = 3_600.0, 86_400.0
 GATHER = 3.0
-"""Seconds for which edges are waited for before runs that were cut off go on."""
-CANVAS = "the page, beside the conversation"
-"""Where to look at what a session shows: for the model to say."""
+"""Seconds to wait for known edges before interrupted runs are resumed."""
+CANVAS = "the dashboard, beside the conversation"
+"""Where the user sees the canvas of a session; the model quotes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brain:
-    """Everything that answers, and what it answers with."""
+    """Everything that starts, drives and answers runs in one process."""
 
     settings: EvoClawConfig
     home: Path
     stored: Stored
     orchestrator: Orchestrator
     agents: dict[str, Agent]
-    """Changed in place when the settings are read again; runs that go on keep theirs."""
+    """Changed in place when the settings are reloaded; active runs keep their agent."""
     governance: Governance
     providers: Providers
     equipment: RunFactory
@@ -75,7 +75,7 @@ class Brain:
 
     @property
     def default(self) -> Agent:
-        """Who is asked where nobody is named."""
+        """The agent of a run request that names none: the first one."""
         return next(iter(self.agents.values()))
 
 
@@ -83,31 +83,31 @@ class Brain:
 async def open_brain(
     orchestrator: Orchestrator, stored: Stored, env: Mapping[str, str]
 ) -> AsyncGenerator[Brain]:
-    """Put it together, take up what was left unfinished, and go on until the block ends."""
+    """Build the runtime, resume unfinished runs, and serve until the block ends."""
     async with AsyncExitStack() as stack:
         brain = await _put_together(orchestrator, stored, env, stack)
         if brain.memory is not None:
             await stack.enter_async_context(brain.memory.serving())
         if await brain.runs.left_any():
-            # Their calls are asked for again: of edges that must be known by then.
-            known = [one.agent_id for one in stored.devices.all() if one.approved]
+            # Resumed runs repeat their open calls, so their edges must be known by then.
+            known = [device.agent_id for device in stored.devices.all() if device.approved]
             await orchestrator.gather(known, GATHER)
         await stack.enter_async_context(brain.runs.serving())
-        # A file is this process's alone: what the one before it held is free.
+        # A SQLite file belongs to this process alone, so leases of the previous process are free.
         alone = stored.database.dialect == "sqlite"
         await stack.enter_async_context(brain.workflows.serving(alone=alone))
         await stack.enter_async_context(brain.desk.serving())
         if days := brain.settings.store.keep_days:
             canvases = brain.equipment.canvases
-            forgetting = asyncio.create_task(_forget(stored.database, days * DAY, canvases))
-            stack.push_async_callback(_end, forgetting)
+            retention = asyncio.create_task(_forget(stored.database, days * DAY, canvases))
+            stack.push_async_callback(_end, retention)
         yield brain
 
 
 async def _forget(
     database: Database, seconds: float, canvases: CanvasFolder | StoredCanvases
 ) -> None:
-    """Forget what is long over, now and every hour."""
+    """Delete sessions past their retention time, now and every hour."""
     from evoclaw.store.databases.database import StoreError
     from evoclaw.store.sessions.retention import forget_sessions
 
@@ -118,7 +118,7 @@ async def _forget(
         try:
             await forget_sessions(database, time.time() - seconds, clear)
         except (StoreError, OSError) as problem:
-            logger.warning("old sessions are forgotten later: %s", problem)
+            logger.warning("retention failed, trying again in an hour: %s", problem)
         await asyncio.sleep(HOUR)
 
 
@@ -146,25 +146,24 @@ async def _put_together(
     governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
     agents = dict(agents_of(settings))
     approvals = _approvals(settings, stored, env)
-    settle = _settling(stored.database)
-    providers = await _providers(env, stack, settle)
-    equipment = await _equipment(
-        orchestrator, governance, providers, approvals, stored.database, settle, env, stack
+    flush = _settling(stored.database)
+    providers = await _providers(env, stack, flush)
+    run_factory = await _equipment(
+        orchestrator, governance, providers, approvals, stored.database, flush, env, stack
     )
     memory = _memory(settings, stored, env)
     gauges = GaugeReader(orchestrator, stored.database, home, lambda: runs.live)
     metrics = Metrics(gauges.gauges())
-    talks = await _conversations(
-        stored, agents, equipment, _Ears(equipment, memory, metrics), stack, env
-    )
-    runs = Runs(talks, settings=settings.runs)
-    workflows = _workflows(settings, stored, runs, talks, equipment)
-    desk, channels = _channels(settings, stored, runs, talks, env)
+    observers = _Ears(run_factory, memory, metrics)
+    conversations = await _conversations(stored, agents, run_factory, observers, stack, env)
+    runs = Runs(conversations, settings=settings.runs)
+    workflows = _workflows(settings, stored, runs, conversations, run_factory)
+    dispatcher, channels = _channels(settings, stored, runs, conversations, env)
     return Brain(
         settings=settings, home=home, stored=stored, orchestrator=orchestrator, agents=agents,
-        governance=governance, providers=providers, equipment=equipment, approvals=approvals,
-        talks=talks, runs=runs, memory=memory, workflows=workflows, desk=desk, channels=channels,
-        metrics=metrics, gauges=gauges,
+        governance=governance, providers=providers, equipment=run_factory, approvals=approvals,
+        talks=conversations, runs=runs, memory=memory, workflows=workflows, desk=dispatcher,
+        channels=channels, metrics=metrics, gauges=gauges,
     )  # fmt: skip
 
 
@@ -177,13 +176,13 @@ def _approvals(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) 
 
 
 def approval_settings(settings: EvoClawConfig) -> ApprovalSettings:
-    """People can be reached at any time: a run waits for them, unless the settings say no."""
-    chosen = settings.approvals
-    return structs.replace(chosen, nobody="wait") if chosen.nobody is None else chosen
+    """A run of the service waits for an approval, unless the settings say otherwise."""
+    approvals = settings.approvals
+    return structs.replace(approvals, nobody="wait") if approvals.nobody is None else approvals
 
 
 def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | StoredCanvases:
-    """What sessions show: beside what several orchestrators share, or in a folder."""
+    """The canvases of sessions: in a shared PostgreSQL, or in a folder beside SQLite."""
     from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.conversations import canvas_folder
 
@@ -193,10 +192,10 @@ def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | Stor
 
 
 def _settling(database: Database) -> Settle:
-    async def settle() -> None:
+    async def flush() -> None:
         await database.write(lambda connection: None)
 
-    return settle
+    return flush
 
 
 async def _providers(env: Mapping[str, str], stack: AsyncExitStack, settle: Settle) -> Providers:
@@ -225,12 +224,12 @@ async def _equipment(
     from evoclaw.wiring.toolbox import open_toolbox
 
     home = default_data_folder(env)
-    desk = home / "desk"
-    desk.mkdir(parents=True, exist_ok=True, mode=0o700)
-    box = await stack.enter_async_context(open_toolbox(desk, env, key="up"))
+    workspace = home / "desk"
+    workspace.mkdir(parents=True, exist_ok=True, mode=0o700)
+    toolbox = await stack.enter_async_context(open_toolbox(workspace, env, key="up"))
     signer = await stack.enter_async_context(open_signer(env, database=database))
     return RunFactory(
-        orchestrator, providers, governance, approvals.approver, box, signer, settle,
+        orchestrator, providers, governance, approvals.approver, toolbox, signer, settle,
         _canvases(database, env),
     )  # fmt: skip
 
@@ -247,21 +246,24 @@ def _memory(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Ears:
-    """Who listens to runs, and what is remembered for them."""
+    """The sinks of a run, and what its agent remembers."""
 
     equipment: RunFactory
     memory: Memory | None
     metrics: Metrics
 
     def sinks(self, session: Session, records: Sequence[Record]) -> Sequence[Sink]:
-        """The audit, the metrics, the memory."""
-        who = Principal(session.tenant, session.owner, session.agent)
+        """The audit, the traces, the metrics and the memory."""
+        principal = Principal(session.tenant, session.owner, session.agent)
         governance = self.equipment.governance
-        found = [*governance.sinks(session.id, records, who), self.metrics.sink(session.agent)]
-        return found if self.memory is None else [*found, self.memory.sink(session, records)]
+        sinks = [
+            *governance.sinks(session.id, records, principal),
+            self.metrics.sink(session.agent),
+        ]
+        return sinks if self.memory is None else [*sinks, self.memory.sink(session, records)]
 
     async def recall(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
-        """What may matter for a run."""
+        """The notes in memory that may matter for a run."""
         return () if self.memory is None else await self.memory.recall(session, run.asked)
 
 
@@ -293,7 +295,7 @@ async def _conversations(
         limits=Limits(budget=settings.budget),
         ledger=governance.ledger,
         price=price_of_any(),
-        cheaper=[equipment.providers.of(one) for one in settings.orchestrator.cheaper_models],
+        cheaper=[equipment.providers.of(name) for name in settings.orchestrator.cheaper_models],
         attended=True,
         listening=ears.sinks,
         edges=fleet.members,
@@ -344,6 +346,6 @@ def _channels(
     channels = open_channels(
         settings.channels, env, lambda: MqttLink(find_broker(settings.data, env))
     )
-    patience = {one.name: one.patience_s for one in settings.channels}
+    patience = {channel.name: channel.patience_s for channel in settings.channels}
     store = ChannelStore(stored.database)
     return FrontDesk(store, runs, talks, channels, patience=patience), channels

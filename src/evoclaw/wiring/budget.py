@@ -1,4 +1,4 @@
-"""The ledger of this machine, and what its models cost."""
+"""Opens the ledger of budgets, and prices the models."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ async def open_ledger(
     from evoclaw.store.governing.ledger import SCHEMA, StoredLedger
     from evoclaw.wiring.store import clock_of, opened
 
-    # By itself, a reservation need not outlive a power cut: what it was to pay for did not either.
+    # A reservation need not survive a power cut: the work that it reserves for does not either.
     async with (
-        opened(env, SCHEMA, given=database, durable=False) as kept,
-        StoredLedger(kept, clock_of(kept)) as ledger,
+        opened(env, SCHEMA, given=database, durable=False) as connected,
+        StoredLedger(connected, clock_of(connected)) as ledger,
     ):
         await ledger.begin()
         yield ledger
@@ -37,8 +37,8 @@ async def ledger_for(
 ) -> AsyncGenerator[Ledger]:
     """Where a run's spending is counted.
 
-    A budget of the run alone is counted in memory: its records tell it again after a crash. One
-    that several runs share is kept where all of them find it.
+    A budget of a single run is counted in memory, and rebuilt from its records after a crash. A
+    budget that several runs share is counted in the store.
     """
     from evoclaw.governance.budget.memory import MemoryLedger
     from evoclaw.governance.budget.settings import Kinds
@@ -52,7 +52,7 @@ async def ledger_for(
 
 
 def price_for(name: str) -> Price:
-    """What a reply costs at most; `A,B` is priced by the dearer."""
+    """The maximum price of a reply; `A,B` has the price of the dearer model."""
     from evoclaw.governance.budget.foresight import dearest
     from evoclaw.providers.prices import prices
 
@@ -60,4 +60,4 @@ def price_for(name: str) -> Price:
         price = prices(model)
         return lambda _, usage: price(model.partition("/")[2], usage)
 
-    return dearest([priced(one.strip()) for one in name.split(",")])
+    return dearest([priced(model.strip()) for model in name.split(",")])

@@ -1,4 +1,4 @@
-"""Accounts of people at the broker of this machine."""
+"""The broker accounts of people who use an MQTT channel."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ if TYPE_CHECKING:
 
 
 def add_user(name: str, env: Mapping[str, str]) -> str:
-    """Make a person's account at our broker, or give it another password: the password."""
+    """Create the account of a person at our broker, or renew its password; returns the password."""
     from evoclaw.transport.broker_accounts import BrokerRole
 
     accounts = _accounts(env)
-    others = [one for one in accounts.all() if one.name == name and one.role is not BrokerRole.USER]
-    if others:
-        raise ConfigError(f"{name!r} is the account of another process; choose another name")
+    found = [account for account in accounts.all() if account.name == name]
+    if any(account.role is not BrokerRole.USER for account in found):
+        raise ConfigError(f"{name!r} is the account of an edge or orchestrator; use another name")
     return accounts.renew(name, BrokerRole.USER)
 
 
 def remove_user(name: str, env: Mapping[str, str]) -> bool:
-    """Take a person's account away; False if there is none."""
+    """Remove the account of a person; False if there is none."""
     from evoclaw.transport.broker_accounts import BrokerRole
 
     accounts = _accounts(env)
-    if not any(one.name == name and one.role is BrokerRole.USER for one in accounts.all()):
+    found = [account for account in accounts.all() if account.name == name]
+    if not any(account.role is BrokerRole.USER for account in found):
         return False
     accounts.remove(name)
     return True
@@ -41,7 +42,7 @@ def _accounts(env: Mapping[str, str]) -> BrokerAccounts:
     home = default_data_folder(env)
     if not is_ours(home):
         raise ConfigError(
-            "accounts are for the broker of `evoclaw up`; start it, or make the account at the "
-            "broker you use"
+            "no broker of `evoclaw up` runs on this machine: start it, or create the account "
+            "at the broker that you use"
         )
     return BrokerAccounts(home / "broker")

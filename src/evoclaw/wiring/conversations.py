@@ -1,4 +1,4 @@
-"""Sessions on this machine: conversations that go on, whose agents may begin others."""
+"""Builds the sessions of `evoclaw run --session`, whose runs may start sub-runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from evoclaw.wiring.toolbox import Toolbox
 
 AGENT = "evoclaw"
-"""Who answers when nobody else was defined."""
+"""The agent of a session on this machine."""
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def open_conversations(
     attended: bool,
     env: Mapping[str, str],
 ) -> AsyncGenerator[Conversations]:
-    """The sessions of this machine, with one agent; its session is there when this returns."""
+    """The sessions of this machine, with one agent; the named session exists when this returns."""
     from evoclaw.orchestrator.agents.prompt import system_prompt
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.sessions import Conversations
@@ -65,30 +65,30 @@ async def open_conversations(
         governance = await stack.enter_async_context(open_governance(env, AGENT))
         store = await stack.enter_async_context(open_sessions(env))
         provider = await stack.enter_async_context(open_provider(name, env))
-        box = await stack.enter_async_context(
+        toolbox = await stack.enter_async_context(
             open_toolbox(workspace, env, key=session, given=eyes(provider))
         )
         signer = await stack.enter_async_context(open_signer(env))
-        every = _pipeline(box, None, capabilities, governance.steps()).tools
-        rules = governance.rules(level, capabilities, workspace, every)
+        tools_here = _pipeline(toolbox, None, capabilities, governance.steps()).tools
+        rules = governance.rules(level, capabilities, workspace, tools_here)
         factory = _RunFactory(
-            provider, governance.steps(), signer, rules, approver, box, for_model(name, tools),
+            provider, governance.steps(), signer, rules, approver, toolbox, for_model(name, tools),
             has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip
-        talks = Conversations(
+        conversations = Conversations(
             store,
             {AGENT: agent},
             factory.ports,
             questions=Questions(store.questions, face=person),
-            prompt=lambda _: system_prompt(workspace, catalogue(box.shelf.skills())),
+            prompt=lambda _: system_prompt(workspace, catalogue(toolbox.shelf.skills())),
             **await _governed(governance, name, env, stack, attended=attended),
         )
-        await talks.open(AGENT, session_id=session)
-        yield talks
+        await conversations.open(AGENT, session_id=session)
+        yield conversations
 
 
 def canvas_folder(env: Mapping[str, str], seen_at: str = "") -> CanvasFolder:
-    """What the sessions of this machine show, whichever process has them."""
+    """The canvases of the sessions on this machine, for every process of this user."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import CanvasFolder
 
@@ -112,7 +112,7 @@ async def _governed(
     *,
     attended: bool,
 ) -> _Governed:
-    """What bounds sessions, and who listens to them."""
+    """What limits sessions, and the sinks of their runs."""
     from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.wiring.budget import price_for
 
@@ -121,7 +121,7 @@ async def _governed(
         limits=Limits(budget=governance.settings.budget),
         ledger=governance.ledger,
         price=price_for(model),
-        cheaper=[await stack.enter_async_context(open_provider(one, env)) for one in names],
+        cheaper=[await stack.enter_async_context(open_provider(cheaper, env)) for cheaper in names],
         attended=attended,
         listening=lambda session, records: governance.sinks(
             session.id, records, Principal(session.tenant, session.owner, session.agent)
@@ -140,13 +140,13 @@ def _pipeline(
 
 @dataclass(frozen=True, slots=True)
 class _RunFactory:
-    """Builds the parts of the runs of all sessions."""
+    """Builds provider, call pipeline and approver of each run of a session."""
 
     provider: Provider
     steps: Sequence[Step]
     sign: Sign
     rules: tuple[Policy, ...]
-    """The same for all: what is counted in them is counted for all sessions together."""
+    """Shared by all sessions: a rate counts the calls of all of them."""
     approver: Callable[[str], Approver]
     box: Toolbox
     tools: Sequence[str] | None
@@ -163,10 +163,10 @@ class _RunFactory:
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
         history = cast("History", injected.pop(History))
         if not self.has_person:
-            injected.pop(Person)  # a question that nobody answers is not offered
-        box = refilled(self.box, injected)
-        own = [SkillsInUse(box.shelf, history), SignReceipt(self.sign), *self.steps, *self.rules]
-        pipeline = _pipeline(box, self.tools, agent.capabilities, own)
+            injected.pop(Person)  # without a user, the question tool is not offered
+        toolbox = refilled(self.box, injected)
+        own = [SkillsInUse(toolbox.shelf, history), SignReceipt(self.sign), *self.steps]
+        pipeline = _pipeline(toolbox, self.tools, agent.capabilities, [*own, *self.rules])
         principal = Principal(agent=agent.name)
         approver = self.approver(session.id)
         return Ports(self.provider, pipeline, pipeline.policy, approver, principal)

@@ -1,4 +1,4 @@
-"""What a device's calls go through: its own tools, rules, budget and audit."""
+"""Builds what the calls of an edge go through: its own tools, rules, budget and audit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device's own side of every call."""
+    """The ports of an edge, and what governs its calls."""
 
     ports: Ports
     has_model: bool
     notes: CallAudit | None
-    """Puts calls on record."""
+    """Writes calls to the audit of this edge; None if the audit is disabled."""
     stops: Stops
 
 
@@ -40,7 +40,7 @@ async def open_device(
     stack: AsyncExitStack,
     tracing: Tracing | None = None,
 ) -> Device:
-    """Put it together; it is closed with the stack."""
+    """Build the runtime of an edge; the stack closes it."""
     from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.rates import Rates
     from evoclaw.observe.audit.sink import AuditContext
@@ -54,8 +54,10 @@ async def open_device(
     guards: tuple[Policy, ...] = (stops, Rates(config.rates))
     notes = None
     if audit is not None:
-        who = AuditContext(principal=Principal(), agent_id=config.agent_id, device=config.agent_id)
-        guards, notes = (*guards, Recordable(audit)), CallAudit(audit, who)
+        context = AuditContext(
+            principal=Principal(), agent_id=config.agent_id, device=config.agent_id
+        )
+        guards, notes = (*guards, Recordable(audit)), CallAudit(audit, context)
     ports, has_model = await _ports(config, env, stack, guards)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
@@ -63,7 +65,7 @@ async def open_device(
 
 
 def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
-    """The stops of this machine, and those of this edge alone."""
+    """The stops of this machine and those of this edge."""
     from evoclaw.governance.stops import FILE, StopFile, Stops
     from evoclaw.wiring.oversight import stop_file
 
@@ -86,14 +88,14 @@ async def _ports(
         steps += await _budgeted(config, config.budget, stack)
     pipeline = edge_pipeline().build([await _executor(config, stack)], steps)
     if not config.model.name:
-        # Tools need no model; the one that is never asked stands where a port must be.
+        # Tools need no model; `Scripted` fills the port and is never asked.
         return Ports(Scripted(), pipeline, pipeline.policy), False
     provider = await stack.enter_async_context(open_provider(config.model.name, env))
     return Ports(provider, pipeline, pipeline.policy), True
 
 
 async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
-    """The tools of an edge: files, commands, pages, and the device itself."""
+    """The executor of an edge: files, commands, web pages and the device itself."""
     from evoclaw.executors.devices import LocalDevice, LocalNotifier
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
@@ -109,18 +111,18 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     sandboxed = await open_sandboxes(
         config.workspace, config.sandbox_settings, domains, stack, data=config.data
     )
-    # The camera, the pins and the screen are the device's own: their programs are fixed.
-    person, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
-    given: dict[type, object] = {
+    # Camera, pins and screen run fixed programs, so they need no sandbox.
+    notifier, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
+    dependencies: dict[type, object] = {
         Fetcher: WebFetcher(UrlGuard(may=domains.may)),
         DeviceOps: device,
-        Notifier: person,
+        Notifier: notifier,
     }
     return LocalExecutor(
-        _tools(config, notifies=person.works),
+        _tools(config, notifies=notifier.works),
         files=LocalFiles(config.workspace),
         exec=sandboxed.plain,
-        given=given,
+        given=dependencies,
         exec_for=sandboxed.exec_for,
         sound=True,
     )
@@ -137,8 +139,10 @@ def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
         return tools
     known = {tool.name for tool in tools}
     if unknown := [name for name in names if name not in known]:
-        there = ", ".join(sorted(known))
-        raise ConfigError(f"no tool {', '.join(map(repr, unknown))}; there are: {there}")
+        available = ", ".join(sorted(known))
+        raise ConfigError(
+            f"unknown tool {', '.join(map(repr, unknown))} in [tools] only; available: {available}"
+        )
     return tuple(tool for tool in tools if tool.name in names)
 
 
@@ -163,7 +167,7 @@ def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
 async def _budgeted(
     config: EdgeConfig, settings: BudgetSettings, stack: AsyncExitStack
 ) -> list[Step]:
-    """Bounds what this device may do, whoever asks and however often it restarts."""
+    """The steps that limit what this device does, across callers and restarts."""
     from evoclaw.edge.artifact_tool import TOOL_NAME
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.store.governing.ledger import StoredLedger

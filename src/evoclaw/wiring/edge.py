@@ -1,4 +1,4 @@
-"""An edge: what `agent.toml` says, put together."""
+"""Builds the edge that an `agent.toml` describes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASSWORD = "EVOCLAW_EDGE_PASSWORD"
 
 @asynccontextmanager
 async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator[Edge]:
-    """The edge that a file and the environment describe; closed when the block ends."""
+    """The edge of an `agent.toml` and the environment; closed when the block ends."""
     from evoclaw.config import broker_password, read_agent_toml
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
@@ -78,21 +78,24 @@ async def _journal(folder: Path) -> Journal:
     journal = await Journal.open(folder / "journal.db", set_aside=True)
     if journal.database.set_aside is not None:
         logger.error(
-            "the journal was damaged; it is kept as %s and a new one was begun",
+            "the journal was damaged: moved to %s, and started an empty one",
             journal.database.set_aside,
         )
     return journal
 
 
 def _alone(folder: Path) -> int:
-    """Hold the folder: a second edge would take this one's calls for interrupted."""
+    """Lock the data folder: a second edge would treat calls of this one as interrupted."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        text = f"an edge runs with {folder} already; end it, or name another data folder"
+        text = (
+            f"another edge runs with the data folder {folder}; stop it, or set `data` in "
+            "agent.toml to another folder"
+        )
         raise ConfigError(text) from None
     return lock
 

@@ -1,4 +1,4 @@
-"""An orchestrator that reaches the fleet: of this machine's `evoclaw up`, or of another broker."""
+"""Builds an orchestrator that is connected to the fleet, and runs whose calls go to edges."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from evoclaw.trust.pairing import Devices
 
 HERE = "orchestrator.json"
-"""Where `evoclaw up` says how its broker is reached: for whoever may read this user's files."""
+"""In the data folder: `evoclaw up` writes the login of its broker here, readable by this user."""
 PASSWORD = "EVOCLAW_BROKER_PASSWORD"
 ANY, EACH = "any", "*"
-"""Instead of an edge: whichever has the tool; or all of them, each to be asked."""
+"""Instead of an edge id: any edge that has the tool; or every edge, chosen by the model."""
 
 
 class Door(Struct, frozen=True):
-    """How an orchestrator gets to the broker."""
+    """The address of the broker, and the account of the orchestrator there."""
 
     url: str
     username: str = ""
     password: str = ""
     ca_file: str | None = None
-    """Who signed the broker's certificate, if it has one."""
+    """The CA file of the broker's certificate, if it uses TLS."""
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def open_fleet(
     database: Database | None = None,
     devices: Devices | None = None,
 ) -> AsyncGenerator[Orchestrator]:
-    """An orchestrator, connected as long as the block runs."""
+    """An orchestrator that is connected to the broker while the block runs."""
     from evoclaw.config import default_data_folder
     from evoclaw.governance.shared_stops import following_board
     from evoclaw.governance.stops import Stops
@@ -70,10 +70,10 @@ async def open_fleet(
     signer = Signer.load_or_create(home / "orchestrator.key")
     async with AsyncExitStack() as stack:
         parts = (command_tables.SCHEMA, receipts.SCHEMA, stop_tables.SCHEMA)
-        kept = await stack.enter_async_context(opened(env, *parts, given=database))
-        # Before anything is sent to anybody.
-        await stack.enter_async_context(following_board(stop_board(env, kept)))
-        store = CommandStore(kept)
+        connected = await stack.enter_async_context(opened(env, *parts, given=database))
+        # Stops must be known before the first command is sent.
+        await stack.enter_async_context(following_board(stop_board(env, connected)))
+        store = CommandStore(connected)
         settings = orchestrator_settings(env)
         broker = settings.broker
         link = MqttLink(address, keep_alive=broker.keep_alive_s, qos=broker.qos)
@@ -84,8 +84,8 @@ async def open_fleet(
         grants = Stopping(stops, Granting(signer))
         orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
         required = settings.orchestrator.require_receipts
-        book = await stack.enter_async_context(open_book(store, required=required))
-        orchestrator.reception.receipts = book
+        verifier = await stack.enter_async_context(open_book(store, required=required))
+        orchestrator.reception.receipts = verifier
         await stack.enter_async_context(orchestrator.connected())
         await stack.enter_async_context(following(stops, orchestrator, store))
         fleet = orchestrator.fleet
@@ -104,7 +104,7 @@ async def fleet_ports(
     run: Begun,
     wait: float,
 ) -> AsyncGenerator[Ports]:
-    """What a run is given whose calls go to edges: to one, to whichever has the tool, or asked."""
+    """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
     from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local import capabilities_at
@@ -137,7 +137,7 @@ async def fleet_ports(
 async def fleet_routes(
     orchestrator: Orchestrator, on: str, capabilities: frozenset[str], wait: float
 ) -> list[Route]:
-    """The tools of one edge, of whichever has them, or of the fleet as a whole."""
+    """The routes to one edge, to any edge that has the tool, or to the whole fleet."""
     if on not in (ANY, EACH):
         await orchestrator.wait_for(on, wait)
         return [Route(orchestrator.edge(on), Place.EDGE)]
@@ -148,20 +148,20 @@ async def fleet_routes(
 
 
 def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> list[Route]:
-    """The fleet as tools: to ask any edge anything, and to see what devices there are."""
+    """The tools about the whole fleet: call a tool on any edge, and list devices and jobs."""
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.orchestrator.fleet.nodes import FleetNodes
     from evoclaw.tools.jobs import Jobs, jobs
     from evoclaw.tools.nodes import Nodes, nodes
 
-    asking = orchestrator.edge_call(capabilities)
-    seen = {Nodes: FleetNodes(orchestrator.fleet, asking), Jobs: orchestrator.jobs()}
-    devices = LocalExecutor([nodes, jobs], given=seen)
-    return [Route(asking, Place.EDGE), Route(devices, Place.EDGE)]
+    edge_call = orchestrator.edge_call(capabilities)
+    injected = {Nodes: FleetNodes(orchestrator.fleet, edge_call), Jobs: orchestrator.jobs()}
+    devices = LocalExecutor([nodes, jobs], given=injected)
+    return [Route(edge_call, Place.EDGE), Route(devices, Place.EDGE)]
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:
-    """The broker: the one that the settings name, or the one that `evoclaw up` runs here."""
+    """The broker that the settings name, or the one that `evoclaw up` runs on this machine."""
     from evoclaw.config import broker_password
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.wiring.settings import FILE, orchestrator_settings
@@ -170,26 +170,28 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
     if config.broker.is_named:
         return config.broker.address(broker_password(config.broker, env, PASSWORD))
     try:
-        door = msgspec.json.decode((home / HERE).read_bytes(), type=Door)
+        login = msgspec.json.decode((home / HERE).read_bytes(), type=Door)
     except FileNotFoundError:
         raise ConfigError(
-            "no broker is known: start one with `evoclaw up`, or name one in "
-            f"{home / FILE} under [broker]"
+            "no broker is running or configured: start one with `evoclaw up`, or name one under "
+            f"[broker] in {home / FILE}"
         ) from None
     except (OSError, msgspec.DecodeError) as problem:
-        raise ConfigError(f"{home / HERE} cannot be read: {problem}") from None
-    tls = None if door.ca_file is None else TlsSettings(door.ca_file)
-    address = parse_url(door.url, tls=tls)
-    return msgspec.structs.replace(address, username=door.username, password=door.password)
+        raise ConfigError(
+            f"cannot read {home / HERE}: {problem}; restart `evoclaw up` to write it again"
+        ) from None
+    tls = None if login.ca_file is None else TlsSettings(login.ca_file)
+    address = parse_url(login.url, tls=tls)
+    return msgspec.structs.replace(address, username=login.username, password=login.password)
 
 
 def is_ours(home: Path) -> bool:
-    """Whether the broker is the one that `evoclaw up` runs here now."""
+    """Whether `evoclaw up` runs a broker of its own on this machine now."""
     return (home / HERE).exists()
 
 
 def leave_door(home: Path, door: Door) -> None:
-    """Say how the broker is reached; only this user may read it."""
+    """Write the login of the broker to a file that only this user may read."""
     from evoclaw.transport.broker_accounts import write_private
 
     write_private(home / HERE, msgspec.json.encode(door))

@@ -1,4 +1,4 @@
-"""Governance of this machine: the policies of the call pipelines, the budget, the audit."""
+"""Builds the governance of this machine: policies of the call pipelines, budget, audit, traces."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Governance:
-    """The rules of this machine, and where is written down what came of them."""
+    """The policies of this machine, and where verdicts and spending are recorded."""
 
     settings: EvoClawConfig
     stops: Stops
     guards: tuple[Policy, ...]
-    """What comes next, before everything else: rates, and that it can be put on record."""
+    """The policies right after stops and tool status: rates, and whether the audit can write."""
     ledger: Ledger
     audit: Audit | None
     agent: str = ""
     forwarded: Forwarded | None = None
-    """The calls that a call forwards to edges, where it can."""
+    """Finds the calls that a call forwards to edges; None where no call forwards."""
     sandboxed: bool = True
-    """Whether commands run in a sandbox, wherever that is."""
+    """Whether commands run in a sandbox, here or on the edge."""
     tracing: Tracing | None = None
-    """Makes spans of runs, where somebody asked for that."""
+    """Makes spans of runs, if OTEL_… variables configure an exporter."""
 
     @property
     def principal(self) -> Principal:
-        """On whose behalf runs are made here."""
+        """On whose behalf runs are made, unless a session names another principal."""
         return Principal(agent=self.agent)
 
     def rules(
@@ -58,13 +58,13 @@ class Governance:
         workspace: Path | None,
         tools: Callable[[], Sequence[Tool]],
     ) -> tuple[Policy, ...]:
-        """The rules of an agent, but for its budget.
+        """The policies of an agent, without its budget.
 
         Args:
-            level: How much it may do by itself.
+            level: The autonomy of the agent.
             capabilities: What it holds.
-            workspace: The folder that relative paths mean; None where it is another machine's.
-            tools: What there is, by the flags that it bears.
+            workspace: The folder of relative paths; None if calls run on another machine.
+            tools: The tools that the flow policy reads flags from.
         """
         from evoclaw.governance.autonomy import Autonomy
         from evoclaw.governance.flow.policy import Flow
@@ -91,7 +91,7 @@ class Governance:
         )
 
     def _forwarded_rules(self, *rules: Policy) -> tuple[Policy, ...]:
-        """The same rules for what a call forwards to an edge."""
+        """The same policies, for the calls that a call forwards to an edge."""
         if self.forwarded is None:
             return ()
         from evoclaw.core.chain import Chain
@@ -100,7 +100,7 @@ class Governance:
         return (ForwardedCalls(Chain(rules), self.forwarded),)
 
     def counted(self, budget: Policy) -> Policy:
-        """A budget that counts what a call forwards, not the call that forwards it."""
+        """A budget that charges the forwarded call, not the call that forwards it."""
         if self.forwarded is None:
             return budget
         from evoclaw.governance.forwarded import ForwardedBudget
@@ -112,12 +112,12 @@ class Governance:
         from evoclaw.executors.hidden_text import MarkHiddenText
         from evoclaw.governance.flow.flags import FlowFlags
 
-        usual = (FlowFlags(self.settings.flow), MarkHiddenText())
+        steps = (FlowFlags(self.settings.flow), MarkHiddenText())
         if self.tracing is None:
-            return usual
+            return steps
         from evoclaw.executors.trace_step import TraceCall
 
-        return (*usual, TraceCall())
+        return (*steps, TraceCall())
 
     def sinks(
         self,
@@ -125,9 +125,9 @@ class Governance:
         before: Sequence[Record] = (),
         principal: Principal | None = None,
     ) -> tuple[Sink, ...]:
-        """Who writes down what happens in a run, and on whose behalf."""
-        asker = principal or self.principal
-        return (*self._audited(session, before, asker), *self._traced(session, before, asker))
+        """The sinks of one run: audit and traces, on behalf of a principal."""
+        who = principal or self.principal
+        return (*self._audited(session, before, who), *self._traced(session, before, who))
 
     def _audited(
         self, session: str, before: Sequence[Record], asker: Principal
@@ -136,8 +136,8 @@ class Governance:
             return ()
         from evoclaw.observe.audit.sink import AuditContext
 
-        who = AuditContext(principal=asker, agent_id=self.agent, session=session)
-        return (self.audit.sink(who, before=before),)
+        context = AuditContext(principal=asker, agent_id=self.agent, session=session)
+        return (self.audit.sink(context, before=before),)
 
     def _traced(self, session: str, before: Sequence[Record], asker: Principal) -> tuple[Sink, ...]:
         if self.tracing is None:
@@ -147,7 +147,7 @@ class Governance:
         return (self.tracing.sink(TracedRun(asker.agent, session, asker.tenant), before),)
 
     def every_run(self) -> tuple[Sink, ...]:
-        """Who writes down what happens in runs that come and go."""
+        """The sinks that all runs of a server share: audit and traces."""
         traced = () if self.tracing is None else (self.tracing.every_run(self.agent),)
         if self.audit is None:
             return traced
@@ -156,13 +156,13 @@ class Governance:
         return (PerRunSink(lambda: self._audited("", (), self.principal)[0]), *traced)
 
     def budget_of(self, run_id: str) -> Budget:
-        """What one call may use that no model of ours asks for."""
+        """The budget of one call that an MCP client makes."""
         from evoclaw.governance.budget.policy import Budget
 
         return Budget(self.ledger, run_id, self.settings.budget, principal=self.principal)
 
     def budget(self, model: str, run: Begun) -> Budget:
-        """What one run may use."""
+        """The budget of one run, with what its earlier records spent."""
         from evoclaw.governance.budget.policy import Budget
         from evoclaw.governance.budget.terms import Terms
         from evoclaw.wiring.budget import price_for
@@ -183,14 +183,14 @@ async def open_governance(
     ledger: Ledger | None = None,
     database: Database | None = None,
 ) -> AsyncGenerator[Governance]:
-    """The rules of this machine, as long as the block runs.
+    """Open the governance of this machine for the time of the block.
 
     Args:
         env: Says where the settings are.
-        agent: Who is governed.
-        keeps_on: This process stays, and sees to the audit's way to the cold tier.
-        ledger: Where spending is counted, if that is open already.
-        database: Where calls are counted, if that is open already.
+        agent: The agent that is governed.
+        keeps_on: This process is long-running and ships the audit to the cold tier.
+        ledger: Where spending is counted, if it is open already.
+        database: Where calls are counted, if it is open already.
     """
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.wiring.audit import audit_place, open_audit
@@ -200,11 +200,11 @@ async def open_governance(
     from evoclaw.wiring.tracing import open_tracing
 
     settings = orchestrator_settings(env)
-    home, about_audit = audit_place(env)
+    home, audit_settings = audit_place(env)
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw"))
         audit = await stack.enter_async_context(
-            open_audit(home, about_audit, env, keeps_on=keeps_on)
+            open_audit(home, audit_settings, env, keeps_on=keeps_on)
         )
         if ledger is None:
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
@@ -217,14 +217,14 @@ async def open_governance(
 
 
 def quarantine(provider: Provider) -> tuple[Step, Route]:
-    """The step that hides text from outside, and the tool that asks a model about it."""
+    """The step that hides untrusted text, and the route of the tool that reads it."""
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.quarantine import Quarantine
     from evoclaw.orchestrator.agents.reading import ModelReader
     from evoclaw.tools.untrusted import KEPT, Reader, read_untrusted
 
-    asking = LocalExecutor([read_untrusted], given={Reader: ModelReader(provider)})
-    return Quarantine(KEPT), Route(asking, Place.MODEL)
+    executor = LocalExecutor([read_untrusted], given={Reader: ModelReader(provider)})
+    return Quarantine(KEPT), Route(executor, Place.MODEL)
 
 
 @asynccontextmanager
@@ -242,7 +242,7 @@ async def governed_ports(
     run: Begun,
     env: Mapping[str, str],
 ) -> AsyncGenerator[Ports]:
-    """What one run is given, everything around it in its place."""
+    """The ports of one run, with every policy, step and sink of this machine."""
     from evoclaw.governance.budget.notices import BudgetNotice
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.thrifty import Thrifty
@@ -252,14 +252,14 @@ async def governed_ports(
     async with AsyncExitStack() as stack:
         budget = governance.budget(model, run)
         names = governance.settings.orchestrator.cheaper_models
-        cheaper = [await stack.enter_async_context(open_provider(one, env)) for one in names]
+        cheaper = [await stack.enter_async_context(open_provider(name, env)) for name in names]
         own = [PermittedTools(capabilities), *steps, *governance.steps()]
-        ways = list(routes)
+        all_routes = list(routes)
         if run.quarantine:
-            step, asking = quarantine(provider)
+            step, route = quarantine(provider)
             own.append(step)
-            ways.append(asking)
-        pipeline = local_pipeline().build(ways, own)
+            all_routes.append(route)
+        pipeline = local_pipeline().build(all_routes, own)
         rules = governance.rules(level, capabilities, workspace, pipeline.tools)
         pipeline = pipeline.with_steps(*rules, governance.counted(budget), BudgetNotice(budget))
         yield Ports(

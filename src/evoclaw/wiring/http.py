@@ -1,4 +1,4 @@
-"""The HTTP side of `evoclaw up`: who may come in, what is shown, and where it listens."""
+"""Builds the HTTP service of `evoclaw up`: access tokens, API dependencies and readiness checks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from evoclaw.wiring.brain import Brain
 
 SHORTEST = 32
-"""Characters of a token that somebody else made."""
+"""Characters of a configured token."""
 LITTLE = 1 << 20
-"""Bytes left on the disk, with less of which no new run should be sent here."""
+"""Free bytes on disk below which the store is not ready."""
 DOOR = "api.json"
-"""Where `evoclaw up` says how it is reached: for whoever may read this user's files."""
+"""In the data folder: `evoclaw up` writes address and token of the service, for this user."""
 
 
 @asynccontextmanager
 async def serving_http(
     brain: Brain, settings: ServerSettings, env: Mapping[str, str]
 ) -> AsyncGenerator[str]:
-    """Serve while the block runs; gives the address."""
+    """Serve the HTTP API while the block runs; yields its address."""
     from evoclaw.api.app import create_app
     from evoclaw.api.serving import serving
     from evoclaw.orchestrator.people.access import FixedToken, Scope
@@ -43,20 +43,20 @@ async def serving_http(
     )
     app = create_app(_parts(brain, settings, access_for(brain.stored.database, settings, own), env))
     async with serving(app, settings) as url:
-        door = brain.home / DOOR
-        left = {"url": url, "token": own.secret}
+        login_file = brain.home / DOOR
+        login = {"url": url, "token": own.secret}
         if settings.tls_cert is not None:
-            left["certificate"] = str(settings.tls_cert)
-        write_private(door, msgspec.json.encode(left))
+            login["certificate"] = str(settings.tls_cert)
+        write_private(login_file, msgspec.json.encode(login))
         try:
             yield url
         finally:
-            door.unlink(missing_ok=True)
+            login_file.unlink(missing_ok=True)
 
 
 @asynccontextmanager
 async def open_access(env: Mapping[str, str]) -> AsyncGenerator[Access]:
-    """The tokens of this machine, whether the service is up or not."""
+    """The access tokens of this machine, also while the service is down."""
     from evoclaw.store.governing.tokens import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
@@ -66,28 +66,30 @@ async def open_access(env: Mapping[str, str]) -> AsyncGenerator[Access]:
 
 
 def access_for(database: Database, settings: ServerSettings, *own: FixedToken) -> Access:
-    """Who may come in: tokens that were made here, configured ones, and others' signed ones."""
+    """Authentication: stored tokens, configured tokens, and JWTs of another issuer."""
     from evoclaw.orchestrator.people.access import Access
     from evoclaw.orchestrator.people.jwt_access import SignedTokens
     from evoclaw.store.governing.tokens import TokenStore
 
     signed = None if settings.jwt is None else SignedTokens(settings.jwt)
-    fixed = (*own, *(_configured(one) for one in settings.tokens))
+    fixed = (*own, *(_configured(token) for token in settings.tokens))
     return Access(TokenStore(database), fixed=fixed, others=signed)
 
 
 def _configured(token: TokenFile) -> FixedToken:
-    """A token that is kept in a file of the owner's."""
+    """Read a configured token from its file."""
     from evoclaw.orchestrator.people.access import FixedToken
 
     try:
         if token.file.stat().st_mode & 0o077:
-            raise ConfigError(f"others can read {token.file}: chmod go= {token.file}")
+            raise ConfigError(f"other users can read {token.file}; run `chmod go= {token.file}`")
         secret = token.file.read_text().strip()
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"cannot read the token in {token.file}: {problem}") from None
     if len(secret) < SHORTEST:
-        raise ConfigError(f"the token in {token.file} must have at least {SHORTEST} characters")
+        raise ConfigError(
+            f"the token in {token.file} is too short: it needs at least {SHORTEST} characters"
+        )
     return FixedToken(token.name, secret, token.tenant, token.user, frozenset(token.scopes))
 
 
@@ -111,9 +113,9 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         refusals_to,
     )
 
-    equipment, audit, memory = brain.equipment, brain.governance.audit, brain.memory
-    hooks = [one for one in brain.channels if isinstance(one, Webhook)]
-    about_audit = brain.settings.audit
+    run_factory, audit, memory = brain.equipment, brain.governance.audit, brain.memory
+    webhooks = [channel for channel in brain.channels if isinstance(channel, Webhook)]
+    audit_settings = brain.settings.audit
     return Parts(
         access=access,
         settings=settings,
@@ -123,12 +125,12 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         orchestrator=brain.orchestrator,
         devices=ShownDevices(brain.stored.devices, env),
         ledger=brain.governance.ledger,
-        audit=None if audit is None else ShownAudit(audit, brain.home, about_audit, env),
-        tools=ShownTools(lambda: equipment.tools(brain.default), lambda: equipment.box.absent),
-        skills=ShownSkills(equipment.box.shelf),
+        audit=None if audit is None else ShownAudit(audit, brain.home, audit_settings, env),
+        tools=ShownTools(lambda: run_factory.tools(brain.default), lambda: run_factory.box.absent),
+        skills=ShownSkills(run_factory.box.shelf),
         stops=ShownStops(stop_board(env, brain.stored.database)),
-        canvases=ShownCanvases(equipment.canvases),
-        policies=ShownPolicies(equipment, brain.agents),
+        canvases=ShownCanvases(run_factory.canvases),
+        policies=ShownPolicies(run_factory, brain.agents),
         receipts=ReceiptArchive(brain.stored.receipts, brain.stored.commands),
         memory=None if memory is None else memory.of,
         workflows=brain.workflows,
@@ -137,27 +139,27 @@ def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[
         figures=MetricsReader(MetricsStore(brain.stored.database)),
         checks=_checks(brain),
         refused=refusals_to(audit),
-        routes=[*channel_routes(brain.desk, hooks), *page_routes()],
+        routes=[*channel_routes(brain.desk, webhooks), *page_routes()],
     )
 
 
 async def _metrics(brain: Brain) -> bytes:
-    """What Prometheus reads, as things stand now."""
+    """The metrics in the format of Prometheus."""
     await brain.gauges.refresh(_checks(brain))
     return brain.metrics.render()
 
 
 def _checks(brain: Brain) -> dict[str, Check]:
-    """The parts without which nothing can be done."""
+    """The readiness checks: each returns a problem, or an empty text."""
 
     async def store() -> str:
         await brain.stored.database.write(lambda connection: None)
-        # A commit of nothing also works where there is no room for anything.
-        room = shutil.disk_usage(brain.home).free >= LITTLE
-        return "" if room else f"the disk of {brain.home} is full"
+        # An empty commit also succeeds on a full disk.
+        free = shutil.disk_usage(brain.home).free
+        return "" if free >= LITTLE else f"the disk of {brain.home} is full: free some space"
 
     async def broker() -> str:
-        return "" if brain.orchestrator.reception.is_connected else "the broker is away"
+        return "" if brain.orchestrator.reception.is_connected else "the broker is unreachable"
 
     async def provider() -> str:
         return brain.providers.problem(brain.default.model)

@@ -1,4 +1,4 @@
-"""What calls would be judged by on this machine, for whoever wants to know before it counts."""
+"""Builds the policies of this machine for `evoclaw policy`, which runs no call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoclaw.core.tools import Tool
 
 
 class Judging(Struct, frozen=True):
-    """The rules of this machine, none of which counts or writes down anything."""
+    """The policies of this machine that neither count nor record, and what they are about."""
 
     policies: Sequence[Policy]
     tools: Sequence[Tool]
@@ -24,7 +24,7 @@ class Judging(Struct, frozen=True):
 
 
 def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
-    """The rules that a run in this folder would have at the usual level."""
+    """The policies of a run in this folder at the level `supervised`."""
     from evoclaw.core.tools import ALL
     from evoclaw.governance.autonomy import Autonomy, Level
     from evoclaw.governance.flow.policy import Flow

@@ -1,4 +1,4 @@
-"""A run on this machine: its model, its tools, its rules."""
+"""Builds a run on this machine: its model, its tools, its rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def local_ports(
     run: Begun,
     given: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Ports]:
-    """What a run on this machine is given; closed, with all it started, when the block ends."""
+    """The ports of a run on this machine; closed, with every process, when the block ends."""
     from evoclaw.executors.receipt_step import SignReceipt
     from evoclaw.skills.skill_tools import SkillsInUse
     from evoclaw.wiring.governance import governed_ports, open_governance
@@ -43,18 +43,18 @@ async def local_ports(
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         provider = await stack.enter_async_context(open_provider(name, env))
-        more = {**eyes(provider), **(given or {})}
-        box = await stack.enter_async_context(open_toolbox(workspace, env, given=more))
+        injected = {**eyes(provider), **(given or {})}
+        toolbox = await stack.enter_async_context(open_toolbox(workspace, env, given=injected))
         state = run.state
-        said = state.history if state.started else state.opening
+        history = state.history if state.started else state.opening
         signer = await stack.enter_async_context(open_signer(env))
         yield await stack.enter_async_context(
             governed_ports(
                 governance,
                 provider=provider,
                 model=name,
-                routes=box_routes(box, tools),
-                steps=[SkillsInUse(box.shelf, said), SignReceipt(signer)],
+                routes=box_routes(toolbox, tools),
+                steps=[SkillsInUse(toolbox.shelf, history), SignReceipt(signer)],
                 approver=approver,
                 level=level,
                 capabilities=capabilities,
@@ -66,9 +66,9 @@ async def local_ports(
 
 
 def capabilities_at(level: Level, env: Mapping[str, str]) -> frozenset[str]:
-    """What an agent holds when nobody has said more than how far it may go.
+    """The capabilities of an agent that is defined by its autonomy level only.
 
-    Never more than `permissions` grants, and nothing where the tool loop is switched off.
+    Never more than `permissions` grants, and none if the tool loop is disabled.
     """
     from evoclaw.core.agent import narrowed
     from evoclaw.governance.autonomy import Level
@@ -96,13 +96,13 @@ def box_routes(box: Toolbox, names: Sequence[str] | None) -> Sequence[Executor]:
     tools = box.tools
     if names is not None:
         known = {tool.name for tool in tools}
-        away = {one.name: one.why for one in box.absent}
+        unavailable = {tool.name: tool.why for tool in box.absent}
         for name in names:
-            if name in away:
-                raise ConfigError(f"the tool {name!r} cannot be used here: {away[name]}")
+            if name in unavailable:
+                raise ConfigError(f"the tool {name!r} cannot be used here: {unavailable[name]}")
             if name not in known:
-                there = ", ".join(sorted(known))
-                raise ConfigError(f"no tool {name!r}; there are: {there}")
+                available = ", ".join(sorted(known))
+                raise ConfigError(f"unknown tool {name!r}; available tools: {available}")
         tools = tuple(tool for tool in tools if tool.name in names)
     sandboxed = cast("SandboxedProcesses", box.given[SandboxedProcesses])
     built_in = LocalExecutor(tools, given=box.given, exec_for=sandboxed.exec_for)

@@ -1,4 +1,4 @@
-"""Our tools for anybody's MCP client."""
+"""Builds the MCP server of `evoclaw mcp serve`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from evoclaw.wiring.mcp_requests import Door, Wanted
 
 CLIENT = "mcp"
-"""As whom calls of MCP clients are counted and written down."""
+"""The agent that calls of MCP clients are counted and audited as."""
 
 
 async def mcp_over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:
-    """Serve until the client closes our input."""
+    """Serve until the client closes standard input."""
     from evoclaw.api.mcp_stdio import serve_stdio
 
     async with _tools(wanted, env) as tools:
@@ -28,7 +28,7 @@ async def mcp_over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:
 
 @asynccontextmanager
 async def mcp_over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> AsyncGenerator[str]:
-    """Serve while the block runs; gives the address."""
+    """Serve over HTTP while the block runs; yields the address."""
     from evoclaw.api.mcp_http import serving_http
 
     async with (
@@ -54,29 +54,29 @@ async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTo
     from evoclaw.wiring.pipelines import local_pipeline
     from evoclaw.wiring.toolbox import open_toolbox
 
-    held = capabilities_at(wanted.level, env)
+    capabilities = capabilities_at(wanted.level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env, CLIENT, keeps_on=True))
-        steps: list[Step] = [PermittedTools(held)]
+        steps: list[Step] = [PermittedTools(capabilities)]
         routes: Sequence[Executor | Route]
         if wanted.on is not None:
             orchestrator = await stack.enter_async_context(open_fleet(env))
-            routes = await fleet_routes(orchestrator, wanted.on, held, wanted.wait)
+            routes = await fleet_routes(orchestrator, wanted.on, capabilities, wanted.wait)
             governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
             workspace = None
         else:
-            box = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
-            routes, workspace = box_routes(box, wanted.tools), wanted.workspace
-            steps.append(SkillsInUse(box.shelf))
+            toolbox = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
+            routes, workspace = box_routes(toolbox, wanted.tools), wanted.workspace
+            steps.append(SkillsInUse(toolbox.shelf))
         stopping, budgets = CancelOnStop(), EachCall(governance.budget_of)
         pipeline = local_pipeline().build(routes, [*steps, *governance.steps(), stopping])
-        rules = governance.rules(wanted.level, held, workspace, pipeline.tools)
+        rules = governance.rules(wanted.level, capabilities, workspace, pipeline.tools)
         pipeline = pipeline.with_steps(*rules, governance.counted(budgets))
         await stack.enter_async_context(ended_by(governance.stops, stopping.end))
         yield McpTools(
             pipeline,
             pipeline.policy,
             wanted.approver,
-            capabilities=held,
+            capabilities=capabilities,
             sinks=(budgets, *governance.every_run()),
         )

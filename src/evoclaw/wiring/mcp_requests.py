@@ -1,4 +1,4 @@
-"""What an MCP server of ours serves, and where it listens."""
+"""The options of the MCP server: what it serves, and where it listens."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ EDGE_TIMEOUT_S = 15.0
 
 
 class Wanted(Struct, frozen=True):
-    """Which tools clients are offered, and what they may do."""
+    """The tools that MCP clients are offered, and what their calls may do."""
 
     workspace: Path
-    """Where local tools work."""
+    """The folder that local tools work in."""
     level: Level
     approver: Approver
     on: str | None = None
-    """An edge whose tools are offered instead; `any`, or `*` for each."""
+    """The edge whose tools are offered instead; `any`, or `*` for the whole fleet."""
     tools: tuple[str, ...] | None = None
-    """These tools only."""
+    """Offer only these tools; None is all."""
     wait: float = EDGE_TIMEOUT_S
 
 
 class Door(Struct, frozen=True):
-    """Where HTTP listens, and what clients must show."""
+    """The address that HTTP is bound to, and the token of clients."""
 
     host: str
     port: int

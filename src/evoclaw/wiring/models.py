@@ -1,4 +1,4 @@
-"""Which model answers, and what it can cope with."""
+"""Chooses the model of a run, opens its provider, and limits its tools."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Provider
 
 ONE_TOOL = ("read",)
-"""What the embedded small model is offered unless told otherwise: more than one confuses it."""
+"""The default tools of the small embedded model: more than one confuses it."""
 
 
 async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
-    """The model asked for, or whichever is at hand."""
+    """The model that the caller asked for, or the first one found on this machine."""
     from evoclaw.providers import find_default, how_to_get_a_model
 
     name = asked or env.get("EVOCLAW_MODEL") or await find_default(env)
@@ -23,7 +23,7 @@ async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
 
 
 async def model_at_hand(env: Mapping[str, str]) -> tuple[str, str]:
-    """The model that a run would get, or how to get one."""
+    """The model that a run would use and an empty text; or no model and how to get one."""
     try:
         return await choose_model(None, env), ""
     except ConfigError as problem:
@@ -32,15 +32,15 @@ async def model_at_hand(env: Mapping[str, str]) -> tuple[str, str]:
 
 @asynccontextmanager
 async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
-    """A model's provider; `A,B` falls back on B."""
+    """The provider of a model; `A,B` falls back to B."""
     from evoclaw.providers import provider_for
     from evoclaw.providers.closing import close
     from evoclaw.providers.fallback import Fallback
     from evoclaw.providers.http import Http
 
     async with Http() as http:
-        each = [provider_for(one.strip(), http=http, env=env) for one in name.split(",")]
-        provider = each[0] if len(each) == 1 else Fallback(each)
+        providers = [provider_for(part.strip(), http=http, env=env) for part in name.split(",")]
+        provider = providers[0] if len(providers) == 1 else Fallback(providers)
         try:
             yield provider
         finally:
@@ -48,13 +48,13 @@ async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Pro
 
 
 def for_model(name: str, tools: Sequence[str] | None) -> Sequence[str] | None:
-    """The tools asked for, or what this model can cope with; None is all there are."""
+    """The tools that the caller asked for, or those a small model can handle; None is all."""
     small = name.partition("/")[0] == "local"
     return ONE_TOOL if tools is None and small else tools
 
 
 def eyes(provider: Provider) -> dict[type, object]:
-    """Who looks at pictures: the model itself, if it can."""
+    """The `Vision` dependency: the model of the run itself, if it reads images."""
     from evoclaw.tools.image import OwnEyes, Vision
     from evoclaw.tools.pictures import why_unavailable
 

@@ -1,4 +1,4 @@
-"""What people keep agents in check with: approvals, and the emergency stop."""
+"""Builds what limits agents: approvals, emergency stops and rates."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ async def open_approvals(
     absent: str = "nobody is there to approve it",
     database: Database | None = None,
 ) -> AsyncGenerator[Approvals]:
-    """The approvals of this machine, with whoever is there now."""
+    """The approvals of this machine; `face` answers them, if a user is present."""
     from evoclaw.core.redaction import Redactor, secrets_in
     from evoclaw.orchestrator.people.approvals import Approvals
     from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import opened
 
-    async with opened(env, SCHEMA, given=database) as kept:
-        store = ApprovalStore(kept)
+    async with opened(env, SCHEMA, given=database) as connected:
+        store = ApprovalStore(connected)
         await store.tidy()
         redactor = Redactor(secrets_in(env))
         settings = settings or orchestrator_settings(env).approvals
@@ -49,7 +49,7 @@ def stop_file(env: Mapping[str, str]) -> StopFile:
 
 
 def stop_files(env: Mapping[str, str]) -> tuple[StopFile, ...]:
-    """The stops that runs here obey: of this machine, and of all who share its PostgreSQL."""
+    """The stops that runs obey: of this machine, and of a shared PostgreSQL."""
     from evoclaw.wiring.settings import orchestrator_settings
 
     own = stop_file(env)
@@ -64,7 +64,7 @@ def _mirror(own: StopFile) -> StopFile:
 
 
 def stop_board(env: Mapping[str, str], database: Database) -> StopBoard:
-    """Where people stop things, for a process that has the store open."""
+    """The board that puts and releases stops, for a process that has the store open."""
     from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.store.governing.stops import StopStore
     from evoclaw.wiring.settings import orchestrator_settings
@@ -77,7 +77,7 @@ def stop_board(env: Mapping[str, str], database: Database) -> StopBoard:
 
 @asynccontextmanager
 async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopBoard]:
-    """The same for any other: a store that is away keeps nobody from stopping this machine."""
+    """The same for any other process: an unreachable store does not prevent a local stop."""
     from evoclaw.core.errors import EvoClawError
     from evoclaw.governance.shared_stops import StopBoard
     from evoclaw.store.governing.stops import SCHEMA
@@ -101,12 +101,12 @@ async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopBoard]:
 async def open_counts(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Counts | None]:
-    """Where calls are counted together with all who share a PostgreSQL; None if it is a file.
+    """The rate counts that orchestrators share in PostgreSQL; None beside SQLite.
 
     Args:
-        env: Says where it is.
-        database: The same, if this process has it open: then whoever makes a call waits for the
-            disk before it does, and the count need not.
+        env: Says where the settings of the store are.
+        database: The connection, if this process has one: then the executor waits for the disk
+            before a call, and the count does not.
     """
     from evoclaw.store.governing.rates import SCHEMA, RateCounts
     from evoclaw.wiring.settings import orchestrator_settings
@@ -115,14 +115,14 @@ async def open_counts(
     if not orchestrator_settings(env).store.url:
         yield None
         return
-    async with opened(env, SCHEMA, given=database, durable=False) as kept:
-        yield RateCounts(kept, wait=database is None)
+    async with opened(env, SCHEMA, given=database, durable=False) as connected:
+        yield RateCounts(connected, wait=database is None)
 
 
 def guards(
     env: Mapping[str, str], agent: str = "", counts: Counts | None = None
 ) -> tuple[Stops, Rates]:
-    """What comes before all other rules: the stops of this machine, and the rates."""
+    """The first policies of a pipeline: the stops of this machine, and the rates."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.rates import Rates
     from evoclaw.governance.stops import Stops
@@ -130,6 +130,6 @@ def guards(
 
     settings = orchestrator_settings(env)
     rates = Rates(settings.rates, folder=default_data_folder(env) / "rates", counts=counts)
-    # A sandbox without a way out need not be kept from the network.
+    # A sandbox without egress needs no network stop.
     offline = not settings.network.commands and settings.sandbox_settings.engine != "none"
     return Stops(*stop_files(env), agent=agent, shell_offline=offline), rates

@@ -1,4 +1,4 @@
-"""Letting edges in and out: invitations, devices, and an edge that joins."""
+"""Invites, joins and revokes edges."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from evoclaw.trust.pairing import Devices
 
 SEPARATOR = "."
-"""Between the agent's id and the secret of a token."""
+"""Between the agent id and the secret of a token."""
 
 
 class Invited(Struct, frozen=True):
-    """What the owner of a new edge needs."""
+    """What a new edge needs to join: the address of the broker, and a token."""
 
     url: str
     token: str
 
 
 def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
-    """Make an account that a token opens, once."""
+    """Create a broker account whose token works once."""
     from evoclaw.config import default_data_folder
     from evoclaw.transport.broker_accounts import BrokerAccounts
     from evoclaw.transport.topics import ID_RULE, is_agent_id
@@ -39,13 +39,13 @@ def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
 
     home = default_data_folder(env)
     if not is_agent_id(agent_id):
-        raise ConfigError(f"{agent_id!r} is no agent id: {ID_RULE}")
+        raise ConfigError(f"{agent_id!r} is not a valid agent id: {ID_RULE}")
     if not is_ours(home):
         raise ConfigError(
-            "invitations are for the broker that `evoclaw up` starts, and there is none here. At a "
-            f"broker of your own: make an account {agent_id!r} there, write the edge's agent.toml "
-            "with that account and the key of `evoclaw agents key`, start it, and let it in with "
-            f"`evoclaw agents approve {agent_id}`"
+            "no broker of `evoclaw up` runs on this machine, so no edge can be invited. With a "
+            f"broker of your own: create the account {agent_id!r}, write the agent.toml of the "
+            "edge with that account and the key that `evoclaw agents key` prints, start the edge, "
+            f"and approve it with `evoclaw agents approve {agent_id}`"
         )
     address = find_broker(home, env)
     token = Pairings(home / "pairing").new(agent_id, seconds, time.time())
@@ -63,7 +63,7 @@ async def join(
     *,
     ca_file: Path | None = None,
 ) -> str:
-    """Join a fleet and write this edge's `agent.toml`; its id."""
+    """Join a fleet and write the `agent.toml` of this edge; returns its agent id."""
     from evoclaw.config import default_data_folder, write_agent_toml
     from evoclaw.edge.joining import JoiningEdge
     from evoclaw.transport.address import TlsSettings, parse_url
@@ -74,19 +74,21 @@ async def join(
 
     agent_id, _, secret = token.strip().partition(SEPARATOR)
     if not is_agent_id(agent_id) or not secret:
-        raise ConfigError("this is no token; copy all of what `evoclaw agents invite` printed")
-    if path.exists():  # noqa: ASYNC240 - one look, before anything else goes on
-        raise ConfigError(f"{path} is there already; move it away, or say another --config")
+        raise ConfigError(
+            "the token is not valid; copy the whole token that `evoclaw agents invite` printed"
+        )
+    if path.exists():  # noqa: ASYNC240 - one stat, before anything else runs
+        raise ConfigError(f"{path} already exists; move it away, or use another --config")
     folder = default_data_folder(env) / "edge" / agent_id
     tls = None if ca_file is None else TlsSettings(str(ca_file))
     address = replace(parse_url(url, tls=tls), username=agent_id, password=secret)
 
-    async def keep(given: JoinReply) -> None:
+    async def save(reply: JoinReply) -> None:
         values: dict[str, JSON] = {
             "agent_id": agent_id,
             "capabilities": capabilities,
             "data": str(folder),
-            "orchestrator_keys": [given.orchestrator_key],
+            "orchestrator_keys": [reply.orchestrator_key],
             "broker": {
                 "url": url,
                 "username": agent_id,
@@ -96,28 +98,28 @@ async def join(
         if ca_file is not None:
             values["broker"]["ca_file"] = str(ca_file)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(folder / "password", given.password.encode())
+        write_private(folder / "password", reply.password.encode())
         await asyncio.to_thread(write_agent_toml, path, values)
 
     key = DeviceKey.load_or_create(folder / "device.key").public_key
-    await JoiningEdge(agent_id, secret, MqttLink(address), key=key).join(keep)
+    await JoiningEdge(agent_id, secret, MqttLink(address), key=key).join(save)
     return agent_id
 
 
 def public_key(env: Mapping[str, str], file: str | None = None) -> str:
-    """What edges know this orchestrator by, or whoever has the secret key in a file."""
+    """The public key of this orchestrator, or of the secret key in a file."""
     from evoclaw.config import default_data_folder
     from evoclaw.trust.grants import Signer
 
     path = default_data_folder(env) / "orchestrator.key" if file is None else Path(file)
     if not path.is_file():
-        # To make one for a name that was mistyped would be a key that no orchestrator has.
-        raise ConfigError(f"there is no key {path}; the first `evoclaw up` makes one")
+        # Creating a key for a mistyped name would give one that no orchestrator has.
+        raise ConfigError(f"there is no key {path}; the first `evoclaw up` creates one")
     return Signer.load_or_create(path).public_key
 
 
 async def revoke(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
-    """Shut an edge out: no account, no approved tools."""
+    """Revoke an edge: remove its broker account and the approval of its tools."""
     from evoclaw.config import default_data_folder
     from evoclaw.transport.broker_accounts import BrokerAccounts
 

@@ -1,4 +1,4 @@
-"""What the runs of `evoclaw up` are judged by, shown and explained without running anything."""
+"""Shows and explains the policies of `evoclaw up` to the API, without running a call."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ SHIPPED = "shipped"
 
 
 class Judged(Protocol):
-    """What runs are given, as far as they are judged by it."""
+    """The part of the run factory that decides about calls."""
 
     @property
     def governance(self) -> Governance:
-        """What they are governed by; others when the settings were read again."""
+        """The governance in use; replaced when the settings are reloaded."""
         ...
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
-        """What a run of an agent would be offered now."""
+        """The tools that a run of an agent would be offered now."""
         ...
 
     def policies(self, agent: Agent) -> tuple[Policy, ...]:
-        """The rules of an agent's runs."""
+        """The policies of the runs of an agent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPolicies:
-    """The very chains that runs have, but for what counts."""
+    """The policies that runs have, without those that count calls."""
 
     equipment: Judged
     agents: Mapping[str, Agent]
 
     async def shown(self) -> PolicyView:
-        """The rules and settings that hold now."""
+        """The rules and settings in use."""
         from evoclaw.governance.flow.settings import Preset
         from evoclaw.orchestrator.agents.definitions import level_of
         from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
@@ -59,12 +59,12 @@ class ShownPolicies:
         settings = self.equipment.governance.settings
         agent = self._agent("")
         document, source = await asyncio.to_thread(self._rules, agent)
-        told: dict[str, JSON] = {
+        facts: dict[str, JSON] = {
             "rules": {name: str(getattr(document, name)) for name in _DEFAULTS},
-            "levels": {one.name: str(level_of(one)) for one in self.agents.values()},
+            "levels": {known.name: str(level_of(known)) for known in self.agents.values()},
             "off": dict(settings.policy.off),
             "network": msgspec.to_builtins(settings.network),
-            # Its own defaults are left out where it is written; here they are the news.
+            # The encoder omits defaults, but the preset must be shown.
             "flow": {"preset": str(settings.flow.preset), **msgspec.to_builtins(settings.flow)},
             "rates": msgspec.to_builtins(settings.rates),
             "sandbox": settings.sandbox_settings.engine,
@@ -73,14 +73,15 @@ class ShownPolicies:
             str(level_of(agent)),
             tuple(Preset),
             tuple(
-                RuleView(one.name, str(one.then), _summary(one), source) for one in document.rules
+                RuleView(rule.name, str(rule.then), _summary(rule), source)
+                for rule in document.rules
             ),
-            told,
+            facts,
             {spec.name: spec.describe() for spec in (service_pipeline(), edge_pipeline())},
         )
 
     async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
-        """Judge a call by the chain of an agent; None if there is no such tool."""
+        """Judge a call by the policies of an agent; None if there is no such tool."""
         from evoclaw.governance.explaining import explain
 
         agent = self._agent(question.agent)
@@ -89,8 +90,8 @@ class ShownPolicies:
             return None
         context = Context(principal=Principal(agent=agent.name))
         call = Call("explained", tool, question.arguments, "explained.1.0.1", 1.0, context=context)
-        found = await explain(self._policies(agent, question.level), call)
-        answer: dict[str, JSON] = {**msgspec.to_builtins(found), "effects": self._effects(call)}
+        explained = await explain(self._policies(agent, question.level), call)
+        answer: dict[str, JSON] = {**msgspec.to_builtins(explained), "effects": self._effects(call)}
         return msgspec.convert(answer, PolicyAnswer)
 
     def _agent(self, name: str) -> Agent:
@@ -101,7 +102,7 @@ class ShownPolicies:
         return self.agents[name]
 
     def _tool(self, agent: Agent, name: str) -> Tool | None:
-        """A tool that the agent is offered, or one that edges have when they are there."""
+        """A tool that the agent is offered, or a built-in one that edges may have."""
         from evoclaw.tools.sets import everything
 
         built_in = (bound.tool for bound in everything())
@@ -111,7 +112,7 @@ class ShownPolicies:
         return None
 
     def _policies(self, agent: Agent, level: str) -> list[Policy]:
-        """In the order of the chain, without those that count what they are asked."""
+        """In the order of the pipeline, without policies that count calls."""
         from evoclaw.governance.autonomy import Level
         from evoclaw.governance.flow.policy import Flow
         from evoclaw.governance.rates import Rates
@@ -121,15 +122,15 @@ class ShownPolicies:
             rules = governance.rules(Level(level), agent.capabilities, None, tools)
         else:
             rules = self.equipment.policies(agent)
-        # The rule about flow remembers the tools that it saw: those of runs must stay theirs.
+        # The flow policy remembers the tools that it saw, so runs must not share this one.
         return [
-            Flow(governance.settings.flow, tools) if isinstance(one, Flow) else one
-            for one in rules
-            if not isinstance(one, Rates)
+            Flow(governance.settings.flow, tools) if isinstance(rule, Flow) else rule
+            for rule in rules
+            if not isinstance(rule, Rates)
         ]
 
     def _rules(self, agent: Agent) -> tuple[Document, str]:
-        """The rules about what calls do, and where they are from."""
+        """The rule document in use, and where it is from."""
         from evoclaw.governance.advance import InAdvance
         from evoclaw.governance.rules.command_rules import CommandRules
         from evoclaw.governance.rules.document import shipped_rules
@@ -153,15 +154,17 @@ class ShownPolicies:
 
 
 _DEFAULTS = ("default", "other_tools", "unreadable", "code", "environment")
-"""What becomes of calls that no rule speaks about."""
+"""The settings for calls that match no rule."""
 
 
 def _summary(rule: Rule) -> str:
-    """What a rule is about, in a line."""
-    if said := rule.for_people or rule.reason:
-        return said
-    named = {
+    """One line about a rule: its text for people, or its conditions."""
+    if text := rule.for_people or rule.reason:
+        return text
+    conditions = {
         "tools": rule.tools, "programs": rule.programs, "arguments": rule.arguments,
         "paths": rule.paths, "domains": rule.domains, "env": rule.env,
     }  # fmt: skip
-    return "; ".join(f"{kind}: {', '.join(some)}" for kind, some in named.items() if some)
+    return "; ".join(
+        f"{kind}: {', '.join(values)}" for kind, values in conditions.items() if values
+    )

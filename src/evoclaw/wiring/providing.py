@@ -1,4 +1,4 @@
-"""The models of a process that stays: each provider made once, the first time it is asked for."""
+"""Builds the providers of a service: each one once, when its model is first used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 
 Settle: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when everything that was written before is on the disk."""
+"""Returns when every earlier write of the store is on disk."""
 
 MOST_KEPT = 256
-"""Models that are remembered; callers may name any, and one more is made anew each time."""
+"""Models whose provider and price are cached; callers may name any model."""
 
 if TYPE_CHECKING:
     from evoclaw.core.messages import Usage
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Providers:
-    """Who serves each model; one that cannot be had fails when it is asked, and says why."""
+    """The provider of each model; an unavailable model fails with the reason when it is used."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Providers:
         stack: AsyncExitStack,
         settle: Settle,
     ) -> None:
-        """Share a client.
+        """Create an empty cache.
 
         Args:
-            http: The client.
+            http: The HTTP client that the providers share.
             env: Where keys and addresses are.
-            default: The model of whoever names none; empty if there is none at hand.
-            stack: Closes them.
-            settle: Waits for the disk; nothing is asked before.
+            default: The model of requests that name none; empty if no model was found.
+            stack: Closes the providers.
+            settle: Waits until the store is on disk; awaited before every request.
         """
         self._http, self._env, self.default = http, env, default
         self._stack, self._settle = stack, settle
@@ -49,20 +49,20 @@ class Providers:
         self._embedded: Provider | None = None
 
     def of(self, name: str) -> Provider:
-        """The provider of a model; `A,B` falls back on B."""
+        """The provider of a model; `A,B` falls back to B."""
         name = name or self.default
-        if (made := self._made.get(name)) is not None:
-            return made
+        if (cached := self._made.get(name)) is not None:
+            return cached
         try:
             provider = self._make(name)
         except ConfigError as problem:
-            return NoModel(name, str(problem))  # not kept: a key may be there the next time
+            return NoModel(name, str(problem))  # not cached: the key may be set the next time
         if len(self._made) < MOST_KEPT:
             self._made[name] = provider
         return provider
 
     def problem(self, name: str = "") -> str:
-        """Why a model cannot be asked; empty if nothing is known against it."""
+        """Why a model is unavailable; empty if no problem is known."""
         provider = self.of(name)
         return provider.why if isinstance(provider, NoModel) else ""
 
@@ -76,13 +76,12 @@ class Providers:
             raise ConfigError(how_to_get_a_model())
         if name == NAME:
             return Direct()
-        names = [one.strip() for one in name.split(",")]
-        each = [self._served(one) for one in names]
-        provider = each[0] if len(each) == 1 else Fallback(each)
+        providers = [self._served(part.strip()) for part in name.split(",")]
+        provider = providers[0] if len(providers) == 1 else Fallback(providers)
         return Settled(provider, self._settle)
 
     def _served(self, name: str) -> Provider:
-        """Who serves one model. The embedded one is the same by every name: it is a process."""
+        """The provider of one model. All embedded models share one provider: it is a process."""
         from evoclaw.providers import provider_for
         from evoclaw.providers.closing import close
         from evoclaw.providers.names import LOCAL
@@ -96,37 +95,37 @@ class Providers:
 
 
 class NoModel:
-    """The provider of a model that cannot be had."""
+    """The provider of a model that is unavailable: every request fails with the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         self._name, self.why = name, why
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """The name of the model."""
         return self._name or "none"
 
     @property
     def profile(self) -> Profile:
-        """Of a model that nobody knows."""
+        """The default profile."""
         return Profile()
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Say why."""
+        """Raise the reason."""
         raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, self.why)
         yield
 
 
 def price_of_any() -> Price:
-    """What a reply costs at most, whichever model gives it."""
+    """The maximum price of a reply, for any model."""
     from evoclaw.wiring.budget import price_for
 
     known: dict[str, Price] = {}
 
     def price(model: str, usage: Usage) -> float | None:
-        found = known.get(model) or price_for(model)
+        price_of_model = known.get(model) or price_for(model)
         if len(known) < MOST_KEPT:
-            known[model] = found
-        return found(model, usage)
+            known[model] = price_of_model
+        return price_of_model(model, usage)
 
     return price

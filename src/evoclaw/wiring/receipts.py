@@ -1,4 +1,4 @@
-"""Receipts put together: the book that checks and keeps them, and this machine's own signer."""
+"""Builds the receipt verifier, the receipt archive and the signer of this machine."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KEY = "device.key"
 RECENT = 3600.0
-"""Seconds before a start in which a crash may have kept receipts out of the book."""
+"""Seconds before a start in which a crash may have lost receipts of stored results."""
 
 
 @asynccontextmanager
 async def open_receipts(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[ReceiptArchive]:
-    """The receipts of this machine, and the commands that they are of."""
+    """The archive of receipts with their commands."""
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.wiring.store import opened
 
     parts = (receipts.SCHEMA, command_tables.SCHEMA)
-    async with opened(env, *parts, given=database) as kept:
-        yield ReceiptArchive(receipts.ReceiptStore(kept), CommandStore(kept))
+    async with opened(env, *parts, given=database) as connected:
+        yield ReceiptArchive(receipts.ReceiptStore(connected), CommandStore(connected))
 
 
 @asynccontextmanager
@@ -44,29 +44,29 @@ async def open_book(
     required: bool = False,
     noted: Callable[[ReceiptBreach], None] | None = None,
 ) -> AsyncGenerator[ReceiptVerifier]:
-    """The book of receipts beside the commands, with what a crash kept out of it put in."""
+    """The verifier of receipts, after repairing what a crash left out."""
     from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
-    book = ReceiptVerifier(store, required=required, on_breach=noted or _warn)
-    await book.repair(time.time() - RECENT)
+    verifier = ReceiptVerifier(store, required=required, on_breach=noted or _warn)
+    await verifier.repair(time.time() - RECENT)
     try:
-        yield book
+        yield verifier
     finally:
-        await book.close()
+        await verifier.close()
 
 
 @asynccontextmanager
 async def open_signer(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Sign]:
-    """Who signs what ran on this machine itself, with its own key.
+    """The signer of calls that ran on this machine, with the device key of the machine.
 
     Args:
-        env: Says where the receipts are kept.
-        database: The same, if this process has it open: then whoever keeps the result of a call
-            waits for the disk, and its receipt need not.
+        env: Says where the settings of the store are.
+        database: The connection, if this process has one: then storing the result waits for the
+            disk, and its receipt does not.
     """
     from evoclaw.config.places import default_data_folder
     from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
@@ -76,10 +76,10 @@ async def open_signer(
     from evoclaw.wiring.store import opened
 
     shared = bool(orchestrator_settings(env).store.url)
-    # Its own word about itself need not outlive a power cut: no wait for the disk at every call.
-    async with opened(env, SCHEMA, given=database, durable=False) as kept:
+    # A receipt of this machine about itself need not survive a power cut: no wait per call.
+    async with opened(env, SCHEMA, given=database, durable=False) as connected:
         key = DeviceKey.load_or_create(default_data_folder(env) / KEY)
-        store, alone = ReceiptStore(kept), database is None
+        store, alone = ReceiptStore(connected), database is None
         yield LocalReceiptSigner(key, store, token_hex(8), shared=shared, wait=alone).sign
 
 

@@ -1,4 +1,4 @@
-"""Settings read again while the orchestrator goes on: what can change does, the rest is named."""
+"""Reloads the settings of a running service; names those that need a restart."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ LIVE = (
     "policy",
     "rates",
 )
-"""Tables that new runs go by as soon as they are read; those that go on keep what they have."""
+"""Tables of `evoclaw.toml` that new runs use after a reload; active runs keep theirs."""
 
 
 class Reloaded(Struct, frozen=True):
-    """What became of the settings."""
+    """The tables of `evoclaw.toml` that differ after a reload."""
 
     changed: tuple[str, ...]
-    """Tables that are in force now."""
+    """Tables that are in use now."""
     restart: tuple[str, ...]
-    """Tables that differ, and are in force after a restart."""
+    """Tables that take effect after a restart."""
 
 
 def reload(brain: Brain, env: Mapping[str, str]) -> Reloaded:
-    """Read the settings again; `ConfigError` if they are wrong, and then nothing has changed."""
+    """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
     from evoclaw.orchestrator.sessions.subruns import Limits
     from evoclaw.wiring.brain import approval_settings
     from evoclaw.wiring.settings import orchestrator_settings
 
     old, new = brain.equipment.governance.settings, orchestrator_settings(env)
-    differ = [name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+    different = [name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)]
     agents = agents_of(new)
     live = {name: getattr(new, name) for name in LIVE}
     settings = msgspec.structs.replace(old, **live)
     governance = _governance(brain, settings)
     for agent in agents.values():
-        # Made as its runs will make them: what is wrong with the rules is told now.
+        # Build the policies now, so that an error in the rules is reported now.
         governance.rules(level_of(agent), agent.capabilities, None, tuple)
     brain.equipment.changed(governance)
     brain.agents.clear()
@@ -59,17 +59,19 @@ def reload(brain: Brain, env: Mapping[str, str]) -> Reloaded:
     names = settings.orchestrator.cheaper_models
     brain.talks.cheaper = tuple(brain.providers.of(name) for name in names)
     brain.approvals.settings = approval_settings(settings)
-    changed = tuple(name for name in differ if name in LIVE)
-    return Reloaded(changed, tuple(name for name in differ if name not in LIVE))
+    changed = tuple(name for name in different if name in LIVE)
+    return Reloaded(changed, tuple(name for name in different if name not in LIVE))
 
 
 def _governance(brain: Brain, settings: EvoClawConfig) -> Governance:
-    """The same rules by other settings; what is counted and written down goes on."""
+    """The same governance with other settings; counts and audit continue."""
     from evoclaw.governance.rates import Rates
 
-    now, folder = brain.equipment.governance, brain.home / "rates"
+    current, folder = brain.equipment.governance, brain.home / "rates"
     guards = tuple(
-        Rates(settings.rates, folder=folder, counts=one.counts) if isinstance(one, Rates) else one
-        for one in now.guards
+        Rates(settings.rates, folder=folder, counts=policy.counts)
+        if isinstance(policy, Rates)
+        else policy
+        for policy in current.guards
     )
-    return replace(now, settings=settings, guards=guards)
+    return replace(current, settings=settings, guards=guards)

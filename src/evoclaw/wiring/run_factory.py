@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from evoclaw.wiring.toolbox import Toolbox
 
 FLEET_NAMES = ("edge_call", "jobs", "nodes")
-"""Tools of the orchestrator about the fleet as a whole."""
+"""Tools of the orchestrator that concern the whole fleet."""
 STICKY = 10_000
-"""Sessions whose edges are remembered."""
+"""Sessions whose choice of edges is remembered."""
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class RunFactory:
     box: Toolbox
     sign: Sign
     settle: Settle
-    """Waits for the disk, before anything is done here."""
+    """Waits until the store has written everything to disk; called before a local call runs."""
     canvases: CanvasFolder | StoredCanvases
-    """What sessions show."""
+    """The canvases of sessions."""
     _policies: dict[str, tuple[Policy, ...]] = field(
         default_factory=dict[str, "tuple[Policy, ...]"]
     )
@@ -75,30 +75,30 @@ class RunFactory:
         )
 
     def changed(self, governance: Governance) -> None:
-        """Use other settings from now on; runs under way keep what they have."""
+        """Use other settings for new runs; active runs keep theirs."""
         self.governance = governance
         self._policies.clear()
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
-        """What a run of an agent would be offered now."""
+        """The tools that a run of an agent would be offered now."""
         return self._pipeline(self._able(agent), "", {}, History()).tools()
 
     def _able(self, agent: Agent) -> Agent:
-        """An agent as its model can cope with: a small one is confused by many tools."""
+        """The agent, with fewer tools if its model is small: many tools confuse a small model."""
         from evoclaw.wiring.models import for_model
 
-        few = for_model(agent.model or self.providers.default, None)
-        if few is None or agent.tools is not None:
+        tools = for_model(agent.model or self.providers.default, None)
+        if tools is None or agent.tools is not None:
             return agent
-        return replace(agent, tools=frozenset(few))
+        return replace(agent, tools=frozenset(tools))
 
     def policies(self, agent: Agent) -> tuple[Policy, ...]:
-        """One set for all runs of an agent: what is counted in it is counted for all of them."""
+        """The policies of an agent, shared by its runs: a rate counts the calls of all of them."""
         from evoclaw.orchestrator.agents.definitions import level_of
 
         if agent.name not in self._policies:
             level = level_of(agent)
-            # Not the tools of the run that comes first: it may be narrowed, and is released.
+            # Not the tools of the first run: they may be narrowed, and the run must be freed.
             tools = partial(self.tools, agent)
             self._policies[agent.name] = self.governance.rules(
                 level, agent.capabilities, None, tools
@@ -113,21 +113,21 @@ class RunFactory:
         from evoclaw.skills.skill_tools import SkillsInUse
         from evoclaw.wiring.pipelines import service_pipeline
 
-        box = refilled(self.box, injected)
-        tools = [bound for bound in box.tools if bound.name in self._own_names()]
-        here = [LocalExecutor(tools, given=box.given), *box.servers]
-        routes = [Route(executor, ready=self.settle) for executor in here]
+        toolbox = refilled(self.box, injected)
+        tools = [bound for bound in toolbox.tools if bound.name in self._own_names()]
+        executors = [LocalExecutor(tools, given=toolbox.given), *toolbox.servers]
+        routes = [Route(executor, ready=self.settle) for executor in executors]
         routes += self._fleet_routes(agent, session)
         steps = [
-            *self._offers(agent, box),
-            SkillsInUse(box.shelf, history),
+            *self._offers(agent, toolbox),
+            SkillsInUse(toolbox.shelf, history),
             SignReceipt(self.sign),
             *self.governance.steps(),
         ]
         return service_pipeline().build(routes, steps)
 
     def _offers(self, agent: Agent, box: Toolbox) -> list[Step]:
-        """What the agent's definition and the settings offer."""
+        """The steps that offer what the agent's definition and the settings allow."""
         from evoclaw.governance.permissions import PermittedTools
         from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
         from evoclaw.orchestrator.agents.prompt import active_skills
@@ -143,28 +143,28 @@ class RunFactory:
         return steps
 
     def _fleet_routes(self, agent: Agent, session: str) -> list[Route]:
-        """The fleet, as far as the agent is meant to work on it."""
-        place = agent.on or ANY
-        if place not in (ANY, EACH):
-            return [Route(self.orchestrator.edge(place), Place.EDGE)]
-        asking = fleet_tools(self.orchestrator, agent.capabilities)
-        if place == EACH:
-            return asking
-        return [*asking, Route(self._delegated(session), Place.EDGE)]
+        """The routes to the edges that the agent works on."""
+        target = agent.on or ANY
+        if target not in (ANY, EACH):
+            return [Route(self.orchestrator.edge(target), Place.EDGE)]
+        routes = fleet_tools(self.orchestrator, agent.capabilities)
+        if target == EACH:
+            return routes
+        return [*routes, Route(self._delegated(session), Place.EDGE)]
 
     @staticmethod
     def _own_names() -> frozenset[str]:
-        """Tools that need the orchestrator's own stores; all others run on edges."""
+        """Tools that need the stores of the orchestrator; all others run on edges."""
         from evoclaw.tools.catalogue import RunsOn, entries_on
 
         names = (entry.name for entry in entries_on(RunsOn.ORCHESTRATOR))
         return frozenset(names) - {*FLEET_NAMES}
 
     def _delegated(self, session: str) -> Delegated:
-        """All runs of a session stay with the edges they chose; the tools are each run's own."""
-        found = self.orchestrator.delegated([*self._own_names(), *FLEET_NAMES])
-        found.stay = self._sticky.pop(session, found.stay)
-        self._sticky[session] = found.stay
+        """An executor that keeps to the edges of the session; each run has its own tools."""
+        delegated = self.orchestrator.delegated([*self._own_names(), *FLEET_NAMES])
+        delegated.stay = self._sticky.pop(session, delegated.stay)
+        self._sticky[session] = delegated.stay
         while len(self._sticky) > STICKY:
             self._sticky.popitem(last=False)
-        return found
+        return delegated

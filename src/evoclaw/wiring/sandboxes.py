@@ -65,14 +65,14 @@ async def self_test_engines(
     sandboxed: SandboxedProcesses, package_engines: Mapping[str, SandboxEngine]
 ) -> list[tuple[str, bool, str]]:
     """Every engine: the one in use is self-tested, of the others it says how to install them."""
-    found: list[tuple[str, bool, str]] = []
+    results: list[tuple[str, bool, str]] = []
     for name, engine in package_engines.items():
         if name == sandboxed.sandboxes.default:
-            found.append((name, *await _engine_holds(sandboxed)))
+            results.append((name, *await _engine_holds(sandboxed)))
         elif name != NO_ENGINE:
             why = engine.missing()
-            found.append((name, not why, why or "installed; not in use"))
-    return found
+            results.append((name, not why, why or "installed; not in use"))
+    return results
 
 
 async def _engine_holds(sandboxed: SandboxedProcesses) -> tuple[bool, str]:
@@ -125,12 +125,12 @@ def _build_sandboxes(policy: SandboxPolicy, settings: SandboxSettings) -> LocalS
     from evoclaw.sandbox.sandboxes import LocalSandboxes
     from evoclaw.sandbox.self_test import SandboxSelfTest
 
-    there = {**package_engines(), "native": NativeEngine()}
+    engines = {**package_engines(), "native": NativeEngine()}
     return LocalSandboxes(
         replace(policy, protected=protected_paths(policy.workspace)),
-        there,
+        engines,
         SandboxSelfTest(),
-        default=choose_engine(settings.engine, there),
+        default=choose_engine(settings.engine, engines),
         tools=settings.tools,
         warm=settings.warm,
     )

@@ -1,4 +1,4 @@
-"""The MCP servers that `evoclaw.toml` names, and what was approved of their tools."""
+"""Connects to the MCP servers that `evoclaw.toml` names, with the approvals of their tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PINS = "approved-mcp.json"
 
 
 def mcp_pins(env: Mapping[str, str]) -> PinFile:
-    """What was approved of the tools of others."""
+    """The approved tools of MCP servers, by hash."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.mcp.pins import PinFile
 
@@ -24,7 +24,7 @@ def mcp_pins(env: Mapping[str, str]) -> PinFile:
 
 
 async def connect_servers(env: Mapping[str, str], stack: AsyncExitStack) -> Sequence[McpExecutor]:
-    """The servers that `evoclaw.toml` names, each connected until the stack is closed."""
+    """Connect to every configured MCP server until the stack is closed."""
     from evoclaw.wiring.settings import orchestrator_settings
 
     config = orchestrator_settings(env)

@@ -1,4 +1,4 @@
-"""The orchestrator's settings of this machine."""
+"""Reads the settings of the orchestrator on this machine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings
 
 FILE = "evoclaw.toml"
-"""In the data folder."""
+"""The settings file, in the data folder."""
 
 
 def loop_settings(env: Mapping[str, str]) -> LoopSettings:
-    """What bounds a run of whoever says nothing else."""
+    """The default limits of a run."""
     from evoclaw.core.agent import LoopSettings
 
-    chosen = orchestrator_settings(env).orchestrator
+    settings = orchestrator_settings(env).orchestrator
     return LoopSettings(
-        max_turns=chosen.max_tool_iterations,
-        tool_error_limit=chosen.tool_error_limit,
-        evidence=chosen.evidence,
+        max_turns=settings.max_tool_iterations,
+        tool_error_limit=settings.tool_error_limit,
+        evidence=settings.evidence,
     )
 
 
@@ -30,13 +30,13 @@ def settings_text(env: Mapping[str, str]) -> str:
     from evoclaw.config import read_evoclaw_toml
     from evoclaw.config.template import template
 
-    # By what holds without a file, and without variables that say otherwise just now.
+    # The defaults, independent of the current file and variables.
     home = {name: env[name] for name in ("EVOCLAW_HOME", "HOME") if name in env}
     return template(read_evoclaw_toml(None, home))
 
 
 def orchestrator_settings(env: Mapping[str, str]) -> EvoClawConfig:
-    """What `evoclaw.toml` says, or what holds without one."""
+    """The settings in `evoclaw.toml`, or the defaults without one."""
     from evoclaw.config import read_evoclaw_toml
     from evoclaw.config.places import default_data_folder
 

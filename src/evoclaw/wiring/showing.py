@@ -1,4 +1,4 @@
-"""What the service shows of this machine: devices, audit, tools, skills, stops, canvases."""
+"""Adapters between the API and this machine: devices, audit, tools, skills, stops, canvases."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ShownDevices:
-    """The edges that joined."""
+    """The edges that joined, for the API."""
 
     known: Devices
     env: Mapping[str, str]
 
     def all(self) -> Sequence[Device]:
-        """All of them."""
+        """Every known edge."""
         return self.known.all()
 
     def get(self, agent_id: str) -> Device | None:
-        """One of them."""
+        """One edge; None if it is unknown."""
         return self.known.get(agent_id)
 
     async def approve(self, agent_id: str, seen: str = "") -> Device:
-        """Let the tools be used that wait; an error if they are not those that were `seen`."""
+        """Approve the pending tools of an edge; an error if they differ from those `seen`."""
         return await self.known.approve(agent_id, time.time(), seen=seen)
 
     async def revoke(self, agent_id: str) -> None:
-        """Shut an edge out: no account, no approved tools."""
+        """Revoke an edge: remove its broker account and the approval of its tools."""
         from evoclaw.wiring.pairing import revoke
 
         await revoke(agent_id, self.env, self.known)
 
     def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
-        """Let a new edge in: the broker's address, and a token that works once."""
+        """Invite an edge; returns the broker's address, and a token that works once."""
         from evoclaw.wiring.pairing import invite
 
         invited = invite(agent_id, seconds, self.env)
@@ -67,7 +67,7 @@ class ShownDevices:
 
 @dataclass(frozen=True, slots=True)
 class ShownAudit:
-    """Who did what: one tenant at a time."""
+    """The audit of this machine, for the API: one tenant at a time."""
 
     audit: Audit
     home: Path
@@ -75,15 +75,15 @@ class ShownAudit:
     env: Mapping[str, str]
 
     async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
-        """The newest records of a tenant that fit, the oldest of them first."""
+        """The newest matching records of a tenant, oldest first."""
         from evoclaw.observe.audit.cold import AuditQuery
 
         if not tenant:
-            return ()  # an empty one would mean all of them
-        wanted = msgspec.convert({**query, "tenant": tenant}, AuditQuery)
+            return ()  # an empty tenant would match every tenant
+        audit_query = msgspec.convert({**query, "tenant": tenant}, AuditQuery)
         await asyncio.to_thread(self.audit.flush)
-        # It reads whole files: in a thread, with a loop of its own, it keeps nobody waiting.
-        return await asyncio.to_thread(lambda: asyncio.run(self._found(wanted)))
+        # It reads whole files, so it runs in a thread with an event loop of its own.
+        return await asyncio.to_thread(lambda: asyncio.run(self._found(audit_query)))
 
     async def _found(self, query: AuditQuery) -> Sequence[dict[str, JSON]]:
         from evoclaw.observe.audit.reader import search
@@ -96,7 +96,7 @@ class ShownAudit:
                 await cold.close()
 
     async def verify(self) -> Mapping[str, JSON]:
-        """Whether the records of this machine are as they were written."""
+        """Check that no record of this machine was edited, removed or cut off."""
         await asyncio.to_thread(self.audit.flush)
         return await asyncio.to_thread(self._verified)
 
@@ -120,41 +120,43 @@ class ShownAudit:
 
 @dataclass(frozen=True, slots=True)
 class ShownTools:
-    """The tools that the default agent is offered now."""
+    """The tools of the default agent, for the API."""
 
     tools: Callable[[], Sequence[Tool]]
     missing: Callable[[], Sequence[UnavailableTool]]
 
     def offered(self) -> Sequence[Tool]:
-        """Those that can be used."""
+        """The tools that the default agent is offered now."""
         return self.tools()
 
     def absent(self) -> Sequence[UnavailableTool]:
-        """Those that cannot."""
+        """The tools that are unavailable, with the reason."""
         return self.missing()
 
 
 @dataclass(frozen=True, slots=True)
 class ShownSkills:
-    """The skills of this machine."""
+    """The skills of this machine, for the API."""
 
     shelf: Shelf
 
     def all(self) -> Sequence[SkillView]:
-        """Those that can be used."""
+        """The skills that can be used."""
         return [self._view(skill) for skill in self.shelf.skills()]
 
     def find(self, name: str) -> SkillView | None:
-        """One of them, with its instructions."""
+        """One skill, with its instructions; None if there is none of that name."""
         skill = self.shelf.find(name)
         if skill is None:
             return None
         return msgspec.structs.replace(self._view(skill), instructions=skill.instructions)
 
     def problems(self) -> Sequence[SkillProblem]:
-        """Those that cannot."""
-        found = self.shelf.problems()
-        return [SkillProblem(one.path.name, one.reason, one.refused) for one in found]
+        """The skills that cannot be used, with the reason."""
+        return [
+            SkillProblem(problem.path.name, problem.reason, problem.refused)
+            for problem in self.shelf.problems()
+        ]
 
     def _view(self, skill: Skill) -> SkillView:
         return SkillView(
@@ -172,7 +174,7 @@ class ShownSkills:
 
 @contextmanager
 def _as_store_error() -> Generator[None]:
-    """Says in the words of the service that others were not told."""
+    """Raise `StoreError` if a stop could not be shared with other orchestrators."""
     from evoclaw.governance.shared_stops import NotShared
     from evoclaw.store.databases.database import StoreError
 
@@ -184,44 +186,44 @@ def _as_store_error() -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ShownStops:
-    """The emergency stop."""
+    """The emergency stops, for the API."""
 
     board: StopBoard
 
     def all(self) -> Sequence[StopView]:
-        """What is stopped."""
+        """The stops in force."""
         return [
-            StopView(str(one.kind), one.name, one.reason, one.by, one.at)
-            for one in self.board.stops()
+            StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+            for stop in self.board.stops()
         ]
 
     async def put(self, stop: StopView) -> None:
-        """Stop something."""
+        """Put a stop in force."""
         from evoclaw.governance.stops import Kind, Stop
 
-        wanted = Stop(Kind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+        new_stop = Stop(Kind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
         with _as_store_error():
-            await self.board.put(wanted)
+            await self.board.put(new_stop)
 
     async def release(self, kind: str, name: str) -> StopView | None:
-        """Let it go on; None if it was not stopped."""
+        """Release a stop; None if there is none."""
         from evoclaw.governance.stops import Kind
 
         with _as_store_error():
-            gone = await self.board.release(Kind(kind), name)
-        if gone is None:
+            stop = await self.board.release(Kind(kind), name)
+        if stop is None:
             return None
-        return StopView(str(gone.kind), gone.name, gone.reason, gone.by, gone.at)
+        return StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCanvases:
-    """What sessions show."""
+    """The canvases of sessions, for the API."""
 
     folder: CanvasFolder | StoredCanvases
 
     async def shown(self, tenant: str, session_id: str) -> SheetView | None:
-        """What a session shows now."""
+        """The canvas of a session; None if it is empty."""
         canvas = self.folder.of(tenant, session_id)
         sheet, at = await canvas.shown(), await canvas.changed_at()
         if sheet is None:
@@ -230,19 +232,19 @@ class ShownCanvases:
         return SheetView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
 
     async def clear(self, tenant: str, session_id: str) -> None:
-        """Show nothing any more."""
+        """Clear the canvas of a session."""
         await self.folder.of(tenant, session_id).clear()
 
 
 def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:
-    """Puts on record who was not let in."""
+    """A function that writes refused requests to the audit."""
     from evoclaw.core.labels import Principal
     from evoclaw.observe.audit.settings import AuditError
     from evoclaw.observe.audit.sink import AuditContext
 
     def note(refusal: Refusal) -> None:
         if audit is not None:
-            who = AuditContext(
+            context = AuditContext(
                 principal=Principal(refusal.tenant or "local", refusal.user), agent_id=""
             )
             fields = msgspec.structs.asdict(refusal)
@@ -250,8 +252,8 @@ def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:
                 name: fields[name] for name in ("status", "method", "path", "address", "token")
             }
             try:
-                audit.record("refused", who, reason=refusal.why, **fields)
+                audit.record("refused", context, reason=refusal.why, **fields)
             except AuditError as problem:
-                logger.warning("a refusal could not be put on record: %s", problem)
+                logger.warning("cannot write a refused request to the audit: %s", problem)
 
     return note

@@ -1,4 +1,4 @@
-"""A run whose calls go to another machine over SSH."""
+"""Builds a run whose calls go to another machine over SSH."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def ssh_ports(
     env: Mapping[str, str],
     run: Begun,
 ) -> AsyncGenerator[Ports]:
-    """What a run is given that works on a machine and folder such as `ssh://user@host/srv/project`."""
+    """The ports of a run that works on `ssh://user@host/folder`; closed when the block ends."""
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
     from evoclaw.executors.ssh.files import SshFiles

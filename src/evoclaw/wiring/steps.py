@@ -1,4 +1,4 @@
-"""The steps of workflows as runs: each is kept, judged, recorded and resumed like any other."""
+"""Runs the steps of workflows as ordinary runs: stored, judged, recorded and resumed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from evoclaw.workflows.ports import AgentCall, Done, Ended, ToolAsked
 
 SOON = 5.0
-"""Seconds until a step that found no room tries again."""
+"""Seconds until a step that was rejected for lack of capacity is retried."""
 ONE_CALL = LoopSettings(max_turns=2, max_calls_per_turn=1)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSteps:
-    """Steps that ask an agent."""
+    """Workflow steps that ask an agent."""
 
     runs: Runs
     talks: Conversations
 
     async def begin(self, who: Principal, call: AgentCall) -> Waiting | None:
-        """Start a run; the same one when it is begun again."""
+        """Start the run of a step; the same run if the step is started again."""
         from evoclaw.orchestrator.agents.definitions import iterative
         from evoclaw.orchestrator.runs.runs import Draining, Errand, TooMany
 
         agent = self.talks.agents.get(call.agent)
         settings = iterative(agent) if agent is not None and call.iterative else None
-        errand = Errand(
+        request = Errand(
             call.message,
             agent=call.agent,
             title=call.title,
@@ -51,13 +51,13 @@ class AgentSteps:
             label=call.label,
         )
         try:
-            await self.runs.start(who, errand, run_id=call.run_id)
+            await self.runs.start(who, request, run_id=call.run_id)
         except (Draining, TooMany) as problem:
             return Waiting(str(problem), SOON)
         return None
 
     async def result(self, tenant: str, run_id: str) -> Ended:
-        """Await a run's end; `Waiting` as soon as it waits for a person."""
+        """Await the end of a run; `StepWaiting` as soon as it waits for a person."""
         result = await self.runs.result(tenant, run_id_of(tenant, run_id))
         if result.stop is StopReason.WAITING:
             return Waiting(result.reason or result.text)
@@ -72,34 +72,36 @@ class AgentSteps:
         )
 
     async def _label(self, tenant: str, result: RunResult) -> Label:
-        """Of everything that was said in its session."""
+        """The joined label of all messages of its session."""
         view = await self.runs.look(tenant, result.run_id)
-        said = [] if view is None else await self.talks.store.of(tenant).messages(view.session_id)
-        return joined(label_of(message) for _, message in said)
+        if view is None:
+            return joined(())
+        messages = await self.talks.store.of(tenant).messages(view.session_id)
+        return joined(label_of(message) for _, message in messages)
 
     async def cancel(self, tenant: str, run_id: str) -> None:
-        """Have a run end."""
+        """Cancel a run."""
         await self.runs.cancel(tenant, run_id_of(tenant, run_id))
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSteps:
-    """Steps that are one call: a run without a model, under the rules of an agent."""
+    """Workflow steps that are one call: a run without a model, under the rules of an agent."""
 
     runs: Runs
     agent: Callable[[], Agent]
     tools: Callable[[Agent], Sequence[Tool]]
 
     def nature(self, who: Principal, tool: str) -> Nature:
-        """Its run is begun once, and remembers whether the call was; so nothing runs twice."""
-        found = next((one for one in self.tools(self.agent()) if one.name == tool), None)
+        """How safely a call can be repeated; its run starts once, so no call runs twice."""
+        found = next((known for known in self.tools(self.agent()) if known.name == tool), None)
         if found is None:
             return Nature(remembered=True)
         harmless = found.effect is Effect.READ or found.idempotent
         return Nature(harmless=harmless, remembered=True)
 
     async def execute(self, who: Principal, asked: ToolAsked) -> Done:
-        """Judge and run one call; its run goes on though nobody waits, and is found again."""
+        """Judge and run one call; its run continues if the workflow stops waiting for it."""
         from evoclaw.orchestrator.runs.runs import Draining, TooMany
 
         run_id = _run_of(who.tenant, asked.request_id)
@@ -113,19 +115,19 @@ class ToolSteps:
         return await self._outcome(who.tenant, result)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        """Have the run of a call end."""
+        """Cancel the run of a call."""
         await self.runs.cancel(tenant, _run_of(tenant, request_id))
 
     def _errand(self, asked: ToolAsked) -> Errand:
         from evoclaw.orchestrator.runs.runs import Errand
 
-        said = UserMessage((TextBlock(f"A step of a workflow: {asked.tool}", asked.label),))
+        message = UserMessage((TextBlock(f"A step of a workflow: {asked.tool}", asked.label),))
         call = ToolCall("step", asked.tool, msgspec.json.encode(asked.arguments).decode())
         settings = ONE_CALL
         if asked.timeout_s is not None:
             settings = msgspec.structs.replace(ONE_CALL, max_seconds=asked.timeout_s)
         return Errand(
-            messages=(said, Reply(calls=(call,))),
+            messages=(message, Reply(calls=(call,))),
             agent=self.agent().name,
             title=f"step: {asked.tool}",
             model=DIRECT,
@@ -146,8 +148,8 @@ class ToolSteps:
 
 
 def _run_of(tenant: str, request_id: str) -> str:
-    """The run of a step's call, the same for the same asking.
+    """The run id of a tool step, derived from its request id.
 
-    It names its workflow, as the run of an agent's step does: whoever answers for it can wake that.
+    It names its workflow, like the run of an agent step: an answer to the run wakes the workflow.
     """
     return run_id_of(tenant, "tool-" + request_id.replace(".", "-"))

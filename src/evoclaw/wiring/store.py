@@ -1,4 +1,4 @@
-"""The one database of this machine's orchestrator, and the stores in it."""
+"""Opens the one database of the orchestrator, and the stores in it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from evoclaw.trust.pairing import Devices
 
 FILE = "evoclaw.db"
-"""In the data folder."""
+"""The SQLite database, in the data folder."""
 PASSWORD = "EVOCLAW_STORE_PASSWORD"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """All that an orchestrator keeps, in one database."""
+    """The stores of an orchestrator, all in one database."""
 
     database: Database
-    """For the stores that are not here: all kinds of store are in it."""
+    """For the stores that are not listed here; every schema is applied to it."""
     sessions: SessionStore
     commands: CommandStore
     approvals: ApprovalStore
     ledger: StoredLedger
     receipts: ReceiptStore
     devices: Devices
-    """The edges that joined; those of a single orchestrator are in a folder of their own."""
+    """The edges that joined; beside SQLite they are in a folder of their own."""
 
 
 @asynccontextmanager
 async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
-    """Everything that is kept, over one connection: what belongs together is committed together."""
+    """Open every store over one connection, so that related writes share a transaction."""
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
     from evoclaw.store.governing.approvals import ApprovalStore
@@ -55,7 +55,7 @@ async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
     ):
         approvals = ApprovalStore(database)
         await approvals.tidy()
-        # Who begins what a reservation pays for waits for the disk: see `settle` in brain.py.
+        # No wait for the disk here: `flush` in runtime.py waits before the reserved work starts.
         async with StoredLedger(database, clock_of(database), wait=False) as ledger:
             await ledger.begin()
             yield Stored(
@@ -70,7 +70,7 @@ async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
 
 
 def clock_of(database: Database) -> Callable[[], float]:
-    """What time it is for all who share a database: a server's clock, or that of this machine."""
+    """The clock of a database: the PostgreSQL server's, or that of this machine for SQLite."""
     if database.dialect == "sqlite":
         return time.time
     from evoclaw.store.databases.postgres import PostgresDatabase
@@ -82,7 +82,7 @@ def clock_of(database: Database) -> Callable[[], float]:
 async def open_devices(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Devices]:
-    """The edges that joined: in this machine's folder, or with all who share a PostgreSQL."""
+    """The edges that joined: in the data folder, or in a shared PostgreSQL."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.store.governing.devices import SCHEMA, DeviceStore
     from evoclaw.trust.pairing import Devices
@@ -93,16 +93,16 @@ async def open_devices(
     if not orchestrator_settings(env).store.url:
         yield Devices(folder)
         return
-    async with opened(env, SCHEMA, given=database) as kept:
-        book = SharedBook(DeviceStore(kept))
-        await book.take_in(folder)
-        await book.look()
-        yield Devices(book)
+    async with opened(env, SCHEMA, given=database) as connected:
+        devices = SharedBook(DeviceStore(connected))
+        await devices.take_in(folder)
+        await devices.look()
+        yield Devices(devices)
 
 
 @asynccontextmanager
 async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
-    """The conversations alone, for a process that has one of them."""
+    """The session store alone, for a process that needs no other store."""
     from evoclaw.store.runs import queue
     from evoclaw.store.sessions import tables as session_tables
     from evoclaw.store.sessions.sessions import SessionStore
@@ -113,7 +113,7 @@ async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
 
 @asynccontextmanager
 async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
-    """What the stored records tell of, for a process that only asks."""
+    """The metrics of stored records, for a process that only reads them."""
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.store.metrics import tables as metrics_tables
     from evoclaw.store.metrics.store import MetricsStore
@@ -125,7 +125,7 @@ async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
 
 @asynccontextmanager
 async def open_moving(env: Mapping[str, str]) -> AsyncGenerator[Moving]:
-    """Everything that is kept, to be taken elsewhere or brought here."""
+    """The whole store, to be exported or imported."""
     parts = every_part()
     async with opened(env, *parts) as database:
         yield Moving(database, parts)
@@ -133,26 +133,26 @@ async def open_moving(env: Mapping[str, str]) -> AsyncGenerator[Moving]:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """What is kept, on its way out or in."""
+    """Exports and imports the whole store."""
 
     database: Database
     parts: tuple[Schema, ...]
 
     async def write(self, file: Path, *, tenant: str = "") -> Manifest:
-        """Everything, or what is of one tenant, into a new file."""
+        """Write everything, or the data of one tenant, into a new file."""
         from evoclaw.store.databases.moving import export_to
 
         return await export_to(file, self.database, self.parts, tenant=tenant)
 
     async def read(self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse") -> Manifest:
-        """Everything from such a file: all of it, or nothing."""
+        """Read a file that `export_to` wrote: all of it, or nothing."""
         from evoclaw.store.databases.moving import import_from
 
         return await import_from(file, self.database, self.parts, existing=existing)
 
 
 def every_part() -> tuple[Schema, ...]:
-    """All kinds of store that an orchestrator has."""
+    """The schema of every store of an orchestrator."""
     from evoclaw.store import channels, memory
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.governing import approvals, devices, ledger, rates, stops, tokens
@@ -188,13 +188,13 @@ async def opened(
     given: Database | None = None,
     durable: bool = True,
 ) -> AsyncGenerator[Database]:
-    """Some kinds of store: in what is open already, or over a connection of one's own.
+    """Connect to the database, or use the connection that this process has already.
 
     Args:
-        env: Says where it is.
-        parts: What is used of it.
-        given: The database, if this process has it open; it stays so.
-        durable: Whether a write outlives a power cut when it returns.
+        env: Says where the settings of the store are.
+        parts: The schemas that are used.
+        given: A connection that is open already; it is not closed here.
+        durable: Whether a write survives a power cut once it has returned.
     """
     if given is not None:
         yield given

@@ -1,4 +1,4 @@
-"""The built-in tools of this machine: what they are handed, and why some are not offered."""
+"""Builds the toolbox of this machine: tools, their dependencies, and why some are unavailable."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from evoclaw.skills.watching import Shelf
 
 BROWSER = "EVOCLAW_BROWSER"
-"""Names another Chromium than the one that would be found."""
+"""Environment variable: the path of Chromium, if not the one found on the PATH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """What is at hand on this machine."""
+    """The tools of this machine and what they depend on."""
 
     tools: tuple[BoundTool, ...]
     given: dict[type, object]
-    """What the tools are handed, by Protocol."""
+    """What the tools depend on, by Protocol."""
     absent: tuple[UnavailableTool, ...]
     shelf: Shelf
-    """The skills, whose tools come and go."""
+    """The skills; their tools can change while the process runs."""
     servers: Sequence[McpExecutor]
-    """The tools of MCP servers, those that were approved."""
+    """The connected MCP servers, with the tools that were approved."""
     own: OwnTools
-    """The tools of the owner's own files."""
+    """The tools that the owner wrote as Python files."""
 
     def others(self) -> list[Tool]:
-        """The tools of skills, of the owner's own files, and of MCP servers."""
+        """The tools of skills, of the owner's own files and of MCP servers."""
         skills = [bound.tool for bound in self.shelf.tools()]
         servers = [tool for server in self.servers for tool in server.tools()]
         return [*skills, *self.own.tools(), *servers]
 
     async def sandbox(self) -> list[tuple[str, bool, str]]:
-        """The sandbox engines: name, whether it can be relied on, and what there is to say."""
+        """The sandbox engines: name, whether its self-test passed, and a remark."""
         from evoclaw.sandbox.engines.native.engine import NativeEngine
         from evoclaw.sandbox.engines.registry import package_engines
         from evoclaw.wiring.sandboxes import SandboxedProcesses, self_test_engines
@@ -53,10 +53,10 @@ class Toolbox:
         return await self_test_engines(sandboxed, {**package_engines(), "native": NativeEngine()})
 
     def problems(self) -> dict[str, str]:
-        """What of these cannot be used, and why."""
+        """The tools, skills and servers that cannot be used, and why."""
         self.own.tools()
-        skills = {str(one.path): one.reason for one in self.shelf.problems()}
-        servers = {one.server.name: one.problem for one in self.servers if one.problem}
+        skills = {str(problem.path): problem.reason for problem in self.shelf.problems()}
+        servers = {mcp.server.name: mcp.problem for mcp in self.servers if mcp.problem}
         return self.own.problems | skills | servers
 
 
@@ -68,13 +68,13 @@ async def open_toolbox(
     key: str = "run",
     given: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Toolbox]:
-    """What can be used here; closed, with all it started, when the block ends.
+    """The toolbox of a workspace; closed, with every process it started, when the block ends.
 
     Args:
-        workspace: Where files and commands are.
-        env: The environment: keys of search engines, places of programs.
+        workspace: The folder of files and commands.
+        env: The environment: keys of search engines, paths of programs.
         key: Names the run or session: its browser, its canvas.
-        given: What the tools are handed beside that, by Protocol; it comes first.
+        given: Further dependencies, by Protocol; they override those found here.
     """
     from evoclaw.config.places import default_data_folder
     from evoclaw.governance.network import Domains
@@ -110,7 +110,7 @@ async def open_toolbox(
 
 
 def refilled(box: Toolbox, given: Mapping[type, object]) -> Toolbox:
-    """The same box with more in it."""
+    """The same toolbox with further dependencies."""
     return _filled({**box.given, **given}, {}, box.shelf, box.servers, box.own.folder)
 
 
@@ -127,9 +127,9 @@ def _filled(
 
     tools = everything()
     offered = with_program(usable(tools, found))
-    absent = [_absent(one, found, reasons) for one in tools if one not in offered]
-    taken = {*NAMES, *(bound.name for bound in shelf.tools())}
-    own = OwnTools(folder, given=found, reserved=taken)
+    absent = [_absent(tool, found, reasons) for tool in tools if tool not in offered]
+    reserved = {*NAMES, *(bound.name for bound in shelf.tools())}
+    own = OwnTools(folder, given=found, reserved=reserved)
     return Toolbox(offered, found, tuple(absent), shelf, servers, own)
 
 
@@ -140,7 +140,7 @@ def _found(
     stack: AsyncExitStack,
     domains: Domains,
 ) -> tuple[dict[type, object], dict[type, str]]:
-    """What there is, by Protocol, and why the rest is not."""
+    """The dependencies that this machine has, by Protocol, and why the others are missing."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.canvases import FileCanvas
     from evoclaw.executors.files import LocalFiles
@@ -163,14 +163,14 @@ def _found(
         CodeSearcher: search.code or search.reason,
         Todos: TodosInMemory(),
         Canvas: FileCanvas(home / "canvas" / f"{key}.html"),
-        Person: "nobody is at the terminal to be asked",
-        Sessions: "it needs a session: say `evoclaw run --session NAME`",
-        Nodes: "there is no fleet here: start one with `evoclaw up`, then `evoclaw run --on '*'`",
+        Person: "no user is at a terminal to answer questions",
+        Sessions: "it needs a session: use `evoclaw run --session NAME`",
+        Nodes: "no fleet is connected: start one with `evoclaw up`, then `evoclaw run --on '*'`",
         **_browser(env, key, stack, domains),
         **_vision(),
     }
-    reasons = {kind: thing for kind, thing in maybe.items() if isinstance(thing, str)}
-    return {kind: thing for kind, thing in maybe.items() if not isinstance(thing, str)}, reasons
+    reasons = {kind: value for kind, value in maybe.items() if isinstance(value, str)}
+    return {kind: value for kind, value in maybe.items() if not isinstance(value, str)}, reasons
 
 
 def _browser(
@@ -193,7 +193,7 @@ def _vision() -> dict[type, object | str]:
     from evoclaw.tools.image import Vision
     from evoclaw.tools.pictures import why_unavailable
 
-    return {Vision: why_unavailable() or "the model of this run is shown no pictures"}
+    return {Vision: why_unavailable() or "the model of this run does not read images"}
 
 
 def _absent(
@@ -202,7 +202,7 @@ def _absent(
     from evoclaw.tools.catalogue import CATALOGUE
 
     if program := CATALOGUE[bound.name].missing_program():
-        why = f"there is no `{program}`: install your system's package of it"
+        why = f"`{program}` is not installed: install your system's package of it"
         return UnavailableTool(bound.tool, why)
     missing = sorted(bound.needs - found.keys(), key=lambda kind: kind.__name__)
     why = "; ".join(reasons.get(kind, kind.__name__) for kind in missing)

@@ -1,4 +1,4 @@
-"""The traces of this process, where the standard variables ask for them."""
+"""Opens the tracing of this process, if OTEL_… variables configure an exporter."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LAST = 2.0
-"""Seconds in which the last spans are sent when a process ends; what is not is lost."""
+"""Seconds to export the last spans when a process ends; the rest is lost."""
 
 
 @asynccontextmanager
 async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Tracing | None]:
-    """Trace while the block runs; None if nobody asks.
+    """Trace while the block runs; None if no exporter is configured.
 
     Args:
-        env: What asks for it.
-        name: What this process is called in traces, unless `OTEL_SERVICE_NAME` says it.
+        env: The OTEL_… variables.
+        name: The service name in traces, unless `OTEL_SERVICE_NAME` is set.
     """
     kinds = configured_exporters(env)
     if not kinds:
@@ -36,7 +36,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
     except ModuleNotFoundError as missing:
         if not (missing.name or "").startswith("opentelemetry"):
             raise
-        text = "OTEL_… variables ask for traces, which need more packages: "
+        text = "OTEL_… variables enable tracing, but its packages are not installed: run "
         raise ConfigError(
             f"{text}`pip install 'evoclaw[otel]'`, or set OTEL_SDK_DISABLED=true"
         ) from None
@@ -48,7 +48,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
             yield tracing
     finally:
         if not await asyncio.to_thread(tracing.close, LAST):
-            logger.warning("the last traces were not sent: the collector does not answer")
+            logger.warning("the last spans were not exported: the collector does not answer")
 
 
 def _redactor(env: Mapping[str, str]) -> Redactor | None:

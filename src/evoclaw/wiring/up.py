@@ -1,4 +1,4 @@
-"""Everything on one machine: a broker, an orchestrator, and an edge of its own."""
+"""Builds `evoclaw up`: a broker, an orchestrator, the service and an edge on one machine."""
 
 from __future__ import annotations
 
@@ -31,41 +31,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 ORCHESTRATOR = "orchestrator"
 AGAIN = 2.0
-"""Seconds before an edge that ended is started again."""
+"""Seconds before an edge process that ended is restarted."""
 
 
 class House(Struct, frozen=True):
-    """What is up."""
+    """The running application."""
 
     url: str
-    """Of the broker."""
+    """The address of the broker."""
     orchestrator: Orchestrator
     api: str = ""
-    """Where the service is; empty if there is none."""
+    """The address of the service; empty if it is not started."""
     brain: Brain | None = None
     env: Mapping[str, str] = {}
 
     @property
     def live(self) -> int:
-        """How many runs go on."""
+        """How many runs are active."""
         return 0 if self.brain is None else self.brain.runs.live
 
     async def drain(self) -> None:
-        """Begin no more runs, and let those that go on end, for a while."""
+        """Start no more runs, and wait for active runs to end, up to `runs.drain_s`."""
         if self.brain is not None:
             await self.brain.runs.drain(self.brain.settings.runs.drain_s)
 
     def reload(self) -> str:
-        """Read the settings again, and say what became of that."""
+        """Reload the settings; returns what changed, for a log line."""
         if self.brain is None:
-            return "there is nothing to read the settings for: no service is up"
+            return "nothing to reload: this process runs without a service"
         from evoclaw.wiring.reloading import reload
 
         done = reload(self.brain, self.env)
-        told = f"settings in force: {', '.join(done.changed)}" if done.changed else "nothing new"
+        changed = ", ".join(done.changed)
+        text = f"settings reloaded: {changed}" if changed else "settings unchanged"
         if done.restart:
-            told += f"; after a restart: {', '.join(done.restart)}"
-        return told
+            text += f"; needs a restart: {', '.join(done.restart)}"
+        return text
 
 
 class _Local(Struct, frozen=True):
@@ -89,11 +90,11 @@ async def bring_up(
     tls: tuple[Path, Path, Path] | None = None,
     api: Mapping[str, object] | None = None,
 ) -> AsyncGenerator[House]:
-    """Broker, orchestrator, service and edge; all gone when the block ends.
+    """Start broker, orchestrator, service and edge; all are stopped when the block ends.
 
-    With TLS, the broker's certificate, its key, and who signed it are given. `api` is said of the
-    service beside what the settings say; None is no service. Where the settings name a broker,
-    that one is used: then accounts, and an edge on this machine, are for its owner to make.
+    `tls` is the certificate of the broker, its key and the CA file. `api` overrides settings of
+    the service; None starts no service. If the settings name a broker, that broker is used: then
+    its owner makes the accounts, and no edge is started on this machine.
     """
     from evoclaw.config import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
@@ -128,19 +129,22 @@ async def bring_up(
 
 
 def _alone(home: Path) -> int:
-    """Hold the data folder: a second orchestrator would take this one's runs for left behind."""
+    """Lock the data folder: a second orchestrator would resume the runs of this one."""
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        text = f"`evoclaw up` runs with {home} already; use that one, or set EVOCLAW_HOME"
+        text = (
+            f"another `evoclaw up` runs with the data folder {home}; stop it, or set EVOCLAW_HOME "
+            "to another folder"
+        )
         raise ConfigError(text) from None
     return lock
 
 
 class _Broker:
-    """The broker on this machine, and how others get to it."""
+    """The broker that this process runs, and the login for other processes of this user."""
 
     running: EmbeddedBroker
     door: Door
@@ -152,7 +156,7 @@ class _Broker:
         self._tls = tls
 
     async def start(self, stack: AsyncExitStack) -> str:
-        """Begin it, and say how it is reached; its address."""
+        """Start the broker and write its login file; returns its address."""
         from evoclaw.transport.broker import EmbeddedBroker
         from evoclaw.transport.broker_accounts import BrokerRole
         from evoclaw.transport.broker_engines import BrokerTlsFiles
@@ -185,16 +189,16 @@ async def _begin_edge(
 
 
 async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
-    """Know the edge of this machine by the key that it has here."""
+    """Pin the device key of the edge on this machine, so its receipts can be verified."""
     from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.trust.receipts import DeviceKey
 
-    if isinstance(book := orchestrator.reception.receipts, ReceiptVerifier):
-        await book.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
+    if isinstance(verifier := orchestrator.reception.receipts, ReceiptVerifier):
+        await verifier.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
 
 
 async def _let_in(devices: Devices, agent_id: str) -> None:
-    """The edge of this machine needs nobody's word, unless it was revoked."""
+    """Let the edge of this machine in without an invitation, unless it was revoked."""
     if devices.get(agent_id) is None:
         await devices.invite(agent_id, time.time())
 
@@ -209,13 +213,13 @@ def _joining(
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
     pairings = Pairings(home / "pairing")
-    send, book = orchestrator.requests.send, orchestrator.reception.receipts
-    pin = book.pin if isinstance(book, ReceiptVerifier) else None
+    send, verifier = orchestrator.requests.send, orchestrator.reception.receipts
+    pin = verifier.pin if isinstance(verifier, ReceiptVerifier) else None
     return Joining(pairings, devices, broker.accounts, send, key, pin)
 
 
 async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
-    """Write the local edge's `agent.toml`: a full edge, trusted with everything here."""
+    """Write the `agent.toml` of the edge on this machine; it holds every capability."""
     from evoclaw.config import write_agent_toml
     from evoclaw.transport.broker_accounts import write_private
     from evoclaw.trust.grants import Signer
@@ -247,7 +251,7 @@ async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroke
 
 
 async def _keep_edge(config: Path) -> None:
-    """Run the edge as a process of its own, and again if it ends."""
+    """Run the edge as a process of its own, and restart it if it ends."""
     from evoclaw.transport.child_process import ChildProcess
 
     telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
@@ -258,7 +262,11 @@ async def _keep_edge(config: Path) -> None:
             await child.ended.wait()
         finally:
             await child.stop()
-        logger.error("the edge ended: %s; it is started again", await child.last_words())
+        logger.error(
+            "the edge on this machine ended, restarting in %.0f s: %s",
+            AGAIN,
+            await child.last_words(),
+        )
         await asyncio.sleep(AGAIN)
 
 
