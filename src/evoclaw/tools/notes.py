@@ -28,7 +28,7 @@ MARKS: dict[Status, str] = {
 
 
 class Todo(Struct, frozen=True):
-    """One item of a to-do list."""
+    """One thing to do."""
 
     content: Annotated[str, Meta(min_length=1, max_length=500)]
     status: Status = "pending"
