@@ -47,8 +47,8 @@ def catalogue(skills: Iterable[Skill]) -> str:
     beyond = len(lines) - LISTED
     more = [f"- … and {beyond} more; the tool `{TOOL}` lists them"] if beyond > 0 else []
     head = (
-        f"Skills: when a task fits one of these, call the tool `{TOOL}` with its name first and "
-        "follow the instructions that it returns."
+        f"Skills: when a task fits one of these, call the tool `{TOOL}` with its name first "
+        "and follow the instructions that it returns."
     )
     return "\n".join((head, *lines[:LISTED], *more))
 

@@ -44,8 +44,8 @@ def problem_with_skill(name: str) -> str:
         return f"the skill name {name!r} contains {strange}; use a-z, 0-9 and '-'"
     if len(name) > LONGEST or not SKILL.fullmatch(name):
         return (
-            f"{name!r} is not a skill name: use up to {LONGEST} of a-z, 0-9 and single hyphens "
-            "between them"
+            f"{name!r} is not a skill name: use up to {LONGEST} of a-z, 0-9 and single "
+            "hyphens between them"
         )
     return ""
 

@@ -120,8 +120,8 @@ async def image(
     if about.size > LARGEST:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"The picture '{path}' has {about.size:,} bytes, more than {LARGEST:,}. Make it "
-            "smaller first.",
+            f"The picture '{path}' has {about.size:,} bytes, more than {LARGEST:,}. "
+            "Make it smaller first.",
         )
     picture = await prepare(path, await ops.read(path, limit=LARGEST + 1), max_edge=max_edge)
     details = _details(about.path, about.size, picture)
