@@ -153,6 +153,6 @@ def _word(name: str, text: str) -> str:
     if size > LONGEST:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"'{name}' has {size:,} bytes; at most {LONGEST:,} are possible. Use a file, or less.",
+            f"'{name}' has {size:,} bytes, more than {LONGEST:,}. Use a file, or less.",
         )
     return text

@@ -20,7 +20,7 @@ ONE_LINE = 300
 LISTED = 100
 """Skills, or files of a skill, in one list."""
 TOOL = "skill"
-"""The tool that loads instructions and files; a restriction keeps it while any tool is left."""
+"""The tool that loads instructions and files; `restrict_tools` keeps it beside other tools."""
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co")
 """Unicode categories that a reader does not see: control, format (zero-width, bidi, tags),

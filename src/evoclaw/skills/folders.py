@@ -102,7 +102,7 @@ def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
     if total > MAX_TOTAL:
         raise SkillRefused(
             folder,
-            f"the skill has {total:,} bytes, more than {MAX_TOTAL:,}; keep large data elsewhere",
+            f"it has {total:,} bytes, more than {MAX_TOTAL:,}; keep large data elsewhere",
         )
     return files
 

@@ -147,8 +147,8 @@ def _refuse_filtered(filtered: Mapping[str, str], doing: str) -> None:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
             f"{doing} needs a filter program for {some_filtered(filtered)}, and these tools "
-            "run no program that a repository names. Nothing was changed. Leave these files out, use "
-            "git itself if you may run it, or ask the user.",
+            "run no program that a repository names. Nothing was changed. Leave these files out, "
+            "use git itself if you may run it, or ask the user.",
         )
 
 
