@@ -96,13 +96,13 @@ def test_a_nul_character_or_too_long_a_value_is_told_to_the_model() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("shell", "neither 'options' nor 'json'"),
-        ({"nobody": "stdin"}, "no parameter of that name"),
-        ({"path": "-p"}, "say option, flag"),
-        ({"path": "flag"}, "for a boolean"),
-        ({"path": "rest"}, "for an array"),
-        ({"path": "stdin", "content": "stdin"}, "both go by"),
-        ({"path": "--limit"}, "both go by"),
+        ("shell", "must be 'options', 'json'"),
+        ({"nobody": "stdin"}, "has no parameter 'nobody'"),
+        ({"path": "-p"}, "must be one of option, flag"),
+        ({"path": "flag"}, "of type boolean"),
+        ({"path": "rest"}, "of type array"),
+        ({"path": "stdin", "content": "stdin"}, "both use"),
+        ({"path": "--limit"}, "both use"),
         ({"words": "rest", "path": "positional"}, "must come last"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_new_skill_is_good_from_the_start(house: House) -> None:
     assert "note" not in said
     with pytest.raises(ConfigError, match="already"):
         house("new", "my-skill")
-    with pytest.raises(ConfigError, match="no skill name"):
+    with pytest.raises(ConfigError, match="not a skill name"):
         house("new", "../up")
 
 

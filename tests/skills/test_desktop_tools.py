@@ -201,7 +201,7 @@ def test_the_added_skill_is_no_rival_of_the_built_in_tools(installed: Path) -> N
     shelf = Shelf([installed.parent], reserved={bound.name: "built in" for bound in everything()})
     assert shelf.tools() == ()
     (problem,) = shelf.problems()
-    assert not problem.refused and "by hand" in problem.reason
+    assert not problem.refused and "from a shell" in problem.reason
 
 
 @pytest.mark.process

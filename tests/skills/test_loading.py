@@ -78,13 +78,13 @@ def toml(text: str) -> Callable[[Path], object]:
 HOSTILE = {
     "a link to the outside": (link_out, "it is a link"),
     "a circle of links": (link_circle, "it is a link"),
-    "one GB": (giant, "at most 33,554,432 are allowed"),
+    "one GB": (giant, "more than 33,554,432"),
     "a big manifest": (giant_manifest, "more than"),
     "bad UTF-8": (bad_utf8, "line 2 is not UTF-8"),
     "a file for everybody": (writable_file, "everybody may write"),
     "a folder for everybody": (writable_folder, "everybody may write"),
     "a pipe": (a_pipe, "neither a file nor a folder"),
-    "many files": (many_files, "more than 1000"),
+    "many files": (many_files, "more than 1,000"),
     "deep folders": (deep, "nested deeper"),
     "an odd file name": (odd_file_name, "not UTF-8"),
     "not executable": (not_executable, "chmod"),
@@ -92,17 +92,17 @@ HOSTILE = {
     "absolute": (toml(manifest("t", binary="/bin/sh")), "inside the skill's folder"),
     "home": (toml(manifest("t", binary="~/x")), "inside the skill's folder"),
     "in .git": (toml(manifest("t", binary=".git/x")), "inside the skill's folder"),
-    "an option": (toml(manifest("t", binary="-c")), "cannot be a program's name"),
-    "not there": (toml(manifest("t", binary="bin/other")), "there is no 'bin/other'"),
+    "an option": (toml(manifest("t", binary="-c")), "cannot be the name of a program"),
+    "not there": (toml(manifest("t", binary="bin/other")), "no file 'bin/other'"),
     "bare": (toml(manifest("t", binary="sh")), "on_path = true"),
     "on_path with a path": (
         toml(manifest("t", extra="on_path = true")),
-        "only a bare name",
+        "must be a bare name",
     ),
-    "duplicate tools": (toml(manifest("t", "t")), "is there twice"),
+    "duplicate tools": (toml(manifest("t", "t")), "is declared twice"),
     "duplicate keys": (toml('[skill]\nversion="1"\nversion="2"'), "not TOML"),
     "look-alike tools": (toml(manifest("list1", "listl")), "look alike"),
-    "many tools": (toml(manifest(*(f"t{n}" for n in range(MAX_TOOLS + 1)))), "at most 100"),
+    "many tools": (toml(manifest(*(f"t{n}" for n in range(MAX_TOOLS + 1)))), "more than 100"),
     "a misspelt key": (
         toml(manifest("t", extra="permisions = []")),
         "did you mean 'permissions'",
@@ -116,7 +116,7 @@ HOSTILE = {
     "an unknown sandbox": (toml(manifest("t", extra='sandboxing = "docker"')), "sandboxing"),
     "an unknown platform": (toml(manifest("t", extra='platforms = ["amiga"]')), "amiga"),
     "a foreign letter": (toml(manifest("re\u0430d")), "U+0430 CYRILLIC SMALL LETTER A"),
-    "a bad version": (toml(manifest("t", version="latest")), "not like 1.2.3"),
+    "a bad version": (toml(manifest("t", version="latest")), "must look like 1.2.3"),
     "nothing": (toml(""), "it has no [[tools]]"),
     "another name": (toml('[skill]\nname = "other"'), "must have the skill's name"),
 }
@@ -150,7 +150,7 @@ BOMBS = {
         "not a valid JSON Schema",
     ),
     "an outside id": ('"$id" = "https://example.org/x"', "URLs are not allowed"),
-    "anything goes": ("additionalProperties = true", "only what is declared"),
+    "anything goes": ("additionalProperties = true", "must be false"),
     "no table": ("properties = 3", "must be a table"),
     "deep": ("properties = { x = " + "{ items = " * 20 + "{}" + " }" * 21, "nested deeper"),
     "wide": (
@@ -235,8 +235,8 @@ def test_only_what_is_for_this_platform_is_there(tmp_path: Path) -> None:
 
     assert [p.tool.name for skill in shelf.skills() for p in skill.programs] == ["here"]
     assert [problem.refused for problem in shelf.problems()] == [False, False]
-    assert "it is for macos" in reasons(shelf)
-    assert "none of its tools is for this platform" in reasons(shelf)
+    assert "the skill is for macos" in reasons(shelf)
+    assert "none of the skill's tools is for this platform" in reasons(shelf)
     there = Shelf([tmp_path], platform="darwin")
     assert [skill.name for skill in there.skills()] == ["foreign", "mixed", "parts"]
 
@@ -279,7 +279,7 @@ def test_both_files_must_agree(tmp_path: Path) -> None:
         skill_toml=manifest("thing", version="2.0"),
         run=HELLO,
     )
-    with pytest.raises(SkillRefused, match="version 2.0 and version 1.0"):
+    with pytest.raises(SkillRefused, match="two versions, 2.0 and 1.0"):
         load(folder)
 
 

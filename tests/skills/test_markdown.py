@@ -59,7 +59,7 @@ def test_a_whole_head_is_read_as_the_reference_reads_it(tmp_path: Path) -> None:
     assert ours.metadata == theirs.metadata == {"version": "1.20", "author": "someone else"}
     assert ours.instructions == "# How\n\nBody --- with dashes."
     assert ours.allowed == {"read", "bash"}
-    assert "left to the policies" in ours.notes[0]
+    assert "the pattern in brackets is ignored" in ours.notes[0]
 
 
 def test_no_value_becomes_anything_but_text() -> None:
@@ -101,23 +101,23 @@ def test_texts_over_several_lines_and_lists_are_read() -> None:
         (['a: "open'], 2, "closing"),
         (["a: 'x' y"], 2, "behind the closing"),
         (['a: "\\q"'], 2, "unknown escape"),
-        (['a: "\\UFFFFFFFF"'], 2, "understood"),
-        (['a: "\\ud800"'], 2, "understood"),
+        (['a: "\\UFFFFFFFF"'], 2, "invalid escape"),
+        (['a: "\\ud800"'], 2, "invalid escape"),
         (["a: x", "<<: y"], 3, "key: value"),
         (["a: x", "b: {c: d}"], 3, "begin with '{'"),
         (["a: x", "--- y"], 3, "one document"),
         (["%YAML 1.1", "--- ", "a: x"], 2, "one document"),
         (["a: x", "...", "b: y"], 4, "one document"),
-        (["a: x", "b: \x1b[2J"], 3, "cannot be shown"),
-        (["a: x\u2028b: y"], 2, "ends a line"),
+        (["a: x", "b: \x1b[2J"], 3, "control character"),
+        (["a: x\u2028b: y"], 2, "line break"),
         (["a: " + "x" * (16 << 10)], 2, "more than 16,384 characters"),
-        (["a: " + "[" * 10_000], 2, "simple texts"),
+        (["a: " + "[" * 10_000], 2, "only texts"),
         (["a:", "\tb: c"], 3, "tabs"),
         (["a:", "  b:", "    c: d"], 4, "one level"),
-        (["a:", "  - b: c"], 3, "texts only"),
+        (["a:", "  - b: c"], 3, "only texts"),
         (["? a"], 2, "key: value"),
         (["just words"], 2, "key: value"),
-        (["a: [b, [c]]"], 2, "simple texts"),
+        (["a: [b, [c]]"], 2, "only texts"),
         (["a: b", " c: d"], 3, "colon"),
     ],
 )
@@ -165,9 +165,9 @@ def test_a_name_other_than_the_folders_is_refused(tmp_path: Path) -> None:
         load_skill(folder, platform="linux")
 
 
-def test_fields_of_other_programs_are_passed_over_with_a_note() -> None:
+def test_fields_of_other_programs_are_ignored_with_a_note() -> None:
     ours = read(guide("x", model="large", descriptoin="y"))
-    assert "passed over" in ours.notes[0]
+    assert "the field is ignored" in ours.notes[0]
     assert "did you mean 'description'" in ours.notes[1]
 
 

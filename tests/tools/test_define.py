@@ -281,10 +281,10 @@ def sound(x: int) -> int:
         (unresolved, {}, "Nowhere"),
         (strange_default, {}, "default of 'x'"),
         (misdescribed, {}, "'y'"),
-        (sound, {"name": "two words"}, "a name is"),
+        (sound, {"name": "two words"}, "invalid name"),
         (sound, {"effect": "maybe"}, "'maybe'"),
         (sound, {"timeout": 90}, "max_timeout"),
-        (sound, {"timeout": 0}, "above 0"),
+        (sound, {"timeout": 0}, "greater than 0"),
         (sound, {"resources": ("path",)}, "path"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Bundles of instructions and programs from disk."""
+"""Skills: folders with instructions for the model and programs that it may call as tools."""

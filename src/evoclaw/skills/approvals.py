@@ -1,4 +1,4 @@
-"""Which skills a person approved, by the digest of all their files."""
+"""Skill approvals: the digests of the skills that the user approved."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from evoclaw.core.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 KEPT = 20
-"""Digests of one name: several versions may be there side by side."""
+"""Several versions of one skill may be installed side by side."""
 
 
 class Approvals(Protocol):
-    """What was approved."""
+    """The digests that the user approved."""
 
     def digests(self, name: str) -> tuple[str, ...]:
-        """The digests under which a skill was approved; none if it never was."""
+        """The approved digests of a skill; empty if it was never approved."""
         ...
 
 
@@ -29,30 +29,30 @@ class _File(Struct, forbid_unknown_fields=True):
 
 
 class ApprovalFile:
-    """Approvals in a small JSON file that only its owner may change."""
+    """Skill approvals in a JSON file that only its owner may change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def digests(self, name: str) -> tuple[str, ...]:
-        """The digests under which a skill was approved."""
+        """The approved digests of a skill."""
         return tuple(self._read().skills.get(name, ()))
 
     def pin(self, name: str, digest: str) -> None:
-        """Approve a skill as it is now; what was approved of that name before stays so."""
+        """Approve a digest of a skill; earlier digests of the same name stay approved."""
         file = self._read()
-        kept = [one for one in file.skills.get(name, []) if one != digest]
-        file.skills[name] = [digest, *kept][:KEPT]
+        earlier = [other for other in file.skills.get(name, []) if other != digest]
+        file.skills[name] = [digest, *earlier][:KEPT]
         self._write(file)
 
     def unpin(self, name: str) -> None:
-        """Forget what was approved of a skill."""
+        """Revoke every approval of a skill."""
         file = self._read()
         file.skills.pop(name, None)
         self._write(file)
 
     def stamp(self) -> tuple[int, ...]:
-        """Changes when the file does."""
+        """A value that changes when the file changes."""
         try:
             about = self.path.stat()
         except OSError:
@@ -66,15 +66,18 @@ class ApprovalFile:
         except FileNotFoundError:
             return _File()
         except OSError as problem:
-            raise ConfigError(f"cannot read {self.path}: {problem.strerror}") from None
+            raise ConfigError(
+                f"cannot read the skill approvals {self.path}: {problem.strerror}"
+            ) from None
         try:
             if len(data) > MAX_BYTES:
-                raise ValueError(f"it has more than {MAX_BYTES} bytes")
+                raise ValueError(f"the file has more than {MAX_BYTES:,} bytes")
             return msgspec.json.decode(data, type=_File)
         except ValueError as problem:
-            # Read as empty, it would let in whatever was changed.
+            # An empty list would accept every changed skill.
             raise ConfigError(
-                f"{self.path} is damaged ({problem}); remove it and approve the skills again"
+                f"the skill approvals {self.path} are damaged ({problem}); "
+                "delete the file and approve the skills again with `evoclaw skills add`"
             ) from None
 
     def _write(self, file: _File) -> None:
@@ -90,4 +93,6 @@ class ApprovalFile:
             temporary.replace(self.path)
         except OSError as problem:
             temporary.unlink(missing_ok=True)
-            raise ConfigError(f"cannot write {self.path}: {problem.strerror}") from None
+            raise ConfigError(
+                f"cannot write the skill approvals {self.path}: {problem.strerror}"
+            ) from None

@@ -1,4 +1,4 @@
-"""A call's arguments on their way to a program: declared for each parameter, never by a shell."""
+"""Turns the arguments of a call into a command line and standard input, without a shell."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 
 LONGEST = 100_000
-"""Bytes of one argument: the system takes 128 KiB."""
+"""Of one argument; Linux accepts 128 KiB."""
 OPTION, FLAG, STDIN, POSITIONAL, REST = "option", "flag", "stdin", "positional", "rest"
 OPTIONS, AS_JSON = "options", "json"
-"""The two styles of a whole tool."""
+"""The two styles in which a tool passes all its parameters."""
 WAYS = (OPTION, FLAG, STDIN, POSITIONAL, REST)
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -23,17 +23,17 @@ _SPELLED = re.compile(r"--[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class Way(Struct, frozen=True):
-    """How one parameter reaches the program."""
+    """How one parameter is passed to the program."""
 
     kind: str
     option: str = ""
-    """With its hyphens, as `--path`."""
+    """With its hyphens, such as `--path`."""
     denial: str = ""
-    """What says no to a flag that is on by default, as `--no-color`."""
+    """The option that turns off a flag that is on by default, such as `--no-color`."""
 
 
 class Line(Struct, frozen=True):
-    """What a program is given."""
+    """The arguments and standard input of a program."""
 
     arguments: tuple[str, ...]
     stdin: bytes | None = None
@@ -42,19 +42,19 @@ class Line(Struct, frozen=True):
 def ways_of(
     parameters: Mapping[str, JSON], args: str | Mapping[str, str]
 ) -> tuple[dict[str, Way], str]:
-    """How each parameter goes, in the order of the command line; the text is what is wrong."""
+    """Bind each parameter, in the order of the command line; the text is the error, if any."""
     properties: dict[str, JSON] = parameters.get("properties", {})
     if isinstance(args, str):
         if args not in (OPTIONS, AS_JSON):
-            return {}, f"args = {args!r} is neither 'options' nor 'json', nor a table"
+            return {}, f"args = {args!r} must be 'options', 'json' or a table"
         if args == AS_JSON:
             return {}, ""
         args = {}
     for name in args:
         if name not in properties:
-            return {}, f"args.{name}: there is no parameter of that name"
+            return {}, f"args.{name}: the tool has no parameter {name!r}"
     found: dict[str, Way] = {}
-    # Declared ones first, in their order: it is the order of what has no name.
+    # Declared parameters first: their order is the order of the positional arguments.
     for name in (*args, *(name for name in properties if name not in args)):
         way = _way(name, properties[name], args.get(name, ""))
         if isinstance(way, str):
@@ -67,16 +67,23 @@ def _way(name: str, schema: JSON, said: str) -> Way | str:
     kind = schema.get("type") if is_object(schema) else None
     spelled = _SPELLED.fullmatch(said) is not None
     if said and said not in WAYS and not spelled:
-        return f"args.{name} = {said!r}: say {', '.join(WAYS)}, or an option such as '--{name}'"
+        return (
+            f"args.{name} = {said!r} must be one of {', '.join(WAYS)}, "
+            f"or an option such as '--{name}'"
+        )
     if said in (STDIN, POSITIONAL):
         return Way(said)
     if said == REST:
-        return Way(REST) if kind == "array" else f"args.{name} = 'rest' is for an array"
+        return (
+            Way(REST)
+            if kind == "array"
+            else f"args.{name} = 'rest' needs a parameter of type array"
+        )
     if not spelled and not _KEY.fullmatch(name):
-        return f"parameter {name!r} cannot be an option: letters, digits, '_' and '-' only"
+        return f"parameter {name!r} cannot be an option: use only letters, digits, '_' and '-'"
     option = said if spelled else f"--{name}"
     if said == FLAG and kind != "boolean":
-        return f"args.{name} = 'flag' is for a boolean"
+        return f"args.{name} = 'flag' needs a parameter of type boolean"
     if kind == "boolean" and said != OPTION:
         default = schema.get("default") is True
         return Way(FLAG, option, f"--no-{option[2:]}" if default else "")
@@ -89,18 +96,20 @@ def _clash(ways: Mapping[str, Way]) -> str:
         unique = [way.kind] if way.kind in (STDIN, REST) else [way.option, way.denial]
         for word in filter(None, unique):
             if word in taken:
-                return f"parameters {taken[word]!r} and {name!r} both go by {word!r}"
+                return (
+                    f"parameters {taken[word]!r} and {name!r} both use {word!r}; rename one of them"
+                )
             taken[word] = name
     kinds = [way.kind for way in ways.values() if way.kind in (POSITIONAL, REST)]
     return "args: 'rest' must come last" if REST in kinds[:-1] else ""
 
 
 def command_line(ways: Mapping[str, Way], arguments: Mapping[str, JSON], args: str = "") -> Line:
-    """What a program is given for a call; a value is never read as an option."""
+    """Build the command line of a call; no value is ever read as an option."""
     if args == AS_JSON:
         return Line((), msgspec.json.encode(arguments))
     options: list[str] = []
-    nameless: list[str] = []
+    positional: list[str] = []
     stdin: bytes | None = None
     for name in arguments:
         if name not in ways:
@@ -116,14 +125,14 @@ def command_line(ways: Mapping[str, Way], arguments: Mapping[str, JSON], args: s
             case "stdin":
                 stdin = _text(value).encode(errors="surrogatepass")
             case "positional":
-                nameless.append(_word(name, _text(value)))
+                positional.append(_word(name, _text(value)))
             case "rest":
-                nameless += [_word(name, _text(item)) for item in value]
+                positional += [_word(name, _text(item)) for item in value]
             case _:
                 options.append(_word(name, f"{way.option}={_text(value)}"))
-    # `--` says that no option follows, so that `-rf` is the name of a file.
-    ends = ["--"] if any(way.kind in (POSITIONAL, REST) for way in ways.values()) else []
-    return Line((*options, *ends, *nameless), stdin)
+    # After `--` no option follows: a value `-rf` is then a file name.
+    end_of_options = ["--"] if any(way.kind in (POSITIONAL, REST) for way in ways.values()) else []
+    return Line((*options, *end_of_options, *positional), stdin)
 
 
 def _text(value: JSON) -> str:
@@ -144,6 +153,6 @@ def _word(name: str, text: str) -> str:
     if size > LONGEST:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"'{name}' has {size:,} bytes; at most {LONGEST:,} are possible. Use a file, or less.",
+            f"'{name}' has {size:,} bytes, more than {LONGEST:,}. Use a file, or less.",
         )
     return text

@@ -1,4 +1,4 @@
-"""A program of a skill as a tool, over the processes of a machine."""
+"""Binds the programs of a skill as tools that run as processes on a machine."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from evoclaw.skills.loading import Skill
 from evoclaw.skills.manifest import Program
 
 MOST = 64 << 10
-"""Bytes kept of each stream: its beginning and its end."""
+"""Of stdout and of stderr; longer output keeps its beginning and its end."""
 ERROR_TAIL = 8 << 10
 NO_SANDBOX = "none"
 
 
 class Sandboxes(Protocol):
-    """Where processes run that may not reach everything."""
+    """The sandboxes of the machine."""
 
     def exec_in(self, engine: str, *, tenant: str, trusted: bool) -> ExecOps:
-        """Processes inside `firejail`, `bubblewrap` or `podman`; `ToolFailure` if there is none."""
+        """Processes inside a sandbox engine; `ToolFailure` if the machine does not have it."""
         ...
 
 
 def find_program(name: str) -> str | None:
-    """A program of the machine: on the PATH, or beside the interpreter that runs us."""
-    beside = str(Path(sys.executable).parent)
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{beside}")
+    """Find an installed program on the PATH or next to the running Python interpreter."""
+    interpreter_folder = str(Path(sys.executable).parent)
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{interpreter_folder}")
 
 
 def bind(
@@ -51,9 +51,9 @@ def bind(
     """Bind a declared tool to its program.
 
     Args:
-        skill: Where it is from.
-        program: What was declared.
-        pinned: The skill was approved: it runs only as long as nothing in its folder changed.
+        skill: The skill that declares the tool.
+        program: The declaration.
+        pinned: The user approved the skill: the tool runs only while its folder is unchanged.
         find: Finds an installed program.
     """
 
@@ -82,8 +82,8 @@ def _ops(program: Program, machine: Machine, call: Call) -> ExecOps:
             f"'{program.tool.name}' must run inside {program.sandboxing}, which this machine does "
             "not offer. Explain this to the user.",
         )
-    who, trusted = call.context.principal, not call.context.label.untrusted
-    return sandboxes.exec_in(program.sandboxing, tenant=who.tenant, trusted=trusted)
+    principal, trusted = call.context.principal, not call.context.label.untrusted
+    return sandboxes.exec_in(program.sandboxing, tenant=principal.tenant, trusted=trusted)
 
 
 def _program_path(
@@ -129,13 +129,15 @@ def _result(call: Call, done: Completed) -> ToolResult:
         "stdout_bytes": done.stdout_bytes,
         "stderr_bytes": done.stderr_bytes,
     }
-    said, complaint = _text(done.stdout).strip("\n"), _text(done.stderr[-ERROR_TAIL:]).strip()
+    stdout, stderr = _text(done.stdout).strip("\n"), _text(done.stderr[-ERROR_TAIL:]).strip()
     if done.exit_code == 0:
-        # What a program that succeeded says on the side is for people.
-        details |= {"stderr": complaint} if complaint else {}
-        return ToolResult(call.id, call.name, (TextBlock(said or "(no output)"),), details=details)
+        # The stderr of a program that succeeded is for people, not for the model.
+        details |= {"stderr": stderr} if stderr else {}
+        return ToolResult(
+            call.id, call.name, (TextBlock(stdout or "(no output)"),), details=details
+        )
     how = f"by signal {-done.exit_code}" if done.exit_code < 0 else f"with code {done.exit_code}"
-    text = "\n".join(part for part in (f"It ended {how}.", said, complaint) if part)
+    text = "\n".join(part for part in (f"It ended {how}.", stdout, stderr) if part)
     raise ToolFailure(ErrorKind.EXECUTION_FAILED, text, **details)
 
 

@@ -1,4 +1,4 @@
-"""Skills side by side: one name, one owner. Nobody takes over another one's tools unnoticed."""
+"""Selects the skills to use when several have the same, or a confusable, name or tool."""
 
 from __future__ import annotations
 
@@ -11,68 +11,69 @@ from evoclaw.skills.generated import NAME
 from evoclaw.skills.loading import Problem, Skill
 from evoclaw.skills.names import skeleton, version_key
 
-BY_HAND = "its programs are there to be used by hand; the same tools are built in"
+BY_HAND = "EvoClaw has the same tools built in; call the programs of this skill from a shell"
 
 
 class Candidate(Struct, frozen=True):
-    """A sound skill, and its rank: the lower one stays when two are in each other's way."""
+    """A valid skill and its rank; of two skills in conflict the lower rank is used."""
 
     skill: Skill
     rank: tuple[int, ...]
 
 
 class Settled(Struct, frozen=True):
-    """Who is left."""
+    """The skills in use, and the reasons why others are not."""
 
     skills: tuple[Skill, ...] = ()
-    """Those in use, by name."""
+    """In use, sorted by name."""
     shadowed: tuple[Skill, ...] = ()
-    """Older versions: to be had as `name@version`, their tools are not offered."""
+    """Older versions: found as `name@version`, their tools are not offered."""
     problems: tuple[Problem, ...] = ()
 
 
 def settle(candidates: Iterable[Candidate], reserved: Mapping[str, str]) -> Settled:
-    """Decide which skills are used.
+    """Select the skills to use.
 
-    Of several versions of one skill the highest is. Where names or tools are the same or look
-    alike, the one of lower rank stays; among equals nobody does.
+    The highest version of a skill is used. Where two names or tools are the same or confusable,
+    the lower rank is used; of equal ranks none is.
 
     Args:
         candidates: The skills that were loaded.
-        reserved: Names of tools that no skill may have, and where they are from.
+        reserved: Tool names that no skill may use, and what they belong to.
     """
-    everyone = list(candidates)
-    lost: dict[int, Problem] = {}
-    for alike in _groups(everyone, lambda skill: [skeleton(skill.name)]):
-        if len({one.skill.name for one in alike}) > 1:
-            _contest(lost, alike, "its name")
-    everyone = [one for one in everyone if id(one) not in lost]
-    for same in _groups(everyone, lambda skill: [(skill.name, version_key(skill.version))]):
-        _contest(lost, same, f"the skill {same[0].skill.key}")
-    everyone = [one for one in everyone if id(one) not in lost]
-    everyone.sort(key=lambda one: (one.skill.name, version_key(one.skill.version)))
-    # The last of a name is its highest version.
-    highest = {one.skill.name: one for one in everyone}
-    shadowed = [one.skill for one in everyone if highest[one.skill.name] is not one]
-    _contest_tools(lost, list(highest.values()), reserved)
-    used = [one.skill for one in highest.values() if id(one) not in lost]
-    return Settled(tuple(used), tuple(shadowed), tuple(lost.values()))
+    remaining = list(candidates)
+    rejected: dict[int, Problem] = {}
+    for confusable in _groups(remaining, lambda skill: [skeleton(skill.name)]):
+        if len({candidate.skill.name for candidate in confusable}) > 1:
+            _contest(rejected, confusable, "its name")
+    remaining = [candidate for candidate in remaining if id(candidate) not in rejected]
+    for same in _groups(remaining, lambda skill: [(skill.name, version_key(skill.version))]):
+        _contest(rejected, same, f"the skill {same[0].skill.key}")
+    remaining = [candidate for candidate in remaining if id(candidate) not in rejected]
+    remaining.sort(key=lambda found: (found.skill.name, version_key(found.skill.version)))
+    # The last entry of a name is its highest version.
+    highest = {candidate.skill.name: candidate for candidate in remaining}
+    shadowed = [found.skill for found in remaining if highest[found.skill.name] is not found]
+    _contest_tools(rejected, list(highest.values()), reserved)
+    used = [found.skill for found in highest.values() if id(found) not in rejected]
+    return Settled(tuple(used), tuple(shadowed), tuple(rejected.values()))
 
 
 def _contest_tools(
     lost: dict[int, Problem], standing: Sequence[Candidate], reserved: Mapping[str, str]
 ) -> None:
     taken = {skeleton(name): (name, where) for name, where in reserved.items()}
-    for one in standing:
-        if one.skill.name == NAME and any(skeleton(name) in taken for name in _names(one.skill)):
-            # Not refused: a person put it there, to have its programs.
-            lost[id(one)] = Problem(one.skill.folder, BY_HAND, refused=False)
+    for candidate in standing:
+        skill = candidate.skill
+        if skill.name == NAME and any(skeleton(name) in taken for name in _names(skill)):
+            # Not an error: the user installed it for its programs.
+            lost[id(candidate)] = Problem(skill.folder, BY_HAND, refused=False)
             continue
-        for name in _names(one.skill):
+        for name in _names(skill):
             if found := taken.get(skeleton(name)):
                 like = "is" if found[0] == name else f"looks like {found[0]!r}, which is"
-                reason = f"its tool {name!r} {like} {found[1]}; rename it"
-                lost.setdefault(id(one), Problem(one.skill.folder, reason))
+                reason = f"its tool {name!r} {like} {found[1]}; rename the tool in skill.toml"
+                lost.setdefault(id(candidate), Problem(skill.folder, reason))
     for same in _groups(standing, _tool_skeletons):
         if len(same) > 1:
             _contest(lost, same, f"its tool {_shared(same)}")
@@ -87,10 +88,10 @@ def _tool_skeletons(skill: Skill) -> list[Hashable]:
 
 
 def _shared(same: Sequence[Candidate]) -> str:
-    """The tool that two skills have in common, as each of them spells it."""
+    """The tool name that two skills share, as each of them spells it."""
     first, second = (
-        {skeleton(program.tool.name): program.tool.name for program in one.skill.programs}
-        for one in same[:2]
+        {skeleton(program.tool.name): program.tool.name for program in candidate.skill.programs}
+        for candidate in same[:2]
     )
     spelled = next((first[key], second[key]) for key in first if key in second)
     return " or ".join(map(repr, dict.fromkeys(spelled)))
@@ -100,19 +101,21 @@ def _groups(
     candidates: Iterable[Candidate], keys: Callable[[Skill], Sequence[Hashable]]
 ) -> Iterator[list[Candidate]]:
     found: defaultdict[Hashable, list[Candidate]] = defaultdict(list)
-    for one in candidates:
-        for key in keys(one.skill):
-            found[key].append(one)
+    for candidate in candidates:
+        for key in keys(candidate.skill):
+            found[key].append(candidate)
     yield from found.values()
 
 
 def _contest(lost: dict[int, Problem], rivals: Sequence[Candidate], what: str) -> None:
-    """Refuse all but the one of lowest rank; all if several have it."""
-    lowest = min(one.rank for one in rivals)
-    first = [one for one in rivals if one.rank == lowest]
-    for one in rivals:
-        if len(rivals) == 1 or (first == [one] and len(first) == 1):
+    """Reject all but the candidate of the lowest rank; all of them if several have that rank."""
+    lowest = min(rival.rank for rival in rivals)
+    first = [rival for rival in rivals if rival.rank == lowest]
+    for rival in rivals:
+        if len(rivals) == 1 or (first == [rival] and len(first) == 1):
             continue
-        others = ", ".join(str(other.skill.folder) for other in rivals if other is not one)
-        reason = f"{what} is also that of {others}, or looks like it; rename or remove one of them"
-        lost.setdefault(id(one), Problem(one.skill.folder, reason))
+        others = ", ".join(str(other.skill.folder) for other in rivals if other is not rival)
+        reason = (
+            f"{what} is the same as in {others}, or looks like it; rename or remove one of them"
+        )
+        lost.setdefault(id(rival), Problem(rival.skill.folder, reason))

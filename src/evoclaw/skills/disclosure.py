@@ -1,4 +1,4 @@
-"""What the model is told of skills: one line of each, more of those in use, files on demand."""
+"""Progressive disclosure of skills: a list, then the instructions of one, then its files."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ from evoclaw.skills.loading import Skill
 from evoclaw.skills.names import unknown
 
 ONE_LINE = 300
-"""Characters of a description in the list."""
+"""Of each description in the list of skills."""
 LISTED = 100
-"""Skills and files in one list."""
+"""Skills, or files of a skill, in one list."""
 TOOL = "skill"
-"""The tool that loads instructions and files; narrowing leaves it, unless it leaves nothing."""
+"""The tool that loads instructions and files; `restrict_tools` keeps it beside other tools."""
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co")
-"""Control, format (zero-width, bidi, tags), surrogate, private: what a reader does not see."""
+"""Unicode categories that a reader does not see: control, format (zero-width, bidi, tags),
+surrogate, private use."""
 
 
 class Skills(Protocol):
-    """The skills there are."""
+    """The skills that are installed."""
 
     def skills(self) -> Sequence[Skill]:
-        """Those in use."""
+        """The skills in use."""
         ...
 
     def find(self, name: str) -> Skill | None:
-        """One by its name, or by `name@version`."""
+        """The skill of this name or `name@version`; None if there is none."""
         ...
 
 
 def catalogue(skills: Iterable[Skill]) -> str:
-    """The first level, for the system prompt: each in one line; empty if there is none."""
+    """The list of skills for the system prompt, one line each; empty without skills."""
     lines = [f"- {skill.name}: {_one_line(skill.description)}" for skill in skills]
     if not lines:
         return ""
     beyond = len(lines) - LISTED
     more = [f"- … and {beyond} more; the tool `{TOOL}` lists them"] if beyond > 0 else []
     head = (
-        f"Skills: when a task fits one of these, call the tool `{TOOL}` with its name first and "
-        "follow the instructions that it returns."
+        f"Skills: when a task fits one of these, call the tool `{TOOL}` with its name first "
+        "and follow the instructions that it returns."
     )
     return "\n".join((head, *lines[:LISTED], *more))
 
 
 def instructions(skill: Skill) -> str:
-    """The second level: what to do, and which files there are."""
+    """The instructions of a skill, with its tools and its files."""
     parts = [f"# Skill {skill.key}", visible(skill.instructions) or _one_line(skill.description)]
     if skill.programs:
         tools = ", ".join(f"`{program.tool.name}`" for program in skill.programs)
@@ -65,7 +66,7 @@ def instructions(skill: Skill) -> str:
 
 
 def reference(skill: Skill, path: str) -> str:
-    """The third level: a file of the skill, as it was when the skill was loaded."""
+    """The text of one file of a skill, unchanged since the skill was loaded."""
     wanted = path.removeprefix("./")
     if wanted not in skill.sums:
         problem = unknown("file", path, skill.references)
@@ -86,19 +87,19 @@ def reference(skill: Skill, path: str) -> str:
 
 
 def narrow(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
-    """Only the tools that every active skill works with; one that names none narrows nothing."""
-    left = tuple(tools)
+    """Keep the tools that every active skill allows; a skill without `allowed-tools` allows all."""
+    remaining = tuple(tools)
     limits = [skill for skill in active if skill.allowed is not None]
     for skill in limits:
         own = {program.tool.name.lower() for program in skill.programs}
         permitted = skill.allowed | own | {TOOL} if skill.allowed else frozenset[str]()
-        left = tuple(tool for tool in left if tool.name.lower() in permitted)
-    # Reading about skills is no use where nothing can be done.
-    return () if limits and {tool.name for tool in left} <= {TOOL} else left
+        remaining = tuple(tool for tool in remaining if tool.name.lower() in permitted)
+    # The tool `skill` alone is of no use.
+    return () if limits and {tool.name for tool in remaining} <= {TOOL} else remaining
 
 
 def visible(text: str) -> str:
-    """A text without what a reader does not see; orders can be hidden there."""
+    """The text without invisible characters, which can hide instructions from a reader."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -112,29 +113,29 @@ def _one_line(text: str) -> str:
 
 
 class Disclosure:
-    """What the tool `skill` reads from."""
+    """Reads skills of a registry for the tool `skill`."""
 
     def __init__(self, skills: Skills) -> None:
         self._skills = skills
 
     async def catalogue(self) -> str:
-        """Every skill in one line."""
+        """List the skills, one line each."""
         found = await asyncio.to_thread(self._skills.skills)
-        return "\n".join(f"- {one.name}: {_one_line(one.description)}" for one in found)
+        return "\n".join(f"- {skill.name}: {_one_line(skill.description)}" for skill in found)
 
     async def instructions(self, name: str) -> str:
-        """What a skill says to do."""
+        """The instructions of a skill."""
         return instructions(await asyncio.to_thread(self._find, name))
 
     async def reference(self, name: str, path: str) -> str:
-        """A file of a skill."""
+        """The text of a file of a skill."""
         skill = await asyncio.to_thread(self._find, name)
         return await asyncio.to_thread(reference, skill, path)
 
     def _find(self, name: str) -> Skill:
         skill = self._skills.find(name)
         if skill is None:
-            known = [one.name for one in self._skills.skills()]
+            known = [other.name for other in self._skills.skills()]
             hint = unknown("skill", name, known) if known else "There are no skills here"
             raise ToolFailure(ErrorKind.NOT_FOUND, f"{hint[:1].upper()}{hint[1:]}.")
         return skill

@@ -1,4 +1,4 @@
-"""`SkillExecutor`: the tools of the skills that are there now."""
+"""`SkillExecutor`: runs the tools of the skills in use."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from evoclaw.core.wording import outcome_unknown, tool_not_found
 
 
 class Bound(Protocol):
-    """Where the tools come from."""
+    """Supplies the tools of the skills in use."""
 
     def tools(self) -> Sequence[BoundTool]:
-        """Those that are there now."""
+        """The tools of the skills in use now."""
         ...
 
 
 class SkillExecutor:
-    """Runs the tools of a shelf; one that is added shows up with the next turn."""
+    """Runs the tools of a skill registry; tools of a new skill are offered from the next turn."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class SkillExecutor:
         given: Mapping[type, object] | None = None,
         exec_for: Callable[[Call], ExecOps] | None = None,
     ) -> None:
-        """Take the skills and the machine's processes.
+        """Run the tools of a registry.
 
         Args:
-            shelf: The skills.
-            exec: The processes of the machine.
-            given: Whatever else is there, by its Protocol; `Sandboxes` for tools that need one.
-            exec_for: The processes for one call, where they are not the same for all.
+            registry: Supplies the tools.
+            exec: Runs processes on the machine.
+            dependencies: Other dependencies by their Protocol, such as `Sandboxes`.
+            exec_for: Chooses the `ExecOps` of a call where it is not the same for all calls.
         """
         self._exec_for = exec_for
         self._shelf = shelf
@@ -49,15 +49,15 @@ class SkillExecutor:
         self._tools = Toolset()
 
     def tools(self) -> Sequence[Tool]:
-        """The tools that are there now; the same object as long as nothing changes."""
-        bound = {one.name: one for one in self._shelf.tools()}
+        """The tools of the skills in use; the same object until a skill changes."""
+        bound = {tool.name: tool for tool in self._shelf.tools()}
         if bound != self._bound:
-            self._tools = Toolset((one.tool for one in bound.values()), like=self._tools)
+            self._tools = Toolset((entry.tool for entry in bound.values()), like=self._tools)
             self._bound = bound
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call to its end."""
+        """Run one call."""
         if call.name not in self._bound:
             self.tools()
         bound = self._bound.get(call.name)

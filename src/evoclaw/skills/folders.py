@@ -1,4 +1,4 @@
-"""A skill's folder, looked at before anything in it is believed."""
+"""Lists, checks, reads and hashes the folder of a skill, which is untrusted input."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evoclaw.core.errors import ConfigError
 MAX_FILES = 1_000
 MAX_DEPTH = 8
 MAX_TOTAL = 32 << 20
-"""Bytes of a whole skill."""
+"""Of all files of a skill together."""
 MAX_TEXT = 256 << 10
-"""Bytes of a file that is read as text."""
+"""Of a file that is read as text."""
 IGNORED = frozenset({".git"})
-"""Neither read nor counted; nothing in it is ever run."""
+"""Folders that are not read, counted or hashed; no program in them is ever run."""
 MAX_DEPTH_HINT = f"folders are nested deeper than {MAX_DEPTH}"
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -28,7 +28,7 @@ _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 class SkillRefused(ConfigError):
-    """A skill cannot be used, and why."""
+    """A skill that cannot be used, and the reason."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -36,20 +36,20 @@ class SkillRefused(ConfigError):
 
 
 class Entry(Struct, frozen=True):
-    """What is known of a file or folder without reading it."""
+    """The path and stat of one file or folder of a skill."""
 
     path: str
     """Relative to the skill's folder, with forward slashes; `.` is the folder itself."""
     mode: int
     size: int = 0
     stamp: tuple[int, ...] = ()
-    """Of a file: its number and times. One that was changed has another."""
+    """Of a file: inode, modification and change time; differs after every change."""
 
 
 def look(folder: Path) -> tuple[Entry, ...]:
-    """List a folder without following links: its signature, also if it is not sound.
+    """List a folder recursively without following links; two equal listings mean no change.
 
-    A folder with too many files, or too deep, is listed a little beyond the limit.
+    A folder that exceeds the limits is listed just beyond them, so that `check_folder` rejects it.
     """
     try:
         top = folder.lstat()
@@ -67,7 +67,7 @@ def look(folder: Path) -> tuple[Entry, ...]:
 def _below(folder: Path, prefix: str, depth: int) -> Iterator[Entry]:
     try:
         with os.scandir(folder) as entries:
-            # Bounded before it is sorted: a folder may hold millions.
+            # Bounded before sorting: a folder may have millions of entries.
             names = sorted(e.name for e, _ in zip(entries, range(MAX_FILES + 2), strict=False))
     except OSError:
         names = []
@@ -89,12 +89,12 @@ def _below(folder: Path, prefix: str, depth: int) -> Iterator[Entry]:
 
 
 def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
-    """The files of a folder; refuse what no honest skill has."""
+    """The files of a folder; `SkillRefused` for links, special files and exceeded limits."""
     files: dict[str, Entry] = {}
     total = 0
     for number, entry in enumerate(entries):
         if number > MAX_FILES:
-            raise SkillRefused(folder, f"it has more than {MAX_FILES} files and folders")
+            raise SkillRefused(folder, f"the skill has more than {MAX_FILES:,} files and folders")
         _check_entry(folder, entry)
         if not stat.S_ISDIR(entry.mode):
             files[entry.path] = entry
@@ -102,7 +102,7 @@ def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
     if total > MAX_TOTAL:
         raise SkillRefused(
             folder,
-            f"it has {total:,} bytes; at most {MAX_TOTAL:,} are allowed; keep large data elsewhere",
+            f"it has {total:,} bytes, more than {MAX_TOTAL:,}; keep large data elsewhere",
         )
     return files
 
@@ -110,11 +110,13 @@ def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
 def _check_entry(folder: Path, entry: Entry) -> None:
     path = folder if entry.path == "." else folder / entry.path
     if stat.S_ISLNK(entry.mode):
-        raise SkillRefused(path, "it is a link; put a copy of the file or folder there instead")
+        raise SkillRefused(path, "it is a link; replace the link with a copy of the file or folder")
     if not stat.S_ISREG(entry.mode) and not stat.S_ISDIR(entry.mode):
         raise SkillRefused(path, "it is neither a file nor a folder; remove it")
     if entry.mode & stat.S_IWOTH:
-        raise SkillRefused(path, "everybody may write to it; run `chmod -R o-w` on the skill")
+        raise SkillRefused(
+            path, "everybody may write to it; run `chmod -R o-w` on the folder of the skill"
+        )
     if entry.path.count("/") >= MAX_DEPTH:
         raise SkillRefused(path, MAX_DEPTH_HINT)
     try:
@@ -124,20 +126,20 @@ def _check_entry(folder: Path, entry: Entry) -> None:
 
 
 def read_bytes(folder: Path, inside: str, limit: int) -> bytes:
-    """Read a regular file below a folder; no link on the way is followed."""
+    """Read a regular file below a folder without following any link."""
     path = folder / inside
     try:
         descriptor = _open_below(folder, inside)
         with os.fdopen(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise SkillRefused(path, "it is not a file")
+                raise SkillRefused(path, "it is not a regular file")
             data = b"" if about.st_size > limit else file.read(limit + 1)
     except OSError as problem:
         reason = "it is a link" if problem.errno == errno.ELOOP else problem.strerror
-        raise SkillRefused(path, f"it cannot be read: {reason}") from None
+        raise SkillRefused(path, f"cannot read it: {reason}") from None
     if about.st_size > limit or len(data) > limit:
-        raise SkillRefused(path, f"it has more than {limit:,} bytes")
+        raise SkillRefused(path, f"the file has more than {limit:,} bytes")
     return data
 
 
@@ -145,8 +147,8 @@ def _open_below(folder: Path, inside: str) -> int:
     *folders, name = inside.split("/")
     here = os.open(folder, _FOLDER)
     try:
-        for one in folders:
-            below = os.open(one, _FOLDER, dir_fd=here)
+        for folder_name in folders:
+            below = os.open(folder_name, _FOLDER, dir_fd=here)
             os.close(here)
             here = below
         return os.open(name, _OPEN, dir_fd=here)
@@ -160,14 +162,14 @@ def read_text(folder: Path, inside: str, limit: int = MAX_TEXT) -> str:
 
 
 def to_text(path: Path, data: bytes) -> str:
-    """Take bytes for UTF-8."""
+    """Decode UTF-8; `SkillRefused` if the bytes are not UTF-8 text."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         raise SkillRefused(path, f"line {line} is not UTF-8 text") from None
     if "\0" in text:
-        raise SkillRefused(path, "it holds a NUL character, so it is not text")
+        raise SkillRefused(path, "the file contains a NUL character, so it is not text")
     return text
 
 
@@ -180,17 +182,17 @@ def hashes(folder: Path, files: Mapping[str, Entry]) -> dict[str, str]:
 
 
 def digest_of(files: Mapping[str, Entry], sums: Mapping[str, str]) -> str:
-    """One digest of all files: their names, whether they can be run, their content."""
-    whole = hashlib.sha256()
+    """One digest over the names, executable bits and contents of all files."""
+    total = hashlib.sha256()
     for inside in sorted(sums):
-        runs = "x" if files[inside].mode & 0o111 else "-"
-        # The length says where a name ends: no two lists of files look the same.
+        executable = "x" if files[inside].mode & 0o111 else "-"
+        # The length marks the end of a name, so that no two file lists encode alike.
         name = inside.encode()
-        whole.update(b"%d:%b%b%b" % (len(name), name, runs.encode(), sums[inside].encode()))
-    return whole.hexdigest()
+        total.update(b"%d:%b%b%b" % (len(name), name, executable.encode(), sums[inside].encode()))
+    return total.hexdigest()
 
 
 def digest(folder: Path) -> str:
-    """The digest of a skill's folder, as it is pinned at approval."""
+    """The digest of a skill's folder that an approval pins."""
     files = check(folder, look(folder))
     return digest_of(files, hashes(folder, files))

@@ -1,8 +1,8 @@
-"""The head of a SKILL.md: the small part of YAML that is needed, and nothing that surprises.
+"""Parses the front matter of SKILL.md: a small, strict subset of YAML.
 
-PyYAML finds the texts and where they are; it builds no values. So every value stays text (`no` is
-not false, `1.0` is not a number). Texts, a map or a list of texts, one level deep. Whatever else
-YAML can do (anchors, aliases, tags, nesting, several documents) is refused with its line.
+Only PyYAML's parser events are used, so every value stays text (`no` is not false, `1.0` is not a
+number). A value is a text, or a map or list of texts, one level deep. Anchors, aliases, tags,
+nesting and several documents are rejected with their line number.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MAX_LINES = 500
 MAX_CHARACTERS = 16 << 10
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _ODD_LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
-"""PyYAML begins a new line at these, where people and most programs see none."""
+"""PyYAML ends a line at these characters; editors and most programs do not."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a character, which an escape can name and no file can hold."""
-_ONE_DOCUMENT = "only one document is understood, without `%`, `---` and `...`"
+"""Half of a UTF-16 pair: an escape can name one, no UTF-8 file can contain one."""
+_ONE_DOCUMENT = "only one document is allowed, without `%`, `---` and `...`"
 _EXPLAINED = {
-    "mapping values are not allowed here": "a text with a colon must be in quotes",
+    "mapping values are not allowed here": "put a text that contains a colon in quotes",
     "found unexpected end of stream": "the text has no closing quote",
-    "expected <block end>, but found '<scalar>'": "there is something behind the closing quote",
+    "expected <block end>, but found '<scalar>'": "remove the text behind the closing quote",
     "expected '<document start>', but found '<block mapping start>'": _ONE_DOCUMENT,
     "could not find expected ':'": "expected `key: value`",
 }
-"""PyYAML's words, and what to tell the writer of the file instead."""
+"""PyYAML's error messages, and the ones shown to the author of the skill."""
 
 
 class FrontMatterError(ValueError):
-    """A line that is not understood."""
+    """A line of the front matter that is not valid."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -44,7 +44,7 @@ class FrontMatterError(ValueError):
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """The lines between the two `---`, and what follows."""
+    """The lines between the two `---`, and the body after them."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         raise FrontMatterError(1, "the file must begin with a line `---`")
@@ -55,19 +55,19 @@ def split(text: str) -> tuple[list[str], str]:
 
 
 def read(lines: list[str]) -> dict[str, Value]:
-    """Read the head's lines."""
+    """Parse the lines of the front matter."""
     for number, line in enumerate(lines, 2):
         if "\t" in line[: len(line) - len(line.lstrip())]:
-            raise FrontMatterError(number, "use spaces, not tabs, in front of a line")
+            raise FrontMatterError(number, "indent with spaces, not tabs")
         if _ODD_LINE_ENDS.search(line):
-            raise FrontMatterError(number, "it holds a character that ends a line but is no \\n")
+            raise FrontMatterError(number, "it contains a line break other than \\n")
     if sum(map(len, lines)) > MAX_CHARACTERS:
-        raise FrontMatterError(2, f"the head has more than {MAX_CHARACTERS:,} characters")
+        raise FrontMatterError(2, f"the front matter has more than {MAX_CHARACTERS:,} characters")
     return _Reader("\n".join((*lines, ""))).top()
 
 
 class _Reader:
-    """Turns PyYAML's events into texts; each is checked before the next one is parsed."""
+    """Builds the values from PyYAML's events; each event is checked before the next is parsed."""
 
     def __init__(self, text: str) -> None:
         import yaml
@@ -81,8 +81,8 @@ class _Reader:
         except self._yaml.YAMLError as problem:
             raise _explained(problem, text) from None
         except (ValueError, OverflowError):
-            # An escape for a character that does not exist.
-            raise FrontMatterError(2, "the text in quotes is not understood") from None
+            # An escape of a character that does not exist.
+            raise FrontMatterError(2, "a text in quotes has an invalid escape") from None
 
     def top(self) -> dict[str, Value]:
         events = self._yaml.events
@@ -107,18 +107,18 @@ class _Reader:
         found: dict[str, Value] = {}
         while not isinstance(event := next(self._events), events.MappingEndEvent):
             key = self._text(event)
-            # A key further in than its map was written as `? key`.
+            # A key indented deeper than its map was written as `? key`.
             if not _KEY.fullmatch(key) or event.start_mark.column != start.start_mark.column:
                 raise _error(event, f"expected `key: value`, got {key[:60]!r}")
             if key in found:
-                raise _error(event, f"{key!r} is there twice")
+                raise _error(event, f"the key {key!r} occurs twice")
             found[key] = self._value(next(self._events), deeper=deeper)
         return found
 
     def _value(self, event: Event, *, deeper: bool) -> Value:
         events = self._yaml.events
         if isinstance(event, events.CollectionStartEvent) and not deeper:
-            raise _error(event, "only one level of keys is understood")
+            raise _error(event, "only one level of keys is allowed")
         if isinstance(event, events.MappingStartEvent):
             if event.flow_style:
                 raise _error(event, "a text may not begin with '{'; put it in quotes")
@@ -134,7 +134,7 @@ class _Reader:
         found: list[str] = []
         while not isinstance(event := next(self._events), events.SequenceEndEvent):
             if isinstance(event, events.CollectionStartEvent):
-                problem = "a list may hold simple texts only; put this one in quotes"
+                problem = "a list may contain only texts; put this one in quotes"
                 raise _error(event, problem)
             found.append(self._text(event))
         return found
@@ -147,12 +147,12 @@ class _Reader:
             raise _error(event, "expected `key: value`")
         _plain(event)
         if _SURROGATE.search(event.value):
-            raise _error(event, "the text in quotes is not understood")
+            raise _error(event, "a text in quotes has an invalid escape")
         return event.value
 
 
 def _plain(event: NodeEvent) -> None:
-    """Refuse what is named or typed: no text, list or map of ours needs that."""
+    """Reject anchors and tags."""
     if event.anchor is not None:
         raise _error(event, "a text may not begin with '&'; put it in quotes")
     if getattr(event, "tag", None) is not None:
@@ -168,10 +168,10 @@ def _explained(problem: YAMLError, text: str) -> FrontMatterError:
     position = getattr(problem, "position", None)
     if position is not None:
         line = text.count("\n", 0, position)
-        return FrontMatterError(line + 2, "it holds a character that cannot be shown")
-    said = marked.problem or "this is not understood"
+        return FrontMatterError(line + 2, "it contains a control character")
+    reason = marked.problem or "this is not valid YAML"
     mark = marked.problem_mark
-    if said.startswith("found unexpected end of stream") and marked.context_mark:
+    if reason.startswith("found unexpected end of stream") and marked.context_mark:
         mark = marked.context_mark
-    words = _EXPLAINED.get(said, said)
-    return FrontMatterError((mark.line if mark else 0) + 2, words)
+    message = _EXPLAINED.get(reason, reason)
+    return FrontMatterError((mark.line if mark else 0) + 2, message)

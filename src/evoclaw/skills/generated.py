@@ -1,4 +1,4 @@
-"""The skill `desktop-tools`: the built-in tools as programs `bin/dt-…`, from their schemas."""
+"""Generates the skill `desktop-tools`: every built-in tool as a program `bin/dt-NAME`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DESCRIPTION = (
     "tool of EvoClaw as a program dt-NAME. Use when a tool has to be called from a shell."
 )
 _BY_STDIN = ("content", "patch", "diff")
-"""Parameters whose values are long texts, so that they come by standard input."""
+"""Parameters with long values, which the program reads from standard input."""
 PROGRAM = """\
 import sys
 
@@ -31,42 +31,42 @@ from evoclaw.__main__ import dt
 
 sys.exit(dt())
 """
-"""Which tool it is, its own name says."""
+"""The program takes the tool from the name it is run by."""
 LONGEST_SHEBANG = 120
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def shipped() -> Path:
-    """The folder of the skills that come with the package."""
+    """The folder of the skills that ship with the package."""
     return Path(__file__).parent
 
 
 def stdin_parameter(tool: Tool) -> str | None:
-    """The parameter that a tool's program reads from standard input."""
+    """The parameter that a tool's program reads from standard input; None if there is none."""
     properties: dict[str, JSON] = tool.parameters["properties"]
     required = tool.parameters.get("required", ())
     return next((name for name in _BY_STDIN if name in properties and name in required), None)
 
 
 def write_desktop_tools(tools: Iterable[Tool], folder: Path | None = None) -> None:
-    """Write all files of the skill again, into the package if no folder is given."""
-    every = list(tools)
+    """Write all files of the skill, into the package if no folder is given."""
+    all_tools = list(tools)
     target = folder or shipped() / NAME
     target.mkdir(parents=True, exist_ok=True)
-    (target / "skill.toml").write_text(manifest_of(every), encoding="utf-8")
-    (target / "SKILL.md").write_text(guide_of(every), encoding="utf-8")
+    (target / "skill.toml").write_text(manifest_of(all_tools), encoding="utf-8")
+    (target / "SKILL.md").write_text(guide_of(all_tools), encoding="utf-8")
     for path in (target / BIN).glob(f"{PREFIX}*"):
         path.unlink()
-    write_programs(target, (tool.name for tool in every))
+    write_programs(target, (tool.name for tool in all_tools))
 
 
 def write_programs(folder: Path, names: Iterable[str], python: str | None = None) -> None:
     """Write the programs of a skill's `bin/`.
 
     Args:
-        folder: The skill.
-        names: The tools.
-        python: The interpreter that has this package; the first on the PATH if not given.
+        folder: The folder of the skill.
+        names: The names of the tools.
+        python: The interpreter that has this package; `python3` on the PATH if not given.
     """
     (folder / BIN).mkdir(exist_ok=True)
     for name in names:
@@ -80,7 +80,7 @@ def _first_lines(python: str | None) -> str:
         return "#!/usr/bin/env python3\n"
     if len(python) <= LONGEST_SHEBANG and not re.search(r"\s", python):
         return f"#!{python}\n"
-    # A kernel cuts such a line off. A shell reads the next two as a command, Python as a text.
+    # The kernel truncates a longer line. sh reads the next two as a command, Python as a string.
     return f"#!/bin/sh\n'''exec' {shlex.quote(python)} \"$0\" \"$@\"\n' '''\n"
 
 
@@ -103,15 +103,15 @@ def guide_of(tools: Iterable[Tool]) -> str:
             "# Desktop tools",
             "",
             "Each tool is a program in `bin/`. Parameters are options, `--key=value`; a boolean is",
-            "a flag, `--key` or `--no-key`; lists and objects are JSON. Long texts come by",
+            "a flag, `--key` or `--no-key`; lists and objects are JSON. Long texts are read from",
             "standard input:",
             "",
             "    dt-read --path=notes.txt --limit=20",
             "    dt-write --path=notes.txt < draft.txt",
             "",
-            "They work in the current folder, or in the one that `EVOCLAW_WORKSPACE` names.",
-            "`--help` tells what there is. The exit code is 0 for success, 1 for a failure that is",
-            "told on standard error, 2 for arguments that do not fit.",
+            "They work in the current folder, or in the folder that `EVOCLAW_WORKSPACE` names.",
+            "`--help` lists the options. The exit code is 0 for success, 1 for a failure (reported",
+            "on standard error), 2 for invalid arguments.",
             "",
             "| program | does | needs |",
             "| --- | --- | --- |",
@@ -168,26 +168,26 @@ def _table_of(tool: Tool) -> list[str]:
     lines = ["[[tools]]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     head = [f"{_key(key)} = {_value(schema[key])}" for key in schema if key != "properties"]
     lines += ["", "[tools.parameters]", *head]
-    for name, one in schema["properties"].items():
+    for name, property_schema in schema["properties"].items():
         lines += ["", f"[tools.parameters.properties.{_key(name)}]"]
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in one.items()]
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in property_schema.items()]
     return lines
 
 
 def without_nulls(tool: str, schema: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A schema without `default: null`, which TOML cannot say and which means no default at all."""
+    """A schema without `default: null`, which TOML cannot express and which means no default."""
 
     def clean(node: JSON) -> JSON:
         if is_object(node):
-            kept = {key: node[key] for key in node if key != "default" or node[key] is not None}
-            return {key: clean(value) for key, value in kept.items()}
+            items = {key: node[key] for key in node if key != "default" or node[key] is not None}
+            return {key: clean(value) for key, value in items.items()}
         if is_array(node):
             return [clean(item) for item in node]
         if node is None:
-            raise SchemaError(tool, "null cannot be written as TOML")
+            raise SchemaError(tool, "the schema contains null, which TOML cannot express")
         return node
 
-    # Once to JSON and back: a default may be a tuple.
+    # A round trip through JSON: a default may be a tuple.
     return clean(msgspec.json.decode(msgspec.json.encode(schema)))
 
 
@@ -209,5 +209,5 @@ def _value(value: JSON) -> str:
 
 
 def _text(text: str) -> str:
-    # A TOML text is written as one of JSON, but for one character.
+    # A TOML string is written like a JSON string, except for one character.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""From a folder to a skill: everything in it checked, its content pinned down by a digest."""
+"""Loads a skill from its folder: checks every file and computes the digest."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ from evoclaw.skills.manifest import FILE, About, Manifest, Program, read_manifes
 from evoclaw.skills.markdown import FILES, Guide, read_guide
 
 MAX_SKILLS = 500
-"""Folders of one root."""
+"""Of one root folder."""
 
 
 class Skill(Struct, frozen=True):
-    """A skill that may be used."""
+    """A skill that was loaded and is valid."""
 
     name: str
     version: str
     description: str
     folder: Path
     instructions: str
-    """For the model, once the skill is active."""
+    """What the model reads when it loads the skill."""
     programs: tuple[Program, ...]
-    """Its own tools, those for this platform."""
+    """The tools of the skill that run on this platform."""
     allowed: frozenset[str] | None
-    """The tools it works with, in lower case; None: it does not narrow them."""
+    """The tool names of `allowed-tools`, in lower case; None: no restriction."""
     about: Guide | None
-    """What its SKILL.md says of it."""
+    """The parsed SKILL.md; None if there is only a skill.toml."""
     listing: tuple[Entry, ...]
-    """The folder as it was when loaded."""
+    """The listing of the folder when it was loaded."""
     sums: dict[str, str]
-    """Its files and the SHA-256 of each."""
+    """The SHA-256 of each file, by path."""
     digest: str
     notes: tuple[str, ...] = ()
-    """What is odd, but not wrong."""
+    """Warnings about the skill."""
 
     @property
     def key(self) -> str:
-        """Its name with its version."""
+        """The name with the version: `name@version`."""
         return f"{self.name}@{self.version}"
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The files that may be read on demand."""
+        """The files that the model may read on demand."""
         return tuple(path for path in self.sums if path not in (*FILES, FILE))
 
 
 class NotHere(SkillRefused):
-    """A sound skill, but for another platform."""
+    """A valid skill for another platform."""
 
 
 class Problem(Struct, frozen=True):
-    """A skill that is not used, and why."""
+    """A folder that is not used as a skill, and the reason."""
 
     path: Path
     reason: str
     refused: bool = True
-    """False: nothing is wrong with it, it is only not for this machine."""
+    """False: the skill is valid, but it is for another platform or not needed here."""
 
 
 def folders_in(root: Path) -> tuple[list[Path], list[Problem]]:
-    """The folders of a root that should be skills."""
+    """The folders of a root that should be skills, and the problems of the root itself."""
     try:
         about = root.stat()
         if not stat.S_ISDIR(about.st_mode):
-            return [], [Problem(root, "it is not a folder")]
+            return [], [Problem(root, "it is not a folder; name a folder of skills")]
         if about.st_mode & stat.S_IWOTH:
             return [], [Problem(root, "everybody may write to it; run `chmod o-w` on it")]
         found = sorted(
@@ -88,20 +88,21 @@ def folders_in(root: Path) -> tuple[list[Path], list[Problem]]:
     except FileNotFoundError:
         return [], []
     except OSError as problem:
-        return [], [Problem(root, f"it cannot be read: {problem.strerror}")]
-    beyond = [Problem(path, f"there are more than {MAX_SKILLS}") for path in found[MAX_SKILLS:]]
+        return [], [Problem(root, f"cannot read it: {problem.strerror}")]
+    too_many = f"{root} has more than {MAX_SKILLS} skills; remove some of them"
+    beyond = [Problem(path, too_many) for path in found[MAX_SKILLS:]]
     return found[:MAX_SKILLS], beyond
 
 
 def load_skill(folder: Path, *, platform: str) -> Skill:
-    """Load a skill; whatever is wrong with it is a `SkillRefused`."""
+    """Load a skill; `SkillRefused` if it is not valid."""
     listing = look(folder)
     if not listing:
-        raise SkillRefused(folder, "it is not there")
+        raise SkillRefused(folder, "the folder does not exist")
     files = check(folder, listing)
     guide_file = next((name for name in FILES if name in files), None)
     if guide_file is None and FILE not in files:
-        raise SkillRefused(folder, f"it has neither {FILES[0]} nor {FILE}")
+        raise SkillRefused(folder, f"the folder has neither {FILES[0]} nor {FILE}")
     guide, manifest = None, Manifest(About(), (), 0)
     if guide_file is not None:
         guide = read_guide(folder / guide_file, read_text(folder, guide_file))
@@ -110,11 +111,13 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
     name, version = _identity(folder, guide, manifest.about)
     if not names.fits(manifest.about.platforms, platform):
         wanted = ", ".join(manifest.about.platforms)
-        raise NotHere(folder, f"it is for {wanted}, not for this platform")
+        raise NotHere(folder, f"the skill is for {wanted}, not for this platform")
     if guide is None and not manifest.declared:
-        raise SkillRefused(folder / FILE, "it has no [[tools]], and there is no SKILL.md beside it")
+        raise SkillRefused(
+            folder / FILE, "it has no [[tools]], and the folder has no SKILL.md; add one of them"
+        )
     if guide is None and not manifest.programs:
-        raise NotHere(folder, "none of its tools is for this platform")
+        raise NotHere(folder, "none of the skill's tools is for this platform")
     for program in manifest.programs:
         _check_binary(folder, program, files)
     sums = hashes(folder, files)
@@ -135,23 +138,26 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
 
 
 def _identity(folder: Path, guide: Guide | None, about: About) -> tuple[str, str]:
-    """Name and version; the folder is `name`, or `name@version` where there are several."""
+    """The name and version; the folder is called `name`, or `name@version` for one of several."""
     base, _, tagged = folder.name.partition("@")
     name = about.name or (guide.name if guide else base)
     if problem := names.problem_with_skill(name):
         raise SkillRefused(folder, problem)
     if name != base or (guide is not None and guide.name != name):
-        said = sorted({name, guide.name if guide else name})
+        declared = sorted({name, guide.name if guide else name})
         raise SkillRefused(
-            folder, f"the folder must have the skill's name; it is named {' and '.join(said)!r}"
+            folder,
+            f"the folder must have the skill's name; its files say {' and '.join(declared)!r}",
         )
     in_guide = guide.metadata.get("version", "") if guide else ""
     version = about.version if about.version != names.NO_VERSION else in_guide or names.NO_VERSION
     for other in filter(None, (in_guide, tagged)):
         if not names.VERSION.fullmatch(other):
-            raise SkillRefused(folder, f"version {other[:40]!r} is not like 1.2.3")
+            raise SkillRefused(folder, f"the version {other[:40]!r} must look like 1.2.3")
         if names.version_key(other) != names.version_key(version):
-            raise SkillRefused(folder, f"it says to be version {version} and version {other}")
+            raise SkillRefused(
+                folder, f"the skill declares two versions, {version} and {other}; make them equal"
+            )
     return name, version
 
 
@@ -160,12 +166,12 @@ def _check_binary(folder: Path, program: Program, files: dict[str, Entry]) -> No
         return
     entry = files.get(program.binary)
     if entry is None:
-        hint = "" if "/" in program.binary else "; for an installed program, say on_path = true"
+        hint = "" if "/" in program.binary else "; for an installed program, set on_path = true"
         raise SkillRefused(
-            folder / FILE, f"tool {program.tool.name!r}: there is no {program.binary!r}{hint}"
+            folder / FILE, f"tool {program.tool.name!r}: no file {program.binary!r}{hint}"
         )
     if os.name == "posix" and not entry.mode & stat.S_IXUSR:
-        raise SkillRefused(folder / program.binary, "it cannot be run; use `chmod +x` on it")
+        raise SkillRefused(folder / program.binary, "it is not executable; run `chmod +x` on it")
 
 
 def _description(manifest: Manifest) -> str:

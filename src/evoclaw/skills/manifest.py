@@ -1,4 +1,4 @@
-"""skill.toml: the programs of a skill, as tools."""
+"""Parses skill.toml: the programs of a skill that are offered as tools."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class About(Struct, frozen=True, forbid_unknown_fields=True):
     """The table `[skill]`."""
 
     name: Word = ""
-    """The folder's name if not given; it must be the same."""
+    """Must equal the folder's name, which is the default."""
     version: Word = names.NO_VERSION
     description: Annotated[str, Meta(max_length=1024)] = ""
     platforms: tuple[Word, ...] = ()
-    """`linux`, `macos`, `windows`; all if not given."""
+    """`linux`, `macos`, `windows`; every platform if empty."""
     metadata: dict[str, JSON] = {}
 
 
 class Declared(Struct, frozen=True, forbid_unknown_fields=True):
-    """One `[[tools]]` table."""
+    """A table `[[tools]]`."""
 
     name: Word
     binary: Word
-    """A file of the skill, such as `bin/weather`."""
+    """A file in the skill's folder, such as `bin/weather`."""
     description: Annotated[str, Meta(min_length=1, max_length=8_192)]
     parameters: dict[str, JSON] = {}
     """`properties` and `required`, as in JSON Schema."""
@@ -52,27 +52,27 @@ class Declared(Struct, frozen=True, forbid_unknown_fields=True):
     on_path: bool = False
     """`binary` is the bare name of a program that is installed on the machine."""
     sandboxing: Literal["none", "firejail", "bubblewrap", "podman", "native"] = "none"
-    """An engine that it must run in; `none`: whichever the owner of the machine chose."""
+    """The sandbox engine it must run in; `none`: the one that the machine is configured with."""
     timeout_ms: Milliseconds = DEFAULT_MS
     max_timeout_ms: Milliseconds = DEFAULT_MAX_MS
-    """What a call may ask for at most, if it has a parameter `timeout_ms`."""
+    """The longest `timeout_ms` that a call may ask for, if the tool has such a parameter."""
     permissions: tuple[Word, ...] = ("shell",)
-    """A program that says nothing may do anything, so it needs `shell`."""
+    """The default is `shell`, because an undeclared program may do anything."""
     platforms: tuple[Word, ...] = ()
     effect: Effect = Effect.WRITE
     idempotent: bool = False
     resources: tuple[Word, ...] = (EVERYTHING,)
     streams: bool = False
     outside: bool = False
-    """Its results hold what outsiders may have written."""
+    """Its results may contain text that outsiders wrote."""
     private: bool = False
-    """Its results hold what is not for everybody."""
+    """Its results contain private data."""
     acts: bool | None = None
-    """It changes or tells something beyond the workspace; not said: unless it only reads."""
+    """It has effects beyond the workspace; by default every tool that writes has."""
     sends: bool = False
-    """Its arguments leave for a place that outsiders may read."""
+    """It sends its arguments to where outsiders may read them."""
     metadata: dict[str, JSON] = {}
-    """Free; `version` is the tool's."""
+    """Free for the author; `version` is the version of the tool."""
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Program(Struct, frozen=True):
-    """A tool whose code is a program."""
+    """A tool that is implemented by a program."""
 
     tool: Tool
     binary: str
@@ -93,49 +93,54 @@ class Program(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """A sound skill.toml."""
+    """A valid skill.toml."""
 
     about: About
     programs: tuple[Program, ...]
-    """Those for this platform."""
+    """The programs for this platform."""
     declared: int
-    """How many there are for all platforms."""
+    """The number of programs for all platforms."""
 
 
 def read_manifest(path: Path, text: str, *, platform: str) -> Manifest:
-    """Read skill.toml; whatever is wrong with it is a `SkillRefused` that says what to do."""
+    """Parse skill.toml; `SkillRefused` if it is not valid."""
     try:
         values = parse_toml(text, FILE)
     except ConfigError as problem:
         raise SkillRefused(path, str(problem)) from None
     tools = values.get("tools", [])
     if is_array(tools) and len(tools) > MAX_TOOLS:
-        raise SkillRefused(path, f"it has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
+        raise SkillRefused(
+            path, f"it has {len(tools)} tools, more than {MAX_TOOLS}; split the skill"
+        )
     _check_keys(path, values)
     try:
         file = msgspec.convert(values, _File)
     except (msgspec.ValidationError, RecursionError) as problem:
         raise SkillRefused(path, _told(str(problem))) from None
     _check_about(path, file.skill)
-    programs = [_program(path, one, file.skill, number) for number, one in enumerate(file.tools, 1)]
-    _check_twice(path, [program.tool.name for program in programs])
-    here = [
-        program
-        for program, one in zip(programs, file.tools, strict=True)
-        if names.fits(one.platforms, platform)
+    programs = [
+        _program(path, declared, file.skill, number)
+        for number, declared in enumerate(file.tools, 1)
     ]
-    return Manifest(file.skill, tuple(here), len(programs))
+    _check_twice(path, [program.tool.name for program in programs])
+    supported = [
+        program
+        for program, declared in zip(programs, file.tools, strict=True)
+        if names.fits(declared.platforms, platform)
+    ]
+    return Manifest(file.skill, tuple(supported), len(programs))
 
 
 def _check_keys(path: Path, values: dict[str, JSON]) -> None:
-    """A misspelt key may be the one that made a tool safe, so none is passed over."""
+    """Reject unknown keys: a misspelt one may be the setting that makes a tool safe."""
     tools: Any = values.get("tools")
     tables: list[tuple[str, JSON, type[Struct]]] = [
         ("", values, _File),
         ("[skill]: ", values.get("skill"), About),
         *(
-            (f"{_which(number, one)}: ", one, Declared)
-            for number, one in enumerate(tools if is_array(tools) else [], 1)
+            (f"{_which(number, table)}: ", table, Declared)
+            for number, table in enumerate(tools if is_array(tools) else [], 1)
         ),
     ]
     for where, table, shape in tables:
@@ -143,13 +148,13 @@ def _check_keys(path: Path, values: dict[str, JSON]) -> None:
         for key in table if is_object(table) else ():
             if key not in known:
                 hint = names.unknown("key", key, known)
-                free = "" if shape is _File else "; notes of your own go into `metadata`"
+                free = "" if shape is _File else "; put your own keys into `metadata`"
                 raise SkillRefused(path, f"{where}{hint}{free}")
 
 
 def _told(problem: str) -> str:
-    said, _, where = problem.partition(" - at `$.")
-    return f"{where.rstrip('`')}: {said}" if where else said
+    reason, _, where = problem.partition(" - at `$.")
+    return f"{where.rstrip('`')}: {reason}" if where else reason
 
 
 def _which(number: int, table: JSON) -> str:
@@ -160,15 +165,15 @@ def _which(number: int, table: JSON) -> str:
 def _check_about(path: Path, about: About) -> None:
     if not names.VERSION.fullmatch(about.version):
         raise SkillRefused(
-            path, f"[skill]: version {about.version[:40]!r} is not like 1.2.3 or 1.2.3-beta"
+            path, f"[skill]: the version {about.version[:40]!r} must look like 1.2.3 or 1.2.3-beta"
         )
     _check_platforms(path, "[skill]", about.platforms)
 
 
 def _check_platforms(path: Path, where: str, platforms: tuple[str, ...]) -> None:
-    for one in platforms:
-        if one not in names.PLATFORMS:
-            raise SkillRefused(path, f"{where}: {names.unknown('platform', one, names.PLATFORMS)}")
+    for name in platforms:
+        if name not in names.PLATFORMS:
+            raise SkillRefused(path, f"{where}: {names.unknown('platform', name, names.PLATFORMS)}")
 
 
 def _check_twice(path: Path, tools: list[str]) -> None:
@@ -176,7 +181,7 @@ def _check_twice(path: Path, tools: list[str]) -> None:
     for name in tools:
         other = seen.get(names.skeleton(name))
         if other is not None:
-            alike = f"and {other!r} look alike" if other != name else "is there twice"
+            alike = f"and {other!r} look alike" if other != name else "is declared twice"
             raise SkillRefused(path, f"the tool {name!r} {alike}; rename one of them")
         seen[names.skeleton(name)] = name
 
@@ -209,11 +214,11 @@ def _program(path: Path, one: Declared, about: About, number: int) -> Program:
     )
     for name in one.resources:
         if name != EVERYTHING and name not in schema["properties"]:
-            raise SkillRefused(path, f"{where}: resources: there is no parameter {name[:80]!r}")
+            raise SkillRefused(path, f"{where}: resources: the tool has no parameter {name[:80]!r}")
     try:
         compile_schema(tool)
     except (SchemaError, RecursionError) as error:
-        reason = error.problem if isinstance(error, SchemaError) else "nested too deeply"
+        reason = error.problem if isinstance(error, SchemaError) else "they are nested too deeply"
         raise SkillRefused(path, f"{where}: parameters: {reason}") from None
     args = AS_JSON if one.args == AS_JSON else OPTIONS
     return Program(tool, one.binary, one.on_path, one.sandboxing, ways, args)
@@ -222,9 +227,13 @@ def _program(path: Path, one: Declared, about: About, number: int) -> Program:
 def _problem_with_binary(one: Declared) -> str:
     parts = one.binary.split("/")
     if "\0" in one.binary or "\\" in one.binary or one.binary.startswith("-"):
-        return f"binary {one.binary!r} cannot be a program's name"
+        return f"binary {one.binary!r} cannot be the name of a program"
     if one.on_path:
-        return "" if len(parts) == 1 else f"binary {one.binary!r}: with on_path, only a bare name"
+        return (
+            ""
+            if len(parts) == 1
+            else f"binary {one.binary!r} must be a bare name when on_path is set"
+        )
     if one.binary.startswith(("/", "~")) or {"", ".", "..", ".git"} & set(parts):
         return f"binary {one.binary!r} must be a path inside the skill's folder, such as 'bin/run'"
     return ""
@@ -232,16 +241,16 @@ def _problem_with_binary(one: Declared) -> str:
 
 def _schema(path: Path, where: str, one: Declared) -> dict[str, JSON]:
     try:
-        # Once to JSON and back: what TOML has beyond it, such as dates, becomes plain text.
+        # A round trip through JSON: TOML values that JSON lacks, such as dates, become text.
         given: dict[str, JSON] = msgspec.json.decode(msgspec.json.encode(one.parameters))
     except (ValueError, TypeError, RecursionError):
-        raise SkillRefused(path, f"{where}: parameters: they are not plain JSON") from None
+        raise SkillRefused(path, f"{where}: parameters: they cannot be written as JSON") from None
     closed: dict[str, JSON] = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = closed | given
     if not is_object(schema["properties"]):
         raise SkillRefused(path, f"{where}: parameters.properties must be a table")
     if schema["additionalProperties"] is not False and one.args != AS_JSON:
         raise SkillRefused(
-            path, f"{where}: parameters.additionalProperties: only what is declared can be given"
+            path, f"{where}: parameters.additionalProperties must be false unless args is 'json'"
         )
     return schema

@@ -1,4 +1,4 @@
-"""SKILL.md in the open Agent Skills format: a head, then instructions."""
+"""Parses SKILL.md in the open Agent Skills format: front matter, then instructions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.frontmatter import FrontMatterError, Value
 
 FILES = ("SKILL.md", "skill.md")
-"""The first is the name to use."""
+"""The first name is preferred."""
 LONGEST_DESCRIPTION = 1024
 LONGEST_COMPATIBILITY = 500
 FIELDS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
@@ -22,7 +22,7 @@ _ALLOWED = re.compile(r"([A-Za-z_][\w.@-]*)(\([^()]*\))?")
 
 
 class Guide(Struct, frozen=True):
-    """A sound SKILL.md."""
+    """A valid SKILL.md."""
 
     name: str
     description: str
@@ -31,20 +31,20 @@ class Guide(Struct, frozen=True):
     compatibility: str = ""
     metadata: dict[str, str] = {}
     allowed: frozenset[str] | None = None
-    """The tools it works with, in lower case; None if it says nothing."""
+    """The tool names of `allowed-tools`, in lower case; None if the field is absent."""
     notes: tuple[str, ...] = ()
-    """What was passed over."""
+    """Warnings about fields that are ignored."""
 
 
 def read_guide(path: Path, text: str) -> Guide:
-    """Read SKILL.md; whatever is wrong with it is a `SkillRefused` that says what to do."""
+    """Parse SKILL.md; `SkillRefused` if it is not valid."""
     try:
         lines, body = frontmatter.split(text)
         head = frontmatter.read(lines)
     except FrontMatterError as problem:
         raise SkillRefused(path, str(problem)) from None
     notes = [
-        f"{names.unknown('field', key, FIELDS)}; it is passed over"
+        f"{names.unknown('field', key, FIELDS)}; the field is ignored"
         for key in head
         if key not in FIELDS
     ]
@@ -54,7 +54,7 @@ def read_guide(path: Path, text: str) -> Guide:
         if not isinstance(value, str):
             raise SkillRefused(path, f"{key} must be a text")
         if len(value) > longest:
-            raise SkillRefused(path, f"{key} has {len(value)} characters; at most {longest}")
+            raise SkillRefused(path, f"{key} has {len(value):,} characters, more than {longest:,}")
         return value.strip()
 
     allowed, more = _allowed(path, head)
@@ -73,7 +73,7 @@ def read_guide(path: Path, text: str) -> Guide:
 def _required(path: Path, key: str, text_of: Callable[[str, int], str], longest: int) -> str:
     text = text_of(key, longest)
     if not text:
-        raise SkillRefused(path, f"the head must have a line `{key}: …`")
+        raise SkillRefused(path, f"the front matter must have a line `{key}: …`")
     if key == "name" and (problem := names.problem_with_skill(text)):
         raise SkillRefused(path, problem)
     return text
@@ -84,7 +84,7 @@ def _metadata(path: Path, head: dict[str, Value]) -> dict[str, str]:
     if not isinstance(value, dict):
         if not value:
             return {}
-        raise SkillRefused(path, "metadata must be lines `key: value`, further in")
+        raise SkillRefused(path, "metadata must be indented lines `key: value`")
     return value
 
 
@@ -93,16 +93,18 @@ def _allowed(path: Path, head: dict[str, Value]) -> tuple[frozenset[str] | None,
         return None, []
     value = head["allowed-tools"]
     if isinstance(value, dict):
-        raise SkillRefused(path, "allowed-tools must be names with spaces between")
-    # Patterns in brackets may hold spaces: `Bash(git log:*)`.
+        raise SkillRefused(path, "allowed-tools must be tool names separated by spaces")
+    # Patterns in brackets may contain spaces: `Bash(git log:*)`.
     words = value if isinstance(value, list) else re.findall(r"[^\s,(]+(?:\([^()]*\))?", value)
     found: set[str] = set()
     notes: list[str] = []
     for word in words:
         match = _ALLOWED.fullmatch(word)
         if match is None:
-            raise SkillRefused(path, f"allowed-tools: {word[:80]!r} is no tool's name")
+            raise SkillRefused(path, f"allowed-tools: {word[:80]!r} is not a tool name")
         found.add(match[1].lower())
         if match[2]:
-            notes.append(f"allowed-tools: {word!r}: what is in brackets is left to the policies")
+            notes.append(
+                f"allowed-tools: {word!r}: the pattern in brackets is ignored; use a policy"
+            )
     return frozenset(found), notes

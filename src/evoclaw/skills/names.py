@@ -1,4 +1,4 @@
-"""Names and versions: what may be one, which of them look alike, which is newer."""
+"""Validates and compares the names, versions and platforms of skills and tools."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ PLATFORMS = {
     "windows": "win32",
     "win32": "win32",
 }
-"""How a platform may be called, and what Python calls it."""
+"""The accepted platform names, and `sys.platform` of each."""
 
 _ALIKE = str.maketrans({"I": "l", "1": "l", "|": "l", "0": "o", "-": "_"})
 
 
 def problem_with_tool(name: str) -> str:
-    """Why a text cannot be a tool's name; empty if it can."""
+    """Why a text is not a valid tool name; empty if it is valid."""
     if strange := _strange(name):
-        return f"the tool name {name!r} holds {strange}; use ASCII letters, digits, '_' and '-'"
+        return f"the tool name {name!r} contains {strange}; use ASCII letters, digits, '_' and '-'"
     if not TOOL.fullmatch(name):
         return (
-            f"{name!r} is no tool name: a letter or '_', then letters, digits, '_', '-', 64 at most"
+            f"{name!r} is not a tool name: use a letter or '_', then up to 63 letters, digits, "
+            "'_' or '-'"
         )
     return ""
 
 
 def problem_with_skill(name: str) -> str:
-    """Why a text cannot be a skill's name; empty if it can."""
+    """Why a text is not a valid skill name; empty if it is valid."""
     if strange := _strange(name):
-        return f"the skill name {name!r} holds {strange}; use a-z, 0-9 and '-'"
+        return f"the skill name {name!r} contains {strange}; use a-z, 0-9 and '-'"
     if len(name) > LONGEST or not SKILL.fullmatch(name):
-        return f"{name!r} is no skill name: a-z, 0-9, single hyphens between, {LONGEST} at most"
+        return (
+            f"{name!r} is not a skill name: use up to {LONGEST} of a-z, 0-9 and single "
+            "hyphens between them"
+        )
     return ""
 
 
 def _strange(name: str) -> str:
-    """The first character that only looks like one of ours, by its full name."""
+    """The first character that is not ASCII, by its Unicode name; empty if there is none."""
     for char in name[:LONGEST]:
         if not char.isascii():
             return f"U+{ord(char):04X} {unicodedata.name(char, 'without a name')}"
@@ -55,7 +59,7 @@ def _strange(name: str) -> str:
 
 
 def skeleton(name: str) -> str:
-    """What two names have in common that a reader takes for each other."""
+    """The confusable skeleton of a name: equal for two names that look alike."""
     return name.translate(_ALIKE).lower().replace("rn", "m").replace("vv", "w")
 
 
@@ -69,14 +73,14 @@ def version_key(version: str) -> tuple[tuple[int, ...], bool, str]:
 
 
 def fits(platforms: Iterable[str], here: str = sys.platform) -> bool:
-    """Whether something is for this platform; what names none is for all."""
-    wanted = {PLATFORMS[one] for one in platforms}
+    """Whether one of the platforms is this one; an empty list supports every platform."""
+    wanted = {PLATFORMS[platform] for platform in platforms}
     return not wanted or here in wanted
 
 
 def unknown(what: str, name: str, names: Iterable[str]) -> str:
-    """Say that a word is not known, and which was meant, or which there are."""
-    there = sorted(names)
-    meant = next(iter(get_close_matches(name[:80], there, 1)), "")
-    hint = f"did you mean {meant!r}?" if meant else f"there are: {', '.join(there)}"
+    """An error message for an unknown name, with the closest known name or all of them."""
+    known = sorted(names)
+    closest = next(iter(get_close_matches(name[:80], known, 1)), "")
+    hint = f"did you mean {closest!r}?" if closest else f"there are: {', '.join(known)}"
     return f"unknown {what} {name[:80]!r}; {hint}"

@@ -1,4 +1,4 @@
-"""Skills in use narrow the tools: once a skill's instructions are loaded, only its tools remain."""
+"""Restricts the offered tools to those that the active skills allow."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from evoclaw.skills.loading import Skill
 
 
 class SkillsInUse(OfferStep, ResultStep):
-    """Offers only the tools of the skills whose instructions the model has read."""
+    """Offers only the tools that the active skills allow.
+
+    A skill is active once the model has read its instructions.
+    """
 
     def __init__(self, skills: Skills, history: Iterable[Message] = ()) -> None:
-        """Continue with the skills whose instructions are in the history already."""
+        """Activate the skills whose instructions are in the history already."""
         self._skills = skills
         self.active: tuple[Skill, ...] = ()
         """The skills whose instructions the model has read."""
         for message in history:
             if isinstance(message, ToolResult) and message.name == TOOL and message.error is None:
-                told = message.details
-                self._activate("" if told.get("reference") else told.get("skill"))
+                details = message.details
+                self._activate("" if details.get("reference") else details.get("skill"))
 
     def version(self) -> object:
-        """Changes with the skills in use."""
+        """A value that changes with the active skills."""
         return self.active
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """What all of them work with."""
+        """Keep the tools that all active skills allow."""
         return narrow(tools, self.active) if self.active else tools
 
     async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
-        """Reading a skill's instructions makes it active."""
+        """Activate the skill whose instructions this call has loaded."""
         call = execution.call
         if call.name == TOOL and result.error is None and not call.arguments.get("reference"):
             self._activate(call.arguments.get("name"))

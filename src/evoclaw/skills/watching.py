@@ -1,4 +1,4 @@
-"""The skills on disk as they are now: changes are noticed, and one that breaks breaks alone."""
+"""The skill registry: the valid skills of some folders, reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from evoclaw.skills.folders import Entry, SkillRefused, look
 from evoclaw.skills.loading import NotHere, Problem, Skill, folders_in, load_skill
 
 EVERY = 2.0
-"""Seconds between two looks at the disk."""
+"""How often the folders are checked for changes."""
 
 
 class _Seen(Struct, frozen=True):
-    """What came of a folder the last time it was changed."""
+    """The result of loading a folder, valid while its listing is unchanged."""
 
     listing: tuple[Entry, ...]
     skill: Skill | None
@@ -31,7 +31,7 @@ class _Seen(Struct, frozen=True):
 
 
 class Shelf:
-    """The skills of some folders. Safe to use from several threads."""
+    """The skills of some folders; a broken skill does not affect the others. Thread-safe."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Shelf:
         platform: str = sys.platform,
         find: Callable[[str], str | None] = find_program,
     ) -> None:
-        """Choose the folders.
+        """Use the skills of some folders.
 
         Args:
-            roots: Folders of skills; where two are in each other's way, the earlier root stays.
-            approvals: What a person approved: a skill of that name that is not the same is refused.
-            strict: Also refuse what was never approved.
-            reserved: Names of tools that no skill may have, and where they are from.
-            every: Seconds between two looks at the disk.
-            clock: Seconds.
-            platform: As `sys.platform` says it.
+            roots: Folders of skills; of two skills in conflict the one of the earlier root is used.
+            approvals: The approved digests; a skill that changed since its approval is rejected.
+            strict: Also reject skills that were never approved.
+            reserved: Tool names that no skill may use, and what they belong to.
+            poll_interval: Seconds between two checks of the folders.
+            clock: The monotonic time in seconds.
+            platform: As in `sys.platform`.
             find: Finds an installed program.
         """
         self._roots, self._approvals, self._strict = tuple(roots), approvals, strict
@@ -68,7 +68,7 @@ class Shelf:
         self._bound: dict[str, tuple[BoundTool, ...]] = {}
 
     def skills(self) -> tuple[Skill, ...]:
-        """The skills in use, by name; looks at the disk if that was some time ago."""
+        """The skills in use, sorted by name; checks the folders after the poll interval."""
         return self._now().skills
 
     def shadowed(self) -> tuple[Skill, ...]:
@@ -76,23 +76,23 @@ class Shelf:
         return self._now().shadowed
 
     def problems(self) -> tuple[Problem, ...]:
-        """What is not used, and why."""
+        """The folders that are not used, and the reasons."""
         return self._now().problems
 
     def find(self, name: str) -> Skill | None:
-        """A skill by its name, or by `name@version`."""
-        settled = self._now()
-        for skill in (*settled.skills, *settled.shadowed):
-            if name == skill.key or (name == skill.name and skill in settled.skills):
+        """The skill of this name or `name@version`; None if there is none."""
+        selection = self._now()
+        for skill in (*selection.skills, *selection.shadowed):
+            if name == skill.key or (name == skill.name and skill in selection.skills):
                 return skill
         return None
 
     def pinned(self, skill: Skill) -> bool:
-        """Whether a person approved it, as it is."""
+        """Whether the user approved this digest of the skill."""
         return self._approvals is not None and skill.digest in self._approvals.digests(skill.name)
 
     def tools(self) -> tuple[BoundTool, ...]:
-        """The tools of the skills in use; the same ones as before if their skill is the same."""
+        """The tools of the skills in use; the same objects while a skill is unchanged."""
         bound: dict[str, tuple[BoundTool, ...]] = {}
         for skill in self._now().skills:
             pinned = self.pinned(skill)
@@ -106,7 +106,7 @@ class Shelf:
         return tuple(tool for tools in bound.values() for tool in tools)
 
     def refresh(self) -> None:
-        """Look at the disk now."""
+        """Check the folders now."""
         with self._lock:
             self._refresh()
 
@@ -120,22 +120,22 @@ class Shelf:
         self._looked = self._clock()
         problems: list[Problem] = []
         candidates: list[Candidate] = []
-        seen: dict[Path, _Seen] = {}
+        scanned: dict[Path, _Seen] = {}
         in_use = {skill.folder for skill in self._settled.skills}
         for number, root in enumerate(self._roots):
-            folders, wrong = folders_in(root)
-            problems += wrong
+            folders, root_problems = folders_in(root)
+            problems += root_problems
             for folder in folders:
-                one = seen[folder] = self._look_at(folder)
-                problems += [one.problem] if one.problem else []
-                if one.skill is not None and (refusal := self._refusal(one.skill)):
+                found = scanned[folder] = self._look_at(folder)
+                problems += [found.problem] if found.problem else []
+                if found.skill is not None and (refusal := self._refusal(found.skill)):
                     problems.append(refusal)
-                elif one.skill is not None:
-                    # Whoever is in use already does not give way to a newcomer beside it.
-                    candidates.append(Candidate(one.skill, (number, folder not in in_use)))
-        self._seen = seen
-        settled = settle(candidates, self._reserved)
-        self._settled = Settled(settled.skills, settled.shadowed, (*problems, *settled.problems))
+                elif found.skill is not None:
+                    # A new skill does not replace one of the same root that is in use.
+                    candidates.append(Candidate(found.skill, (number, folder not in in_use)))
+        self._seen = scanned
+        chosen = settle(candidates, self._reserved)
+        self._settled = Settled(chosen.skills, chosen.shadowed, (*problems, *chosen.problems))
 
     def _look_at(self, folder: Path) -> _Seen:
         before = self._seen.get(folder)
@@ -145,19 +145,19 @@ class Shelf:
         try:
             return _Seen(listing, load_skill(folder, platform=self._platform), None)
         except SkillRefused as refused:
-            wrong = Problem(refused.path, refused.reason, not isinstance(refused, NotHere))
-        kept = before.skill if before and wrong.refused else None
-        if kept is None or self._was_pinned(kept):
-            # Half of an approved skill is not what was approved.
-            return _Seen(listing, None, wrong)
-        reason = f"{wrong.reason} (as it was before, it stays in use)"
-        return _Seen(listing, kept, Problem(wrong.path, reason))
+            issue = Problem(refused.path, refused.reason, not isinstance(refused, NotHere))
+        previous = before.skill if before and issue.refused else None
+        if previous is None or self._was_pinned(previous):
+            # An approved skill runs as it was approved or not at all.
+            return _Seen(listing, None, issue)
+        reason = f"{issue.reason} (the version loaded before stays in use)"
+        return _Seen(listing, previous, Problem(issue.path, reason))
 
     def _was_pinned(self, skill: Skill) -> bool:
         try:
             return self._approvals is not None and bool(self._approvals.digests(skill.name))
         except ConfigError:
-            return True  # who cannot be asked has not said yes
+            return True  # without readable approvals nothing counts as approved
 
     def _refusal(self, skill: Skill) -> Problem | None:
         if self._approvals is None:
@@ -169,5 +169,5 @@ class Shelf:
         if skill.digest in digests or (not digests and not self._strict):
             return None
         why = "it was changed after it was approved" if digests else "it was never approved"
-        how = f"look at it, then run `evoclaw skills add {skill.folder}`"
+        how = f"review it, then run `evoclaw skills add {skill.folder}`"
         return Problem(skill.folder, f"{why}; {how}")

@@ -1,4 +1,4 @@
-"""The tool `canvas`: show a person something richer than text, and see what is shown."""
+"""The tool `canvas`: shows the user an HTML or Markdown page, and reads it back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from evoclaw.core.messages import ErrorKind, TextBlock
 from evoclaw.tools.define import tool
 
 LARGEST = 500_000
-"""Characters of one sheet."""
+"""Of one sheet."""
 
 
 class Sheet(Struct, frozen=True):
-    """What is shown."""
+    """The page that a canvas shows."""
 
     content: str
     format: str
@@ -25,18 +25,18 @@ class Sheet(Struct, frozen=True):
 
 
 class Canvas(Protocol):
-    """A place that a person can look at; one for each session."""
+    """The page that the user sees beside the conversation; one for each session."""
 
     async def show(self, sheet: Sheet) -> str:
-        """Show this instead of what was there; where it is to be seen."""
+        """Replace the page; returns where the user can see it."""
         ...
 
     async def shown(self) -> Sheet | None:
-        """What is shown now."""
+        """The current page; None if the canvas is empty."""
         ...
 
     async def clear(self) -> None:
-        """Show nothing."""
+        """Remove the page."""
         ...
 
 

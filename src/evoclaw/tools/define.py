@@ -1,4 +1,4 @@
-"""`@tool`: a plain function with annotations and a docstring becomes a tool."""
+"""`@tool`: makes a tool of a function with annotations and a docstring."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def tool(
 ) -> Callable[[Callable[..., object]], BoundTool]:
     """Make a tool of a function.
 
-    The docstring is what the model reads, with `Args:` for the parameters. Those annotated
-    `Progress`, `Call` or with a Protocol are handed in and never shown to the model. A plain
-    function runs in a thread that cannot be stopped. Return text, JSON, blocks or an `Output`.
+    The model reads the docstring, with `Args:` for the parameters. Parameters annotated with
+    `Progress`, `Call` or a Protocol are injected and not part of the schema. A function that is not
+    async runs in a thread that cannot be stopped. Return text, JSON, blocks or an `Output`.
 
     Args:
-        permissions: What an agent must hold to use it.
-        name: What the model calls it; the function's name if not given.
-        timeout: Seconds a call may take.
-        max_timeout: The most seconds a call may ask for.
+        permissions: The capabilities that an agent needs to use it.
+        name: The name of the tool; the function's name if not given.
+        timeout: Seconds that a call may take.
+        max_timeout: The longest timeout, in seconds, that a call may ask for.
         effect: `read` or `write`.
-        resources: The parameters that say what a call touches; `("*",)` is everything.
-        idempotent: Running it twice does no more than running it once.
+        resources: The parameters that name what a call touches; `("*",)` is everything.
+        idempotent: Running it twice has the same effect as running it once.
         streams: It reports output while it runs.
         version: Raised when its meaning changes.
-        aliases: Other names by which it may be called.
-        outside: Its results hold what outsiders may have written.
-        private: Its results hold what is not for everybody.
-        acts: Its doing reaches beyond conversation and workspace; None: unless it only reads.
-        sends: Its arguments leave for a place that outsiders may read.
+        aliases: Other names that the model may use.
+        outside: Its results may contain text that outsiders wrote.
+        private: Its results contain private data.
+        acts: It has effects beyond the conversation and the workspace; None: if it writes.
+        sends: It sends its arguments to where outsiders may read them.
     """
     _check_brackets(permissions)
 
@@ -93,8 +93,8 @@ def _bind(bare: Tool, function: Callable[..., object]) -> BoundTool:
     signature = _read_signature(bare.name, function)
     made = replace(bare, description=signature.description, parameters=signature.schema)
     _check(made)
-    handed = signature.injected.values()
-    needs = frozenset(key for key in handed if key is not None and key is not Call)
+    injected = signature.injected.values()
+    needs = frozenset(key for key in injected if key is not None and key is not Call)
     return BoundTool(made, _runner(signature, function), needs, function)
 
 
@@ -104,13 +104,15 @@ class _Signature:
     schema: dict[str, JSON]
     arguments: type[msgspec.Struct]
     injected: Mapping[str, type | None]
-    """Parameter name to the Protocol of what it is handed, or `Call`; None is `Progress`."""
+    """Parameter name to the injected Protocol or `Call`; None stands for `Progress`."""
 
 
 def _read_signature(title: str, function: Callable[..., object]) -> _Signature:
     documented = read_docstring(function.__doc__ or "")
     if not documented.description:
-        raise SchemaError(title, "it needs a docstring that tells the model what it does")
+        raise SchemaError(
+            title, "the function needs a docstring that tells the model what the tool does"
+        )
     injected: dict[str, type | None] = {}
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     hints = _hints(title, function)
@@ -127,7 +129,9 @@ def _read_signature(title: str, function: Callable[..., object]) -> _Signature:
     names = tuple(field[0] for field in fields)
     unknown = sorted(documented.arguments.keys() - set(names) - injected.keys())
     if unknown:
-        raise SchemaError(title, f"its docstring describes {unknown}, which it does not take")
+        raise SchemaError(
+            title, f"the docstring describes {unknown}, which the function does not take"
+        )
     arguments = msgspec.defstruct(
         f"{title}_arguments", fields, kw_only=True, forbid_unknown_fields=True
     )
@@ -141,7 +145,7 @@ def _hints(title: str, function: Callable[..., object]) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as problem:
         raise SchemaError(
-            title, f"an annotation cannot be read ({problem}); import its type at module level"
+            title, f"cannot resolve an annotation ({problem}); import its type at module level"
         ) from None
 
 
@@ -180,32 +184,33 @@ def _effect(title: str, effect: str) -> Effect:
 def _check(made: Tool) -> None:
     if not NAME.fullmatch(made.name):
         raise SchemaError(
-            made.name, "a name is a letter or '_', then letters, digits, '_' or '-', at most 64"
+            made.name,
+            "invalid name: use a letter or '_', then up to 63 letters, digits, '_' or '-'",
         )
     if not 0 < made.timeout <= made.max_timeout:
-        raise SchemaError(made.name, "timeout must be above 0 and not above max_timeout")
-    strange = [
+        raise SchemaError(made.name, "timeout must be greater than 0 and at most max_timeout")
+    unknown = [
         name
         for name in made.resources
         if name != EVERYTHING and name not in made.parameters["properties"]
     ]
-    if strange:
-        raise SchemaError(made.name, f"resources {strange} are not among its parameters")
+    if unknown:
+        raise SchemaError(made.name, f"resources {unknown} are not among its parameters")
 
 
 def _runner(
     signature: _Signature, function: Callable[..., object]
 ) -> Callable[[Call, Machine], Awaitable[ToolResult]]:
-    waits = inspect.iscoroutinefunction(function)
+    is_async = inspect.iscoroutinefunction(function)
 
     async def run(call: Call, machine: Machine) -> ToolResult:
-        given = _convert(call, signature)
+        arguments = _convert(call, signature)
         for parameter, key in signature.injected.items():
-            given[parameter] = _handed(key, call, machine)
-        if waits:
-            answer = await cast("Awaitable[object]", function(**given))
+            arguments[parameter] = _handed(key, call, machine)
+        if is_async:
+            answer = await cast("Awaitable[object]", function(**arguments))
         else:
-            answer = await asyncio.to_thread(function, **given)
+            answer = await asyncio.to_thread(function, **arguments)
         return to_result(call, answer)
 
     return run
@@ -242,7 +247,7 @@ def _whole(value: JSON) -> JSON:
 
 
 def to_result(call: Call, answer: object) -> ToolResult:
-    """Make whatever a tool returned into the call's result."""
+    """Convert the return value of a tool function to the result of the call."""
     if isinstance(answer, str):
         return ToolResult(call.id, call.name, (TextBlock(encodable(answer)),))
     if isinstance(answer, ToolResult):
@@ -288,7 +293,7 @@ def _clean(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def encodable(text: str) -> str:
-    """The text, with lone surrogates (odd file names) shown as `�`, so that it is valid JSON."""
+    """The text with lone surrogates (of undecodable file names) replaced by `�`: valid JSON."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

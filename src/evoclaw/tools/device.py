@@ -1,4 +1,4 @@
-"""The tool `device`: what a machine can tell of itself and of what is attached to it."""
+"""The tools `device` and `notify`: read the sensors of a machine, show a message on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Device(Protocol):
     """The sensors of one machine."""
 
     def senses(self) -> Sequence[str]:
-        """What can be asked for here."""
+        """The names of the sensors that this machine has."""
         ...
 
     async def sense(self, what: str, pin: int | None) -> Output:
-        """Look at one of them."""
+        """Read one sensor; `pin` is for `gpio`."""
         ...
 
 
@@ -36,9 +36,9 @@ async def device(
         what: Which of them; not every device has all.
         pin: For `gpio`: the number of the pin to read.
     """
-    there = machine.senses()
-    if what not in there:
-        known = ", ".join(there)
+    sensors = machine.senses()
+    if what not in sensors:
+        known = ", ".join(sensors)
         text = f"This device has no {what[:40]!r}. It has: {known}."
         raise ToolFailure(ErrorKind.NOT_FOUND, text)
     if what == "gpio" and pin is None:
@@ -47,10 +47,10 @@ async def device(
 
 
 class Notifier(Protocol):
-    """A way to the person at a machine."""
+    """Shows messages to the person at a machine."""
 
     async def notify(self, message: str) -> str:
-        """Show a message; how it was shown."""
+        """Show a message; returns how it was shown."""
         ...
 
 

@@ -1,17 +1,17 @@
-"""A unified diff for people, in bounded time."""
+"""Unified diffs of two versions of a file, for people, in bounded time and memory."""
 
 from __future__ import annotations
 
 import difflib
 
 SMALL = 2_000
-"""Lines up to which the diff is a careful one."""
+"""Of the longer version; above it the diff is a single hunk."""
 LONGEST = 20_000
 CONTEXT = 3
 
 
 def unified(path: str, old: str, new: str) -> str:
-    """What changed between two versions of a file."""
+    """The unified diff of two versions of a text."""
     before, after = old.splitlines(), new.splitlines()
     if max(len(before), len(after)) <= SMALL:
         lines = list(difflib.unified_diff(before, after, path, path, lineterm="", n=CONTEXT))
@@ -22,7 +22,7 @@ def unified(path: str, old: str, new: str) -> str:
 
 
 def _one_hunk(path: str, before: list[str], after: list[str]) -> list[str]:
-    """From the first change to the last: linear, where a careful diff could take minutes."""
+    """One hunk from the first change to the last: linear time, where difflib could take minutes."""
     start = _same(before, after)
     end = _same(before[: start - len(before) - 1 : -1], after[: start - len(after) - 1 : -1])
     top = max(0, start - CONTEXT)
@@ -42,8 +42,8 @@ def _one_hunk(path: str, before: list[str], after: list[str]) -> list[str]:
 
 def _same(first: list[str], second: list[str]) -> int:
     count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
+    for left, right in zip(first, second, strict=False):
+        if left != right:
             break
         count += 1
     return count

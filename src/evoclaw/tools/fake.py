@@ -1,4 +1,4 @@
-"""`FakeOps`: files in memory and processes by script, for tests, examples and the demo."""
+"""`FakeOps`: in-memory files and scripted processes, for tests, examples and the demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_PATH = 4096
 
 
 class FakeOps:
-    """A machine that is only pretended: both `FileOps` and `ExecOps`."""
+    """A fake machine: implements both `FileOps` and `ExecOps`."""
 
     def __init__(
         self,
@@ -21,12 +21,12 @@ class FakeOps:
         *,
         commands: Mapping[str, str | Completed] | None = None,
     ) -> None:
-        """Set the machine up.
+        """Set up the machine.
 
         Args:
             files: Path to content.
-            commands: What a program answers: text for success, or how it ended. The key is the
-                command given to `bash -c`, or the program and its arguments with spaces between.
+            commands: The result of each command: text for success, or a `Completed`. The key is
+                the command of `bash -c`, or the program and its arguments joined by spaces.
         """
         self.files: dict[str, bytes] = {
             path: content.encode() if isinstance(content, str) else content
@@ -34,7 +34,7 @@ class FakeOps:
         }
         self.commands = dict(commands or {})
         self.ran: list[tuple[str, ...]] = []
-        """What was run, in order."""
+        """The commands that were run, in order."""
         self._clock = 0.0
         self._times: dict[str, float] = {}
 
@@ -68,7 +68,7 @@ class FakeOps:
         del self.files[about.path]
 
     async def stat(self, path: str) -> FileStat:
-        """Look at one file or folder."""
+        """The kind, size and time of a file or folder."""
         name = _normal(path)
         if name in self.files:
             return FileStat(name, "file", len(self.files[name]), self._times.get(name, 0.0))
@@ -77,7 +77,7 @@ class FakeOps:
         raise ToolFailure(ErrorKind.NOT_FOUND, f"'{path}' does not exist.")
 
     async def walk(self, path: str = ".") -> AsyncGenerator[FileStat]:
-        """Yield what is below a folder in sorted order."""
+        """Yield every entry below a folder in sorted order."""
         about = await self.stat(path)
         if about.kind != "dir":
             raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{path}' is not a folder.")
@@ -96,7 +96,7 @@ class FakeOps:
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
     ) -> Completed:
-        """Answer as scripted; an unknown command is not found, as a shell says it."""
+        """Return the scripted result; an unknown command fails with exit code 127."""
         if (await self.stat(cwd)).kind != "dir":
             raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{cwd}' is not a folder.")
         self.ran.append(tuple(argv))

@@ -20,13 +20,13 @@ from evoclaw.tools.truncate import LOSSY, cut_line, to_text
 
 CHUNK = 256 << 10
 LONGEST_LINE = 2_000
-"""Characters of one line that are shown."""
+"""Of a line that is shown."""
 MOST = 50_000
-"""Characters that one read shows."""
+"""That one call of `read` returns."""
 LARGEST_IMAGE = 5 << 20
 LARGEST_EDIT = 10 << 20
 LOOKED_AT = 1 << 20
-"""Bytes in which text like the one not found is looked for."""
+"""Of a file that are searched for text similar to the one that was not found."""
 SNIFFED = 8 << 10
 IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -75,7 +75,7 @@ async def read(
 
 
 def image_type(head: bytes) -> str | None:
-    """What kind of picture begins so; None if it is none that models are shown."""
+    """The media type of an image by its first bytes; None if models cannot be shown it."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
     return next((name for magic, name in IMAGES if head.startswith(magic)), None)
@@ -97,13 +97,13 @@ async def _picture(ops: FileOps, about: FileStat, path: str, media_type: str) ->
 class _Window:
     lines: list[str] = field(default_factory=list[str])
     number: int = 0
-    """Lines seen."""
+    """The number of lines read so far."""
     characters: int = 0
     more: bool = False
     lossy: bool = False
 
     def add(self, data: bytes, dropped: int, offset: int, limit: int) -> None:
-        """Take in the next line; `more` is set by the first one that has no place."""
+        """Add the next line; the first line beyond the window sets `more`."""
         self.number += 1
         if self.number < offset:
             return
@@ -112,14 +112,14 @@ class _Window:
         if len(self.lines) == limit or (self.lines and self.characters + len(line) > MOST):
             self.more = True
             return
-        # Bytes cut off inside a character are no fault of the file.
+        # Cutting inside a character does not mean that the file is not UTF-8.
         self.lossy = self.lossy or (lossy and not dropped)
         self.characters += len(line) + 1
         self.lines.append(line)
 
 
 class _Lines:
-    """Splits a file into lines, keeping only the beginning of very long ones."""
+    """Splits a file into lines; of a very long line only the beginning is kept."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
@@ -134,7 +134,7 @@ class _Lines:
         self._add(chunk[start:])
 
     def pass_over(self, chunk: bytes) -> None:
-        """Remember only the unfinished line at the end."""
+        """Skip a chunk; only its unfinished last line is kept."""
         if b"\n" in chunk:
             self._take()
         self._add(chunk[chunk.rfind(b"\n") + 1 :])
@@ -162,7 +162,7 @@ async def _window(ops: FileOps, path: str, offset: int, limit: int) -> _Window:
         position += len(chunk)
         count = chunk.count(b"\n")
         if chunk and window.number + count + 1 < offset:
-            # All of it lies before the window; its last, unfinished line too.
+            # The whole chunk lies before the window, its unfinished last line included.
             window.number += count
             lines.pass_over(chunk)
             continue
@@ -210,8 +210,8 @@ async def write(ops: FileOps, path: str, content: str) -> Output:
         ) from None
     await ops.write(path, data)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
-    said = f"Wrote {lines} lines ({len(data):,} bytes) to '{path}'."
-    return Output((TextBlock(said),), {"path": path, "bytes": len(data), "lines": lines})
+    text = f"Wrote {lines} lines ({len(data):,} bytes) to '{path}'."
+    return Output((TextBlock(text),), {"path": path, "bytes": len(data), "lines": lines})
 
 
 @tool("file_write", timeout=5, max_timeout=30, effect="write", resources=("path",), acts=False)
@@ -231,7 +231,7 @@ async def edit(
         problem = "is empty: use write to make a file" if not old_string else "equals new_string"
         raise ToolFailure(ErrorKind.INVALID_PARAMS, f"old_string {problem}.")
     text = await _editable(ops, path)
-    # Lone surrogates are in no text, so they are not found.
+    # Lone surrogates occur in no UTF-8 text, so they are not found.
     old, new = _same_endings(
         text, old_string.encode(errors="surrogatepass"), new_string.encode(errors="surrogatepass")
     )
@@ -259,7 +259,7 @@ async def edit(
 
 
 async def _editable(ops: FileOps, path: str) -> bytes:
-    """The bytes of a text file: decoding a large one would take several times its size."""
+    """The bytes of a UTF-8 file, not decoded: that would take several times its size."""
     about = await ops.stat(path)
     if about.size > LARGEST_EDIT:
         raise ToolFailure(
@@ -276,7 +276,7 @@ async def _editable(ops: FileOps, path: str) -> bytes:
 
 
 def _same_endings(text: bytes, old: bytes, new: bytes) -> tuple[bytes, bytes]:
-    """Give the pieces the line endings of the file: `read` does not show which it has."""
+    """Convert both texts to the line endings of the file, which `read` does not show."""
     windows = text.count(b"\r\n")
     if windows <= text.count(b"\n") - windows:
         return old, new
@@ -288,15 +288,15 @@ def _windows_endings(text: bytes) -> bytes:
 
 
 def _not_found(text: bytes, path: str, old: str) -> str:
-    said = f"old_string does not occur in '{path}'. It must match exactly, spaces included. "
+    problem = f"old_string does not occur in '{path}'. It must match exactly, spaces included. "
     lines = text[:LOOKED_AT].decode(errors="ignore").splitlines()[:10_000]
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
     stripped = [line.strip() for line in lines]
     near = [wanted] if wanted in stripped else difflib.get_close_matches(wanted, stripped, n=1)
     if not near or not wanted:
-        return said + "Read the file again."
+        return problem + "Read the file again."
     number = stripped.index(near[0]) + 1
-    return said + f"Something like it is at line {number}: {cut_line(lines[number - 1], 200)!r}"
+    return problem + f"Something like it is at line {number}: {cut_line(lines[number - 1], 200)!r}"
 
 
 def _ambiguous(text: bytes, path: str, old: bytes, count: int) -> str:

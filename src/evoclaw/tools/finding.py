@@ -1,4 +1,4 @@
-"""Finding names and lines in a tree that can be looked through in one go."""
+"""Searches a tree of local files for names and for lines, in one thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evoclaw.tools.patterns import Regex
 from evoclaw.tools.surveying import Folder, Sight, Surveyable, Visit
 
 MOST_ENTRIES = 100_000
-"""Files and folders one search looks at."""
+"""Files and folders that one search visits."""
 SHARE = 0.8
-"""Of the time a call has: what was found is better than a timeout."""
+"""Of the call's timeout: a search ends before it and returns what it has found."""
 MAX_MS = 30_000
 
 
 class Budget:
-    """How much one search may look at, and how long."""
+    """Limits the entries and the time of one search."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._end = time.monotonic() + SHARE * min(timeout_ms, MAX_MS) / 1000
@@ -32,7 +32,7 @@ class Budget:
         """Why the search ended early, for the model."""
 
     def spend(self, entries: int = 1) -> bool:
-        """Count entries; False if there is nothing left."""
+        """Count visited entries; False once the budget is exhausted."""
         self._left -= entries
         if self._left < 0:
             self.stopped = f"{MOST_ENTRIES:,} entries were looked at"
@@ -41,18 +41,18 @@ class Budget:
         return not self.stopped
 
     def late(self) -> bool:
-        """Whether the time is up."""
+        """Whether the search has to end."""
         if time.monotonic() > self._end:
             self.stopped = "the time was up"
         return bool(self.stopped)
 
 
 class LocalTree(FileOps, Surveyable, Protocol):
-    """Files of this machine."""
+    """The files of this machine: they can be scanned as a tree."""
 
 
 class Name(NamedTuple):
-    """One that was found."""
+    """A file or folder whose name matches."""
 
     shown: str
     changed: float
@@ -60,51 +60,51 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Which names are looked for."""
+    """The names to find."""
 
     regex: Regex
     start: str
     folders: bool
     most: int
     dated: bool
-    """Whether it matters when they were changed."""
+    """Whether modification times are read."""
     head: str = ""
     tail: str = ""
-    """What every such name begins and ends with: cheaper to look at than the expression."""
+    """The literal start and end of every matching name: cheaper to test than `regex`."""
 
     def covers(self, folder: str, name: str) -> bool:
-        """Whether a name in a folder, as tools name it, is one of them."""
+        """Whether a name in a folder matches; the folder is as tools name it."""
         if not name.startswith(self.head) or not name.endswith(self.tail):
             return False
         return self.regex.covers(relative(folder + name, self.start))
 
 
 def ends_of(pattern: str) -> tuple[str, str]:
-    """What every name that a glob covers begins and ends with."""
+    """The literal start and end of every name that matches a glob."""
     name = pattern.rpartition("/")[2]
     if set(name) & set("[]{}\\") or "**" in name:
         return "", ""
-    stars = [place for place, char in enumerate(name) if char in "*?"]
+    stars = [index for index, char in enumerate(name) if char in "*?"]
     return (name[: stars[0]], name[stars[-1] + 1 :]) if stars else (name, name)
 
 
 def relative(path: str, start: str) -> bytes:
-    """A path below a folder, as patterns see it."""
+    """The path relative to a folder, as bytes for a pattern."""
     if start != ".":
         path = path[len(start) :].lstrip("/")
     return path.encode(errors="surrogateescape")
 
 
 async def find_names(files: LocalTree, asked: Names, budget: Budget) -> list[Name]:
-    """The names below a folder that are looked for, one more than the most at most."""
-    sight = await Sight.below(Ignored(files, asked.start))
+    """Find matching names; up to `max_results` + 1, so that the caller can tell there are more."""
+    unignored = await Sight.below(Ignored(files, asked.start))
     found: list[Name] = []
 
     def visit(folder: Folder) -> Iterator[str]:
         base = f"{folder.path}/" if folder.path else ""
         if not budget.spend(len(folder.entries)):
             return
-        for name, kind in sight.look(folder):
+        for name, kind in unignored.look(folder):
             wanted = asked.folders if kind == "dir" else kind != "other"
             if wanted and asked.covers(base, name):
                 changed = folder.changed(name) if asked.dated else 0.0
@@ -119,29 +119,29 @@ async def find_names(files: LocalTree, asked: Names, budget: Budget) -> list[Nam
 
 
 class Lines(Protocol):
-    """Where what was found is gathered."""
+    """Collects the matches of a search."""
 
     @property
     def room(self) -> int:
-        """How many more lines, or files, are taken; 0 ends the search."""
+        """How many more lines, or files, are wanted; 0 ends the search."""
         ...
 
     def add(self, found: Found) -> None:
-        """Take what was found in one file."""
+        """Add the matches of one file."""
         ...
 
 
 async def find_lines(
     files: LocalTree, start: str, wanted: Regex | None, asked: Grep, lines: Lines, budget: Budget
 ) -> None:
-    """Search the files below a folder, in order."""
-    sight = await Sight.below(Ignored(files, start))
+    """Search the files below a folder in sorted order."""
+    unignored = await Sight.below(Ignored(files, start))
 
     def visit(folder: Folder) -> Iterator[str]:
         base = f"{folder.path}/" if folder.path else ""
         if not budget.spend(len(folder.entries)):
             return
-        for name, kind in sight.look(folder):
+        for name, kind in unignored.look(folder):
             if kind == "dir":
                 yield name
             elif kind == "file" and (wanted is None or wanted.covers(relative(base + name, start))):
@@ -157,7 +157,7 @@ async def find_lines(
 def _search(
     folder: Folder, name: str, path: str, asked: Grep, lines: Lines, budget: Budget
 ) -> Found | None:
-    """Search one file; most have nothing to find, which is seen at once."""
+    """Search one file; None if its first bytes show that it has no match."""
     piece = folder.read(name, 0, SNIFFED)
     if not piece or b"\0" in piece or (len(piece) < SNIFFED and not asked.may_be_in(piece)):
         return None
@@ -174,7 +174,7 @@ def _search(
 
 
 async def _survey(files: Surveyable, start: str, visit: Visit) -> None:
-    """Look through a tree; there is nothing to find in one that is not there."""
+    """Scan a tree; one that does not exist has no entries."""
     try:
         await files.survey(start, visit)
     except ToolFailure as failure:

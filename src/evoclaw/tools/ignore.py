@@ -1,4 +1,4 @@
-"""What `.gitignore` files leave out, read through the same operations as everything else."""
+"""`.gitignore` rules, read through `FileOps`, and a walk that leaves out ignored entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evoclaw.tools.patterns import ANY_FOLDERS, RegexSet, glob_source
 
 EXCLUDE = ".git/info/exclude"
 LONGEST = 256 << 10
-"""Bytes of one file of rules that are read."""
+"""Of one file of rules; the rest is not read."""
 
 
 class Rules:
@@ -29,7 +29,7 @@ class Rules:
         self._set = RegexSet(sources)
 
     def verdict(self, path: bytes, *, folder: bool) -> bool | None:
-        """Whether a path, relative to the rules, is left out; None if no rule speaks of it."""
+        """Whether a path, relative to the rules, is ignored; None if no rule matches."""
         found = self._set.last(path + b"\0" if folder else path)
         return None if found is None else not self._negated[found]
 
@@ -48,12 +48,12 @@ def _rule(line: bytes) -> tuple[bool, bytes | None]:
     if source is None:
         return negated, None
     before = b"" if anchored else ANY_FOLDERS
-    # A folder is told by a NUL behind its name, which no other part of a pattern matches.
+    # A folder has a NUL behind its name, which no other part of a pattern matches.
     return negated, before + source + (rb"\x00" if only_folders else rb"\x00?")
 
 
 class Ignored:
-    """Knows which paths below a starting folder are left out."""
+    """Decides which paths below a start folder are ignored."""
 
     def __init__(self, ops: FileOps, start: str) -> None:
         self._ops = ops
@@ -62,14 +62,14 @@ class Ignored:
         self._folders: dict[str, bool] = {}
 
     async def covers(self, entry: FileStat) -> bool:
-        """Whether an entry, or a folder it is in, is left out."""
+        """Whether an entry, or a folder above it, is ignored."""
         above = posixpath.dirname(entry.path)
         return await self._folder_covered(above) or await self._judge(
             entry.path, folder=entry.kind == "dir"
         )
 
     async def above(self) -> list[tuple[str, Rules]]:
-        """The rules that hold from above the start, or beside it, the nearest first."""
+        """The rules of the folders above the start, nearest first, and of `.git/info/exclude`."""
         folder, found = self._start, list[tuple[str, Rules]]()
         if folder == ".":
             exclude = await self._text(EXCLUDE)
@@ -82,7 +82,7 @@ class Ignored:
         return found
 
     async def _folder_covered(self, folder: str) -> bool:
-        """Nothing in a folder that is left out comes back; the start is never left out."""
+        """Whether a folder is ignored, and so everything in it; the start never is."""
         if folder in ("", "/") or folder == self._start:
             return False
         known = self._folders.get(folder)
@@ -126,15 +126,15 @@ class Ignored:
 
 @runtime_checkable
 class Prunable(Protocol):
-    """A walk that can be told to leave out the folder it yielded last."""
+    """A walk that can skip the folder it yielded last."""
 
     def skip(self) -> None:
-        """Do not go into it."""
+        """Do not descend into the folder yielded last."""
         ...
 
 
 async def visible(ops: FileOps, start: str, ignored: Ignored) -> AsyncGenerator[FileStat | None]:
-    """Walk what is not left out; None stands for an entry that is, so that it can be counted."""
+    """Walk a tree without ignored entries; yields None for each of them, so that it counts."""
     walk = ops.walk(start)
     async for entry in walk:
         if await ignored.covers(entry):

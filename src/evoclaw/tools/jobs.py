@@ -1,4 +1,4 @@
-"""The tool `jobs`: what was begun on devices and goes on by itself."""
+"""The tool `jobs`: calls that run on devices in the background."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from evoclaw.tools.define import tool
 
 
 class Jobs(Protocol):
-    """Jobs on devices."""
+    """The background jobs on devices."""
 
     async def going_on(self, node: str, call: Call) -> list[dict[str, JSON]]:
-        """Those of one device that have not ended, of who makes this call."""
+        """The jobs of a device that have not ended and belong to the caller's tenant."""
         ...
 
     async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
-        """How one stands; if so asked, when it has ended."""
+        """The status of a job; with `wait`, once it has ended."""
         ...
 
     async def cancel(self, node: str, job_id: str, call: Call) -> ToolResult:
-        """End one; how it stood."""
+        """Cancel a job; returns its last status."""
         ...
 
 
@@ -51,7 +51,7 @@ async def jobs(
     """
     if action == "list":
         found = await fleet.going_on(node, call)
-        lines = [", ".join(f"{key}: {value}" for key, value in one.items()) for one in found]
+        lines = [", ".join(f"{key}: {value}" for key, value in job.items()) for job in found]
         return call.ok("\n".join(lines) or "No job goes on there.", jobs=list(found))
     if action == "cancel":
         return await fleet.cancel(node, job_id, call)

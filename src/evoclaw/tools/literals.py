@@ -1,21 +1,21 @@
-"""What every match of a regular expression has in it: a text is quicker to look for."""
+"""Finds a literal that every match of a regular expression contains: faster to search for."""
 
 from __future__ import annotations
 
 OPTIONAL = "*?{"
-"""After these the character before may be missing."""
+"""Quantifiers that make the character before them optional."""
 
 
 def required_text(pattern: str) -> str:
-    """The longest text that every match must hold; empty if none is sure. Never guesses."""
+    """The longest literal that every match contains; empty if none is certain."""
     if set(pattern) & set("|("):
-        return ""  # what is in a group or a choice may be missing
+        return ""  # a group or an alternative may be missing in a match
     found = _Runs(pattern).all()
     return max(found, key=len, default="")
 
 
 class _Runs:
-    """Goes through a pattern and gathers what stands there literally."""
+    """Scans a pattern for runs of literal characters."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
@@ -31,7 +31,7 @@ class _Runs:
                 self._run = self._run[:-1]
                 self._end(self._closing("}") if char == "{" else self._at)
             elif char == "[":
-                # A bracket right at the beginning of a class is one of its members.
+                # A bracket at the start of a class is one of its members.
                 first = self._at + (self._pattern[self._at : self._at + 1] == "^")
                 self._end(self._closing("]", first + 1))
             elif char in ".^$+\n\r":
@@ -46,17 +46,17 @@ class _Runs:
         self._at += 1
         if char.isascii() and char.isprintable() and not char.isalnum() and char:
             self._run += char
-        else:  # a class, a place, a number, or the beginning of something longer
+        else:  # a class, an assertion, a number, or the start of a longer escape
             self._end(len(self._pattern) if char in "pPxQ" else self._at)
 
     def _closing(self, bracket: str, start: int | None = None) -> int:
-        """The place behind the next such bracket that is not escaped; the end if there is none."""
-        place = self._at if start is None else start
-        while place < len(self._pattern) and self._pattern[place] != bracket:
-            place += 2 if self._pattern[place] == "\\" else 1
-        # A class within a class, such as [[:alpha:]]: what follows is not sure.
-        inner = self._pattern[self._at : place]
-        return len(self._pattern) if bracket == "]" and "[" in inner else place + 1
+        """The index after the next unescaped bracket; beyond the pattern if there is none."""
+        index = self._at if start is None else start
+        while index < len(self._pattern) and self._pattern[index] != bracket:
+            index += 2 if self._pattern[index] == "\\" else 1
+        # A class within a class, such as [[:alpha:]]: the rest of the pattern is skipped.
+        inner = self._pattern[self._at : index]
+        return len(self._pattern) if bracket == "]" and "[" in inner else index + 1
 
     def _end(self, go_on_at: int) -> None:
         if self._run:

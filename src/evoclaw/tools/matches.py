@@ -1,4 +1,4 @@
-"""Searching one file for a regular expression, piece by piece."""
+"""Searches one file for a regular expression, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from evoclaw.tools.truncate import cut_line, to_text
 
 PIECE = 1 << 20
 SMALL = 64 << 10
-"""Bytes that are searched without the trip to a thread."""
+"""A chunk up to this size is searched on the event loop, a larger one in a thread."""
 LONGEST_LINE = 500
-"""Characters of a line that are shown."""
+"""Of a line that is shown."""
 SNIFFED = 8 << 10
 UNBOUNDED = 1 << 60
-"""As many lines as there are."""
+"""No limit on the number of results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grep:
-    """What is looked for."""
+    """What to search for."""
 
     regex: Regex
     context: int
     most: int
-    """Lines found in one file after which its search ends."""
+    """Matching lines after which the search of a file ends."""
     first_only: bool = False
     literal: bytes = b""
-    """What every match has in it."""
+    """A literal that every match contains."""
     whole: bool = False
-    """Whether the expression is nothing but that."""
+    """Whether the expression is that literal."""
 
     def may_be_in(self, data: bytes) -> bool:
-        """Whether a whole file has anything to find."""
+        """Whether the complete content of a file has a match."""
         if self.literal not in data:
             return False
         if self.whole:
@@ -48,17 +48,17 @@ class Grep:
 
 @dataclass(slots=True)
 class Found:
-    """What was found in one file."""
+    """The matches of one file."""
 
     path: str
     lines: list[str] = field(default_factory=list[str])
     count: int = 0
     spaced: bool = False
-    """Whether groups of lines are kept apart."""
+    """Whether `--` separates groups of lines."""
 
 
 async def search_file(ops: FileOps, path: str, asked: Grep, late: Callable[[], bool]) -> Found:
-    """Search a file's text; one that is not text has nothing to find."""
+    """Search the text of a file; a binary file has no matches."""
     work = searching(path, asked, late, PIECE)
     try:
         start, limit = next(work)
@@ -75,7 +75,7 @@ async def search_file(ops: FileOps, path: str, asked: Grep, late: Callable[[], b
 
 
 class _Ended(Exception):
-    """A search that ran in a thread has its result."""
+    """Carries the result of a search out of a thread."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Ended(Exception):
 def searching(
     path: str, asked: Grep, late: Callable[[], bool], first: int
 ) -> Generator[tuple[int, int], bytes, Found]:
-    """Search a file whose bytes somebody else reads: yields where from and how many it wants."""
+    """Search a file whose bytes the caller reads: yields the offset and length of each read."""
     scan = _Scan(Found(path, spaced=asked.context > 0), asked)
     position, rest, limit = 0, b"", first
     while not scan.done and not late():
@@ -106,26 +106,26 @@ def _send(work: Generator[tuple[int, int], bytes, Found], piece: bytes) -> tuple
     try:
         return work.send(piece)
     except StopIteration as done:
-        # A thread's future cannot carry it.
+        # A future cannot carry a StopIteration.
         raise _Ended(done.value) from None
 
 
 def _whole_lines(data: bytes, *, last: bool) -> tuple[bytes, bytes]:
-    """Split off an unfinished last line, unless it is so long that it is searched as it is."""
+    """Split off an unfinished last line, unless the data has no complete line."""
     end = data.rfind(b"\n") + 1
     return (data, b"") if last or not end else (data[:end], data[end:])
 
 
 class _Scan:
-    """Goes through a file; knows the line number and what context is still to be shown."""
+    """Scans the lines of a file; tracks the line number and the context still to be shown."""
 
     def __init__(self, found: Found, asked: Grep) -> None:
         self.found, self._asked = found, asked
         self._number = 1
-        """Of the line that comes next."""
+        """The number of the next line."""
         self._before: deque[tuple[int, bytes]] = deque(maxlen=asked.context or None)
         self._after = 0
-        """How many lines of context are still to be shown."""
+        """Context lines still to be shown after the last match."""
         self._shown = 0
         """The number of the last line shown."""
 
@@ -135,7 +135,7 @@ class _Scan:
         return full or (self._asked.first_only and self.found.count > 0)
 
     def take(self, data: bytes) -> None:
-        """Search the next whole lines."""
+        """Search the next complete lines."""
         if b"\r\n" in data:
             data = data.replace(b"\r\n", b"\n")
         at = 0
@@ -152,7 +152,7 @@ class _Scan:
             at = end + 1
 
     def _pass_over(self, data: bytes, start: int, end: int) -> None:
-        """Lines without a match: shown after one that has, remembered for the next."""
+        """Skip lines without a match: shown as context after one, or kept as context before."""
         if not self._asked.context:
             self._number += data.count(b"\n", start, end)
             return

@@ -1,4 +1,4 @@
-"""The tool `nodes`: the devices of the fleet, seen and asked from where the run is."""
+"""The tool `nodes`: lists the devices of the fleet and runs their tools."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from evoclaw.tools.define import tool
 
 
 class Nodes(Protocol):
-    """The devices that can be reached."""
+    """The devices of the fleet."""
 
     def names(self) -> Sequence[str]:
-        """Those that are there now."""
+        """The devices that are online."""
         ...
 
     def describe(self, node: str, *, fully: bool) -> dict[str, JSON]:
-        """What is known of one, in a line or fully."""
+        """A description of one device, short or in full."""
         ...
 
     async def run(
         self, node: str, action: str, params: dict[str, JSON], call: Call, progress: Progress
     ) -> ToolResult:
-        """Have a device use one of its tools, once for this call."""
+        """Run a tool of a device, once for this call."""
         ...
 
 
@@ -60,11 +60,11 @@ async def nodes(
         message: For `notify`: what to say.
     """
     if action == "list":
-        there = [fleet.describe(name, fully=False) for name in fleet.names()]
-        return call.ok("\n".join(map(_line, there)) or "No device is there.", nodes=list(there))
+        online = [fleet.describe(name, fully=False) for name in fleet.names()]
+        return call.ok("\n".join(map(_line, online)) or "No device is there.", nodes=list(online))
     if node not in fleet.names():
-        there = ", ".join(fleet.names()) or "none"
-        text = f"Device {node[:80]!r} is not there. There are: {there}."
+        online = ", ".join(fleet.names()) or "none"
+        text = f"Device {node[:80]!r} is not there. There are: {online}."
         raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
     if action == "describe":
         about = fleet.describe(node, fully=True)

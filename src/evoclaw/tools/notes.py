@@ -1,4 +1,4 @@
-"""The tools `todowrite` and `todoread`: what is left to do in a session."""
+"""The tools `todowrite` and `todoread`: the to-do list of a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoclaw.core.tools import EVERYTHING
 from evoclaw.tools.define import tool
 
 MOST = 200
-"""Todos of one session."""
+"""Of one session."""
 
 Status: TypeAlias = Literal["pending", "in_progress", "completed", "cancelled"]
 Priority: TypeAlias = Literal["high", "medium", "low"]
@@ -36,29 +36,29 @@ class Todo(Struct, frozen=True):
 
 
 class Todos(Protocol):
-    """The list of one session; it outlives the run."""
+    """The to-do list of one session; it outlives the run."""
 
     async def read(self) -> Sequence[Todo]:
-        """All of them, in order."""
+        """All items, in order."""
         ...
 
     async def replace(self, todos: Sequence[Todo]) -> None:
-        """Keep these instead of what was there."""
+        """Replace the list."""
         ...
 
 
 class TodosInMemory:
-    """A list that is gone with its object: for tests, examples and runs that keep nothing."""
+    """A list in memory: for tests, examples and runs without a store."""
 
     def __init__(self, todos: Sequence[Todo] = ()) -> None:
         self._todos = tuple(todos)
 
     async def read(self) -> Sequence[Todo]:
-        """All of them, in order."""
+        """All items, in order."""
         return self._todos
 
     async def replace(self, todos: Sequence[Todo]) -> None:
-        """Keep these instead of what was there."""
+        """Replace the list."""
         self._todos = tuple(todos)
 
 

@@ -1,7 +1,7 @@
-"""Patterns matched in linear time: globs, and regular expressions through RE2.
+"""Globs and regular expressions, matched in linear time by RE2.
 
-The one file that knows `re2`. Everything is bytes, so that no file name and no file content
-is too odd to be looked at.
+The only file that imports `re2`. Everything is bytes, so that any file name and any content can be
+matched.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from evoclaw.core.messages import ErrorKind
 
 SLASH, STAR, BACKSLASH = ord("/"), ord("*"), ord("\\")
 ONE = rb"(?:[^/\x00\x80-\xff]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
-"""One character but a slash; a byte where the text is not UTF-8. NUL is in no file name."""
+"""One character except a slash; one byte where the text is not UTF-8. No file name has a NUL."""
 ANY_FOLDERS = rb"(?:[^\x00]*/)?"
-"""Before a name that may be at any depth."""
+"""The prefix of a name that may be at any depth."""
 CLASSES: dict[bytes, str] = {
     b"digit": "0123456789",
     b"xdigit": "0123456789abcdefABCDEF",
@@ -31,7 +31,7 @@ CLASSES[b"alnum"] = CLASSES[b"alpha"] + CLASSES[b"digit"]
 
 
 def _re2() -> Any:
-    """The library, loaded with the first pattern: many who have these tools never search."""
+    """The library, imported with the first pattern: many processes never search."""
     import re2  # pyright: ignore[reportMissingTypeStubs]
 
     return cast("Any", re2)
@@ -41,10 +41,10 @@ class Regex:
     """A compiled regular expression over bytes."""
 
     def __init__(self, source: bytes, *, text: bool = False, ignore_case: bool = False) -> None:
-        """Compile; `ToolFailure` if it is no valid expression.
+        """Compile; `ToolFailure` if the expression is not valid.
 
         Args:
-            source: In RE2's syntax.
+            source: The expression in RE2 syntax.
             text: Match within lines of UTF-8, as grep does; otherwise plain bytes.
             ignore_case: Whether `a` matches `A`.
         """
@@ -63,17 +63,17 @@ class Regex:
             ) from None
 
     def covers(self, data: bytes) -> bool:
-        """Whether all of it matches."""
+        """Whether all the data matches."""
         return self._compiled.fullmatch(data) is not None
 
     def find(self, data: bytes, start: int = 0) -> int | None:
-        """Where the next match begins."""
+        """The index of the next match; None if there is none."""
         found = self._compiled.search(data, start)
         return None if found is None else cast("int", found.start())
 
 
 class RegexSet:
-    """Many expressions tried at once; the last that matches wins."""
+    """Many expressions matched at once; the last one that matches wins."""
 
     def __init__(self, sources: Sequence[bytes]) -> None:
         self._set = _re2().Set.FullMatchSet(_options(text=False))
@@ -84,7 +84,7 @@ class RegexSet:
             self._set.Compile()
 
     def last(self, data: bytes) -> int | None:
-        """The index of the last expression that matches all of it."""
+        """The index of the last expression that matches all the data; None if none does."""
         if self._empty:
             return None
         found = cast("list[int]", self._set.Match(data))
@@ -190,7 +190,7 @@ class _Glob:
             high = low
             if self._glob[at : at + 1] == b"-" and self._glob[at + 1 : at + 2] not in (b"]", b""):
                 high, at = self._member(at + 1)
-            # As in git, the first one counts even where the range runs backwards.
+            # As in git, the first member counts even in a reversed range.
             members.update((low, *range(low, high + 1)))
         self._at = at + 1
         chosen = (set(range(256)) - members if negated else members) - {SLASH, 0}

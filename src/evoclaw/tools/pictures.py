@@ -1,4 +1,4 @@
-"""Pictures made fit for a model: upright, small enough, and without what cameras write in them."""
+"""Prepares images for a model: rotated upright, scaled down and stripped of metadata."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LARGEST = 20 << 20
-"""Bytes of a picture as it comes."""
+"""Of an image file that is read."""
 MOST_PIXELS = 50_000_000
 LARGEST_MADE = 3 << 20
-"""Bytes of a picture as it goes: in base64 a third more, and 5 MB is what models take."""
+"""Of a prepared image: base64 adds a third, and models accept 5 MB."""
 EDGE = 1568
-"""Pixels: above it models make pictures smaller themselves."""
+"""Of the longer side: models scale down larger images themselves."""
 QUALITY = 85
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 
 
 class Picture(Struct, frozen=True):
-    """A picture as a model may see it."""
+    """An image that is ready for a model."""
 
     data: bytes
     media_type: str
@@ -39,19 +39,19 @@ class Picture(Struct, frozen=True):
 
 
 def why_unavailable() -> str:
-    """Why no picture can be read here, and what to do about it; empty if they can be."""
+    """Why images cannot be read here, and what to do about it; empty if they can be read."""
     if importlib.util.find_spec("PIL") is None:
         return "Pillow is not installed: pip install 'evoclaw[images]'"
     return ""
 
 
 async def prepare(name: str, data: bytes, *, max_edge: int = EDGE) -> Picture:
-    """Check a picture, turn it upright, make it smaller if need be, and drop its metadata.
+    """Check an image, rotate it upright, scale it down if needed and drop its metadata.
 
     Args:
-        name: What it is called in a failure.
-        data: A PNG, JPEG, GIF or WebP file; of a moving one the first picture is taken.
-        max_edge: Pixels of its longer side.
+        name: The name of the image in error messages.
+        data: A PNG, JPEG, GIF or WebP file; of an animation the first frame is used.
+        max_edge: The longest side of the result, in pixels.
     """
     if len(data) > LARGEST:
         raise ToolFailure(
@@ -64,11 +64,11 @@ async def prepare(name: str, data: bytes, *, max_edge: int = EDGE) -> Picture:
 
 def _prepare(name: str, data: bytes, max_edge: int) -> Picture:
     if (claimed := _webp_size(data)) is not None:
-        # Pillow makes room for a WebP picture before it says how large it is.
+        # Pillow allocates the memory of a WebP image before it reports its size.
         _check_size(name, claimed)
     image = _opened(name, data)
     _check_size(name, image.size)
-    # A JPEG picture can be read at a half, a quarter or an eighth of its size: quicker.
+    # A JPEG can be decoded at a half, a quarter or an eighth of its size, which is faster.
     original, drawn = image.size, image.format in ("PNG", "GIF")
     image.draft("RGB", (max_edge, max_edge))
     image = _attempt(name, lambda: _upright(image, max_edge))
@@ -93,7 +93,7 @@ def _opened(name: str, data: bytes) -> Image:
 
 
 def _attempt(name: str, doing: Callable[[], Image]) -> Image:
-    """Do something that a damaged file can spoil in any of the ways that Pillow knows."""
+    """Call Pillow; its many errors for a damaged file become a `ToolFailure`."""
     import struct
 
     from PIL import Image, UnidentifiedImageError
@@ -105,10 +105,10 @@ def _attempt(name: str, doing: Callable[[], Image]) -> Image:
     except (Image.DecompressionBombError, MemoryError):
         raise _too_many_pixels(name) from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as problem:
-        said = " ".join(str(problem).split())[:200] or type(problem).__name__
+        reason = " ".join(str(problem).split())[:200] or type(problem).__name__
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED,
-            f"The picture '{name}' is damaged and cannot be read: {said}. Get it again.",
+            f"The picture '{name}' is damaged and cannot be read: {reason}. Get it again.",
         ) from None
 
 
@@ -117,7 +117,7 @@ def _upright(image: Image, max_edge: int) -> Image:
 
     image.load()
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16 bits for each pixel: the upper 8 are shown
+    if image.mode.startswith("I"):  # 16 bits per pixel: the upper 8 are used
         image = Image.eval(image.convert("I"), _upper_half).convert("L")
     clear = image.has_transparency_data
     image = image.convert("RGBA" if clear else "RGB")
@@ -130,7 +130,7 @@ def _upper_half(value: float) -> float:
 
 
 def _encoded(image: Image, *, sharp: bool) -> tuple[bytes, str]:
-    """Written anew, with nothing but its pixels: what has sharp lines as PNG, if that is small."""
+    """Encode the pixels alone: sharp images as PNG if that is small enough, others as JPEG."""
     from PIL import Image
 
     if sharp:
@@ -146,7 +146,7 @@ def _encoded(image: Image, *, sharp: bool) -> tuple[bytes, str]:
 def _written(image: Image, format: str, **options: int) -> bytes:
     from PIL import Image
 
-    # A new one: what came with the old one (places, times, comments) would be written too.
+    # A new image: Pillow would write the metadata (locations, times, comments) of the old one.
     bare = Image.new(image.mode, image.size)
     bare.paste(image)
     made = BytesIO()
@@ -168,7 +168,7 @@ def _too_many_pixels(name: str, size: str = "") -> ToolFailure:
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """How large a WebP picture says it is; None if it is none, or is cut off."""
+    """The size in the header of a WebP image; None if it is not WebP or is truncated."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     kind, body = data[12:16], data[20:30]

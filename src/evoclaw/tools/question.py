@@ -1,4 +1,4 @@
-"""The tool `question`: ask the person whose run it is."""
+"""The tool `question`: asks the user of the run and waits for the answer."""
 
 from __future__ import annotations
 
@@ -21,68 +21,68 @@ NOBODY = (
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
-    """Something a person is asked."""
+    """A question to the user."""
 
     id: str
-    """The same when the call is run again: an answer is bound to it, and to nothing else."""
+    """The same when the call is run again; an answer is bound to it."""
     text: str
     options: tuple[str, ...] = ()
-    """What may be chosen from; empty asks for the person's own words."""
+    """The options to choose from; empty asks for free text."""
     multiple: bool = False
     """Several options may be chosen."""
     own_words: bool = True
-    """Something that is none of the options may be answered."""
+    """The user may answer with free text instead of an option."""
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
-    """What the person said."""
+    """The answer of the user."""
 
     chosen: tuple[str, ...] = ()
-    """Of the options."""
+    """The chosen options."""
     text: str = ""
-    """In the person's own words."""
+    """Free text."""
 
 
 class Person(Protocol):
-    """Who can be asked, on whatever face the run has."""
+    """Asks the user through the interface of the run: terminal, HTTP API or channel."""
 
     async def ask(self, question: Question) -> Answer | None:
-        """Wait for the answer; None if nobody can be asked. A question asked again is the same."""
+        """Wait for the answer; None if no user can be asked. Asking again gives the same answer."""
         ...
 
 
 class NobodyToAsk:
-    """The person of a run that nobody watches."""
+    """For runs without a user who could answer."""
 
     async def ask(self, question: Question) -> Answer | None:
-        """Say that nobody is there."""
+        """None: no user can be asked."""
         return None
 
 
 class ScriptedPerson:
-    """A person who says what was written down before: for tests and examples."""
+    """A user with prepared answers: for tests and examples."""
 
     def __init__(self, *answers: Answer | str) -> None:
         self._answers = iter(answers)
         self._given: dict[str, Answer] = {}
         self.asked: list[Question] = []
-        """What was asked, in order."""
+        """The questions that were asked, in order."""
 
     async def ask(self, question: Question) -> Answer | None:
-        """Give the next answer; to a question that was asked before, the same one."""
+        """The next answer; a question that was asked before gets the same answer."""
         if question.id in self._given:
             return self._given[question.id]
         self.asked.append(question)
-        said = next(self._answers, None)
-        if said is None:
+        prepared = next(self._answers, None)
+        if prepared is None:
             return None
-        answer = to_answer(question, said) if isinstance(said, str) else said
+        answer = to_answer(question, prepared) if isinstance(prepared, str) else prepared
         self._given[question.id] = answer
         return answer
 
 
 def to_answer(question: Question, said: str) -> Answer:
-    """Read what a person typed: an option or its number, several with commas, or own words."""
+    """Parse what the user typed: an option or its number, several with commas, or free text."""
     parts = [part.strip() for part in said.split(",")] if question.multiple else [said.strip()]
     chosen = [_option(question.options, part) for part in parts]
     if all(option is not None for option in chosen):
@@ -97,8 +97,8 @@ def _option(options: Sequence[str], said: str) -> str | None:
 
 
 def problem_of(question: Question, answer: Answer) -> str:
-    """What is wrong with an answer, if anything: for faces, to ask again."""
-    if unknown := [one for one in answer.chosen if one not in question.options]:
+    """Why an answer is not valid, so that the interface asks again; empty if it is valid."""
+    if unknown := [option for option in answer.chosen if option not in question.options]:
         return f"{unknown[0]!r} is none of the options"
     if len(answer.chosen) > 1 and not question.multiple:
         return "only one option may be chosen"
@@ -110,19 +110,19 @@ def problem_of(question: Question, answer: Answer) -> str:
 
 
 def question_of(call: Call) -> Question:
-    """The question of a call; one and the same for all its attempts."""
-    asked = call.arguments
+    """The question of a call; the same for all its attempts."""
+    arguments = call.arguments
     return Question(
         call.request_id.rpartition(".")[0] or call.request_id,
-        asked["question"],
-        tuple(asked.get("options", ())),
-        asked.get("multiple", False),
-        asked.get("own_words", True),
+        arguments["question"],
+        tuple(arguments.get("options", ())),
+        arguments.get("multiple", False),
+        arguments.get("own_words", True),
     )
 
 
 def fault_of(question: Question) -> str:
-    """What is wrong with a question, if anything, worded for the model."""
+    """Why a question is not valid, as an error for the model; empty if it is valid."""
     options = question.options
     if len(set(options)) < len(options) or not all(option.strip() for option in options):
         return "Error: The options must differ, and none may be empty."
@@ -155,9 +155,9 @@ async def question(
     if answer is None:
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, NOBODY)
     if problem := problem_of(asked, answer):
-        told = f"Error: The answer cannot be used: {problem}. Ask again, in other words."
-        raise ToolFailure(ErrorKind.EXECUTION_FAILED, told)
-    said = [", ".join(answer.chosen), answer.text.strip()]
-    text = "; ".join(part for part in said if part)
+        text = f"Error: The answer cannot be used: {problem}. Ask again, in other words."
+        raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
+    parts = [", ".join(answer.chosen), answer.text.strip()]
+    text = "; ".join(part for part in parts if part)
     details = {"question_id": asked.id, "chosen": list(answer.chosen), "text": answer.text}
     return Output((TextBlock(f"The user answered: {text}"),), details)

@@ -1,7 +1,7 @@
-"""A page's bytes as text that a model can read: the article of an HTML page, other text as it is.
+"""Extracts readable text from a web page: the article of an HTML page, other text as it is.
 
-The one file that knows `trafilatura` (extra `web`). Without it, or where it finds no article, all
-the text of the page is shown instead.
+The only file that imports `trafilatura` (extra `web`). Without it, or where it finds no article,
+all the text of the page is returned instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 Format: TypeAlias = Literal["markdown", "text", "html"]
 
 LARGEST_PAGE, MOST_TAGS = 1_000_000, 40_000
-"""Characters and tags of HTML that are looked at: an extractor takes 0.1 ms for each tag."""
+"""Of HTML that is parsed: extraction takes 0.1 ms per tag."""
 LONGEST_TITLE = 200
 SNIFFED = 2_048
 HTML = ("text/html", "application/xhtml+xml")
@@ -25,7 +25,7 @@ TEXT = re.compile(
     r"|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|ecmascript|x-javascript"
     r"|x-sh|sql|graphql|rtf|x-tex|x-httpd-php)"
 )
-# A codec is code: those that are slow, or no codecs of text, are not for a page to choose.
+# A page may not choose any codec: some are slow, and some do not produce text.
 CHARSET = re.compile(
     r"utf-?8|utf-?16(le|be)?|us-ascii|ascii|latin-?1|iso-?8859-?\d+|windows-?\d+|cp\d+|koi8-[rut]"
     r"|gb2312|gbk|gb18030|big5(-hkscs)?|shift[_-]jis|euc-(jp|kr)|iso-2022-jp|macintosh|tis-620"
@@ -47,16 +47,16 @@ _TAG = re.compile(r"</?[a-zA-Z!?][^<>]*>")
 
 
 class Readable(Struct, frozen=True):
-    """What there is to read."""
+    """The text of a page."""
 
     text: str
     title: str = ""
     note: str = ""
-    """What the reader should know of how the text was made."""
+    """How the text was extracted, if the reader should know."""
 
 
 def is_text(media_type: str, body: bytes) -> bool:
-    """Whether a body can be read as text, by what the server says, or else by its look."""
+    """Whether a body is text, by its media type, or by its first bytes if that says nothing."""
     if media_type in HTML or TEXT.fullmatch(media_type):
         return True
     if media_type not in ("", "application/octet-stream", "unknown/unknown"):
@@ -68,13 +68,13 @@ def is_text(media_type: str, body: bytes) -> bool:
 
 
 def readable(body: bytes, content_type: str, url: str, wanted: Format = "markdown") -> Readable:
-    """Make text of a body.
+    """Extract the text of a response body.
 
     Args:
-        body: What was fetched.
-        content_type: What the server said it is.
-        url: Where it was found, to make its links whole.
-        wanted: `html` leaves a page as it is.
+        body: The bytes of the response.
+        content_type: The `Content-Type` header.
+        url: The address of the page, to resolve its links.
+        wanted: `html` returns the source.
     """
     media_type = content_type.partition(";")[0].strip().lower()
     text = decoded(body, content_type)
@@ -94,22 +94,22 @@ def readable(body: bytes, content_type: str, url: str, wanted: Format = "markdow
 
 
 def decoded(body: bytes, content_type: str) -> str:
-    """Bytes to text, by their mark, by what the server or the page says, or by what fits."""
+    """Decode by the byte order mark, the declared charset, or UTF-8 with a Latin fallback."""
     for bom, name in BOMS:
         if body.startswith(bom):
             return body[len(bom) :].decode(name, "replace")
     head = body[:SNIFFED].decode("latin-1")
     for source in (content_type, head if "<" in head else ""):
-        said = _SAID.search(source)
-        if said and CHARSET.fullmatch(said[1].lower()):
+        declared = _SAID.search(source)
+        if declared and CHARSET.fullmatch(declared[1].lower()):
             try:
-                return body.decode(said[1], "replace")
+                return body.decode(declared[1], "replace")
             except LookupError:
                 continue
     try:
         return body.decode()
     except UnicodeDecodeError as problem:
-        # A page cut in the middle of a character is still UTF-8; other bytes are most often Latin.
+        # A page truncated inside a character is still UTF-8; other bytes are mostly Latin.
         cut = problem.reason == "unexpected end of data"
         return body.decode("utf-8" if cut else "windows-1252", "replace")
 
@@ -124,14 +124,14 @@ def _is_html(media_type: str, text: str) -> bool:
 
 
 def _enough(text: str) -> int:
-    """Where to stop reading a source."""
+    """The index at which parsing of the source stops."""
     end = min(len(text), LARGEST_PAGE)
     if text.count("<", 0, end) <= MOST_TAGS:
         return end
-    place = 0
+    end = 0
     for _ in range(MOST_TAGS):
-        place = text.index("<", place) + 1
-    return place - 1
+        end = text.index("<", end) + 1
+    return end - 1
 
 
 def _title(text: str) -> str:
@@ -140,7 +140,7 @@ def _title(text: str) -> str:
 
 
 def _article(text: str, url: str, wanted: Format) -> tuple[str, str]:
-    """The article, or nothing and why."""
+    """The article; or an empty text and the reason."""
     try:
         import trafilatura
     except ImportError:
@@ -161,7 +161,7 @@ def _article(text: str, url: str, wanted: Format) -> tuple[str, str]:
 
 
 def all_text(text: str) -> str:
-    """All text of an HTML page, without its tags, scripts and styles; in linear time."""
+    """All text of an HTML page without tags, scripts and styles, in linear time."""
     text = _without(text, "<!--", "-->")
     for name in _UNSEEN:
         text = _without(text, f"<{name}", f"</{name}")
@@ -173,7 +173,7 @@ def all_text(text: str) -> str:
 def _without(text: str, start: str, end: str) -> str:
     lower, kept, position = text.lower(), list[str](), 0
     if len(lower) != len(text):
-        # Some capitals grow when made small; places would not fit any more.
+        # Lower-casing lengthens some characters, and the indexes would no longer match.
         lower = text
     while (opened := lower.find(start, position)) >= 0:
         inside = opened + len(start)

@@ -1,4 +1,4 @@
-"""The difference of two versions of a file by their bytes, without a copy of a large one."""
+"""The unified diff of two versions of a file by their bytes, without copies of a large file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import codecs
 from evoclaw.tools.diff import CONTEXT, LONGEST, unified
 
 SMALL = 256 << 10
-"""Bytes up to which both versions are decoded and compared line by line."""
+"""Of the longer version; up to it both versions are decoded and compared line by line."""
 CHUNK = 64 << 10
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether bytes are text; decoded piece by piece."""
+    """Whether bytes are valid UTF-8; decoded chunk by chunk."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(data)
     try:
@@ -25,7 +25,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def diff_of(path: str, old: bytes, new: bytes) -> str:
-    """What changed between two versions of a text file; in a large one, as a single hunk."""
+    """The unified diff of two versions of a text file; a large file gives a single hunk."""
     if max(len(old), len(new)) <= SMALL:
         return unified(path, old.decode(), new.decode())
     start = _first_difference(old, new)
@@ -60,12 +60,12 @@ def _first_difference(old: bytes, new: bytes) -> int:
 
 
 def _same_end(old: bytes, new: bytes, start: int) -> int:
-    """How many bytes are the same at the end, of those behind `start`."""
-    most = min(len(old), len(new)) - start
+    """How many bytes after `start` both versions have in common at their end."""
+    limit = min(len(old), len(new)) - start
     same = 0
-    while same + CHUNK <= most and _before_end(old, same) == _before_end(new, same):
+    while same + CHUNK <= limit and _before_end(old, same) == _before_end(new, same):
         same += CHUNK
-    while same < most and old[-1 - same] == new[-1 - same]:
+    while same < limit and old[-1 - same] == new[-1 - same]:
         same += 1
     return same
 
@@ -75,7 +75,7 @@ def _before_end(data: bytes, same: int) -> bytes:
 
 
 def _line_end(old: bytes, end: int, new: bytes, new_end: int) -> int:
-    """The end, moved down until a line begins there in both versions."""
+    """The end, moved forward until a line starts there in both versions."""
     if _begins_line(old, end) and _begins_line(new, new_end):
         return end
     return old.find(b"\n", end) + 1 or len(old)
@@ -103,6 +103,6 @@ def _lines(data: bytes, start: int, end: int) -> int:
 
 
 def _marked(mark: str, data: bytes, start: int, end: int) -> list[str]:
-    """Lines with a mark, no more of them than a diff shows."""
+    """The lines with a diff prefix, no more of them than a diff shows."""
     text = data[start : min(end, start + 4 * LONGEST)].decode(errors="ignore")
     return [mark + line for line in text.removesuffix("\n").split("\n")] if text else []

@@ -19,14 +19,14 @@ ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """A docstring, taken apart."""
+    """The description and the arguments of a docstring."""
 
     description: str
     arguments: Mapping[str, str]
 
 
 def read_docstring(text: str) -> Documented:
-    """Take a Google-style docstring apart: what stands before the sections, and `Args:`."""
+    """Parse a Google-style docstring: the text before the sections, and `Args:`."""
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in inspect.cleandoc(text).splitlines():
@@ -53,14 +53,14 @@ def _arguments(lines: list[str]) -> dict[str, str]:
 
 
 def schema_of(tool: str, arguments: type, described: Mapping[str, str]) -> dict[str, JSON]:
-    """The schema of an arguments struct: no references, nothing additional, descriptions put in."""
+    """The JSON Schema of an arguments struct: no `$ref`, closed objects, with descriptions."""
     try:
         (reference,), shared = msgspec.json.schema_components([arguments])
     except (TypeError, ValueError) as problem:
         raise SchemaError(tool, str(problem).replace("\n", " ")) from None
     schema = _inlined(tool, reference, shared, ())
     if not _is_object(schema):
-        raise SchemaError(tool, "the arguments do not make an object")
+        raise SchemaError(tool, "the arguments do not form a JSON object")
     for name, text in described.items():
         if text:
             schema["properties"][name] = {"description": text} | schema["properties"][name]
@@ -78,7 +78,7 @@ def _is_array(node: JSON) -> TypeGuard[list[JSON]]:
 
 
 def _inlined(tool: str, node: JSON, shared: Mapping[str, Any], path: tuple[str, ...]) -> JSON:
-    """Put definitions where they are used: many models read a `$ref` badly."""
+    """Inline every definition: many models handle `$ref` badly."""
     if _is_array(node):
         return [_inlined(tool, item, shared, path) for item in node]
     if not _is_object(node):

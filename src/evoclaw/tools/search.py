@@ -36,7 +36,7 @@ from evoclaw.tools.surveying import Surveyable
 LONGEST_PATTERN = 4_096
 DEFAULT_MS = 5_000
 SIDE_BY_SIDE = 8
-"""Files searched at once."""
+"""Files searched concurrently, when they are not on this machine."""
 MAGIC = "*?[{\\"
 
 
@@ -67,15 +67,15 @@ async def glob(
     regex = _glob_regex(rest)
     start = posixpath.normpath(posixpath.join((await ops.stat(path)).path, fixed))
     budget = Budget(timeout_ms)
-    most = limit if order == "path" else UNBOUNDED
+    max_results = limit if order == "path" else UNBOUNDED
     head, tail = ends_of(rest)
-    asked = Names(regex, start, folders, most, order == "newest", head, tail)
-    here = isinstance(ops, Surveyable)
-    found = await (find_names if here else _walk_names)(cast("Any", ops), asked, budget)
+    query = Names(regex, start, folders, max_results, order == "newest", head, tail)
+    find = find_names if isinstance(ops, Surveyable) else _walk_names
+    found = await find(cast("Any", ops), query, budget)
     more = len(found) > limit
     if order == "newest":
-        found = heapq.nlargest(limit, found, key=lambda one: one.changed)
-    lines = [one.shown for one in found[:limit]]
+        found = heapq.nlargest(limit, found, key=lambda match: match.changed)
+    lines = [match.shown for match in found[:limit]]
     note = f"more than {limit} match: make the pattern narrower" if more else budget.stopped
     return _listed(lines, note, f"No file matches '{pattern}'; .gitignore is respected.")
 
@@ -111,25 +111,25 @@ async def grep(
     regex = Regex(b"(?m)" + _encoded(pattern), text=True, ignore_case=ignore_case)
     wanted = _glob_regex(include) if include else None
     budget = Budget(timeout_ms)
-    most = limit if mode == "content" else UNBOUNDED
+    max_lines = limit if mode == "content" else UNBOUNDED
     literal = b"" if ignore_case else _encoded(required_text(pattern))
-    whole = literal == _encoded(pattern)
-    asked = Grep(regex, context, most, mode == "files", literal, whole)
-    gathered = _Gathered(mode, limit)
+    is_literal = literal == _encoded(pattern)
+    query = Grep(regex, context, max_lines, mode == "files", literal, is_literal)
+    output = _Gathered(mode, limit)
     about = await ops.stat(path)
     if about.kind == "dir" and isinstance(ops, Surveyable):
         tree = cast("LocalTree", ops)
-        await find_lines(tree, about.path, wanted, asked, gathered, budget)
+        await find_lines(tree, about.path, wanted, query, output, budget)
     else:
-        await _walk_lines(ops, about, wanted, asked, gathered, budget)
-    if not gathered.room:
+        await _walk_lines(ops, about, wanted, query, output, budget)
+    if not output.room:
         budget.stopped = budget.stopped or f"the limit of {limit} was met"
     hint = "Try another pattern, ignore_case, or another path; .gitignore is respected."
-    return _listed(gathered.lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
+    return _listed(output.lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
 
 
 class _Gathered:
-    """What was found so far, in lines for the model."""
+    """Collects matches as lines for the model."""
 
     def __init__(self, mode: str, limit: int) -> None:
         self._mode, self.room = mode, limit
@@ -147,7 +147,7 @@ class _Gathered:
 
 
 async def _walk_names(ops: FileOps, asked: Names, budget: Budget) -> list[Name]:
-    """The same as `find_names`, entry by entry, for machines that are far away."""
+    """Like `find_names`, entry by entry, for files that are not on this machine."""
     found: list[Name] = []
     async with aclosing(_entries(ops, asked.start, budget)) as entries:
         async for entry in entries:
@@ -168,12 +168,13 @@ async def _walk_lines(
     gathered: _Gathered,
     budget: Budget,
 ) -> None:
-    """The same as `find_lines`, several files side by side, for machines that are far away."""
+    """Like `find_lines`, several files concurrently, for files that are not on this machine."""
     async with aclosing(_matches(ops, _names(ops, about, wanted, budget), asked, budget)) as found:
-        async for one in found:
-            if asked.most < UNBOUNDED and one.count > gathered.room:
-                one = await _search(ops, one.path, replace(asked, most=gathered.room), budget)
-            gathered.add(one)
+        async for matches in found:
+            if asked.most < UNBOUNDED and matches.count > gathered.room:
+                bounded = replace(asked, most=gathered.room)
+                matches = await _search(ops, matches.path, bounded, budget)
+            gathered.add(matches)
             if not gathered.room:
                 return
 
@@ -181,7 +182,7 @@ async def _walk_lines(
 async def _matches(
     ops: FileOps, names: AsyncGenerator[str], asked: Grep, budget: Budget
 ) -> AsyncGenerator[Found]:
-    """Search several files side by side, for the sake of far machines; answer in order."""
+    """Search several files concurrently, to hide network latency; yield in order."""
     async with aclosing(names):
         more = True
         while more:
@@ -201,7 +202,7 @@ async def _search(ops: FileOps, path: str, asked: Grep, budget: Budget) -> Found
     try:
         return await search_file(ops, path, asked, budget.late)
     except ToolFailure:
-        # Gone meanwhile or closed to us; the others can still be searched.
+        # Deleted meanwhile or not readable; the other files can still be searched.
         return Found(path)
 
 
@@ -219,7 +220,7 @@ async def _names(
 
 
 async def _entries(ops: FileOps, start: str, budget: Budget) -> AsyncGenerator[FileStat]:
-    """What may be seen below a folder, as far as the budget goes; nothing if it is not there."""
+    """The unignored entries below a folder within the budget; none if it does not exist."""
     async with aclosing(visible(ops, start, Ignored(ops, start))) as entries:
         try:
             async for entry in entries:
@@ -233,7 +234,7 @@ async def _entries(ops: FileOps, start: str, budget: Budget) -> AsyncGenerator[F
 
 
 def _split(pattern: str) -> tuple[str, str]:
-    """Split off the fixed beginning of a pattern: the search can start there."""
+    """Split off the fixed prefix of a pattern: the search starts in that folder."""
     _check_pattern(pattern)
     if pattern.startswith("/") or ".." in pattern.split("/"):
         raise ToolFailure(

@@ -1,4 +1,4 @@
-"""The tools that talk to other sessions: `task`, `sessions_*`, `session_status`, `agents_list`."""
+"""The tools for sub-agents and sessions: `task`, `sessions_*`, `session_status`, `agents_list`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evoclaw.core.truncate import head_and_tail
 from evoclaw.tools.define import tool
 
 LONGEST = 3600
-"""Seconds a sub-run may take: as long as any run. Its own deadline, which comes a little before
-the call's, ends it, so that it can still say how far it came."""
+"""As long as any run may take. The sub-run's deadline is a little earlier than the call's timeout,
+so that the sub-run can still report how far it came."""
 USUAL = 600
 PAGE_CHARS = 24_000
-"""Of all messages of one page together."""
+"""Of all messages of one page of a history together."""
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100_000)]
 Few: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
@@ -28,26 +28,26 @@ State: TypeAlias = Literal["running", "waiting", "interrupted", "ended", "new"]
 
 
 class Brief(Struct, frozen=True):
-    """What a new session is begun with."""
+    """The request that starts a sub-agent's session."""
 
     prompt: str
     agent: str = ""
-    """Empty is whoever asks."""
+    """Empty: the agent that makes the call."""
     title: str = ""
     tools: tuple[str, ...] | None = None
-    """Only these of the tools it could have."""
+    """Restricts the sub-agent to these tools; None: no restriction."""
     max_turns: int | None = None
     seconds: float | None = None
 
 
 class Told(Struct, frozen=True, omit_defaults=True):
-    """How a session stands, and what it said last."""
+    """The status of a session and its last answer."""
 
     session_id: str
     agent: str
     state: State
     stop: str = ""
-    """Why its last run ended, if it did."""
+    """The stop reason of the last run, if it ended."""
     text: str = ""
     reason: str = ""
     turns: int = 0
@@ -59,7 +59,7 @@ class Told(Struct, frozen=True, omit_defaults=True):
     messages: int = 0
     created_at: float = 0.0
     budget: dict[str, JSON] = {}
-    """What may still be spent, by name; shared with the asker."""
+    """The remaining budget by kind; shared with the calling run."""
 
 
 class Said(Struct, frozen=True):
@@ -71,31 +71,31 @@ class Said(Struct, frozen=True):
 
 
 class Listed(Struct, frozen=True, omit_defaults=True):
-    """An agent that can be asked."""
+    """An agent that can be given a task."""
 
     name: str
     kind: str
     """`local` or `edge`."""
     ask_with: str
-    """The tool that asks it."""
+    """The tool to call it with."""
     online: bool = True
     about: str = ""
-    """What it says of itself: data, never instructions."""
+    """The agent's own description: data, never instructions."""
     tools: tuple[str, ...] = ()
 
 
 class Sessions(Protocol):
-    """The sessions that one session may see and begin. Failures are `ToolFailure`s.
+    """The sessions that one session may see and start. Failures are `ToolFailure`s.
 
-    A call run again, after a crash or a timeout, finds what it began before; it begins no second.
+    A call that is run again, after a crash or a timeout, finds the session that it started before.
     """
 
     async def start(self, call: Call, brief: Brief, *, wait: bool) -> Told:
-        """Begin a session, and wait for its answer if told so."""
+        """Start a session; with `wait`, return once it has answered."""
         ...
 
     async def send(self, call: Call, session_id: str, message: str) -> Told:
-        """Say something in a session that was begun from here, and wait for the answer."""
+        """Send a message to a session that this one started, and wait for the answer."""
         ...
 
     async def list(self, *, agent: str, state: State | None) -> Sequence[Told]:
@@ -107,16 +107,16 @@ class Sessions(Protocol):
         ...
 
     async def status(self, session_id: str, seconds: float) -> Told:
-        """How a session stands; while it runs, wait so long for its end. Empty is this one."""
+        """The status of a session, after waiting up to `seconds` for its end. Empty: this one."""
         ...
 
     async def agents(self) -> Sequence[Listed]:
-        """Who can be asked."""
+        """The agents that can be given a task."""
         ...
 
 
-# A sub-run judges its own calls against each other; two sub-runs asked for in one reply are meant
-# to go on side by side, so these touch nothing as far as other calls are concerned.
+# Each sub-run checks its own calls for conflicts; two sub-runs of one reply are meant to run in
+# parallel, so these calls claim no resources.
 @tool(
     "session",
     timeout=USUAL,
@@ -150,9 +150,9 @@ async def task(
         max_turns: How many replies it may need at most.
         timeout_ms: How many milliseconds it may take, 3600000 at most.
     """
-    # `timeout_ms` is the call's own timeout, which the sub-run's deadline is taken from.
-    brief = Brief(prompt, agent, description, _names(tools), max_turns)
-    return _answer(await sessions.start(call, brief, wait=True))
+    # `timeout_ms` is the timeout of the call; the sub-run's deadline is derived from it.
+    request = Brief(prompt, agent, description, _names(tools), max_turns)
+    return _answer(await sessions.start(call, request, wait=True))
 
 
 @tool("session", timeout=10, max_timeout=60, resources=(), idempotent=True, acts=False)
@@ -181,12 +181,15 @@ async def sessions_spawn(
         max_turns: How many replies it may need at most.
         run_timeout_seconds: How long it may take; as long as you if not given.
     """
-    brief = Brief(task, agent, label, _names(tools), max_turns, run_timeout_seconds)
-    told = await sessions.start(call, brief, wait=False)
-    if told.state == "ended":
-        return _answer(told)
-    text = f"Session {told.session_id} was begun with {told.agent!r}. Ask `session_status` for it."
-    return Output((TextBlock(text),), _details(told))
+    request = Brief(task, agent, label, _names(tools), max_turns, run_timeout_seconds)
+    started = await sessions.start(call, request, wait=False)
+    if started.state == "ended":
+        return _answer(started)
+    text = (
+        f"Session {started.session_id} was begun with {started.agent!r}. "
+        "Ask `session_status` for it."
+    )
+    return Output((TextBlock(text),), _details(started))
 
 
 @tool(
@@ -238,11 +241,14 @@ async def sessions_list(
     """
     found = await sessions.list(agent=agent, state=state)
     page = found[offset : offset + limit]
-    lines = [_line(told) for told in page]
-    if left := len(found) - offset - len(page):
-        lines.append(f"[{max(left, 0)} more: use offset={offset + len(page)}]")
+    lines = [_line(session) for session in page]
+    if remaining := len(found) - offset - len(page):
+        lines.append(f"[{max(remaining, 0)} more: use offset={offset + len(page)}]")
     text = "\n".join(lines) or "There are no such sessions."
-    details: dict[str, JSON] = {"total": len(found), "sessions": [_details(one) for one in page]}
+    details: dict[str, JSON] = {
+        "total": len(found),
+        "sessions": [_details(session) for session in page],
+    }
     return Output((TextBlock(text),), details)
 
 
@@ -261,14 +267,17 @@ async def sessions_history(
         start: The number of the first message; the last ones if not given.
         limit: How many at most.
     """
-    said = await sessions.history(session_id, start, limit)
-    each = max(200, PAGE_CHARS // max(1, len(said)))
-    lines = [f"[{one.number}] {one.role}: {head_and_tail(one.text, each)}" for one in said]
+    page = await sessions.history(session_id, start, limit)
+    max_chars = max(200, PAGE_CHARS // max(1, len(page)))
+    lines = [
+        f"[{message.number}] {message.role}: {head_and_tail(message.text, max_chars)}"
+        for message in page
+    ]
     text = "\n".join(lines) or "There are no messages from there on."
-    first = said[0].number if said else 0
+    first = page[0].number if page else 0
     if first:
         text = f"[messages 0 to {first - 1} are before these: use start]\n{text}"
-    details: dict[str, JSON] = {"session_id": session_id, "messages": msgspec.to_builtins(said)}
+    details: dict[str, JSON] = {"session_id": session_id, "messages": msgspec.to_builtins(page)}
     return Output((TextBlock(text),), details)
 
 
@@ -285,15 +294,19 @@ async def session_status(
         session_id: Which one; this one if not given.
         wait_seconds: How long to wait for its end if it runs.
     """
-    told = await sessions.status(session_id, wait_seconds)
-    left = ", ".join(f"{name} {value}" for name, value in told.budget.items())
-    spent = f"used: {told.turns} turns, {told.calls} calls, {told.tokens} tokens{_money(told)}"
-    parts = [_line(told), spent, f"left for all together: {left}" if left else ""]
-    if told.reason:
-        parts.append(f"reason: {told.reason}")
-    if told.text:
-        parts.append(f"it said:\n{told.text}")
-    return Output((TextBlock("\n".join(part for part in parts if part)),), _details(told))
+    status = await sessions.status(session_id, wait_seconds)
+    left = ", ".join(f"{name} {value}" for name, value in status.budget.items())
+    used = f"used: {status.turns} turns, {status.calls} calls, {status.tokens} tokens"
+    parts = [
+        _line(status),
+        f"{used}{_money(status)}",
+        f"left for all together: {left}" if left else "",
+    ]
+    if status.reason:
+        parts.append(f"reason: {status.reason}")
+    if status.text:
+        parts.append(f"it said:\n{status.text}")
+    return Output((TextBlock("\n".join(part for part in parts if part)),), _details(status))
 
 
 @tool("session", timeout=10, max_timeout=60, effect="read", resources=(), outside=True)
@@ -305,9 +318,9 @@ async def agents_list(sessions: Sessions) -> Output:
     """
     agents = await sessions.agents()
     lines = [
-        f"{one.name} ({one.kind}{'' if one.online else ', offline'}; ask with {one.ask_with})"
-        + (f": {one.about}" if one.about else "")
-        for one in agents
+        f"{agent.name} ({agent.kind}{'' if agent.online else ', offline'}; "
+        f"ask with {agent.ask_with})" + (f": {agent.about}" if agent.about else "")
+        for agent in agents
     ]
     text = "\n".join(lines) or "There is nobody to ask."
     return Output((TextBlock(text),), {"agents": msgspec.to_builtins(agents)})
@@ -340,7 +353,7 @@ FAILURES = {
 
 
 def _answer(told: Told) -> Output:
-    """What the asker is told of a sub-run that ended, or waits."""
+    """The result for the calling run of a sub-run that ended, or waits for a person."""
     where = f"[session {told.session_id}: {told.stop or told.state}]"
     if kind := FAILURES.get(told.stop):
         raise ToolFailure(kind, f"{told.text}\n{where}", **_details(told))
@@ -355,7 +368,7 @@ def _answer(told: Told) -> Output:
 
 def _details(told: Told) -> dict[str, JSON]:
     found: dict[str, JSON] = msgspec.to_builtins(told)
-    found.pop("text", None)  # the model is shown it; people find it there too
+    found.pop("text", None)  # the text is in the result already
     return found
 
 

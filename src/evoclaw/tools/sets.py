@@ -1,4 +1,4 @@
-"""Sets of tools for common purposes. Each tool's file is loaded when a set that has it is made."""
+"""Sets of tools for common purposes; a tool's module is imported when a set includes it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from evoclaw.core.bound import BoundTool
 from evoclaw.tools.catalogue import CATALOGUE, load
 
 NAMES = tuple(CATALOGUE)
-"""Every tool there is."""
+"""The names of all built-in tools."""
 _READ_ONLY = ("read", "glob", "grep")
 _CODING = ("read", "write", "edit", "glob", "grep", "apply_patch", "bash")
 _GIT = ("git_status", "git_diff", "git_log", "git_commit", "git_branch")
 
 
 def named(names: Sequence[str]) -> tuple[BoundTool, ...]:
-    """The tools of these names; `KeyError` for one that there is not."""
+    """The tools of these names; `KeyError` for an unknown name."""
     return load(names)
 
 
 def read_only() -> tuple[BoundTool, ...]:
-    """Look, but change nothing."""
+    """Tools that read files and change nothing."""
     return named(_READ_ONLY)
 
 
 def coding() -> tuple[BoundTool, ...]:
-    """Read, change and run the files of a workspace."""
+    """Tools that read, change and run the files of a workspace."""
     return named((*_CODING, *_GIT))
 
 
 def remote() -> tuple[BoundTool, ...]:
-    """What needs files and processes alone, and so works on any machine that has both."""
+    """Tools that need only files and processes, and so work on any machine."""
     return coding()
 
 
 def everything() -> tuple[BoundTool, ...]:
-    """All there are; most need more than files and processes."""
+    """All built-in tools; most need more than files and processes."""
     return named(NAMES)
 
 
 def usable(tools: Sequence[BoundTool], given: Mapping[type, object]) -> tuple[BoundTool, ...]:
-    """Of some tools, those that are given all they need."""
+    """The tools whose dependencies are all available."""
     return tuple(tool for tool in tools if tool.needs <= given.keys())

@@ -1,4 +1,4 @@
-"""The tool `bash`."""
+"""The tool `bash`: runs a shell command."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from evoclaw.tools.define import tool
 from evoclaw.tools.truncate import LOSSY, to_text
 
 MOST = 64 << 10
-"""Bytes kept of each stream: its beginning and its end."""
+"""Of stdout and of stderr; longer output keeps its beginning and its end."""
 ERROR_TAIL = 8 << 10
-"""Bytes of standard error that are shown: its end."""
+"""Of stderr that is shown: its end."""
 KILLED = (-9, 137)
 
 
@@ -47,7 +47,7 @@ async def bash(
         workdir: The folder to run it in, relative to the workspace.
         timeout_ms: How many milliseconds it may take, 300000 at most.
     """
-    # `timeout_ms` is the loop's to enforce: it cancels us.
+    # The loop enforces `timeout_ms` by cancelling this call.
     done = await ops.run(("bash", "-c", command), cwd=workdir, on_output=progress, max_output=MOST)
     text = _shown(done)
     details: dict[str, JSON] = {
@@ -59,8 +59,8 @@ async def bash(
     if done.stderr:
         details["stderr"] = to_text(done.stderr[-ERROR_TAIL:])[0]
     if done.exit_code != 0:
-        said = f"{_ending(done.exit_code)}\n{text}"
-        raise ToolFailure(ErrorKind.EXECUTION_FAILED, said, **details)
+        message = f"{_ending(done.exit_code)}\n{text}"
+        raise ToolFailure(ErrorKind.EXECUTION_FAILED, message, **details)
     return Output((TextBlock(text),), details)
 
 
@@ -71,12 +71,12 @@ def _ending(code: int) -> str:
 
 
 def _shown(done: Completed) -> str:
-    stdout, odd = to_text(done.stdout)
-    stderr, odder = to_text(done.stderr[-ERROR_TAIL:])
+    stdout, stdout_replaced = to_text(done.stdout)
+    stderr, stderr_replaced = to_text(done.stderr[-ERROR_TAIL:])
     parts = [stdout.rstrip("\n")] if stdout.strip() else []
     if stderr.strip():
         cut = " (its end)" if done.stderr_bytes > ERROR_TAIL else ""
         parts.append(f"[stderr{cut}]\n{stderr.rstrip()}")
-    if odd or odder:
+    if stdout_replaced or stderr_replaced:
         parts.append(LOSSY)
     return "\n".join(parts) or "(no output)"

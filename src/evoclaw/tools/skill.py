@@ -1,4 +1,4 @@
-"""The tool `skill`."""
+"""The tool `skill`: lists skills, loads their instructions and reads their files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from evoclaw.tools.define import tool
 
 
 class SkillTexts(Protocol):
-    """What there is to read of skills; raises `ToolFailure` for what there is not."""
+    """Reads the texts of skills; `ToolFailure` for an unknown skill or file."""
 
     async def catalogue(self) -> str:
-        """Every skill in one line."""
+        """List the skills, one line each."""
         ...
 
     async def instructions(self, name: str) -> str:
-        """What a skill says to do."""
+        """The instructions of a skill."""
         ...
 
     async def reference(self, name: str, path: str) -> str:
-        """A file of a skill."""
+        """The text of a file of a skill."""
         ...
 
 

@@ -1,7 +1,8 @@
-"""Looking through a whole tree in one go, off the event loop, where the files are on this machine.
+"""Scans a tree of local files in one thread, leaving out what `.gitignore` ignores.
 
-A visitor is told each folder and works on its entries in order; a sub-folder that it yields is gone
-into before it goes on. Machines that are far away are walked instead, see `tools.ignore.visible`.
+A visitor is called for each folder and handles its entries in order; when it yields a sub-folder,
+that one is scanned before the visitor continues. Files of other machines are walked entry by entry
+instead: `tools.gitignore.walk_unignored`.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ RULES = ".gitignore"
 
 
 class Folder(Protocol):
-    """One folder, while it is visited."""
+    """A folder while it is visited."""
 
     @property
     def path(self) -> str:
-        """As tools name it; empty for the workspace itself."""
+        """The path as tools name it; empty for the workspace itself."""
         ...
 
     @property
     def entries(self) -> Sequence[tuple[str, str]]:
-        """The name and kind of what is in it, in sorted order."""
+        """The name and kind of each entry, in sorted order."""
         ...
 
     def read(self, name: str, start: int, limit: int) -> bytes | None:
-        """Read a regular file of this folder; None if that cannot be done."""
+        """Read a regular file of this folder; None if it cannot be read."""
         ...
 
     def changed(self, name: str) -> float:
-        """When an entry was changed last."""
+        """The modification time of an entry."""
         ...
 
 
@@ -42,31 +43,31 @@ Visit: TypeAlias = Callable[[Folder], Iterator[str]]
 
 @runtime_checkable
 class Surveyable(Protocol):
-    """Files that can be looked through in one go."""
+    """Files that can be scanned as a tree in one thread."""
 
     async def survey(self, path: str, visit: Visit) -> None:
-        """Have every folder from this one on visited, in a thread; raise what the visitor does."""
+        """Call the visitor for this folder and all below, in a thread; re-raise its exceptions."""
         ...
 
 
 class Sight:
-    """What of a folder is not left out by the rules there and above it."""
+    """Filters the entries of a folder by the `.gitignore` rules of it and the folders above."""
 
     def __init__(self, above: Sequence[tuple[str, Rules]]) -> None:
-        """Begin with the rules of the folders above the start, the nearest first."""
+        """Start with the rules of the folders above the start, nearest first."""
         self._rules: dict[str, list[tuple[str, Rules]]] = {}
         self._above = list(above)
 
     @classmethod
     async def below(cls, ignored: Ignored) -> Sight:
-        """Read the rules that hold from above."""
+        """Read the rules of the folders above the start."""
         return cls(await ignored.above())
 
     def look(self, folder: Folder) -> list[tuple[str, str]]:
-        """The name and kind of what may be seen."""
+        """The name and kind of each entry that is not ignored."""
         rules = self._in_force(folder)
         if not rules:
-            return [one for one in folder.entries if one[0] != ".git"]
+            return [entry for entry in folder.entries if entry[0] != ".git"]
         return [
             (name, kind)
             for name, kind in folder.entries
@@ -86,9 +87,11 @@ class Sight:
 
 def _hidden(rules: Sequence[tuple[str, Rules]], folder: str, name: str, kind: str) -> bool:
     path = f"{folder}/{name}" if folder else name
-    for above, one in rules:
+    for above, folder_rules in rules:
         relative = path[len(above) :].lstrip("/")
-        found = one.verdict(relative.encode(errors="surrogateescape"), folder=kind == "dir")
+        found = folder_rules.verdict(
+            relative.encode(errors="surrogateescape"), folder=kind == "dir"
+        )
         if found is not None:
             return found
     return False

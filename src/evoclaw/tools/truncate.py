@@ -1,4 +1,4 @@
-"""Bytes to text for the model: always valid, long lines cut, and honest about both."""
+"""Decodes bytes and truncates lines for the model, and says where text was lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LOSSY = "[Some bytes are not valid text and are shown as \ufffd.]"
 
 
 def to_text(data: bytes) -> tuple[str, bool]:
-    """Decode UTF-8; the flag says whether something had to be replaced."""
+    """Decode UTF-8; the flag says whether bytes were replaced."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -15,7 +15,7 @@ def to_text(data: bytes) -> tuple[str, bool]:
 
 
 def cut_line(line: str, limit: int, *, dropped: int = 0) -> str:
-    """Keep the first `limit` characters of a line and say how much is missing."""
+    """Keep the first `limit` characters of a line and append how many are missing."""
     if len(line) <= limit and not dropped:
         return line
     missing = max(0, len(line) - limit) + dropped

@@ -1,8 +1,8 @@
-"""The tool `read_untrusted`: ask about a text that is kept behind a handle, without seeing it.
+"""The tool `read_untrusted`: asks about a quarantined text without showing it to the model.
 
-The text is read by a model that has no tools and sees nothing else; it answers in the fields that
-were asked for. Numbers, truth values and words from a given list cannot hold an instruction, so an
-answer of those alone is as good as one's own; free text stays what it came from.
+A second model, without tools, reads only that text and answers in the requested fields. Numbers,
+booleans and words from a given list cannot carry an instruction, so an answer of those alone is
+clean; free text keeps the untrusted label of its source.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from evoclaw.core.tools import Call
 from evoclaw.tools.define import tool
 
 KEPT = "quarantined"
-"""Under which a result's details hold what the model was not shown."""
+"""The key of the quarantined text in the details of a result."""
 KINDS = ("boolean", "integer", "number", "text")
 Field: TypeAlias = str | list[str]
-"""One of `KINDS`, or the words to choose from."""
+"""One of `FIELD_KINDS`, or a list of words to choose from."""
 
 
 class Reading(Struct, frozen=True):
-    """What the reader answered."""
+    """The answer of the reader."""
 
     values: dict[str, JSON]
     details: dict[str, JSON] = {}
-    """What it took: tokens and money."""
+    """The tokens and the cost."""
 
 
 class Reader(Protocol):
-    """Who reads for us: a model without tools."""
+    """Reads untrusted text: a model without tools."""
 
     async def read(self, text: str, question: str, fields: dict[str, Field]) -> Reading:
         """Answer a question about a text, in these fields; `ToolFailure` if it cannot."""
@@ -79,14 +79,14 @@ def _check(fields: dict[str, Field]) -> None:
 
 
 def _find(call: Call, handle: str) -> tuple[str, Label]:
-    """What is behind a handle: it is in the history, out of the model's sight."""
+    """The quarantined text of a handle, from the details of a result in the history."""
     handles: list[str] = []
     for message in call.context.history or ():
-        kept = message.details.get(KEPT) if isinstance(message, ToolResult) else None
-        if is_object(kept):
-            handles.append(str(kept.get("handle")))
-            if kept.get("handle") == handle:
+        stored = message.details.get(KEPT) if isinstance(message, ToolResult) else None
+        if is_object(stored):
+            handles.append(str(stored.get("handle")))
+            if stored.get("handle") == handle:
                 sources = (message.name,) if isinstance(message, ToolResult) else ()
-                return str(kept.get("text", "")), Label(untrusted=True, sources=sources)
-    there = ", ".join(handles[-10:]) or "none yet"
-    raise ToolFailure(ErrorKind.NOT_FOUND, f"There is no handle '{handle}'. There are: {there}.")
+                return str(stored.get("text", "")), Label(untrusted=True, sources=sources)
+    known = ", ".join(handles[-10:]) or "none yet"
+    raise ToolFailure(ErrorKind.NOT_FOUND, f"There is no handle '{handle}'. There are: {known}.")

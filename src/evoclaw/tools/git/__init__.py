@@ -1,1 +1,1 @@
-"""The git tools, safe on repositories of strangers."""
+"""The git tools, safe in untrusted repositories."""

@@ -1,4 +1,4 @@
-"""Which files of a repository are changed, taken from git's own list and worded for the model."""
+"""Parses `git status` and describes the changed files for the model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from evoclaw.core.ops import CLOSED
 from evoclaw.tools.git.safety import LISTING, SUBMODULES, Repository, split
 
 SHOWN = 200
-"""Files of one kind that are listed."""
+"""Of each kind of change."""
 NAMED = 5
-"""Files that are named within a sentence."""
+"""In a sentence."""
 SAME = "."
 WORDS = {
     "A": "added",
@@ -28,37 +28,37 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One file that is not as the last commit has it."""
+    """A file that differs from the last commit."""
 
     path: str
-    """From the repository's folder; a slash at its end says that it is a folder."""
+    """Relative to the repository's folder; ends with a slash if it is a folder."""
     staged: str
-    """How the next commit would change it, as git's letter; `.` is not at all, `?` is untracked."""
+    """The staged change as git's letter; `.` is unchanged, `?` is untracked."""
     unstaged: str
-    """How it differs from what is staged."""
+    """The change that is not staged, as git's letter."""
     before: str = ""
-    """Its old name."""
+    """The old path of a renamed or copied file."""
     torn: bool = False
     """A merge left it in conflict."""
 
     def below(self, folder: str) -> bool:
-        """Whether it is this file, or lies in this folder."""
+        """Whether the path is this file or lies in this folder."""
         return folder == SAME or f"{self.path}/".startswith(f"{folder}/")
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What git says of the working files."""
+    """The output of `git status`."""
 
     about: Mapping[str, str]
-    """The branch, in git's words."""
+    """The branch headers of the output, such as `branch.head`."""
     files: Sequence[Change]
     cut: bool
-    """There were more."""
+    """The output was too long; files are missing."""
 
 
 async def find_changes(repository: Repository, *options: str, paths: Sequence[str] = ()) -> Changes:
-    """Ask git which files are changed."""
+    """Run `git status`."""
     how = ("--porcelain=v2", "-z", SUBMODULES, *options)
     done = await repository.git("status", *how, "--", *paths)
     cut = done.stdout_bytes > LISTING
@@ -78,14 +78,14 @@ def _change(entry: str, more: Iterator[str]) -> Change:
     kind, _, rest = entry.partition(" ")
     if kind == "?":
         return Change(rest, "?", "?")
-    # How many fields stand before the path.
+    # The number of fields before the path.
     fields = rest.split(" ", {"1": 7, "2": 8, "u": 9}[kind])
     before = next(more, "") if kind == "2" else ""
     return Change(fields[-1], fields[0][0], fields[0][1], before, kind == "u")
 
 
 def branch_line(about: Mapping[str, str]) -> str:
-    """Say which branch it is, and how it stands to the one it follows."""
+    """The current branch, its commit and its distance from the upstream branch."""
     head = about.get("branch.head", "")
     line = f"On branch {head}" if head != "(detached)" else "On no branch (detached)"
     oid = about.get("branch.oid", "")
@@ -98,12 +98,15 @@ def branch_line(about: Mapping[str, str]) -> str:
 
 
 def listed(files: Sequence[Change]) -> list[str]:
-    """List the changes by kind."""
+    """The lines of a status: changes grouped by kind."""
     parts = (
-        ("In conflict", [shown(one.path) for one in files if one.torn]),
-        ("Staged", [_line(one, one.staged) for one in files if _counts(one, one.staged)]),
-        ("Not staged", [_line(one, one.unstaged) for one in files if _counts(one, one.unstaged)]),
-        ("Untracked", [shown(one.path) for one in files if one.staged == "?"]),
+        ("In conflict", [shown(file.path) for file in files if file.torn]),
+        ("Staged", [_line(file, file.staged) for file in files if _counts(file, file.staged)]),
+        (
+            "Not staged",
+            [_line(file, file.unstaged) for file in files if _counts(file, file.unstaged)],
+        ),
+        ("Untracked", [shown(file.path) for file in files if file.staged == "?"]),
     )
     lines: list[str] = []
     for title, entries in parts:
@@ -126,12 +129,12 @@ def _line(change: Change, letter: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path on one line, odd characters escaped."""
+    """A path on one line, with unprintable characters escaped."""
     return path if path.isprintable() else repr(path)
 
 
 def refuse_ours(paths: Iterable[str]) -> None:
-    """Refuse files of our own folder: git runs without the sandbox that hides it from commands."""
+    """Refuse files of EvoClaw's own folder: git runs outside the sandbox that hides it."""
     if ours := [path for path in paths if CLOSED in path.casefold().split("/")]:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
@@ -141,12 +144,12 @@ def refuse_ours(paths: Iterable[str]) -> None:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names."""
-    every = [shown(name) for name in names]
-    more = f" and {len(every) - NAMED:,} more" if len(every) > NAMED else ""
-    return ", ".join(every[:NAMED]) + more
+    """The first few names, and how many more there are."""
+    paths = [shown(name) for name in names]
+    more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
+    return ", ".join(paths[:NAMED]) + more
 
 
 def some_filtered(filtered: Mapping[str, str]) -> str:
-    """The first few files that have a filter."""
+    """The first few files that have a filter, with its name."""
     return some(f"{path} (filter {name})" for path, name in filtered.items())

@@ -1,7 +1,7 @@
-"""The tools `git_status`, `git_diff` and `git_log`: looking at a repository.
+"""The tools `git_status`, `git_diff` and `git_log`, which read a repository.
 
-None of them runs a program that the repository names; see `safety`. A filter, such as Git
-LFS, is such a program: what is shown without it says so.
+None of them runs a program that the repository configures; see `repository`. A filter, such as Git
+LFS, is such a program: results that lack it say so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECONDS, MOST_SECONDS = 60, 300
 DEFAULT_MS = SECONDS * 1000
 MOST_NAMED = 1_000
 LONGEST_MESSAGE = 4_000
-"""Characters of one commit's message that are shown."""
+"""Of a commit message that is shown."""
 
 Paths = Annotated[tuple[str, ...], Meta(max_length=MOST_NAMED)]
 Milliseconds = Annotated[int, Meta(ge=1)]
@@ -64,13 +64,17 @@ async def git_status(
         lines.append("Nothing to commit; no file is changed.")
     if found.cut:
         lines.append("[There are too many files to list; these are the first.]")
-    unsure = await repository.filtered(one.path for one in found.files if one.unstaged in "MT")
+    unsure = await repository.filtered(
+        change.path for change in found.files if change.unstaged in "MT"
+    )
     if unsure:
         lines.append(f"[Filters are not run here; maybe unchanged: {some_filtered(unsure)}.]")
     details: dict[str, JSON] = {
         "branch": found.about.get("branch.head"),
         "upstream": found.about.get("branch.upstream"),
-        "files": [[one.staged + one.unstaged, encodable(one.path)] for one in found.files],
+        "files": [
+            [change.staged + change.unstaged, encodable(change.path)] for change in found.files
+        ],
         "complete": not found.cut,
     }
     return said(lines, details)
@@ -126,7 +130,7 @@ async def git_diff(
 
 
 async def _compared(repository: Repository, commit: str, staged: bool) -> tuple[str, ...]:
-    """The git command that compares what was asked for."""
+    """The arguments of the git command that makes the requested diff."""
     if not commit:
         return ("diff", *DIFF, SUBMODULES, *(("--cached",) if staged else ()))
     dots = "..." if "..." in commit else ".."
@@ -134,14 +138,14 @@ async def _compared(repository: Repository, commit: str, staged: bool) -> tuple[
     if between:
         ends = [await repository.commit(end or "HEAD") for end in (first, second)]
         return ("diff", *DIFF, SUBMODULES, dots.join(ends))
-    one = await repository.commit(commit)
-    # A merge is compared with the branch it went into.
+    found = await repository.commit(commit)
+    # A merge is compared with its first parent.
     how = ("--format=", "--no-show-signature", "-m", "--first-parent")
-    return ("show", *DIFF, SUBMODULES, *how, one)
+    return ("show", *DIFF, SUBMODULES, *how, found)
 
 
 async def _counts(repository: Repository, arguments: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Lines added and deleted, by file."""
+    """The added and deleted lines of each file."""
     pieces = iter(await repository.names(*arguments))
     counts: dict[str, tuple[int, int]] = {}
     for piece in pieces:
@@ -180,16 +184,16 @@ async def git_log(
     shape = "--format=%H%x00%h%x00%D%x00%an%x00%ae%x00%aI%x00%B%x00"
     how = ("--no-show-signature", "--no-mailmap", "--no-color", "--no-patch", f"-n{max_count}")
     done = await repository.git("log", *how, shape, start, "--", *only, most=LISTING)
-    # When there was too much, only the beginning is whole.
-    whole = done.stdout if done.stdout_bytes <= LISTING else done.stdout[: LISTING // 2]
-    pieces = split(whole)
+    # Of truncated output only the first half is contiguous.
+    complete = done.stdout if done.stdout_bytes <= LISTING else done.stdout[: LISTING // 2]
+    pieces = split(complete)
     commits = [pieces[i : i + 7] for i in range(0, len(pieces) - 6, 7)]
-    entries = [_commit_text(one) for one in commits]
+    entries = [_commit_text(fields) for fields in commits]
     fitting = _fitting(entries, MOST)
     lines = entries[:fitting] or ["No commit changed these files."]
-    if fitting < len(entries) or whole is not done.stdout:
+    if fitting < len(entries) or complete is not done.stdout:
         lines.append(f"[There are more; go on with commit={commits[fitting - 1][1]}~1.]")
-    hashes: list[JSON] = [one[0].strip() for one in commits[:fitting]]
+    hashes: list[JSON] = [fields[0].strip() for fields in commits[:fitting]]
     return said(["\n\n".join(lines)], {"commits": hashes})
 
 
@@ -204,7 +208,7 @@ def _commit_text(pieces: Sequence[str]) -> str:
 
 
 def _fitting(entries: Sequence[str], room: int) -> int:
-    """How many of the entries there is room for, at least one."""
+    """How many of the entries fit, at least one."""
     used = 0
     for number, entry in enumerate(entries):
         used += len(entry)
@@ -214,5 +218,5 @@ def _fitting(entries: Sequence[str], room: int) -> int:
 
 
 def said(lines: Sequence[str], details: dict[str, JSON]) -> Output:
-    """Answer with lines of text."""
+    """An output of lines of text."""
     return Output((TextBlock("\n".join(lines)),), details)

@@ -1,8 +1,8 @@
-"""Running git so that nothing a repository says makes it run a program or reach the network.
+"""Runs git so that no setting of a repository makes it run a program or reach the network.
 
-Three things together: the machine's own git configuration is not read, save a few harmless
-values; settings that name programs are overruled, those with free names one by one after reading
-the configuration; and the repository must lie inside the folders that the tools may use.
+Three measures: the machine's own git configuration is not read, except a few harmless values;
+settings that name programs are overridden, those with free names one by one after reading the
+configuration; and the repository must lie inside the folders that the tools may use.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from evoclaw.core.ops import Completed, ExecOps, FileOps
 from evoclaw.tools.truncate import to_text
 
 MOST = 64 << 10
-"""Bytes kept of what is shown: its beginning and its end."""
+"""Of output that is shown; longer output keeps its beginning and its end."""
 LISTING = 8 << 20
-"""Bytes kept of what is parsed."""
+"""Of output that is parsed."""
 ERROR_TAIL = 2 << 10
 MOST_DRIVERS = 500
 MOST_STORES = 20
 DEEPEST = 5
-"""How often one store of objects may lead git to another."""
+"""The longest chain of alternate object stores."""
 SHARED = ("config", "logs", "objects", "packed-refs", "refs", "refs/heads")
 
 ENVIRONMENT = {
@@ -43,7 +43,8 @@ ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "SSH_ASKPASS": "false",
 }
-# Only to look at the configuration, which runs nothing: the name of the user is in there.
+# Only for `git config --list`, which runs no program: the machine's configuration has the user's
+# name.
 LOOKING = {
     name: value
     for name, value in ENVIRONMENT.items()
@@ -86,7 +87,7 @@ FORCED = (
     "submodule.recurse=false",
 )
 
-# Settings whose middle part is any name: section and last part, and what makes them harmless.
+# Settings with a free name in the middle: section and last part, and the value that disables them.
 NAMED = {
     ("credential", "helper"): "",
     ("diff", "command"): "",
@@ -109,7 +110,7 @@ NAMED = {
     ("trailer", "command"): "false",
 }
 
-# What the owner of the machine set up and every repository of his expects.
+# Settings of the machine's owner that repositories depend on.
 PASSED_ON = (
     "core.attributesfile",
     "core.autocrlf",
@@ -120,27 +121,27 @@ PASSED_ON = (
 OWNERS = ("system", "global")
 
 DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
-"""For every command that compares files."""
+"""Options of every command that compares files."""
 SUBMODULES = "--ignore-submodules=dirty"
-"""Git would run git inside a submodule, under that one's own configuration."""
+"""Otherwise git runs git inside each submodule, with the submodule's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository that was looked over, and the only way to run git in it."""
+    """A repository that was checked; the only way to run git."""
 
     exec: ExecOps
     top: str
-    """Its folder, absolute."""
+    """The top folder, absolute."""
     folder: str
-    """Its folder, as the operations know it."""
+    """The top folder, as `FileOps` names it."""
     own: str
-    """Git's own folder, absolute."""
+    """The `.git` folder, absolute."""
     prefix: str
-    """From there to the folder that was asked for; empty or with a slash at the end."""
+    """From the top folder to `workdir`; empty or with a slash at the end."""
     options: tuple[str, ...]
     settings: Mapping[str, str]
-    """What the configuration says, the last value of each."""
+    """The configuration: the last value of each key."""
 
     async def git(
         self,
@@ -151,19 +152,21 @@ class Repository:
         may_fail: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        """Run git in the repository's folder; a failure is raised unless it may fail."""
-        # Named, so that git cannot find another one than that which was looked over.
-        place = {"GIT_DIR": self.own, "GIT_WORK_TREE": self.top}
+        """Run git in the repository's folder; `ToolFailure` if it fails, unless `may_fail`."""
+        # Explicit, so that git cannot find another repository than the one that was checked.
+        location = {"GIT_DIR": self.own, "GIT_WORK_TREE": self.top}
         locks = {} if writes else {"GIT_OPTIONAL_LOCKS": "0"}
-        whole = {**(env or {}), **ENVIRONMENT, **place, **locks}
+        environment = {**(env or {}), **ENVIRONMENT, **location, **locks}
         argv = ("git", "--no-pager", *self.options, *arguments)
-        done = await self.exec.run(argv, cwd=self.folder, env=whole, stdin=stdin, max_output=most)
+        done = await self.exec.run(
+            argv, cwd=self.folder, env=environment, stdin=stdin, max_output=most
+        )
         if done.exit_code != 0 and not may_fail:
             raise failed(arguments[0], done)
         return done
 
     async def names(self, *arguments: str, stdin: bytes | None = None) -> list[str]:
-        """Run git and take apart the list that it prints with `-z`."""
+        """Run git and split the list that it prints with `-z`."""
         done = await self.git(*arguments, stdin=stdin)
         if done.stdout_bytes > LISTING:
             raise ToolFailure(
@@ -172,7 +175,7 @@ class Repository:
         return split(done.stdout)
 
     async def commit(self, revision: str) -> str:
-        """Find the full hash of the commit that the model named."""
+        """The full hash of a revision that the model named."""
         if not revision or revision.startswith("-") or "\n" in revision:
             raise _invalid(f"'{revision}' is not a commit. Give a hash, a branch or a tag")
         spec = f"{revision}^{{commit}}"
@@ -186,7 +189,7 @@ class Repository:
         return found
 
     def paths(self, files: Sequence[str]) -> list[str]:
-        """Make files, as named from the asked folder, relative to the repository's."""
+        """Convert paths relative to `workdir` to paths relative to the top folder."""
         return [self._path(name) for name in files]
 
     def _path(self, name: str) -> str:
@@ -196,7 +199,7 @@ class Repository:
         return path
 
     async def filtered(self, paths: Iterable[str]) -> dict[str, str]:
-        """Which of the files have a filter by `.gitattributes`, and its name."""
+        """The files that have a filter in `.gitattributes`, with its name."""
         listed = joined(paths)
         if not listed:
             return {}
@@ -210,20 +213,20 @@ class Repository:
 
 
 async def open_repository(exec: ExecOps, files: FileOps, workdir: str) -> Repository:
-    """Find the repository around a folder and see that it is safe to run git in it."""
+    """Find the repository of a folder and check that it is safe to run git in it."""
     if (await files.stat(workdir)).kind != "dir":
         raise _invalid(f"'{workdir}' is not a folder")
     settings = await _configuration(exec, workdir)
     options = _options(settings)
-    asked = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir", "--show-prefix")
-    argv = ("git", "--no-pager", *options, "rev-parse", *asked)
+    queries = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir", "--show-prefix")
+    argv = ("git", "--no-pager", *options, "rev-parse", *queries)
     done = await exec.run(argv, cwd=workdir, env=ENVIRONMENT)
     if done.exit_code != 0:
         raise _no_repository(workdir, done)
-    told = _decoded(done.stdout).split("\n")
-    if len(told) != 5:
+    lines = _decoded(done.stdout).split("\n")
+    if len(lines) != 5:
         raise _invalid("The repository's path has a line break, which is not supported")
-    top, own, shared, prefix, _ = told
+    top, own, shared, prefix, _ = lines
     shared = posixpath.normpath(posixpath.join(top, prefix, shared))
     await _contained(files, top, own, shared)
     folder = (await files.stat(top)).path
@@ -276,7 +279,7 @@ def _overruled(
     if key == "safe.directory" and scope in OWNERS:
         yield f"{key}={value}"
     if key in PASSED_ON and scope in OWNERS:
-        # A value of the repository itself counts more than one of the machine.
+        # A value of the repository takes precedence over one of the machine.
         if not any(name == key and where not in OWNERS for where, name, _ in settings):
             yield f"{key}={value}"
         return
@@ -286,7 +289,7 @@ def _overruled(
     if not dot or harmless is None:
         return
     if "=" in name or not name.isprintable():
-        # `-c` would read such a name differently from the repository.
+        # `-c` parses such a name differently from a configuration file.
         raise _refused(f"its configuration has the unusual name {section}.{ascii(name)}")
     yield f"{section}.{name}.{last}={harmless}"
     if section == "hook":
@@ -294,10 +297,11 @@ def _overruled(
 
 
 async def _contained(files: FileOps, top: str, own: str, shared: str) -> None:
-    """See that no part of the repository leads out of the folders that the tools may use."""
-    mine = [posixpath.join(own, name) for name in ("HEAD", "index")]
-    ours = [posixpath.join(shared, name) for name in SHARED]
-    await asyncio.gather(*(_allowed(files, path) for path in (top, own, shared, *mine, *ours)))
+    """Check that no part of the repository lies outside the folders that the tools may use."""
+    own_paths = [posixpath.join(own, name) for name in ("HEAD", "index")]
+    shared_paths = [posixpath.join(shared, name) for name in SHARED]
+    paths = (top, own, shared, *own_paths, *shared_paths)
+    await asyncio.gather(*(_allowed(files, path) for path in paths))
     stores = [posixpath.join(shared, "objects")]
     for _ in range(DEEPEST):
         stores = [other for store in stores for other in await _alternates(files, store)]
@@ -305,7 +309,7 @@ async def _contained(files: FileOps, top: str, own: str, shared: str) -> None:
 
 
 async def _alternates(files: FileOps, store: str) -> list[str]:
-    """The other places in which git looks for what this one does not have."""
+    """The alternate object stores of an object store."""
     try:
         data = await files.read(posixpath.join(store, "info", "alternates"), limit=MOST)
     except ToolFailure as problem:
@@ -332,7 +336,7 @@ async def _allowed(files: FileOps, path: str) -> None:
 
 
 def split(data: bytes) -> list[str]:
-    """Take a list apart in which every entry ends with NUL."""
+    """Split a list in which every entry ends with NUL."""
     return _decoded(data).split("\0")[:-1]
 
 
@@ -341,17 +345,17 @@ def _decoded(data: bytes) -> str:
 
 
 def joined(paths: Iterable[str]) -> bytes:
-    """Make a list in which every entry ends with NUL."""
+    """Join a list in which every entry ends with NUL."""
     return b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
 
 
 def failed(what: str, done: Completed) -> ToolFailure:
-    """Word a git command that did not succeed."""
-    said = to_text(done.stderr[-ERROR_TAIL:] or done.stdout[-ERROR_TAIL:])[0].strip()
+    """The error of a git command that failed."""
+    output = to_text(done.stderr[-ERROR_TAIL:] or done.stdout[-ERROR_TAIL:])[0].strip()
     hint = ""
-    if ".lock': File exists" in said:
+    if ".lock': File exists" in output:
         hint = " Another git may be at work here: try again later, or ask the user."
-    reason = said or f"exit code {done.exit_code}"
+    reason = output or f"exit code {done.exit_code}"
     return ToolFailure(
         ErrorKind.EXECUTION_FAILED,
         f"git {what} failed: {reason}{hint}",
@@ -360,15 +364,15 @@ def failed(what: str, done: Completed) -> ToolFailure:
 
 
 def _no_repository(workdir: str, done: Completed) -> ToolFailure:
-    said = done.stderr.decode(errors="replace")
-    if "not a git repository" in said:
+    stderr = done.stderr.decode(errors="replace")
+    if "not a git repository" in stderr:
         return ToolFailure(
             ErrorKind.NOT_FOUND,
             f"'{workdir}' is not in a git repository. Use a `workdir` that is, or do without git.",
         )
-    if "dubious ownership" in said:
+    if "dubious ownership" in stderr:
         return _refused("it belongs to another user of this machine")
-    if "must be run in a work tree" in said or "bare repository" in said:
+    if "must be run in a work tree" in stderr or "bare repository" in stderr:
         return _refused("it has no working files (a bare repository)")
     return failed("rev-parse", done)
 

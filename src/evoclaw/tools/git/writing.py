@@ -1,7 +1,7 @@
-"""The tools `git_commit` and `git_branch`: changing a repository.
+"""The tools `git_commit` and `git_branch`, which change a repository.
 
-Neither runs a program that the repository names; see `safety`. A filter, such as Git LFS, is
-such a program: what only it can do right is refused before anything is changed.
+Neither runs a program that the repository configures; see `repository`. A filter, such as Git LFS,
+is such a program: changes that need one are refused before anything is changed.
 """
 
 from __future__ import annotations
@@ -80,33 +80,33 @@ async def git_commit(
     _check_commit(found, named)
     refuse_ours(change.path for change in found.files)
     unstaged = [change.path for change in found.files if change.unstaged != "."]
-    # Naming files makes git take them in once more, staged or not.
+    # With named paths git stages these files again, even if they are staged already.
     taken = [change.path for change in found.files] if named else unstaged
     _refuse_filtered(await repository.filtered(taken), "Committing")
     stdin = joined(unstaged)
     await repository.git(
         "update-index", "-z", "--add", "--remove", "--stdin", stdin=stdin, writes=True
     )
-    who, note = _identity(repository.settings)
+    identity, note = _identity(repository.settings)
     how = ("--quiet", "--no-verify", "--no-gpg-sign", "--no-status", "--cleanup=whitespace")
-    # A merge is committed whole or not at all.
+    # A merge cannot be committed in parts.
     merging = any(change.torn for change in found.files)
     only = ("--only", "--", *taken) if named and not merging else ()
     text = message.encode(errors="replace")
-    await repository.git("commit", *how, "--file=-", *only, stdin=text, writes=True, env=who)
+    await repository.git("commit", *how, "--file=-", *only, stdin=text, writes=True, env=identity)
     return await _committed(repository, note)
 
 
 def _identity(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """How git is told who commits, and what to say of it."""
+    """The environment with the author and committer, and a note if they are defaults."""
     name, email = settings.get("user.name", ""), settings.get("user.email", "")
     note: list[str] = []
     if not name or not email:
         name, email = name or "EvoClaw", email or "evoclaw@localhost"
         note = [f"[git has no user.name or user.email here; committed as {name} <{email}>.]"]
     roles = ("AUTHOR", "COMMITTER")
-    who = {f"GIT_{role}_NAME": name for role in roles}
-    return who | {f"GIT_{role}_EMAIL": email for role in roles}, note
+    identity = {f"GIT_{role}_NAME": name for role in roles}
+    return identity | {f"GIT_{role}_EMAIL": email for role in roles}, note
 
 
 def _check_commit(found: Changes, named: Sequence[str]) -> None:
@@ -117,27 +117,28 @@ def _check_commit(found: Changes, named: Sequence[str]) -> None:
             ErrorKind.INVALID_PARAMS,
             "Nothing to commit: no file that git knows is changed. Name new files in `paths`.",
         )
-    same = [name for name in named if not any(change.below(name) for change in found.files)]
-    if same:
+    unchanged = [name for name in named if not any(change.below(name) for change in found.files)]
+    if unchanged:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"Nothing to commit in {some(same)}: unchanged, ignored, or not there.",
+            f"Nothing to commit in {some(unchanged)}: unchanged, ignored, or not there.",
         )
-    foreign = [change.path for change in found.files if change.path.endswith("/")]
-    if foreign:
+    nested = [change.path for change in found.files if change.path.endswith("/")]
+    if nested:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"{some(foreign)}: a repository of its own. Commit there, with another `workdir`.",
+            f"{some(nested)}: a repository of its own. Commit there, with another `workdir`.",
         )
     if len(found.files) > MOST_NAMED and named:
         raise ToolFailure(
             ErrorKind.TOO_LARGE, f"More than {MOST_NAMED} files are changed there. Name fewer."
         )
-    torn = [change.path for change in found.files if change.torn]
-    if torn and not named:
+    conflicted = [change.path for change in found.files if change.torn]
+    if conflicted and not named:
         raise ToolFailure(
             ErrorKind.CONFLICT,
-            f"In conflict: {some(torn)}. Put these files in order, then name them in `paths`.",
+            f"In conflict: {some(conflicted)}. "
+            "Put these files in order, then name them in `paths`.",
         )
 
 
@@ -145,15 +146,15 @@ def _refuse_filtered(filtered: Mapping[str, str], doing: str) -> None:
     if filtered:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
-            f"{doing} needs a filter program for {some_filtered(filtered)}, and these tools run no "
-            "program that a repository names. Nothing was changed. Leave these files out, use "
-            "git itself if you may run it, or ask the user.",
+            f"{doing} needs a filter program for {some_filtered(filtered)}, and these tools "
+            "run no program that a repository names. Nothing was changed. Leave these files out, "
+            "use git itself if you may run it, or ask the user.",
         )
 
 
 async def _committed(repository: Repository, note: list[str]) -> Output:
-    asked = ("--shortstat", "--format=%H%x00%h%x00%s%x00", "--no-show-signature")
-    done = await repository.git("show", *DIFF, SUBMODULES, *asked, "HEAD")
+    options = ("--shortstat", "--format=%H%x00%h%x00%s%x00", "--no-show-signature")
+    done = await repository.git("show", *DIFF, SUBMODULES, *options, "HEAD")
     full, short, subject, counts = (to_text(part)[0] for part in done.stdout.split(b"\0", 3))
     text = f"Committed {short}: {subject}\n{counts.strip()}".rstrip()
     return said([text, *note], {"commit": full, "subject": subject, "summary": counts.strip()})
@@ -188,9 +189,9 @@ async def git_branch(
         return await _branches(repository)
     await _check_name(repository, name)
     if action == "create":
-        begin = await repository.commit(start)
-        await repository.git("branch", "--no-track", name, begin, writes=True)
-        text = f"Created branch {name} at {begin[:10]}. Use switch to work on it."
+        commit = await repository.commit(start)
+        await repository.git("branch", "--no-track", name, commit, writes=True)
+        text = f"Created branch {name} at {commit[:10]}. Use switch to work on it."
     elif action == "switch":
         text = f"Now on branch {name}." + await _switch(repository, name)
     else:
@@ -200,11 +201,11 @@ async def git_branch(
 
 
 async def _check_name(repository: Repository, name: str) -> None:
-    good = bool(name) and not name.startswith("-") and "\n" not in name
-    if good:
+    valid = bool(name) and not name.startswith("-") and "\n" not in name
+    if valid:
         done = await repository.git("check-ref-format", f"refs/heads/{name}", may_fail=True)
-        good = done.exit_code == 0
-    if not good:
+        valid = done.exit_code == 0
+    if not valid:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS, f"'{name}' cannot be the name of a branch. Give `name`."
         )
@@ -241,7 +242,7 @@ def _short(ref: str) -> str:
 
 
 async def _switch(repository: Repository, name: str) -> str:
-    """Switch, and say what is not as a filter would have made it."""
+    """Switch branches; returns a note on files whose filter was not run."""
     target = await repository.commit(f"refs/heads/{name}")
     head = await repository.git("rev-parse", "--verify", "--quiet", "HEAD", may_fail=True)
     if head.exit_code == 0:
@@ -253,15 +254,16 @@ async def _switch(repository: Repository, name: str) -> str:
     _refuse_filtered(await repository.filtered(changed), "Switching")
     rules = [path for path in changed if path.rpartition("/")[2] == ".gitattributes"]
     if rules:
-        # What the other branch says about filters is not in the working files yet.
-        look = ("grep", "--quiet", "--no-recurse-submodules", "--fixed-strings", "-e", "filter=")
-        done = await repository.git(*look, target, "--", *rules, may_fail=True)
+        # The `.gitattributes` of the other branch is not in the working tree yet.
+        search = ("grep", "--quiet", "--no-recurse-submodules", "--fixed-strings", "-e", "filter=")
+        done = await repository.git(*search, target, "--", *rules, may_fail=True)
         if done.exit_code != 1:
             _refuse_filtered(dict.fromkeys(rules, "named there"), "Switching")
     how = ("--quiet", "--no-guess", "--no-recurse-submodules", "--no-progress")
     await repository.git("switch", *how, name, writes=True)
-    late = await repository.filtered(changed)
-    return f"\n[Filters were not run for: {some_filtered(late)}.]" if late else ""
+    unfiltered = await repository.filtered(changed)
+    note = f"\n[Filters were not run for: {some_filtered(unfiltered)}.]"
+    return note if unfiltered else ""
 
 
 async def _delete(repository: Repository, name: str) -> None:

@@ -1,1 +1,1 @@
-"""The tool `apply_patch`: both forms of patches, all or nothing."""
+"""The tool `apply_patch`: parses two patch formats and applies a patch atomically."""

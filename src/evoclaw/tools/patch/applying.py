@@ -1,4 +1,4 @@
-"""The tool `apply_patch`: several changes to several files, all of them or none."""
+"""The tool `apply_patch`: applies all changes of a patch, or rolls all of them back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from evoclaw.tools.patch.places import Patched, Work, put_in
 
 LARGEST_FILE = 10 << 20
 LARGEST_ALL = 64 << 20
-"""Bytes of all files together: their old content is held until the last one is written."""
+"""Of all files together: the old contents stay in memory until the last file is written."""
 MOST_SHOWN = 50
-"""Files that the answer names."""
+"""In the result."""
 LETTERS = {Action.ADD: "A", Action.UPDATE: "M", Action.MOVE: "R", Action.DELETE: "D"}
 
 
@@ -55,7 +55,7 @@ async def apply_patch(ops: FileOps, patch: str, dry_run: bool = False) -> Output
 
 @dataclass(slots=True)
 class _Step:
-    """One file before and after; None is no file."""
+    """The content of a file before and after; None: the file does not exist."""
 
     change: Change
     before: bytes | None
@@ -68,13 +68,13 @@ class _Step:
 
 
 async def _plan(ops: FileOps, changes: Sequence[Change]) -> list[_Step]:
-    work = Work()
-    held = 0
+    budget = Work()
+    total_bytes = 0
     steps: list[_Step] = []
     for change in changes:
-        step = await _step(ops, change, work)
-        held += len(step.before or b"") + len(step.after or b"")
-        if held > LARGEST_ALL:
+        step = await _step(ops, change, budget)
+        total_bytes += len(step.before or b"") + len(step.after or b"")
+        if total_bytes > LARGEST_ALL:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
                 "The files of the patch are too large to be changed together. Nothing was "
@@ -84,7 +84,7 @@ async def _plan(ops: FileOps, changes: Sequence[Change]) -> list[_Step]:
     return steps
 
 
-async def _step(ops: FileOps, change: Change, work: Work) -> _Step:
+async def _step(ops: FileOps, change: Change, budget: Work) -> _Step:
     name = shown(change.path)
     notes = ["its rights were not changed"] if change.rights else []
     if change.action is Action.ADD:
@@ -98,7 +98,7 @@ async def _step(ops: FileOps, change: Change, work: Work) -> _Step:
         notes.append("it has the rights of a new file")
     done = Patched(before)
     if change.hunks:
-        done = await asyncio.to_thread(put_in, before, change.hunks, name, work)
+        done = await asyncio.to_thread(put_in, before, change.hunks, name, budget)
     if change.action is Action.DELETE:
         if done.data:
             raise malformed(
@@ -112,7 +112,7 @@ async def _step(ops: FileOps, change: Change, work: Work) -> _Step:
 
 
 async def _free(ops: FileOps, path: str) -> None:
-    """Refuse to make a file where something is."""
+    """Refuse to create a file that exists."""
     try:
         about = await ops.stat(path)
     except ToolFailure as problem:
@@ -138,7 +138,7 @@ async def _content(ops: FileOps, path: str) -> bytes:
 
 
 async def _carry_out(ops: FileOps, steps: Sequence[_Step]) -> None:
-    """Do all steps, or put back what was done; also when the call is given up meanwhile."""
+    """Apply all steps or roll them back, also when the call is cancelled meanwhile."""
     writing = _Writing(ops)
     task = asyncio.create_task(writing.all(steps))
     try:
@@ -147,29 +147,29 @@ async def _carry_out(ops: FileOps, steps: Sequence[_Step]) -> None:
         writing.given_up = True
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
-            # It was done before it could be told; whoever gave up believes that it was not.
+            # The patch was complete already, but the caller takes a cancelled call as not done.
             await asyncio.wait([asyncio.create_task(writing.put_back())])
         raise
 
 
 class _Writing:
-    """Writes and removes files, and remembers how to put them back."""
+    """Writes and removes files, and keeps the old contents for a rollback."""
 
     def __init__(self, ops: FileOps) -> None:
         self._ops = ops
         self.given_up = False
         self._done: list[tuple[str, bytes | None]] = []
-        """Each path that was changed, with what was there before."""
+        """Each changed path, with its old content."""
 
     async def all(self, steps: Sequence[_Step]) -> None:
         try:
             for path, before, after in _in_order(steps):
                 await self._change(path, before, after)
         except ToolFailure as problem:
-            left = await self.put_back()
-            raise _broken_off(problem, len(self._done), left) from None
+            failures = await self.put_back()
+            raise _broken_off(problem, len(self._done), failures) from None
         except BaseException:
-            # A fault of the operations themselves; what is half done is no better for it.
+            # An unexpected error of `FileOps`: roll back all the same.
             await self.put_back()
             raise
 
@@ -183,8 +183,8 @@ class _Writing:
         self._done.append((path, before))
 
     async def put_back(self) -> list[str]:
-        """Undo, the last first; the paths that could not be put back."""
-        left: list[str] = []
+        """Undo the changes in reverse order; returns the paths that could not be restored."""
+        failures: list[str] = []
         for path, before in reversed(self._done):
             try:
                 if before is None:
@@ -192,12 +192,12 @@ class _Writing:
                 else:
                     await self._ops.write(path, before)
             except ToolFailure as problem:
-                left.append(f"{shown(path)} ({problem.message})")
-        return left
+                failures.append(f"{shown(path)} ({problem.message})")
+        return failures
 
 
 def _in_order(steps: Sequence[_Step]) -> list[tuple[str, bytes | None, bytes | None]]:
-    """What to write, then what to remove: nothing is lost if the machine stops in between."""
+    """Writes before removals: no content is lost if the machine crashes in between."""
     writes: list[tuple[str, bytes | None, bytes | None]] = []
     removals: list[tuple[str, bytes | None, bytes | None]] = []
     for step in steps:
@@ -209,13 +209,13 @@ def _in_order(steps: Sequence[_Step]) -> list[tuple[str, bytes | None, bytes | N
     return writes + removals
 
 
-def _broken_off(problem: ToolFailure, done: int, left: Sequence[str]) -> ToolFailure:
-    if left:
+def _broken_off(problem: ToolFailure, done: int, failures: Sequence[str]) -> ToolFailure:
+    if failures:
         text = (
             f"{problem.message} The patch was broken off, and these files could NOT be put back "
-            f"as they were: {'; '.join(left[:MOST_SHOWN])}. Tell the user."
+            f"as they were: {'; '.join(failures[:MOST_SHOWN])}. Tell the user."
         )
-        return ToolFailure(ErrorKind.EXECUTION_FAILED, text, notput_back=list(left))
+        return ToolFailure(ErrorKind.EXECUTION_FAILED, text, notput_back=list(failures))
     back = f" What was written before ({done} files) was put back." if done else ""
     return ToolFailure(problem.kind, f"{problem.message} Nothing of the patch was kept.{back}")
 
@@ -224,8 +224,8 @@ def _answer(steps: Sequence[_Step], dry_run: bool) -> Output:
     added = sum(step.change.added for step in steps)
     removed = sum(_lost(step) for step in steps)
     count = f"{len(steps)} file{'s' if len(steps) > 1 else ''}, +{added} -{removed}"
-    said = f"The patch fits and would change {count}. Nothing was written (dry run)."
-    lines = [said if dry_run else f"Patched {count}."]
+    preview = f"The patch fits and would change {count}. Nothing was written (dry run)."
+    lines = [preview if dry_run else f"Patched {count}."]
     lines += [_line(step) for step in steps[:MOST_SHOWN]]
     if len(steps) > MOST_SHOWN:
         lines.append(f"… and {len(steps) - MOST_SHOWN} more")
@@ -240,7 +240,7 @@ def _answer(steps: Sequence[_Step], dry_run: bool) -> Output:
 
 
 def _lost(step: _Step) -> int:
-    """The lines that a step takes away."""
+    """The number of lines that a step removes."""
     if step.change.action is not Action.DELETE or step.before is None:
         return step.change.removed
     return step.before.count(b"\n") + (not step.before.endswith(b"\n") and step.before != b"")

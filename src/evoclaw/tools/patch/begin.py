@@ -1,4 +1,4 @@
-"""Reads the form of patch that is fenced by `*** Begin Patch` and `*** End Patch`."""
+"""Parses the patch format that starts with `*** Begin Patch` and ends with `*** End Patch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERS = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,\d{1,9})? @@")
 
 
 def read_begin(lines: Sequence[bytes]) -> list[Change]:
-    """Read the patch; its first line is the opening fence."""
+    """Parse the patch; its first line is `*** Begin Patch`."""
     return _Reader(lines).changes()
 
 
@@ -27,7 +27,7 @@ class _Reader:
         self._lines = lines
         self._at = 1
         self._solid = 0
-        """The next line that is not empty, as far as looked for."""
+        """The index of the next line that is not empty, as far as known."""
 
     def changes(self) -> list[Change]:
         found: list[Change] = []
@@ -36,7 +36,7 @@ class _Reader:
                 self._at += 1
                 continue
             found.append(self._section(line))
-        rest = next((one for one in self._lines[self._at + 1 :] if one.strip()), None)
+        rest = next((line for line in self._lines[self._at + 1 :] if line.strip()), None)
         if rest is not None:
             raise malformed(f"There is text after '*** End Patch': {shown(rest)}.")
         return found
@@ -91,7 +91,7 @@ class _Reader:
         return line.startswith(b"*** ") and line.rstrip() != END_OF_FILE
 
     def _parts_sections(self) -> bool:
-        """Whether this is an empty line between two sections, and not one of the file."""
+        """Whether this is an empty line between two sections, not a line of the file."""
         if self._line():
             return False
         self._solid = max(self._solid, self._at)

@@ -1,4 +1,4 @@
-"""Reads a patch of either form into the changes it asks for, or refuses it."""
+"""Parses a patch of either format into file changes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evoclaw.tools.patch.unified import read_unified
 LARGEST_PATCH = 2 << 20
 MOST_FILES = 200
 WINDOWS = re.compile(r"^(?:\*\*\* Begin Patch|--- [^\n]*|diff --git [^\n]*)\r$", re.MULTILINE)
-"""The lines of a patch that end with a carriage return only if all of them do."""
+"""Header lines: if one ends with a carriage return, all lines of the patch do."""
 
 
 def read_patch(text: str) -> list[Change]:
-    """What a patch asks for, in its order; every file is named once."""
+    """The changes of a patch in its order; `ToolFailure` if it is not valid or too large."""
     if len(text) > LARGEST_PATCH:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,

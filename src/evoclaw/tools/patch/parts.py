@@ -1,4 +1,4 @@
-"""What a patch is made of once it is read, whichever form it came in."""
+"""The parts of a parsed patch, independent of its format: file changes and hunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evoclaw.core.messages import ErrorKind
 
 LONGEST_PATH = 4096
 SHOWN = 200
-"""Characters of a line or a name that a message shows."""
+"""Of a line or a name that a message quotes."""
 
 
 class Action(StrEnum):
@@ -24,22 +24,22 @@ class Action(StrEnum):
 
 
 class Hunk(Struct, frozen=True):
-    """Some lines of a file, and the lines that take their place."""
+    """Old lines of a file, and the new lines that replace them."""
 
     label: str
-    """How messages name it."""
+    """The name of the hunk in messages."""
     old: bytes
     new: bytes
     removed: int
     added: int
     before: int | None = None
-    """The lines that are above it, as the patch says; None if the patch does not say."""
+    """The number of lines above the hunk by its `@@` line; None if the patch has no numbers."""
     anchors: tuple[bytes, ...] = ()
-    """Lines to find first, one below the other."""
+    """Lines to find first, each below the one before."""
     at_end: bool = False
-    """Its last line is the file's last."""
+    """The last line of the hunk is the last line of the file."""
     exact_end: bool = True
-    """The patch would say if the file's last line had no newline."""
+    """The format marks a last line without a newline."""
 
 
 class Change(Struct, frozen=True):
@@ -47,40 +47,40 @@ class Change(Struct, frozen=True):
 
     action: Action
     path: str
-    """What it is called before; for a new file, what it will be called."""
+    """The old path; for a new file, the new path."""
     hunks: tuple[Hunk, ...] = ()
     target: str = ""
-    """For a move: what it is called afterwards."""
+    """For a move: the new path."""
     whole: bool = False
-    """The hunks hold all of the file, which is deleted only if that is so."""
+    """The hunks must contain the whole file; it is deleted only if they do."""
     rights: bool = False
-    """The patch also asks for other rights, which are not changed."""
+    """The patch also changes the file mode, which is not applied."""
 
     @property
     def added(self) -> int:
-        """Lines."""
+        """The number of added lines."""
         return sum(hunk.added for hunk in self.hunks)
 
     @property
     def removed(self) -> int:
-        """Lines."""
+        """The number of removed lines."""
         return sum(hunk.removed for hunk in self.hunks)
 
 
 class Body:
-    """Gathers the lines of one hunk."""
+    """Collects the lines of one hunk."""
 
     def __init__(self) -> None:
         self.olds: list[bytes] = []
         self.news: list[bytes] = []
         self.removed = self.added = 0
         self.cut_old = self.cut_new = False
-        """A side has had its last line, one without a newline."""
+        """The old or new side ended with a line without a newline."""
         self._last = b""
 
     def add(self, line: bytes) -> bool:
-        """Take a line with its mark; whether it can be one of a hunk, at this place."""
-        # An editor that strips spaces at the ends of lines leaves an empty line of an empty one.
+        """Add a line with its prefix; False if it cannot be a line of the hunk here."""
+        # Editors that strip trailing spaces turn an empty context line into an empty line.
         mark, content = line[:1] or b" ", line[1:] + b"\n"
         if mark not in (b" ", b"-", b"+"):
             return False
@@ -96,7 +96,7 @@ class Body:
         return True
 
     def cut(self) -> bool:
-        """The last line taken has no newline; whether that can be."""
+        """Mark the last line as one without a newline; False if that is not possible here."""
         if not self._last or (self.cut_old and self._last != b"+"):
             return False
         if self._last != b"+":
@@ -110,17 +110,17 @@ class Body:
 
 
 def malformed(problem: str) -> ToolFailure:
-    """A patch that cannot be read."""
+    """The error of a patch that is not valid or does not apply."""
     return ToolFailure(ErrorKind.INVALID_PARAMS, f"{problem} Nothing was written.")
 
 
 def forbidden(problem: str) -> ToolFailure:
-    """A patch that asks for what no patch may do."""
+    """The error of a patch that asks for something no patch may do."""
     return ToolFailure(ErrorKind.PERMISSION_DENIED, f"{problem} Nothing was written.")
 
 
 def shown(text: bytes | str) -> str:
-    """A line or name as a message shows it: short, on one line, in quotes."""
+    """A line or name for a message: shortened, on one line, in quotes."""
     if isinstance(text, bytes):
         text = text[: 4 * SHOWN].decode(errors="replace")
     text = text.rstrip("\r\n")
@@ -128,7 +128,7 @@ def shown(text: bytes | str) -> str:
 
 
 def path_of(name: bytes) -> str:
-    """The name of a file in a patch as a path, unless no patch may touch it."""
+    """The path of a file name in a patch; `ToolFailure` if no patch may touch it."""
     try:
         path = name.decode()
     except UnicodeDecodeError:
@@ -142,7 +142,7 @@ def path_of(name: bytes) -> str:
     steps = path.split("/")
     if ".." in steps:
         raise forbidden(f"{shown(path)} goes up with '..': name files below the workspace.")
-    # Some file systems take `.GIT` and `.git.` for the same.
+    # Some file systems treat `.GIT` and `.git.` as `.git`.
     if any(step.casefold().rstrip(" .") == ".git" for step in steps):
         raise forbidden(f"{shown(path)} is inside .git, which no patch may touch: use git itself.")
     return "/".join(step for step in steps if step not in ("", "."))

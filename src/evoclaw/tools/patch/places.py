@@ -1,8 +1,8 @@
-"""Finds the place of each hunk in a file and puts the new lines there.
+"""Locates each hunk in a file and applies it.
 
-The lines of a hunk must be in the file exactly; only where they are may differ from what the patch
-says. Everything is done on the bytes of the file, which is never split into lines, and the work is
-bounded: a patch made to be slow is refused.
+The old lines of a hunk must be in the file exactly; only their position may differ from the line
+numbers of the patch. The search works on the bytes of the file, which is never split into lines,
+and has a cost limit: a patch that is made to be slow is rejected.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from evoclaw.tools.patch.parts import SHOWN, Hunk, malformed, shown
 
 CHUNK = 64 << 10
 WORK = 1 << 30
-"""Bytes that may be looked at for the hunks of one patch, beyond reading each file once."""
+"""Bytes that may be compared for the hunks of one patch, beyond reading each file once."""
 STEP = 256
-"""What one step of a search costs, in bytes looked at."""
+"""The fixed cost of one search step, in compared bytes."""
 MOST_COMPARED = 50
-"""Lines of a hunk that are compared to say what is wrong with it."""
+"""Of a hunk that does not apply, to find the line that differs."""
 
 
 @dataclass(slots=True)
 class Work:
-    """What is left to spend on one patch."""
+    """The remaining search cost of one patch."""
 
     left: int = WORK
 
     def spend(self, amount: int, name: str, hunk: Hunk) -> None:
-        """Take from it; a patch that needs more is refused."""
+        """Spend some of it; `ToolFailure` once the limit is exceeded."""
         self.left -= amount
         if self.left < 0:
             raise malformed(
@@ -40,52 +40,52 @@ class Work:
 
 @dataclass(slots=True)
 class Patched:
-    """A file with its hunks put in."""
+    """The content of a file with its hunks applied."""
 
     data: bytes
     moved: list[str] = field(default_factory=list[str])
-    """Which hunks were found elsewhere than the patch says."""
+    """Notes on hunks that were found at other lines than the patch says."""
 
 
 def put_in(data: bytes, hunks: Iterable[Hunk], name: str, work: Work) -> Patched:
-    """Put hunks into the bytes of a file.
+    """Apply hunks to the bytes of a file.
 
     Args:
-        data: The file.
-        hunks: In the order of the file.
-        name: How messages call the file.
-        work: What may be spent.
+        data: The content of the file.
+        hunks: The hunks in the order of the file.
+        name: The name of the file in messages.
+        budget: The search cost that is left for the patch.
     """
-    place = _Places(data, name, work)
+    locator = _Places(data, name, work)
     view = memoryview(data)
     pieces: list[memoryview | bytes] = []
     done = 0
     for hunk in hunks:
-        at, old, new = place.of(hunk)
+        at, old, new = locator.of(hunk)
         pieces += (view[done:at], new)
         done = at + old
     pieces.append(view[done:])
-    return Patched(b"".join(pieces), place.moved)
+    return Patched(b"".join(pieces), locator.moved)
 
 
 class _Places:
-    """Goes through a file from hunk to hunk."""
+    """Locates the hunks of a file one after the other."""
 
     def __init__(self, data: bytes, name: str, work: Work) -> None:
         self._data, self._name, self._work = data, name, work
         self._floor = self._line = 0
-        """Where the last hunk ended: the byte, and the lines above it."""
+        """The end of the last hunk: byte offset and line number."""
         self._drift = 0
-        """How many lines lower than said the last hunk was."""
+        """How many lines below its stated line the last hunk was found."""
         windows = data.count(b"\r\n")
         self._windows = windows > data.count(b"\n") - windows
         self.moved: list[str] = []
 
     def of(self, hunk: Hunk) -> tuple[int, int, bytes]:
-        """The byte where a hunk begins, the bytes it replaces, and those it puts there."""
+        """The offset of a hunk, the number of bytes it replaces, and the new bytes."""
         old, new = hunk.old, hunk.new
         if self._windows and b"\r\n" not in old and not (hunk.exact_end and self._as_said(hunk)):
-            # `read` does not show how lines end, so whoever made the patch could not know.
+            # `read` does not show line endings, so the author of the patch cannot know them.
             old, new = old.replace(b"\n", b"\r\n"), new.replace(b"\n", b"\r\n")
         if hunk.at_end:
             at, old, new = self._last(hunk, old, new)
@@ -105,7 +105,7 @@ class _Places:
         return max(self._line, (hunk.before or 0) + self._drift)
 
     def _skip(self, lines: int) -> tuple[int, int]:
-        """The byte some lines below the floor, and the lines that are missing for that."""
+        """The offset some lines below the last hunk, and how many of the lines are missing."""
         data, at, chunk = self._data, self._floor, 64
         while lines > 0 and at < len(data):
             count = data.count(b"\n", at, at + chunk)
@@ -120,7 +120,7 @@ class _Places:
         return at, lines
 
     def _find(self, old: bytes, start: int) -> int:
-        """The first place where these lines are, from the beginning of a line on; -1 if nowhere."""
+        """The offset of the first occurrence at the start of a line; -1 if there is none."""
         if self._data.startswith(old, start):
             return start
         found = self._data.find(b"\n" + old, start)
@@ -130,9 +130,9 @@ class _Places:
         return at >= self._floor and (at == 0 or self._data[at - 1 : at] == b"\n")
 
     def _open_end(self, hunk: Hunk, old: bytes) -> int:
-        """Where the lines are if the file ends with them, but for the newline; -1 if it does not.
+        """The offset of the lines if the file ends with them, without the last newline; else -1.
 
-        Only for the form of patch that cannot say that there is none.
+        Only for the patch format that cannot mark a missing newline.
         """
         bare = _bare(old)
         at = len(self._data) - len(bare)
@@ -146,7 +146,7 @@ class _Places:
         return found if found >= 0 else (end if end >= start else -1)
 
     def _settled(self, at: int, old: bytes, new: bytes) -> tuple[int, bytes, bytes]:
-        """What is replaced and by what; a file's end without a newline stays without."""
+        """The replaced and the new bytes; a file that ends without a newline stays so."""
         if self._data.startswith(old, at):
             return at, old, new
         return at, self._data[at:], _bare(new)
@@ -180,7 +180,7 @@ class _Places:
         return self._settled(at, old, new)
 
     def _nearest(self, hunk: Hunk, old: bytes, first: int, at: int) -> tuple[int, int]:
-        """The place nearest to `at`, and how many lines below it that is; `first` is one, too."""
+        """The occurrence nearest to `at`, and its distance in lines; `first` is the first one."""
         data = self._data
         if first >= at or not data.startswith(old, first):
             low, high = sorted((first, at))
@@ -221,7 +221,7 @@ class _Places:
         return self._settled(at, old, new)
 
     def _below_anchors(self, hunk: Hunk) -> tuple[int, int]:
-        """Where to look, and where the first anchor is once more; -1 if it is the only one."""
+        """The offset to search from, and the next occurrence of the first anchor; -1 if none."""
         start, again = self._floor, -1
         for number, anchor in enumerate(hunk.anchors):
             at = self._anchor(hunk, anchor, start)
@@ -237,14 +237,14 @@ class _Places:
         return start, again
 
     def _anchor(self, hunk: Hunk, anchor: bytes, start: int) -> int:
-        """The first line from here on that is the anchor, but for the spaces around; -1 if none."""
+        """The first line from `start` on that equals the anchor without its indent; -1 if none."""
         data, at = self._data, start
         while (found := data.find(anchor, at)) >= 0:
             self._work.spend(STEP + found - at, self._name, hunk)
             begins = data.rfind(b"\n", 0, found) + 1
             ends = data.find(b"\n", found)
             ends = len(data) if ends < 0 else ends
-            # Very long lines are no anchors: comparing them again and again would be slow.
+            # Very long lines cannot be anchors: comparing them repeatedly would be slow.
             if ends - begins < CHUNK and data[begins:ends].strip() == anchor:
                 return begins
             at = ends
@@ -252,7 +252,7 @@ class _Places:
         return -1
 
     def _inserted(self, hunk: Hunk, start: int, again: int, new: bytes) -> tuple[int, bytes, bytes]:
-        """Lines without any others around them go below their anchor."""
+        """A hunk with only new lines is inserted below its anchor."""
         if not hunk.anchors:
             if self._data:
                 raise malformed(
@@ -279,15 +279,15 @@ class _Places:
         )
 
     def _misfit(self, hunk: Hunk, old: bytes, wanted: int | None) -> ToolFailure:
-        """Say which line differs, at the place that is most like the hunk."""
-        said = f"{self._name}, {hunk.label} does not fit: "
+        """The error that names the first differing line at the most likely position."""
+        intro = f"{self._name}, {hunk.label} does not fit: "
         if not old:
-            return malformed(f"{said}the file ends before line {wanted}. Read the file again.")
+            return malformed(f"{intro}the file ends before line {wanted}. Read the file again.")
         lines = old.removesuffix(b"\n").split(b"\n", MOST_COMPARED)[:MOST_COMPARED]
         at = self._likely(lines, wanted)
         if at < 0:
             near = "its lines are not in the file"
-            return malformed(f"{said}{near}. Read the file again and make the hunk from it.")
+            return malformed(f"{intro}{near}. Read the file again and make the hunk from it.")
         first = at
         for line in lines:
             end = self._data.find(b"\n", at)
@@ -295,19 +295,19 @@ class _Places:
             have = self._data[at : min(end, at + len(line) + 4 * SHOWN)]
             if have != line and (line or at < len(self._data)):
                 return malformed(
-                    f"{said}line {self._number(at):,} of the file is {shown(have)}, where the "
+                    f"{intro}line {self._number(at):,} of the file is {shown(have)}, where the "
                     f"patch has {shown(line)}{_endings(have, line)}. Read the file again and make "
                     "the hunk from it; spaces count."
                 )
             at = end + 1
         problem = "the file does not end there" if hunk.at_end else "not below the hunk before it"
         return malformed(
-            f"{said}its lines are at line {self._number(first):,}, but {problem}, or the last of "
+            f"{intro}its lines are at line {self._number(first):,}, but {problem}, or the last of "
             "them differs by its newline. Read the file again."
         )
 
     def _likely(self, lines: Sequence[bytes], wanted: int | None) -> int:
-        """Where the hunk was probably meant to be: where its longest lines are; -1 if unknown."""
+        """The likely offset of a hunk: where its longest lines are; -1 if unknown."""
         longest = sorted(range(len(lines)), key=lambda index: -len(lines[index]))
         for index in longest[:5]:
             at = self._find(lines[index] + b"\n", 0) if lines[index].strip() else -1
@@ -328,5 +328,5 @@ def _endings(have: bytes, line: bytes) -> str:
 
 
 def _bare(lines: bytes) -> bytes:
-    """Lines without the last newline."""
+    """The lines without the last newline."""
     return lines[:-2] if lines.endswith(b"\r\n") else lines.removesuffix(b"\n")

@@ -1,4 +1,4 @@
-"""Reads unified diffs as `git diff` and `diff -u` print them."""
+"""Parses unified diffs as `git diff` and `diff -u` print them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSED = {
     b"diff --combined ": "merges several versions: give a plain diff of two.",
 }
 BORN = re.compile(rb"\t(?:1970-01-01|1969-12-31) ")
-"""The time that `diff -N` gives to a file that is not there."""
+"""The timestamp that `diff -N` prints for a file that does not exist."""
 ESCAPED = re.compile(rb"\\(?:([0-7]{3})|(.))")
 LETTERS = {
     **{b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13},
@@ -43,10 +43,10 @@ LETTERS = {
 
 @dataclass(slots=True)
 class _Headers:
-    """What stands above the hunks of one file."""
+    """The header lines of one file."""
 
     git: bytes = b""
-    """The two names, as the first line has them."""
+    """The two names of the line `diff --git`."""
     known: dict[bytes, bytes] | None = None
     old: bytes | None = None
     new: bytes | None = None
@@ -56,7 +56,7 @@ class _Headers:
 
 
 def read_unified(lines: Sequence[bytes]) -> list[Change]:
-    """Read every file of the diff; the talk around them is passed over."""
+    """Parse every file of the diff; text between the files is ignored."""
     return _Reader(lines).changes()
 
 
@@ -127,12 +127,12 @@ class _Reader:
             return _Headers()
         known: dict[bytes, bytes] = {}
         self._at += 1
-        while (one := self._peek()) is not None:
-            self._refuse(one)
-            opening = next((key for key in HEADERS if one.startswith(key)), None)
+        while (header := self._peek()) is not None:
+            self._refuse(header)
+            opening = next((key for key in HEADERS if header.startswith(key)), None)
             if opening is None:
                 break
-            known[opening.strip()] = one[len(opening) :]
+            known[opening.strip()] = header[len(opening) :]
             self._at += 1
         return _Headers(line[len(GIT) :], known)
 
@@ -170,11 +170,11 @@ class _Reader:
         return taken
 
     def _goes_on(self) -> bool:
-        """Whether lines follow that look like more of a hunk that should be at its end."""
+        """Whether the next line looks like one more line of a hunk that should be complete."""
         line = self._peek() or b""
         if line.startswith((b" ", b"+", b"\\ ")):
             return True
-        # `-- ` alone is where the signature of a mailed patch begins.
+        # `-- ` alone starts the signature of a mailed patch.
         return line.startswith(b"-") and not self._names_follow() and line.rstrip() != b"--"
 
 
@@ -220,17 +220,17 @@ def _check_modes(headers: _Headers) -> None:
 
 
 def _names(headers: _Headers) -> tuple[bytes | None, bytes | None]:
-    """The old and the new name; None is no file."""
-    born, gone = headers.get(b"new file mode"), headers.get(b"deleted file mode")
+    """The old and the new name; None: the file does not exist."""
+    created, deleted = headers.get(b"new file mode"), headers.get(b"deleted file mode")
     if headers.old is not None and headers.new is not None:
         old = None if BORN.search(headers.old) else _plain(headers.old)
         new = None if BORN.search(headers.new) else _plain(headers.new)
         old, new = _stripped(None if old == NOWHERE else old, None if new == NOWHERE else new)
-        if (born is not None and old is not None) or (gone is not None and new is not None):
+        if (created is not None and old is not None) or (deleted is not None and new is not None):
             raise malformed(f"{_show_name(headers)}: the lines above its hunks do not agree.")
     else:
         old, new = _halves(headers)
-        old, new = (None if born else old), (None if gone else new)
+        old, new = (None if created else old), (None if deleted else new)
     source, target = headers.get(b"rename from"), headers.get(b"rename to")
     if source is None and target is None:
         return old, new
@@ -243,7 +243,7 @@ def _names(headers: _Headers) -> tuple[bytes | None, bytes | None]:
 
 
 def _halves(headers: _Headers) -> tuple[bytes | None, bytes | None]:
-    """Both names from git's first line, which does not say where one ends."""
+    """Both names from the line `diff --git`, which does not mark where the first ends."""
     if headers.get(b"rename to") is not None:
         return None, None
     text = headers.git
@@ -258,7 +258,7 @@ def _halves(headers: _Headers) -> tuple[bytes | None, bytes | None]:
 
 
 def _stripped(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """The names without git's `a/` and `b/`."""
+    """The names without the prefixes `a/` and `b/`."""
     first, second = (old or b"").partition(b"/"), (new or b"").partition(b"/")
     if old is None or new is None:
         known = second if old is None else first
@@ -270,7 +270,7 @@ def _stripped(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes
 
 
 def _plain(name: bytes) -> bytes:
-    """A name without quotes, escapes and the time behind it."""
+    """A name without quotes, escapes and timestamp."""
     if not name.startswith(b'"'):
         return name.partition(b"\t")[0].rstrip(b"\r")
     end = re.match(rb'"((?:[^"\\]|\\.)*)"', name)
