@@ -117,7 +117,7 @@ def test_toml_and_python_are_the_same_thing() -> None:
         ("{{ inputs.host }}", "{{ inputs.hots }}", 25, "did you mean 'host'"),
         ("steps.disk.output.text", "steps.disc.output.text", 46, "did you mean 'disk'"),
         ("steps.disk.output.data", "steps.summary.output.data", 38, "has not ended by then"),
-        ("steps.disk.output.data", "steps.disk.data", 38, "say steps.disk.output"),
+        ("steps.disk.output.data", "steps.disk.data", 38, "write steps.disk.output"),
         ("data.used > inputs", "data.used >> inputs", 38, "expected a value"),
         ('tool = "df"', 'tol = "df"', 24, "did you mean 'tool'"),
         ('kind = "parallel"', 'kind = "paralel"', 18, "did you mean 'parallel'"),

@@ -1,4 +1,4 @@
-"""Whether the user asked for this kind of action: the tool's verb, or one that means the same."""
+"""Which words of a user ask for a tool: the verb in the tool's name, and its synonyms."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def _meanings() -> dict[str, frozenset[str]]:
 
 
 class Asking:
-    """Knows which words ask for which tool."""
+    """Finds the verbs and objects in tool names, with their synonyms."""
 
     __slots__ = ("_extra", "_kinds", "_meanings", "_verbs")
 
     def __init__(self, extra: dict[str, tuple[str, ...]]) -> None:
-        """Begin with the words that integrators gave."""
+        """`extra` are further verbs of each tool, from the configuration."""
         self._extra = extra
         self._meanings = _meanings()
         self._verbs: dict[str, frozenset[str]] = {}
         self._kinds: dict[str, frozenset[str]] = {}
 
     def verbs(self, tool: str) -> frozenset[str]:
-        """The words of which one must have been said by the user; none is in vain."""
+        """The verbs of a tool, of which the user must have written one; never empty."""
         if tool not in self._verbs:
             self._verbs[tool] = self._find(tool) | frozenset(self._extra.get(tool, ()))
         return self._verbs[tool]
@@ -84,7 +84,7 @@ class Asking:
         return frozenset(words[:1])
 
     def kinds(self, tool: str) -> frozenset[str]:
-        """The words for what it acts on: what is left of its name."""
+        """The words for what a tool acts on: its name without the verb."""
         if tool not in self._kinds:
             words = _parts(tool)
             verb = next((word for word in words if word in self._meanings), words[0])
@@ -93,7 +93,7 @@ class Asking:
         return self._kinds[tool]
 
     def stems(self, words: Iterable[str]) -> set[str]:
-        """The words as they stand in a dictionary, as far as that matters here."""
+        """The words and their dictionary forms, as far as the synonyms know them."""
         found: set[str] = set()
         for word in words:
             found.update(self._stem(word))
@@ -106,9 +106,9 @@ class Asking:
         for suffix in _SUFFIXES:
             if word.endswith(suffix):
                 root = word[: -len(suffix)]
-                for whole in (root, root + "e", root[:-1] if root[-2:-1] == root[-1:] else root):
-                    if whole in self._meanings:
-                        yield whole
+                for stem in (root, root + "e", root[:-1] if root[-2:-1] == root[-1:] else root):
+                    if stem in self._meanings:
+                        yield stem
 
 
 def _parts(tool: str) -> list[str]:
@@ -118,5 +118,5 @@ def _parts(tool: str) -> list[str]:
 
 
 def says_one(verbs: Set[str], said: Set[str]) -> bool:
-    """Whether one of the verbs was said."""
+    """Whether the user wrote one of the words."""
     return not verbs.isdisjoint(said)
