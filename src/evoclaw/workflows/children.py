@@ -33,16 +33,16 @@ class ChildWorkflows:
         self, progress: Progress, step: WorkflowStep, inputs: dict[str, JSON], label: Label
     ) -> Came:
         """Start the child workflow if needed; its outcome, or that the step waits for it."""
-        state, tenant = progress.steps[step.name], progress.plan.who.tenant
+        current, tenant = progress.steps[step.name], progress.plan.who.tenant
         store = self._store.of(tenant)
-        row = await store.get(state.workflow_id)
+        row = await store.get(current.workflow_id)
         if row is None:
             new = self._new(progress, step, inputs, label)
             row, _ = await store.begin(new)
             self._tell(tenant, row.id)
         if row.ended_at is None:
             return Waiting(f"workflow {row.id} is still running")
-        return await self._came(store, row, step, state.attempt)
+        return await self._came(store, row, step, current.attempt)
 
     async def stop(self, tenant: str, workflow_id: str, reason: str) -> None:
         """Cancel a child workflow."""

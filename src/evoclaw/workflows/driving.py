@@ -127,13 +127,13 @@ class Driver:
 
     def _ask(self, step: Leaf) -> Event | None:
         """Run a step unless it is running or waiting; an event if one must be stored first."""
-        state = self._progress.steps[step.name]
+        current = self._progress.steps[step.name]
         if step.name in self._tasks or self._clock() < self._asleep.get(step.name, 0):
             return None
-        started = (step.name, state.attempt) in self._begun
-        if isinstance(step, ToolStep) and state.state == POSTPONED:
+        started = (step.name, current.attempt) in self._begun
+        if isinstance(step, ToolStep) and current.state == POSTPONED:
             # Stored first: after a crash from here on, it is unknown whether the tool ran.
-            return StepResumed(step.name, state.attempt)
+            return StepResumed(step.name, current.attempt)
         self._asleep.pop(step.name, None)
         work = self._performer.perform(step, self._progress, resumed=not started)
         task = self._tasks[step.name] = asyncio.create_task(work)
@@ -161,13 +161,13 @@ class Driver:
         """Store the outcomes of the finished steps."""
         for name in [name for name, task in self._tasks.items() if task.done()]:
             outcome = self._came(name, self._tasks.pop(name))
-            state = self._progress.steps[name]
+            current = self._progress.steps[name]
             if not isinstance(outcome, Waiting):
                 events: Sequence[Event] = (outcome,)
             else:
                 self._asleep[name] = self._wake_up(name, outcome)
-                postponed = StepPostponed(name, state.attempt, outcome.reason)
-                events = () if state.state == POSTPONED else (postponed,)
+                postponed = StepPostponed(name, current.attempt, outcome.reason)
+                events = () if current.state == POSTPONED else (postponed,)
             while events and not await self._keep(events):
                 pass
 
@@ -198,10 +198,10 @@ class Driver:
         reason = (request.reason if request else "") or "cancelled"
         events: list[Event] = []
         for step in self._leaves():
-            state = self._progress.steps.get(step.name)
-            if state is not None and not state.ended:
+            current = self._progress.steps.get(step.name)
+            if current is not None and not current.ended:
                 await self._performer.cancel(step, self._progress, reason)
-                events.append(StepFailed(step.name, state.attempt, "cancelled before it ended"))
+                events.append(StepFailed(step.name, current.attempt, "cancelled before it ended"))
         events.append(WorkflowFinished(CANCELLED, error=reason))
         await self._keep(events)
 
