@@ -46,7 +46,7 @@ class Autonomy(Policy):
             reason = "this run is read-only. Go on without it or tell the user what you would do."
             return Deny("read_only", reason, "the run is read-only")
         if acts:
-            what = "writes or executes" if changes else "tells or sets off something elsewhere"
+            what = "writes or executes" if changes else "sends or triggers something outside"
             return Ask("supervised", f"{call.name} {what}")
         if self.writes is Writes.ALLOW:
             return ALLOW

@@ -56,10 +56,10 @@ class StopBoard:
         """Choose the files and the store.
 
         Args:
-            own: The stop file of this machine alone.
+            local: The stop file of this machine alone.
             mirror: The local copy of the shared stops; None if nothing is shared.
             rows: The shared stops in the store; None if the store is unreachable.
-            away: Why the store is unreachable.
+            unreachable: Why the store is unreachable.
         """
         self._own, self._mirror, self._rows, self._away = own, mirror, rows, away
 

@@ -18,7 +18,7 @@ def load_or_create_seed(path: Path, otherwise: str) -> bytes:
 
     Args:
         path: The key file; only its owner may read it.
-        otherwise: What to do after removing the file, for the error message.
+        consequence: What to do after removing the file, for the error message.
     """
     try:
         if not path.exists():

@@ -48,7 +48,7 @@ def check(workflow: Workflow, complain: Complain | None = None) -> Workflow:
 
     Args:
         workflow: The definition.
-        complain: Creates the error; that of a file names the line.
+        new_error: Creates the error; that of a file names the line.
     """
     _Checker(workflow, complain or _plainly(workflow.name)).check()
     return workflow

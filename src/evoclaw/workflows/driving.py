@@ -59,10 +59,10 @@ class Driver:
         Args:
             row: The workflow, as it was when it was claimed.
             store: The store of its tenant.
-            holder: The id of the process that claimed it.
-            performer: Runs its steps.
+            owner: The id of the process that claimed it.
+            runner: Runs its steps.
             clock: Returns Unix seconds.
-            tell: Called whenever events were stored.
+            notify: Called whenever events were stored.
         """
         self._store, self._holder, self._performer = store, holder, performer
         self._clock, self._tell = clock, tell

@@ -35,7 +35,7 @@ class NoWorkflowRun(EvoClawError):
     """No workflow with this id was started."""
 
     def __init__(self, workflow_id: str) -> None:
-        super().__init__(f"there is no workflow {workflow_id[:80]!r}")
+        super().__init__(f"workflow run {workflow_id[:80]!r} does not exist")
         self.workflow_id = workflow_id
 
 
@@ -52,7 +52,8 @@ class KeyReused(EvoClawError):
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"the key {key[:80]!r} was used for another workflow or other inputs; choose a new one"
+            f"the idempotency key {key[:80]!r} was used for another workflow or other inputs; "
+            "choose a new one"
         )
         self.key = key
 

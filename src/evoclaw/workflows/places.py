@@ -27,7 +27,7 @@ class Places:
 
         Args:
             keys: The path of the value.
-            said: A fragment of the value, which may span several lines.
+            fragment: A part of the value, which may span several lines.
         """
         tries = (self._found.get(keys[:end], 0) for end in range(len(keys), 0, -1))
         line = next(filter(None, tries), 0)

@@ -47,10 +47,10 @@ class ScriptedAgents:
     async def result(self, tenant: str, run_id: str) -> Ended:
         """The scripted answer of the agent."""
         call = self._runs[tenant, run_id]
-        says = self._agents[call.agent]
-        if isinstance(says, str):
-            return AgentAnswer(ok=True, output={"result": says}, text=says)
-        return says if isinstance(says, AgentAnswer) else await says(call)
+        reply = self._agents[call.agent]
+        if isinstance(reply, str):
+            return AgentAnswer(ok=True, output={"result": reply}, text=reply)
+        return reply if isinstance(reply, AgentAnswer) else await reply(call)
 
     async def cancel(self, tenant: str, run_id: str) -> None:
         """Record that a run was cancelled."""
@@ -75,12 +75,12 @@ class ScriptedTools:
     async def execute(self, who: Principal, asked: ToolAsked) -> Done:
         """Return the scripted result."""
         self.calls.append(asked)
-        does = self._tools.get(asked.tool)
-        if does is None:
+        result = self._tools.get(asked.tool)
+        if result is None:
             return failure(asked.request_id, asked.tool, ErrorKind.NOT_FOUND, "no such tool")
-        if isinstance(does, str):
-            return said(asked, does)
-        return does if isinstance(does, ToolResult) else await does(asked)
+        if isinstance(result, str):
+            return said(asked, result)
+        return result if isinstance(result, ToolResult) else await result(asked)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """Record that a call was cancelled."""

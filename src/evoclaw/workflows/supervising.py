@@ -52,11 +52,11 @@ class Supervisor:
 
         Args:
             store: Stores workflows.
-            performer: Runs their steps.
+            runner: Runs their steps.
             schedules: Starts scheduled workflows.
             settings: Limits and intervals.
             clock: Returns Unix seconds.
-            tell: Called with each workflow that has new events.
+            notify: Called with each workflow that has new events.
         """
         self._store, self._performer, self._schedules = store, performer, schedules
         self._settings, self._clock, self._tell = settings, clock, tell

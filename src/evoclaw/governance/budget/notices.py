@@ -1,4 +1,4 @@
-"""Budget notices: the model is told when little of its budget is left."""
+"""Budget notices: tell the model when little of its budget is left."""
 
 from __future__ import annotations
 

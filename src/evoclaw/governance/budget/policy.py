@@ -53,7 +53,10 @@ from evoclaw.governance.budget.terms import USUAL, Terms, denied, path_of
 
 WARNED = "budget_warned"
 """The code of a verdict which says that a limit is near."""
-UNPRICED = "a reply of {model} has no known price, and money is bounded; give it one, or allow it"
+UNPRICED = (
+    "a reply of {model} has no known price, and the budget limits dollars. Configure a price for "
+    'the model, or set unpriced = "allow"'
+)
 FREE_FAILURES = frozenset(
     {"rate_limited", "quota_exhausted", "auth_error", "model_not_found", "context_too_long"}
 )
@@ -97,9 +100,9 @@ class Budget(Policy):
             ledger: Where amounts are reserved and settled.
             run_id: The id of the run.
             settings: The limits; the default budget if None. A sub-run has those of its root.
-            terms: Prices, stop conditions and the like.
+            options: Prices, stop conditions and the like.
             principal: On whose behalf the run acts; the principal's accounts also bound the run.
-            above: The budget of the parent run, for a sub-run.
+            parent: The budget of the parent run, for a sub-run.
             spent: What the run has already used, if the ledger does not know the run.
         """
         self.settings = settings or (BudgetSettings() if above is None else above.settings)
@@ -310,7 +313,7 @@ class Budget(Policy):
         if self._terms.attended:
             return Ask(WARNED, text)
         if self.settings.unattended == "refuse":
-            return Deny(WARNED, f"{text}, and nobody is there to say whether to go on")
+            return Deny(WARNED, f"{text}, and no person can be asked whether to continue")
         self._cleared |= asked
         return Allow(WARNED)
 

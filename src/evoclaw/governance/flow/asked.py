@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Set
 
 _MEANINGS = (
-    # telling somebody
+    # sending a message
     "send write post message mail email reply respond answer tell notify inform forward share text "
     "submit announce publish remind broadcast",
-    # handing over
+    # paying or giving
     "send give pay transfer refund wire reimburse return remit settle donate",
     # making
     "create add make new write set schedule book plan put insert append generate draft open save "
@@ -26,7 +26,7 @@ _MEANINGS = (
     "reschedule move postpone shift delay",
     # removing
     "delete remove cancel drop clear erase purge discard uninstall revoke unsubscribe",
-    # letting in
+    # inviting
     "invite add include enrol enroll join admit grant share allow",
     # running
     "run execute start launch restart stop install build deploy test",
@@ -61,14 +61,14 @@ def _meanings() -> dict[str, frozenset[str]]:
 class Asking:
     """Finds the verbs and objects in tool names, with their synonyms."""
 
-    __slots__ = ("_extra", "_kinds", "_meanings", "_verbs")
+    __slots__ = ("_extra", "_objects", "_synonyms", "_verbs")
 
     def __init__(self, extra: dict[str, tuple[str, ...]]) -> None:
         """`extra` are further verbs of each tool, from the configuration."""
         self._extra = extra
-        self._meanings = _meanings()
+        self._synonyms = _meanings()
         self._verbs: dict[str, frozenset[str]] = {}
-        self._kinds: dict[str, frozenset[str]] = {}
+        self._objects: dict[str, frozenset[str]] = {}
 
     def verbs(self, tool: str) -> frozenset[str]:
         """The verbs of a tool, of which the user must have written one; never empty."""
@@ -79,18 +79,18 @@ class Asking:
     def _find(self, tool: str) -> frozenset[str]:
         words = _parts(tool)
         for word in words:
-            if word in self._meanings:
-                return self._meanings[word]
+            if word in self._synonyms:
+                return self._synonyms[word]
         return frozenset(words[:1])
 
     def kinds(self, tool: str) -> frozenset[str]:
         """The words for what a tool acts on: its name without the verb."""
-        if tool not in self._kinds:
+        if tool not in self._objects:
             words = _parts(tool)
-            verb = next((word for word in words if word in self._meanings), words[0])
+            verb = next((word for word in words if word in self._synonyms), words[0])
             rest = [word for word in words if word != verb and len(word) > _SHORT]
-            self._kinds[tool] = frozenset(form for word in rest for form in (word, word + "s"))
-        return self._kinds[tool]
+            self._objects[tool] = frozenset(form for word in rest for form in (word, word + "s"))
+        return self._objects[tool]
 
     def stems(self, words: Iterable[str]) -> set[str]:
         """The words and their dictionary forms, as far as the synonyms know them."""
@@ -107,7 +107,7 @@ class Asking:
             if word.endswith(suffix):
                 root = word[: -len(suffix)]
                 for stem in (root, root + "e", root[:-1] if root[-2:-1] == root[-1:] else root):
-                    if stem in self._meanings:
+                    if stem in self._synonyms:
                         yield stem
 
 

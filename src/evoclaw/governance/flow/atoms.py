@@ -57,33 +57,35 @@ def atoms(text: str) -> list[str]:
     """The words, numbers, addresses and links of a normalized text, without punctuation."""
     if _UNUSUAL.search(text):
         text = _SPLIT.sub(" ", text)
-    return [atom for piece in text.split() if (atom := piece.strip(_EDGES))]
+    return [token for piece in text.split() if (token := piece.strip(_EDGES))]
 
 
-def bare(atom: str) -> str:
+def bare(token: str) -> str:
     """A word without a possessive `'s`."""
-    return atom[:-2] if atom.endswith(("'s", "’s")) else atom
+    return token[:-2] if token.endswith(("'s", "’s")) else token
 
 
-def number(atom: str) -> float | None:
+def number(token: str) -> float | None:
     """The value of a token that is a number, with or without a currency sign."""
-    digits = atom.strip(_CURRENCY)
+    digits = token.strip(_CURRENCY)
     return float(digits.replace(",", "")) if _NUMBER.fullmatch(digits) else None
 
 
-def is_address(atom: str) -> bool:
+def is_address(token: str) -> bool:
     """Whether a token is an address: a link, a host, a mail address, a file name."""
-    return "@" in atom or "://" in atom or (bool(_DOMAIN.fullmatch(atom)) and number(atom) is None)
+    return (
+        "@" in token or "://" in token or (bool(_DOMAIN.fullmatch(token)) and number(token) is None)
+    )
 
 
-def is_code(atom: str) -> bool:
+def is_code(token: str) -> bool:
     """Whether a token may be a secret or an account number: long, and with digits."""
-    if len(atom) < _LONG_DIGITS or atom.isalpha():
+    if len(token) < _LONG_DIGITS or token.isalpha():
         return False
-    digits = sum(char.isdigit() for char in atom)
-    if not digits or moment(atom) is not None:
+    digits = sum(char.isdigit() for char in token)
+    if not digits or moment(token) is not None:
         return False
-    mixed = any(char.isalpha() for char in atom)
+    mixed = any(char.isalpha() for char in token)
     return digits >= _LONG_DIGITS or (mixed and digits > 1)
 
 
@@ -102,13 +104,13 @@ def moment(value: str) -> tuple[Date | None, int | None] | None:
 class Moments:
     """The dates, times and durations that texts mention."""
 
-    __slots__ = ("days", "lengths", "times", "years")
+    __slots__ = ("days", "durations", "times", "years")
 
     def __init__(self) -> None:
         self.days: set[tuple[int, int]] = set()
         self.years: set[int] = set()
         self.times: set[int] = set()
-        self.lengths: set[int] = set()
+        self.durations: set[int] = set()
         """Both in minutes."""
 
     def add(self, text: str) -> str:
@@ -131,7 +133,7 @@ class Moments:
             self.years.add(int(groups[0]))
         elif found.re is _LENGTH:
             count = _COUNTED.get(groups[0]) or (1 if groups[0] in ("a", "an") else float(groups[0]))
-            self.lengths.add(round(count * (60 if groups[1].startswith("h") else 1)))
+            self.durations.add(round(count * (60 if groups[1].startswith("h") else 1)))
         elif found.re is _CLOCK:
             hour, minute, half, plain_hour, plain_minute = groups
             self._time(int(hour or plain_hour), int(minute or plain_minute), half)
@@ -160,12 +162,12 @@ class Moments:
         """Whether a time was mentioned, or follows from a mentioned duration, or none was."""
         if not self.times or time in (0, 23 * 60 + 59) or time in self.times:
             return True
-        return any((time - length) % (24 * 60) in self.times for length in self.lengths)
+        return any((time - duration) % (24 * 60) in self.times for duration in self.durations)
 
 
 def numbers(found: list[str]) -> Iterator[float]:
     """The numbers among tokens."""
-    for atom in found:
-        value = None if atom.isalpha() else number(atom)
+    for token in found:
+        value = None if token.isalpha() else number(token)
         if value is not None:
             yield value

@@ -109,7 +109,7 @@ class Flow(Policy):
 
     def _grounded(self, call: Call, tool: Tool, seen: Seen) -> Verdict:
         if tool.presses:
-            if not says_one(self._asking.verbs(tool.name), seen.said):
+            if not says_one(self._asking.verbs(tool.name), seen.user_stems):
                 return _ask(call, Problem("", tool.name, "the user did not ask for it"), "")
             problem = self._weighed(call, tool, seen)
         elif call.context.label.private:
@@ -121,10 +121,15 @@ class Flow(Policy):
         return _ask(call, problem, seen.source_of(problem.value))
 
     def _weighed(self, call: Call, tool: Tool, seen: Seen) -> Problem | None:
-        weighing = _Weighing(call, seen, self._prose)
-        problem = weighing.problem()
+        check = _Weighing(call, seen, self._prose)
+        problem = check.problem()
         kinds = self._asking.kinds(tool.name)
-        if problem is None and not weighing.anchored and kinds and not says_one(kinds, seen.said):
+        if (
+            problem is None
+            and not check.anchored
+            and kinds
+            and not says_one(kinds, seen.user_stems)
+        ):
             # No value of the call is the user's own: then the user must have named its object.
             return Problem("", tool.name, "the user did not speak of such a thing")
         return problem
@@ -177,11 +182,11 @@ class _Weighing:
             self._worded.append((name, value))
         elif seen.grounded(value):
             self.anchored = self.anchored or (number(text) is None and moment(text) is None)
-        elif is_id(key) and text in seen.ids:
+        elif is_id(key) and text in seen.named_ids:
             self.anchored = True
-        elif is_id(key) and text in seen.found_ids:
+        elif is_id(key) and text in seen.stored_ids:
             self._found_only = True
-        elif text in seen.listed or _as_figure(text) in seen.listed:
+        elif text in seen.stored_values or _as_figure(text) in seen.stored_values:
             self._found_only = self._found_only or isinstance(value, str) or is_id(key)
         elif value not in choices(self._call.tool, name):
             return Problem(name, value, "")
@@ -198,24 +203,24 @@ def _as_figure(text: str) -> str:
 
 def _strange(text: str, seen: Seen, *, free: bool) -> str | None:
     """The first token of a prose value that is not grounded."""
-    for atom in atoms(plain(text)):
-        if atom in seen.open or (free and atom.isalpha()):
+    for token in atoms(plain(text)):
+        if token in seen.public_words or (free and token.isalpha()):
             continue
-        if is_address(atom) or is_code(atom):
-            return atom
-        value = number(atom)
+        if is_address(token) or is_code(token):
+            return token
+        value = number(token)
         if value is not None and (value < SMALL or value in seen.numbers):
             continue
-        word = bare(atom)
-        if free or seen.is_trusted(atom) or seen.is_trusted(word) or word in _GLUE:
+        word = bare(token)
+        if free or seen.is_trusted(token) or seen.is_trusted(word) or word in _GLUE:
             continue
-        if not _small_ordinal(atom):
-            return atom
+        if not _small_ordinal(token):
+            return token
     return None
 
 
-def _small_ordinal(atom: str) -> bool:
-    digits = atom.rstrip("stndrh-")
+def _small_ordinal(token: str) -> bool:
+    digits = token.rstrip("stndrh-")
     return digits.isdigit() and len(digits) < 3
 
 
@@ -225,22 +230,22 @@ def _ungrounded(call: Call, seen: Seen) -> Problem | None:
         for leaf in leaves(value):
             if not isinstance(leaf, str) or leaf in choices(call.tool, name):
                 continue
-            if seen.grounded(leaf) or all(_is_said(atom, seen) for atom in atoms(plain(leaf))):
+            if seen.grounded(leaf) or all(_is_said(token, seen) for token in atoms(plain(leaf))):
                 continue
             return Problem(name, leaf, "private data was read, and this would carry it out")
     return None
 
 
-def _is_said(atom: str, seen: Seen) -> bool:
-    return seen.is_trusted(atom) or atom in _GLUE
+def _is_said(token: str, seen: Seen) -> bool:
+    return seen.is_trusted(token) or token in _GLUE
 
 
 def _new_address(arguments: Mapping[str, JSON], seen: Seen) -> Problem | None:
     """The first address of a reading call that no trusted text names."""
     for name, value in arguments.items():
         for leaf in leaves(value):
-            for atom in atoms(plain(leaf)) if isinstance(leaf, str) else ():
-                if is_address(atom) and not seen.is_trusted(atom):
+            for token in atoms(plain(leaf)) if isinstance(leaf, str) else ():
+                if is_address(token) and not seen.is_trusted(token):
                     return Problem(name, leaf, "")
     return None
 

@@ -55,29 +55,30 @@ class Seen:
     """An index of one history, which passes each message to `add` once."""
 
     __slots__ = (
-        "_asked", "_asking", "_lookup", "_phrases", "_raw", "_secret", "acted", "found_ids",
-        "ids", "laundered", "listed", "moments", "numbers", "open", "said", "sources", "tainted",
+        "_lookup", "_pending_calls", "_phrases", "_private_words", "_raw", "_verbs", "acted",
+        "laundered", "moments", "named_ids", "numbers", "public_words", "sources", "stored_ids",
+        "stored_values", "tainted", "user_stems",
     )  # fmt: skip
 
     def __init__(self, lookup: Lookup, asking: Asking) -> None:
         """Start empty; `lookup` finds tools by name."""
-        self._lookup, self._asking = lookup, asking
-        self._asked: dict[str, tuple[ToolCall, bool]] = {}
+        self._lookup, self._verbs = lookup, asking
+        self._pending_calls: dict[str, tuple[ToolCall, bool]] = {}
         self._raw: list[str] = []
         self._phrases: list[str] = []
         """Trusted texts as tokens separated by one space."""
-        self._secret: set[str] = set()
-        self.open: set[str] = set()
+        self._private_words: set[str] = set()
+        self.public_words: set[str] = set()
         """Trusted words that are not private: a call may send them out."""
         self.numbers: set[float] = set()
         self.moments = Moments()
-        self.said: set[str] = set()
+        self.user_stems: set[str] = set()
         """The stems of the words that the user wrote."""
-        self.listed: set[str] = set()
+        self.stored_values: set[str] = set()
         """Complete field values from the user's own stores, as text."""
-        self.found_ids: set[str] = set()
+        self.stored_ids: set[str] = set()
         """Ids of records in the user's own stores."""
-        self.ids: set[str] = set()
+        self.named_ids: set[str] = set()
         """The ids of records whose name the user gave."""
         self.tainted = False
         """Whether the conversation contains untrusted text."""
@@ -96,7 +97,7 @@ class Seen:
                 self._add_user(message)
             case Reply():
                 for asked in message.calls:
-                    self._asked[asked.id] = asked, self.tainted
+                    self._pending_calls[asked.id] = asked, self.tainted
             case ToolResult():
                 self._add_result(message)
 
@@ -107,10 +108,12 @@ class Seen:
             elif block.label.untrusted:
                 self._distrust(block.text, block.label)
             elif MEMORY not in block.label.sources:  # recalled notes are the model's own words
-                self.said |= self._asking.stems(self._trust(block.text, secret=block.label.private))
+                self.user_stems |= self._verbs.stems(
+                    self._trust(block.text, secret=block.label.private)
+                )
 
     def _add_result(self, result: ToolResult) -> None:
-        asked, after_taint = self._asked.pop(result.call_id, (None, self.tainted))
+        asked, after_taint = self._pending_calls.pop(result.call_id, (None, self.tainted))
         clean = not after_taint or (asked is not None and self._vouched(asked))
         self._note_effect(result, clean=clean)
         label = label_of(result)
@@ -147,7 +150,7 @@ class Seen:
         found = atoms(normal)
         self._raw.append(normal)
         self._phrases.append(f" {' '.join(found)} ")
-        words = self._secret if secret else self.open
+        words = self._private_words if secret else self.public_words
         words.update(found)
         if any(mark in normal for mark in _OWNED):
             words.update(map(bare, found))
@@ -179,13 +182,13 @@ class Seen:
             elif is_array(node):
                 pending.extend(node)
             elif (name := _as_name(node)) is not None:
-                self.listed.add(name)
+                self.stored_values.add(name)
 
     def _list_record(self, record: dict[str, JSON]) -> None:
         ids = [str(v) for k, v in record.items() if is_id(k) and isinstance(v, str | int)]
-        self.found_ids.update(plain(id) for id in ids if len(id) <= LONGEST_NAME)
+        self.stored_ids.update(plain(id) for id in ids if len(id) <= LONGEST_NAME)
         if ids and any(self._named(key, value) for key, value in record.items()):
-            self.ids.update(map(plain, ids))
+            self.named_ids.update(map(plain, ids))
 
     def _named(self, key: str, value: JSON) -> bool:
         """Whether this field is the record's name, and the user has written it."""
@@ -224,7 +227,7 @@ class Seen:
 
     def is_trusted(self, word: str) -> bool:
         """Whether trusted text contains a word, private or not."""
-        return word in self.open or word in self._secret
+        return word in self.public_words or word in self._private_words
 
     def source_of(self, value: JSON) -> str:
         """The tool whose result contains a value; empty if none does."""

@@ -70,7 +70,7 @@ class Rules(Policy):
             document: The rules; `load_rules` also checks their examples.
             workspace: The absolute folder that relative paths refer to.
             home: The folder that `~` refers to where calls run.
-            disk: Follows links where calls run on this machine; None compares names only.
+            resolver: Follows links where calls run on this machine; None compares names only.
         """
         self.document = document
         self._workspace, self._home, self._disk = workspace, home, disk
