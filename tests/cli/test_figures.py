@@ -113,7 +113,7 @@ def test_only_the_time_and_the_agent_that_were_asked_for_are_told(
 def test_what_cannot_be_told_is_refused_with_what_to_do(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="--since: 'soon' is no length of time"):
+    with pytest.raises(ConfigError, match="--since: 'soon' is no duration"):
         metrics("--tools", "--since", "soon")
     with pytest.raises(ConfigError, match="--agent needs --tools"):
         metrics("--agent", "helper")

@@ -48,6 +48,6 @@ async def test_the_person_is_told_what_kind_of_thing_it_is() -> None:
         told.append(asked.reason)
     assert told == [
         "bash writes or executes",
-        "notify tells or sets off something elsewhere",
+        "notify sends or triggers something outside",
         "write writes in the workspace",
     ]

@@ -199,7 +199,7 @@ async def test_a_lock_that_nobody_gives_back_refuses_and_does_not_hang(
 
 
 def test_sharing_needs_a_place() -> None:
-    with pytest.raises(ConfigError, match="say which one"):
+    with pytest.raises(ConfigError, match="need a folder"):
         Rates(RateSettings(shared=True))
 
 

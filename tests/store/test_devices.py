@@ -69,7 +69,7 @@ async def test_nothing_is_approved_but_what_was_seen_whoever_changed_it(place: P
         await one.surface("pi", TOOLS, NOW)
         seen = one.all()[0].surface
         await two.surface("pi", [*TOOLS, ("rm", "!")], NOW)
-        with pytest.raises(PairingRefused, match="changed since you looked"):
+        with pytest.raises(PairingRefused, match="have changed since you looked"):
             await one.approve("pi", NOW, seen=seen)
         with pytest.raises(ConfigError, match="no device 'nobody' has joined; known: pi"):
             await one.revoke("nobody", NOW)
@@ -118,7 +118,7 @@ async def test_the_folders_of_earlier_versions_are_taken_in_and_who_was_revoked_
             await devices.revoke("lamp", NOW)
     assert [path.name for path in second.glob("devices.json*")] == ["devices.json.taken-in"]
     (second / "devices.json").write_text("{")
-    with pytest.raises(ConfigError, match="put a copy back"):
+    with pytest.raises(ConfigError, match="restore it from a backup"):
         async with shared(place, folder=second):
             pass
 

@@ -80,7 +80,7 @@ async def test_a_store_that_is_away_releases_nothing_and_a_stop_still_holds_here
     async with machine(place, folder) as (board, here):
         await board.put(BASH)
     # The database is closed now.
-    with pytest.raises(EvoClawError, match="the others were not told"):
+    with pytest.raises(EvoClawError, match="stopped on this machine only"):
         await board.put(ALL)
     assert here.ends() == ALL
     with pytest.raises(NotShared, match="nothing was released"):

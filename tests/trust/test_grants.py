@@ -191,7 +191,7 @@ def test_a_damaged_key_is_never_replaced_in_silence(content: bytes, tmp_path: Pa
     path.write_bytes(content)
     path.chmod(0o600)
 
-    with pytest.raises(ConfigError, match="put a copy back"):
+    with pytest.raises(ConfigError, match="restore it from a backup"):
         Signer.load_or_create(path)
     assert path.read_bytes() == content
 
@@ -214,9 +214,9 @@ def test_a_key_that_cannot_be_made_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", "no key", "A" * 42, "A" * 44, SIGNER.public_key + "="])
 def test_what_is_no_public_key_is_refused_at_once(key: str) -> None:
-    with pytest.raises(ConfigError, match="43 letters"):
+    with pytest.raises(ConfigError, match="43 characters"):
         Verifier(key)
-    with pytest.raises(ConfigError, match="no public key"):
+    with pytest.raises(ConfigError, match="a public key is needed"):
         Verifier()
 
 

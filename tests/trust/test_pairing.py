@@ -41,7 +41,7 @@ def test_a_token_works_once(pairings: Pairings) -> None:
     joined = pairings.redeem(token, NOW + 1)
 
     assert (joined.agent_id, joined.expires) == ("pi", NOW + 600)
-    with pytest.raises(PairingRefused, match="used already"):
+    with pytest.raises(PairingRefused, match="already been used"):
         pairings.redeem(token, NOW + 2)
 
 
@@ -64,7 +64,7 @@ def test_an_expired_token_is_refused(pairings: Pairings, late: float) -> None:
 def test_an_unknown_token_is_refused(pairings: Pairings, token: str) -> None:
     pairings.new("pi", 600, NOW)
 
-    with pytest.raises(PairingRefused, match="not known here"):
+    with pytest.raises(PairingRefused, match="is unknown"):
         pairings.redeem(token, NOW)
     assert len(pairings.list(NOW)) == 1
 
@@ -83,7 +83,7 @@ def test_an_invitation_can_be_taken_back(pairings: Pairings) -> None:
     pairings.revoke(listed[0].id)
 
     assert pairings.list(NOW + 2) == listed[1:]
-    with pytest.raises(PairingRefused, match="not known"):
+    with pytest.raises(PairingRefused, match="is unknown"):
         pairings.redeem(first, NOW + 2)
     assert pairings.redeem(second, NOW + 2).agent_id == "b"
     for gone in listed:
@@ -95,7 +95,7 @@ def test_old_invitations_are_forgotten(pairings: Pairings) -> None:
     old = pairings.new("pi", 600, NOW)
     pairings.new("pi", 600, NOW + 30 * 86_400)
 
-    with pytest.raises(PairingRefused, match="not known"):
+    with pytest.raises(PairingRefused, match="is unknown"):
         pairings.redeem(old, NOW)
 
 
@@ -156,10 +156,10 @@ async def test_fault_27_a_damaged_file_is_never_taken_for_an_empty_one(tmp_path:
         lambda: pairings.list(NOW),
         lambda: devices.get("pi"),
     ):
-        with pytest.raises(ConfigError, match="put a copy back"):
+        with pytest.raises(ConfigError, match="restore it from a backup"):
             use()
     for change in (devices.surface("pi", [], NOW), devices.approve("pi", NOW)):
-        with pytest.raises(ConfigError, match="put a copy back"):
+        with pytest.raises(ConfigError, match="restore it from a backup"):
             await change
 
 
@@ -181,7 +181,7 @@ def test_fault_26_a_token_that_cannot_be_marked_as_used_is_not_accepted(tmp_path
     token = pairings.new("pi", 600, NOW)
     before = (tmp_path / "invitations.json").read_bytes()
 
-    with no_room(), pytest.raises(EvoClawError, match="make room"):
+    with no_room(), pytest.raises(EvoClawError, match="free some space"):
         pairings.redeem(token, NOW)
 
     assert (tmp_path / "invitations.json").read_bytes() == before
@@ -260,7 +260,7 @@ async def test_only_what_was_seen_is_approved(devices: Devices) -> None:
     seen = devices.all()[0].surface
     await devices.surface("pi", [*TOOLS, ("rm", "!")], NOW + 1)
 
-    with pytest.raises(PairingRefused, match="changed since you looked"):
+    with pytest.raises(PairingRefused, match="have changed since you looked"):
         await devices.approve("pi", NOW + 2, seen=seen)
 
     approved = await devices.approve("pi", NOW + 2, seen=devices.all()[0].surface)

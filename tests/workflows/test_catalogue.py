@@ -73,7 +73,7 @@ def test_workflows_that_lead_back_to_themselves_are_refused(tmp_path: Path) -> N
     catalogue = Catalogue(tmp_path)
 
     assert catalogue.names() == ["fine"]
-    assert problems(catalogue)["a"].endswith("leads back to itself: a > b > c > a")
+    assert problems(catalogue)["a"].endswith("contains itself: a > b > c > a")
     assert "unknown workflow 'a'" in problems(catalogue)["above"]
 
 

@@ -59,8 +59,8 @@ def test_an_expression_has_a_value(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "missing"),
-        ("inputs.host ==", "but it ends"),
+        ("", "is empty"),
+        ("inputs.host ==", "but the expression ends"),
         ("inputs.host = 'pi'", "cannot read"),
         ("1 < 2 < 3", "two values at a time"),
         ("__import__('os')", "found '('"),

@@ -40,7 +40,7 @@ def test_a_template_is_filled_in(template: object, filled: object) -> None:
 
 
 def test_a_reference_on_its_own_that_leads_nowhere_is_a_mistake() -> None:
-    with pytest.raises(Missing, match="inputs.nope leads nowhere: inputs has host, list, n, none"):
+    with pytest.raises(Missing, match="inputs.nope does not exist: inputs has host, list, n, none"):
         fill("{{ inputs.nope }}", SCOPE)
 
 

@@ -1,1 +1,1 @@
-"""Governance: may it run, and in what sandbox."""
+"""Governance: the policies that decide whether a call may run, and what it may spend."""

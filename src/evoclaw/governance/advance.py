@@ -1,4 +1,4 @@
-"""What a person said yes to in advance, by letting an agent act by itself."""
+"""Pre-approval: an agent with full autonomy need not ask about commands that are only unclear."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from evoclaw.core.ports import Allow, Ask, Policy, Verdict
 from evoclaw.core.tools import Call
 
 UNCLEAR = frozenset({"unreadable", "code", "environment", "maybe"})
-"""Askings that say no more than that a command cannot be seen through: the sandbox bounds it. What
-stands behind a colon does not count: `maybe:NAME` is that the rule of this name may be meant."""
+"""Codes of an Ask which only says that a command cannot be analysed; the sandbox bounds it. The
+part after a colon does not count: `maybe:NAME` means that the rule NAME may apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class InAdvance(Policy):
-    """Answers some askings of a rule with the yes that was given in advance; denials stay."""
+    """Turns an Ask of a policy with one of these codes into an Allow; denials stay denials."""
 
     rule: Policy
     codes: frozenset[str] = UNCLEAR
 
     @property
     def kind(self) -> type:
-        """It stands where the rule stands."""
+        """The step kind of the wrapped policy."""
         return kind_of(self.rule)
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge as the rule does, and say whose word it was."""
+        """Judge as the wrapped policy does; the code says that the call was pre-approved."""
         verdict = await self.rule.judge(call)
         if isinstance(verdict, Ask) and verdict.code.partition(":")[0] in self.codes:
             return Allow(f"in_advance:{verdict.code}")
         return verdict
 
     async def admit(self, turn: int) -> Verdict:
-        """Judge as the rule does."""
+        """Judge a turn as the wrapped policy does."""
         return await self.rule.admit(turn)

@@ -1,4 +1,4 @@
-"""A person's answers: what exactly was asked, who may answer, and for what an answer holds."""
+"""Approvals: what a person is asked, who may answer, and which calls an answer covers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from evoclaw.core.redaction import Redactor, marks_of
 from evoclaw.core.tools import Call, Tool
 
 HUMAN = "human"
-"""The scope that only a person's token has: without it nobody approves anything."""
+"""The token scope of a person; a token without it cannot approve or deny."""
 LONGEST = 2_000
-"""Characters of one argument that are kept to be shown; the digest covers all of it."""
+"""Characters of one argument that are stored for display; the digest covers the full value."""
 MOST = 16
-"""Times that, for all arguments together."""
+"""All arguments together may be this many times `MAX_SHOWN_ARGUMENT_CHARS`."""
 NO_SECRETS_KNOWN = Redactor()
-"""Goes by names and shapes alone."""
+"""Redacts by parameter names and value patterns only; it knows no configured secrets."""
 
 
 class ApprovalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to a call that a person must be asked about."""
+    """What happens to a call that needs a person's approval."""
 
     nobody: Literal["deny", "wait"] | None = None
-    """When nobody is there: refuse the call, or stop the run until somebody has answered. Not said,
-    a run at a terminal refuses; one of `evoclaw up`, which people reach at any time, stops."""
+    """When no person answers: refuse the call (`deny`), or suspend the run until someone does
+    (`wait`). By default a run at a terminal refuses, and a run of `evoclaw up` waits."""
     expires_s: Annotated[int, Meta(ge=1, le=31_536_000)] = 86_400
-    """Seconds after which an asking, and the answer to it, is worth nothing any more."""
+    """Seconds after which an approval request, and the answer to it, expires."""
     patience_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
-    """Seconds that a run itself waits for an answer before `nobody` counts."""
+    """Seconds that a run waits for an answer before `nobody` applies."""
     most: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
-    """How many askings of a tenant may wait; the next one is refused."""
+    """Maximum number of pending approval requests of a tenant; the next one is refused."""
 
 
 class Answerer(Struct, frozen=True):
-    """Who answers."""
+    """The person or agent that answers an approval request."""
 
     kind: Literal["person", "agent"]
     name: str
@@ -48,14 +48,14 @@ class Answerer(Struct, frozen=True):
     scopes: frozenset[str] = frozenset()
 
     def why_not(self, tenant: str) -> str:
-        """Why this one may not answer what a tenant's run asks; empty when it may."""
+        """Why this answerer may not answer for a tenant's run; empty if it may."""
         if self.kind != "person" or HUMAN not in self.scopes:
             return "only a person may approve or deny; an agent never answers for itself"
         return "" if self.tenant == tenant else "there is no such approval"
 
 
 class Scope(Struct, frozen=True, array_like=True):
-    """What an approval for the session covers: nothing but calls that agree in all of this."""
+    """What an approval for the session covers: only calls that match every field."""
 
     tenant: str
     user: str
@@ -67,12 +67,12 @@ class Scope(Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """The same for what it covers, and for nothing else."""
+        """A digest that identifies the scope."""
         return _digest(msgspec.to_builtins(self))
 
     @property
     def text(self) -> str:
-        """The same for the person who is about to approve it."""
+        """The scope in words, for the person who is asked."""
         return (
             f"every call of {self.tool} in this session that is asked about as {self.code!r}, "
             "whatever its arguments"
@@ -80,14 +80,14 @@ class Scope(Struct, frozen=True, array_like=True):
 
 
 class Asking(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that waits for a person, as it is kept and shown. Arguments are cut and redacted."""
+    """A call that waits for approval, as stored and shown: arguments truncated and redacted."""
 
     id: str
     run_id: str
     request_id: str
     scope: Scope
     sha256: str
-    """Of the tool and the whole of the arguments: an approval holds for these alone."""
+    """The digest of the tool and the full arguments: an approval covers exactly these."""
     arguments: dict[str, JSON]
     reason: str
     asked_at: float
@@ -95,7 +95,7 @@ class Asking(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answered(Struct, frozen=True, omit_defaults=True):
-    """What a person said."""
+    """A person's answer to an approval request."""
 
     decision: Decision
     by: Answerer
@@ -104,7 +104,7 @@ class Answered(Struct, frozen=True, omit_defaults=True):
 
 
 def tool_digest(tool: Tool) -> str:
-    """What a tool is taken for: one that was swapped for another has another digest."""
+    """The identity of a tool: a tool replaced under the same name has another digest."""
     return _digest(
         [
             tool.name,
@@ -118,12 +118,12 @@ def tool_digest(tool: Tool) -> str:
 
 
 def call_digest(call: Call) -> str:
-    """What exactly would be run."""
+    """The identity of a call: its tool and its full arguments."""
     return _digest([tool_digest(call.tool), call.arguments])
 
 
 def scope_of(call: Call, ask: Ask, session: str = "") -> Scope:
-    """What an approval for the session would cover; without a session, it is the run's."""
+    """What an approval for the session would cover; without a session, the scope is the run."""
     who: Principal = call.context.principal
     return Scope(
         who.tenant,
@@ -137,7 +137,7 @@ def scope_of(call: Call, ask: Ask, session: str = "") -> Scope:
 
 
 def shown(call: Call, redactor: Redactor = NO_SECRETS_KNOWN) -> dict[str, JSON]:
-    """The arguments for a person's eyes: no secrets, and nothing without end."""
+    """The arguments as shown to a person: redacted and truncated."""
     marks = marks_of(call.tool.parameters)
     made: dict[str, JSON] = redactor.value(call.arguments, marks)
     cut = {_cut(name): _short(value) for name, value in made.items()}
@@ -168,13 +168,13 @@ def _digest(value: JSON) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Asks once about what was approved for the session; forgets with the process."""
+    """Does not ask again about what was approved for the session; lost when the process ends."""
 
     approver: Approver
     _approved: set[Scope] = field(default_factory=set[Scope])
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        """Answer from memory, or ask."""
+        """Answer from the cache, or ask the approver."""
         scope = scope_of(call, ask, "process")
         if scope in self._approved:
             return Approval(Decision.SESSION, "approved for this session")

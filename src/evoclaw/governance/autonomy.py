@@ -1,4 +1,4 @@
-"""How much an agent may do by itself."""
+"""Autonomy levels: what an agent may change without asking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evoclaw.core.tools import Call, Effect
 
 
 class Level(StrEnum):
-    """The three levels."""
+    """What an agent may do without a person: only read, ask before writing, or anything."""
 
     READ_ONLY = "read_only"
     SUPERVISED = "supervised"
@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 
 class Writes(StrEnum):
-    """What a supervised run may do with writes that stay in its conversation and workspace."""
+    """Whether a supervised run asks before it writes inside its own workspace."""
 
     ASK = "ask"
     ALLOW = "allow"
@@ -29,15 +29,15 @@ class Autonomy(Policy):
     """Denies, asks about or allows what changes something, by the run's level; looking is free.
 
     A tool that acts (`Tool.presses`) has consequences beyond the conversation and the workspace.
-    One that writes without acting changes the workspace alone: a supervised run asks for that
-    too, unless it is told that such writes are free.
+    One that writes without acting changes the workspace alone: a supervised run asks before that
+    too, unless `writes` allows it.
     """
 
     level: Level
     writes: Writes = Writes.ASK
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge by what the tool does."""
+        """Judge by the level, and by whether the tool acts or writes."""
         tool = call.tool
         acts, changes = tool.presses, tool.effect is not Effect.READ
         if self.level is Level.FULL or not (acts or changes):
@@ -46,7 +46,7 @@ class Autonomy(Policy):
             reason = "this run is read-only. Go on without it or tell the user what you would do."
             return Deny("read_only", reason, "the run is read-only")
         if acts:
-            what = "writes or executes" if changes else "tells or sets off something elsewhere"
+            what = "writes or executes" if changes else "sends or triggers something outside"
             return Ask("supervised", f"{call.name} {what}")
         if self.writes is Writes.ALLOW:
             return ALLOW

@@ -1,4 +1,4 @@
-"""Calls that come one by one from a client, each a run of its own: their budget and their end."""
+"""Single calls from an MCP client, each a run of its own: their budget and their cancellation."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from evoclaw.governance.budget.policy import Budget
 
 
 class EachCall(Policy):
-    """The budget of each call, below the accounts that all of them share. Also a sink."""
+    """Gives each call a run budget of its own, below the shared accounts. Also a sink."""
 
     def __init__(self, begin: Callable[[str], Budget]) -> None:
-        """`begin` makes the budget of one run."""
+        """`new_budget` creates the budget of a run, by its id."""
         self._begin = begin
         self._runs: dict[str, Budget] = {}
 
     @property
     def kind(self) -> type:
-        """It stands where the budget stands."""
+        """The step kind of the budget."""
         return Budget
 
     async def judge(self, call: Call) -> Verdict:
-        """Set aside what a call says it will use."""
+        """Reserve what a call says it will use."""
         budget = self._runs.get(call.run_id)
         if budget is None:
             budget = self._runs[call.run_id] = self._begin(call.run_id)
         return await budget.judge(call)
 
     def receive(self, record: Record) -> None:
-        """Settle what a record tells of."""
+        """Settle the reservations that a record completes."""
         if (budget := self._runs.get(record.run_id)) is not None:
             budget.receive(record)
             if isinstance(record.event, RunFinished):
@@ -43,7 +43,7 @@ class EachCall(Policy):
 
 
 class CancelOnStop(AroundStep):
-    """Cancels the calls under way when an emergency stop comes."""
+    """Cancels the running calls when an emergency stop is set."""
 
     def __init__(self) -> None:
         self._live: set[asyncio.Task[object]] = set()
@@ -51,7 +51,7 @@ class CancelOnStop(AroundStep):
 
     @asynccontextmanager
     async def around(self, execution: Execution) -> AsyncGenerator[None]:
-        """Run the call so that it can be cancelled without the task that waits for it."""
+        """Run the call; a stop cancels the call, but not the task that awaits it."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a call runs in a task")
@@ -68,7 +68,7 @@ class CancelOnStop(AroundStep):
             self._stopped.discard(task)
 
     def end(self) -> None:
-        """Cancel what runs; each call is answered as cancelled."""
+        """Cancel all running calls; each gets a result that says it was cancelled."""
         for task in self._live:
             self._stopped.add(task)
             task.cancel()

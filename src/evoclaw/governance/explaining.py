@@ -1,4 +1,4 @@
-"""Why a call is judged as it is: each rule asked, and which one decides."""
+"""Explains a verdict: what each policy says about a call, and which policy decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evoclaw.core.tools import Call
 
 
 class Step(Struct, frozen=True, omit_defaults=True):
-    """What one rule says."""
+    """The verdict of one policy."""
 
     policy: str
     verdict: str
@@ -23,7 +23,7 @@ class Step(Struct, frozen=True, omit_defaults=True):
 
 
 class Explained(Struct, frozen=True):
-    """What becomes of a call, and what each rule said of it."""
+    """The verdict on a call, and the verdict of each policy."""
 
     verdict: str
     steps: tuple[Step, ...]
@@ -32,38 +32,38 @@ class Explained(Struct, frozen=True):
     """For people."""
     reason_for_model: str = ""
     by: str = ""
-    """The rule that decides; empty when nothing speaks against the call."""
+    """The policy that decides; empty if every policy allows the call."""
 
 
 def name_of(policy: Policy) -> str:
-    """The name of the step that a policy is."""
+    """The class name of a policy's pipeline step."""
     return kind_of(policy).__name__
 
 
 async def explain(policies: Iterable[Policy], call: Call) -> Explained:
-    """Ask every rule, also those that a chain would not reach; decided as the chain decides.
+    """Ask every policy, also those that a chain would not reach; decide as the chain does.
 
-    Give it none that counts what it is asked.
+    Do not pass policies that count or reserve when they judge, such as rates and budgets.
 
     Args:
         policies: In the order of the chain.
-        call: It is judged, never run.
+        call: The call to judge; it is not run.
     """
-    said = [(name_of(one), await one.judge(call)) for one in policies]
-    steps = tuple(_step(who, verdict) for who, verdict in said)
+    verdicts = [(name_of(policy), await policy.judge(call)) for policy in policies]
+    steps = tuple(_step(name, verdict) for name, verdict in verdicts)
     for kind in (Deny, Ask):
-        for who, verdict in said:
+        for name, verdict in verdicts:
             if isinstance(verdict, kind):
-                step = _step(who, verdict)
+                step = _step(name, verdict)
                 return Explained(
-                    step.verdict, steps, step.code, step.reason, verdict.reason, by=who
+                    step.verdict, steps, step.code, step.reason, verdict.reason, by=name
                 )
-    whose = [step for step in steps if step.code]
-    return Explained("allow", steps, whose[-1].code if whose else "")
+    with_code = [step for step in steps if step.code]
+    return Explained("allow", steps, with_code[-1].code if with_code else "")
 
 
-def _step(who: str, verdict: Verdict) -> Step:
+def _step(name: str, verdict: Verdict) -> Step:
     if isinstance(verdict, Allow):
-        return Step(who, "allow", verdict.code)
+        return Step(name, "allow", verdict.code)
     kind = "deny" if isinstance(verdict, Deny) else "ask"
-    return Step(who, kind, verdict.code, verdict.for_people or verdict.reason)
+    return Step(name, kind, verdict.code, verdict.for_people or verdict.reason)

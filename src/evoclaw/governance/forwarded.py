@@ -1,4 +1,4 @@
-"""Calls that forward a call to an edge: the forwarded call is judged and counted like our own."""
+"""Calls that forward a call to an edge: policies and budgets also apply to the forwarded call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evoclaw.core.tools import Call
 from evoclaw.governance.budget.policy import Budget
 
 Forwarded: TypeAlias = Callable[[Call], Sequence[Call]]
-"""The calls that one call becomes on edges: none for most, several if the edges differ."""
+"""The calls on edges that a call forwards: none for most calls, several if the edges differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ForwardedBudget(Policy):
 
     @property
     def kind(self) -> type:
-        """It stands where the budget stands."""
+        """The step kind of the budget."""
         return Budget
 
     async def judge(self, call: Call) -> Verdict:

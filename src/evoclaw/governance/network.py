@@ -1,7 +1,7 @@
-"""Which hosts may be reached: by tools that know the web, and by commands in their sandbox.
+"""Which hosts tools and sandboxed commands may reach.
 
-Tools may reach every host that is not denied, for their executor refuses whatever is not public.
-Commands may reach none unless it is listed, and then through the egress proxy alone.
+Tools may reach every host that is not denied; their executor refuses addresses that are not public.
+Commands may reach only the hosts listed for them, and only through the egress proxy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 
 NETWORK = "network"
-"""The permission that tools need to reach beyond this machine."""
+"""The permission of tools that reach other machines."""
 ANY = "*"
 DEEPEST = 8
-"""How far into arguments URLs are looked for; what is deeper is refused."""
+"""How deep URLs are searched in arguments; a call with deeper arguments is denied."""
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
@@ -37,11 +37,11 @@ class NetworkSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[network]` of the configuration. A host is `example.org`, `*.example.org` or `*`."""
 
     allow: tuple[str, ...] = (ANY,)
-    """Hosts that tools may reach, as far as they are public."""
+    """Hosts that tools may reach, if they are public."""
     deny: tuple[str, ...] = ()
-    """Hosts that nothing may reach, whatever allows them."""
+    """Hosts that neither tools nor commands may reach; wins over `allow` and `commands`."""
     commands: tuple[str, ...] = ()
-    """Hosts that commands may reach too; with none, commands have no network."""
+    """Hosts that commands may reach too; without any, commands have no network."""
     ports: tuple[int, ...] = (80, 443)
     """Ports that commands may reach."""
 
@@ -50,11 +50,11 @@ class Hosts:
     """A list of hosts: exact names, and names with everything below them."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        """Read the list; a pattern that means nothing is a `ConfigError`."""
-        texts = [_checked(one) for one in patterns]
-        self._any = ANY in texts
-        self._exact = frozenset(one for one in texts if not one.startswith("*"))
-        self._below = tuple(one[1:] for one in texts if one.startswith("*."))
+        """Read the list; an invalid pattern is a `ConfigError`."""
+        hosts = [_checked(pattern) for pattern in patterns]
+        self._any = ANY in hosts
+        self._exact = frozenset(host for host in hosts if not host.startswith("*"))
+        self._below = tuple(host[1:] for host in hosts if host.startswith("*."))
 
     def __contains__(self, host: object) -> bool:
         if not isinstance(host, str):
@@ -66,32 +66,32 @@ class Hosts:
 class Domains(Policy):
     """Denies calls and connections to hosts that may not be reached.
 
-    An argument tells only where a call sets out to: executors ask `may` again at every redirect,
-    and the egress proxy asks `commands_may` at every connection.
+    An argument names only the first host of a call: executors check `allows` again at every
+    redirect, and the egress proxy checks `allows_for_commands` at every connection.
     """
 
     def __init__(self, settings: NetworkSettings | None = None) -> None:
-        """Read the lists; what cannot be read is a `ConfigError`."""
-        said = settings or NetworkSettings()
-        self._allow, self._deny = Hosts(said.allow), Hosts(said.deny)
-        self._commands = Hosts(said.commands)
-        for port in said.ports:
+        """Read the lists; an invalid host or port is a `ConfigError`."""
+        settings = settings or NetworkSettings()
+        self._allow, self._deny = Hosts(settings.allow), Hosts(settings.deny)
+        self._commands = Hosts(settings.commands)
+        for port in settings.ports:
             if not 0 < port < 65536:
-                raise ConfigError(f"`ports` of [network]: {port} is no port.")
-        self.ports = said.ports
-        self.open_to_commands = bool(said.commands)
-        """Whether commands may reach anything at all."""
+                raise ConfigError(f"`ports` of [network]: {port} is no port; use 1 to 65535.")
+        self.ports = settings.ports
+        self.open_to_commands = bool(settings.commands)
+        """Whether commands may reach any host at all."""
 
     def may(self, host: str) -> bool:
         """Whether tools may reach a host."""
         return host in self._allow and host not in self._deny
 
     def commands_may(self, host: str) -> bool:
-        """Whether commands may reach a host; what tools may not reach, they may not either."""
+        """Whether commands may reach a host; never one that tools may not reach."""
         return host in self._commands and self.may(host)
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny a call that says it will go where it may not."""
+        """Deny a call whose arguments name a host that may not be reached."""
         if NETWORK not in call.tool.permissions:
             return ALLOW
         try:
@@ -128,22 +128,22 @@ def _is_address(text: str) -> bool:
 
 
 def _urls(value: JSON, depth: int = 0) -> Iterator[str]:
-    """Every web address in some arguments."""
+    """Every web address in the arguments."""
     if depth > DEEPEST:
         raise ValueError("lies too deep in the arguments to be judged")
     if isinstance(value, str):
         if _WEB.match(value):
             yield value.strip(" \t\r\n")
     elif isinstance(value, dict):
-        for one in cast("dict[str, JSON]", value).values():
-            yield from _urls(one, depth + 1)
+        for child in cast("dict[str, JSON]", value).values():
+            yield from _urls(child, depth + 1)
     elif isinstance(value, list):
-        for one in cast("list[JSON]", value):
-            yield from _urls(one, depth + 1)
+        for child in cast("list[JSON]", value):
+            yield from _urls(child, depth + 1)
 
 
 def _host(url: str) -> str:
-    """The host of an address that can be read in one way only; else `ValueError`."""
+    """The host of an unambiguous address; `ValueError` for any other address."""
     if _UNFIT.search(url) or not _START.match(url):
         raise ValueError("has a space, a backslash or a control character, or no //")
     split = urlsplit(url)

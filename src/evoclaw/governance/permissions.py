@@ -1,4 +1,4 @@
-"""Permissions: what an agent holds decides what it is offered and what it may call."""
+"""Permissions: the capabilities of an agent decide which tools it is offered and may call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PermittedTools(OfferStep):
     """Offers only the tools whose permissions the agent holds."""
 
     capabilities: frozenset[str]
-    """`"*"` holds all; nothing holds none."""
+    """`"*"` grants all permissions; an empty set grants none."""
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Leave out what would be denied."""
+        """Leave out the tools whose calls would be denied."""
         return [tool for tool in tools if not missing_permissions(tool, self.capabilities)]
 
 
@@ -28,9 +28,9 @@ class Permissions(Policy):
     """Denies a call whose tool needs a permission that the agent does not hold."""
 
     capabilities: frozenset[str]
-    """`"*"` holds all; nothing holds none."""
+    """`"*"` grants all permissions; an empty set grants none."""
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny what is not held."""
+        """Deny the call if a permission is missing."""
         missing = missing_permissions(call.tool, self.capabilities)
         return Deny("permission", permission_denied(call.tool, missing)) if missing else ALLOW

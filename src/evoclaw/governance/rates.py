@@ -1,4 +1,4 @@
-"""How often calls may be made: a sliding minute, and a burst within a second."""
+"""Rate limits for calls: a sliding window of a minute, and a burst limit within a second."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from evoclaw.core.tools import Call
 
 MINUTE, SECOND = 60.0, 1.0
 PATIENCE, AGAIN = 1.0, 0.001
-"""Seconds that the counts of other processes are waited for, and between two tries."""
+"""How long to wait for the lock of the shared counts, and the delay between two attempts."""
 Count = Annotated[int, Meta(ge=0, le=100_000)]
 Clock: TypeAlias = Callable[[], float]
 Key: TypeAlias = tuple[Principal, str]
-"""Who calls, and which tool if that is counted by itself."""
+"""The caller, and the tool if it has a limit of its own."""
 
 
 class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often; 0 is without that limit."""
+    """How often a tool may be called; 0 means no limit."""
 
     per_minute: Count = 0
     burst: Count = 0
@@ -39,53 +39,54 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often one user's agent may call tools; 0 is without that limit."""
+    """How often one user's agent may call tools; 0 means no limit."""
 
     per_minute: Count = 120
     burst: Count = 20
     """Within one second."""
     tools: dict[str, Rate] = {}
-    """Further limits for single tools, by name."""
+    """Additional limits for single tools, by name."""
     shared: bool = False
-    """Count all processes of this machine together, not each by itself; those that share a
+    """Count the calls of all processes of this machine together. Orchestrators that share a
     PostgreSQL always count together."""
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    """How many users' agents are counted at once: beyond that, new ones must wait. In a PostgreSQL
-    there is room for all."""
+    """Maximum number of users' agents that are counted at the same time; calls of further ones are
+    refused until one is idle. No limit with PostgreSQL."""
 
 
 class Refusal(Struct, frozen=True):
-    """A call that may not be made now."""
+    """A call that exceeds a rate limit, or cannot be counted."""
 
     wait: float
-    """Seconds until it may."""
+    """Seconds until the call may be made."""
     limit: int | None
-    """Which one it was; None if it cannot be counted."""
+    """The index of the exceeded limit; None if the call cannot be counted."""
     problem: str = ""
-    """Why it cannot be, if that is a failure."""
+    """Why the call cannot be counted, if counting failed."""
 
 
 class Windows(Protocol):
-    """Where the moments of past calls are kept."""
+    """The times of past calls, by caller and tool."""
 
     async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
-        """Count a call for each of these limits, or for none of them if one is met."""
+        """Count a call against all of these limits, or against none if one is exceeded."""
         ...
 
 
 class Counts(Protocol):
-    """Counts for all who share it, wherever they are, and by a clock of its own."""
+    """Call counts in a store that several orchestrators share; the store's clock decides."""
 
     async def take(self, limits: Sequence[tuple[str, int, int]]) -> tuple[float, int] | None:
-        """Count a call for each key, with how often a minute and a second it may come.
+        """Count a call against each limit: key, calls a minute, calls a second.
 
-        If it may not, for none of them: the seconds to wait, and the number of the limit.
+        If a limit is exceeded nothing is counted: returns the seconds to wait, and the limit's
+        index.
         """
         ...
 
 
 class OwnWindows:
-    """The calls of this process."""
+    """Call times in memory, for this process only."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -95,14 +96,14 @@ class OwnWindows:
         return len(self._windows)
 
     async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
-        """Count a call, or say why not."""
+        """Count a call, or return why it is refused."""
         now = clock()
         taken: list[deque[float]] = []
         for number, (rate, key) in enumerate(limits):
             window = self._windows.get(key)
             if window is None:
                 if len(self._windows) >= self._most and not self._forget(now):
-                    # To forget one that still counts would lift its limit.
+                    # Dropping a window that still counts would lift its limit.
                     return Refusal(MINUTE, None)
                 window = self._windows[key] = deque()
             while window and window[0] <= now - MINUTE:
@@ -115,7 +116,7 @@ class OwnWindows:
         return None
 
     def _forget(self, now: float) -> bool:
-        """Let go of those who have not called for a minute."""
+        """Drop the windows without a call in the last minute."""
         idle = [k for k, calls in self._windows.items() if not calls or calls[-1] <= now - MINUTE]
         for key in idle:
             del self._windows[key]
@@ -123,14 +124,14 @@ class OwnWindows:
 
 
 class SharedWindows:
-    """The calls of all processes that use one folder; a file for each key, and one lock."""
+    """Call times in a folder that several processes share: a file for each key, and one lock."""
 
     def __init__(self, folder: Path, most: int) -> None:
         self._folder, self._most = folder, most
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
-        """Count a call, or say why not; what cannot be counted is refused."""
+        """Count a call, or return why it is refused; a call that cannot be counted is refused."""
         until = time.monotonic() + PATIENCE
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -142,7 +143,7 @@ class SharedWindows:
                     if time.monotonic() > until:
                         return Refusal(PATIENCE, None)
                     await asyncio.sleep(AGAIN)
-            # The time is only looked at now: what others counted meanwhile is not ahead of it.
+            # Read the clock under the lock: no counted time may lie ahead of it.
             return self._take(limits, clock())
         finally:
             os.close(lock)
@@ -165,29 +166,29 @@ class SharedWindows:
         return None
 
     def _is_full(self, now: float) -> bool:
-        """Whether there is no place for another key, also after forgetting the idle ones."""
-        there = [path for path in self._folder.iterdir() if path.name != "lock"]
-        if len(there) < self._most:
+        """Whether there is no room for another key, even after dropping the idle ones."""
+        paths = [path for path in self._folder.iterdir() if path.name != "lock"]
+        if len(paths) < self._most:
             return False
-        idle = [path for path in there if not _read(path, now)]
+        idle = [path for path in paths if not _read(path, now)]
         for path in idle:
             path.unlink()
-        return len(there) - len(idle) >= self._most
+        return len(paths) - len(idle) >= self._most
 
 
 class StoredWindows:
-    """The calls of all processes that use one store, on whatever machine."""
+    """Call counts in a store that orchestrators on several machines share."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
 
     async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
-        """Count a call, or say why not; what cannot be counted is refused."""
+        """Count a call, or return why it is refused; a call that cannot be counted is refused."""
         asked = [(_hashed(key), rate.per_minute, rate.burst) for rate, key in limits]
         try:
             refused = await self._counts.take(asked)
         except Standstill:
-            raise  # the run waits for the store, as it does everywhere
+            raise  # the run is suspended until the store is back
         except EvoClawError as problem:
             return Refusal(PATIENCE, None, str(problem))
         return None if refused is None else Refusal(*refused)
@@ -204,13 +205,13 @@ class Rates(Policy):
         folder: Path | None = None,
         counts: Counts | None = None,
     ) -> None:
-        """One for the whole process: every run that is judged by it is counted together.
+        """Use one instance per process: it counts the calls of all runs together.
 
         Args:
             settings: The limits.
-            clock: Never goes back, and is the same in all processes that share the counts.
-            folder: Where counts are shared, if the settings say so.
-            counts: Where they are shared in any case, by all who use it.
+            clock: A monotonic clock, the same in all processes that share the folder.
+            folder: Where processes share counts, if the settings say so.
+            counts: A store that shares counts between machines; wins over the settings.
         """
         self._settings = settings or RateSettings()
         self._all = Rate(per_minute=self._settings.per_minute, burst=self._settings.burst)
@@ -219,7 +220,7 @@ class Rates(Policy):
         self.windows = _windows(self._settings, folder, counts)
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny what comes too often, and say when to come again."""
+        """Deny a call beyond a limit; the reason says when to try again."""
         who = call.context.principal
         limits: list[tuple[Rate, Key]] = []
         if self._all.per_minute or self._all.burst:
@@ -239,7 +240,7 @@ def _windows(settings: RateSettings, folder: Path | None, counts: Counts | None)
     if not settings.shared:
         return OwnWindows(settings.most)
     if folder is None:
-        raise ConfigError("rates can only be shared in a folder; say which one")
+        raise ConfigError("shared rate limits need a folder; set a data folder, or shared = false")
     return SharedWindows(folder, settings.most)
 
 
@@ -248,7 +249,7 @@ def _hashed(key: Key) -> str:
 
 
 def _wait(window: MutableSequence[float], rate: Rate, now: float) -> float:
-    """Seconds until the next call may be made; 0 is now."""
+    """Seconds until the next call may be made; 0 means now."""
     wait, count = 0.0, len(window)
     if rate.per_minute and count >= rate.per_minute:
         wait = window[-rate.per_minute] + MINUTE - now
@@ -258,19 +259,19 @@ def _wait(window: MutableSequence[float], rate: Rate, now: float) -> float:
 
 
 def _read(path: Path, now: float) -> array[float] | None:
-    """The moments of the last minute; those ahead of us are from before the machine started."""
+    """The call times of the last minute; times ahead of the clock are from before a reboot."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     found = array("d", data[: len(data) // 8 * 8])
-    return array("d", (one for one in found if now - MINUTE < one <= now))
+    return array("d", (at for at in found if now - MINUTE < at <= now))
 
 
 def _write(path: Path, window: array[float]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Cut only afterwards: who is killed in between has counted too much, not too little.
+        # Truncate last: a process killed in between has counted too much, not too little.
         os.ftruncate(descriptor, os.pwrite(descriptor, window.tobytes(), 0))
     finally:
         os.close(descriptor)
@@ -284,9 +285,9 @@ def _too_often(call: Call, limits: Sequence[tuple[Rate, Key]], refusal: Refusal)
     else:
         rate, (_, tool) = limits[refusal.limit]
         each = ((rate.per_minute, "a minute"), (rate.burst, "a second"))
-        said = ", ".join(f"{count} {span}" for count, span in each if count)
-        why = f"{f'{call.name} was' if tool else 'tools were'} called too often ({said})"
+        allowed = ", ".join(f"{count} {span}" for count, span in each if count)
+        why = f"{f'{call.name} was' if tool else 'tools were'} called too often ({allowed})"
     seconds = f"{refusal.wait:.1f} s" if refusal.wait < 10 else f"{refusal.wait:.0f} s"
     reason = f"{why}. Ask again in {seconds}, for less at once, or answer with what you have."
-    told = refusal.problem or f"free again in {seconds}"
-    return Deny("rate", reason, f"{why}; {told}")
+    detail = refusal.problem or f"free again in {seconds}"
+    return Deny("rate", reason, f"{why}; {detail}")

@@ -1,7 +1,7 @@
-"""The emergency stop of several orchestrators that share a store: what one is told, all obey.
+"""The emergency stop of orchestrators that share a store: a stop set at one holds at all of them.
 
-Each has what is stopped for all in a second file beside its own, which its runs look at in the
-same way: so a store that goes away releases nothing, and costs no call anything.
+Each orchestrator mirrors the shared stops in a second file, which its runs check like the first. So
+an unreachable store releases nothing, and no call waits for the store.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.governance.stops import Kind, Stop, StopFile, UnsoundStops
 
 FILE = "stops-of-all.json"
-"""Its name in the data folder."""
+"""The name of the mirror file in the data folder."""
 LOOK = 0.5
-"""Seconds between two looks at what others were told."""
+"""Seconds between two reads of the shared stops."""
 _STOP = msgspec.json.Decoder(Stop)
 
 
 class NotShared(EvoClawError):
-    """What others should have been told, they were not."""
+    """A stop was set or released on this machine only, because the store is unreachable."""
 
 
 class Rows(Protocol):
-    """A store of stops."""
+    """The stops in the shared store."""
 
     async def all(self) -> Sequence[bytes]:
-        """All of them."""
+        """Return all stops."""
         ...
 
     async def put(self, kind: str, name: str, state: bytes) -> None:
-        """Stop something."""
+        """Add or replace a stop."""
         ...
 
     async def release(self, kind: str, name: str) -> None:
-        """Stop it no longer."""
+        """Remove a stop."""
         ...
 
 
 class StopBoard:
-    """Where people stop things: on this machine, or for all who share its store."""
+    """Sets and releases stops: on this machine, or on all machines that share its store."""
 
     def __init__(
         self,
@@ -53,24 +53,24 @@ class StopBoard:
         rows: Rows | None = None,
         away: str = "",
     ) -> None:
-        """Choose where.
+        """Choose the files and the store.
 
         Args:
-            own: The stops of this machine alone.
-            mirror: Those of all, as this machine knows them; None if nothing is shared.
-            rows: Those of all, where they are kept.
-            away: Why that cannot be reached, if it cannot.
+            local: The stop file of this machine alone.
+            mirror: The local copy of the shared stops; None if nothing is shared.
+            rows: The shared stops in the store; None if the store is unreachable.
+            unreachable: Why the store is unreachable.
         """
         self._own, self._mirror, self._rows, self._away = own, mirror, rows, away
 
     def stops(self) -> tuple[Stop, ...]:
-        """What is stopped here; `UnsoundStops` if that cannot be known."""
+        """The stops that hold on this machine. Raises `UntrustedStopFile`."""
         shared = () if self._mirror is None else self._mirror.stops()
-        found = {(one.kind, one.name): one for one in (*shared, *self._own.stops())}
+        found = {(stop.kind, stop.name): stop for stop in (*shared, *self._own.stops())}
         return tuple(found.values())
 
     async def put(self, stop: Stop) -> None:
-        """Stop something: here at once, whatever becomes of the rest; `NotShared` if only here."""
+        """Set a stop: first on this machine, then for all; `StopNotShared` if only here."""
         self._own.put(stop)
         if self._mirror is None:
             return
@@ -80,26 +80,26 @@ class StopBoard:
             await self.look()
         except EvoClawError as problem:
             raise NotShared(
-                f"stopped on this machine, but the others were not told ({problem}): stop it "
-                "there too, or again when the store is back"
+                f"stopped on this machine only; the shared store cannot be reached ({problem}). "
+                "Stop it on the other machines too, or repeat this when the store is back"
             ) from None
-        # It stands for all now: who releases it elsewhere must not find it here again.
+        # The stop is shared now: a release on another machine must not leave it here.
         self._own.release(stop.kind, stop.name)
 
     async def release(self, kind: Kind, name: str = "") -> Stop | None:
-        """Take one stop back, for all; what it was. `NotShared` if it stands all the same."""
+        """Release a stop for all, and return it; `StopNotShared` if the stop still holds."""
         if self._mirror is None:
             return self._own.release(kind, name)
-        there = {(one.kind, one.name): one for one in self._known() or ()}
+        shared = {(stop.kind, stop.name): stop for stop in self._known() or ()}
         try:
             await self._reached().release(kind, name)
             await self.look()
         except EvoClawError as problem:
             raise NotShared(f"nothing was released: {problem}") from None
-        return self._own.release(kind, name) or there.get((kind, name))
+        return self._own.release(kind, name) or shared.get((kind, name))
 
     async def look(self) -> None:
-        """Obey here what was stopped for all, and no longer what was released."""
+        """Copy the shared stops from the store to the mirror file."""
         if self._mirror is None or self._rows is None:
             return
         wanted = tuple(_STOP.decode(row) for row in await self._rows.all())
@@ -120,7 +120,7 @@ class StopBoard:
 
 @asynccontextmanager
 async def following_board(board: StopBoard, *, every: float = LOOK) -> AsyncGenerator[None]:
-    """While the block runs, obey what other machines are told; before it begins, what they were."""
+    """Copy the shared stops to this machine: once before the block, then while it runs."""
     await board.look()
 
     async def watch() -> None:
@@ -129,7 +129,7 @@ async def following_board(board: StopBoard, *, every: float = LOOK) -> AsyncGene
             try:
                 await board.look()
             except EvoClawError:
-                continue  # what is stopped stays so, and nothing else can be begun without it
+                continue  # the mirror keeps its stops, and no run can start without the store
 
     watching = asyncio.create_task(watch(), name="stops of all")
     try:

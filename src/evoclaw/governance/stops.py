@@ -1,6 +1,6 @@
-"""The emergency stop: a small file that every run looks at before each call and each reply.
+"""The emergency stop: a small file that every run checks before each call and each reply.
 
-What cannot be read stops everything. A file that is deleted releases nothing that it had stopped.
+A file that cannot be read or trusted stops everything. Deleting the file releases nothing.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 
 FILE = "stops.json"
-"""Its name in the data folder."""
+"""The name of the stop file in the data folder."""
 MAX_BYTES = 1 << 20
 EVERY = 0.25
-"""Seconds between two looks at the file while something runs."""
+"""Seconds between two checks of the file while calls run."""
 CODE = "stopped"
 NETWORK, SHELL, DEVICE = "network", "shell", "device"
-"""Permissions: to reach others, to run commands that might, to have devices do something."""
+"""Permissions: to reach the network, to run commands that might, to make devices act."""
 TARGETS = ("agent_id", "node")
 """The arguments by which tools of the fleet name a device."""
 EVERYBODY, SELECTOR = "*", "type:"
-"""Instead of one: all of them, or those of a kind."""
+"""What a tool of the fleet may name instead of one device: all devices, or those of a type."""
 ACTIONS = ("action", "what")
-"""The arguments by which they name a tool of that device."""
+"""The arguments by which tools of the fleet name a tool of the device."""
 
 
 class Kind(StrEnum):
-    """How much is stopped."""
+    """What a stop covers."""
 
     ALL = "all"
     AGENT = "agent"
@@ -50,18 +50,18 @@ class Kind(StrEnum):
 
 
 class Stop(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something that may not go on until a person says so."""
+    """A stop that a person set; it holds until a person releases it."""
 
     kind: Kind
     name: str = ""
-    """Of the agent, or the tool."""
+    """The name of the agent or tool."""
     reason: str = ""
     by: str = ""
     at: float = 0.0
 
     @property
     def what(self) -> str:
-        """What is stopped, in words."""
+        """What is stopped, for people."""
         match self.kind:
             case Kind.ALL:
                 return "everything"
@@ -72,7 +72,7 @@ class Stop(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
     @property
     def told(self) -> str:
-        """The same with the reason that was given."""
+        """What is stopped and why, for people."""
         return f"a person stopped {self.what}" + (f" ({self.reason})" if self.reason else "")
 
 
@@ -81,24 +81,24 @@ class _Document(Struct, forbid_unknown_fields=True):
 
 
 class UnsoundStops(ConfigError):
-    """The file cannot be read or trusted."""
+    """The stop file cannot be read or trusted, so everything is stopped."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"everything is stopped: {path} {problem}; look at it, then set it right with "
+            f"everything is stopped: {path} {problem}. Check the file, then reset it with "
             "`evoclaw stop --release --all`"
         )
         self.path, self.problem = path, problem
 
 
 class StopFile:
-    """The stops of this machine, for all its processes."""
+    """The stop file of this machine, shared by all its processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def stops(self) -> tuple[Stop, ...]:
-        """What is stopped; none if there is no file. `UnsoundStops` if it cannot be trusted."""
+        """The active stops; none if there is no file. Raises `UntrustedStopFile`."""
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(self.path, flags)
@@ -117,27 +117,27 @@ class StopFile:
             os.close(descriptor)
 
     def put(self, stop: Stop) -> None:
-        """Stop something; what was said before about the same thing is replaced."""
+        """Add a stop; it replaces an earlier stop of the same target."""
         with self._alone():
             try:
-                there = self.stops()
+                stops = self.stops()
             except UnsoundStops:
                 if stop.kind is not Kind.ALL:
                     raise
-                there = ()  # whatever it said, everything includes it
-            self._write([*(one for one in there if not _same(one, stop)), stop])
+                stops = ()  # a stop of everything includes whatever the file held
+            self._write([*(known for known in stops if not _same(known, stop)), stop])
 
     def put_all(self, stops: Iterable[Stop]) -> None:
-        """Have these stopped, and nothing else, whatever it said before."""
+        """Replace all stops with these."""
         with self._alone():
             self._write(list(stops))
 
     def release(self, kind: Kind, name: str = "") -> Stop | None:
-        """Take one stop back; what it was. To release all also sets a file right that is not."""
+        """Remove a stop and return it. Releasing `all` also resets an untrusted file."""
         wanted = Stop(kind, name)
         with self._alone():
             try:
-                there = self.stops()
+                stops = self.stops()
             except UnsoundStops as problem:
                 if kind is not Kind.ALL:
                     raise
@@ -146,18 +146,18 @@ class StopFile:
                     self.path.rename(self.path.with_name(aside))
                 self._write([])
                 return Stop(Kind.ALL, reason=problem.problem)
-            found = next((one for one in there if _same(one, wanted)), None)
-            # Written in any case: who has seen the file vanish goes by what it said last.
-            self._write([one for one in there if not _same(one, wanted)])
+            found = next((stop for stop in stops if _same(stop, wanted)), None)
+            # Always write: a run that saw the file vanish still obeys its last content.
+            self._write([stop for stop in stops if not _same(stop, wanted)])
             return found
 
     def _unsound(self, found: os.stat_result) -> str:
         if not stat.S_ISREG(found.st_mode):
-            return "is no file"
+            return "is not a regular file"
         if found.st_mode & 0o022:
-            return "may be changed by others than its owner"
+            return "is writable by users other than its owner"
         if found.st_uid not in (0, os.geteuid(), self.path.parent.stat().st_uid):
-            return "belongs to somebody else"
+            return "belongs to another user"
         return f"has more than {MAX_BYTES} bytes" if found.st_size > MAX_BYTES else ""
 
     @contextmanager
@@ -185,7 +185,7 @@ class StopFile:
             os.fchmod(file, 0o644)
             opened.write(msgspec.json.encode({"stops": stops}))
             opened.flush()
-            # A clock's tick is longer than two changes: each one must look different.
+            # Two writes may fall into one clock tick: each must have its own modification time.
             now = max(os.fstat(file).st_mtime_ns, before + 1)
             os.utime(file, ns=(now, now))
             os.fsync(file)
@@ -201,7 +201,7 @@ Mark: TypeAlias = tuple[int, ...] | None
 
 
 class _Seen:
-    """One file as it was read last; asked by its stat whether it has changed."""
+    """The content of a stop file, read again only when its stat has changed."""
 
     __slots__ = ("_file", "_mark", "_path", "_stops")
 
@@ -211,12 +211,12 @@ class _Seen:
         self._stops: tuple[Stop, ...] = ()
 
     def look(self) -> bool:
-        """Whether it says something else than at the last look; raises if it cannot be trusted."""
+        """Read the file if it changed; whether it did. Raises `UntrustedStopFile`."""
         try:
-            # Not Path.lstat: this is paid for every call.
+            # os.lstat is faster than Path.lstat, and this runs before every call.
             found = os.lstat(self._path)
         except FileNotFoundError:
-            return False  # what a vanished file had stopped stays stopped
+            return False  # deleting the file releases nothing
         except OSError as problem:
             self._mark = None
             text = f"cannot be read ({problem.strerror})"
@@ -235,7 +235,7 @@ class _Seen:
 
 
 class _Standing:
-    """All that is stopped now, by what it is looked for."""
+    """The active stops, indexed by what they cover."""
 
     __slots__ = ("agents", "everything", "network", "some", "tools")
 
@@ -259,7 +259,7 @@ class _Standing:
 
 
 class Stops(Policy):
-    """Denies what a person has stopped; the first rule on every side of the link."""
+    """Denies what a person has stopped; the first policy of orchestrators and edges alike."""
 
     def __init__(
         self,
@@ -268,13 +268,13 @@ class Stops(Policy):
         targets: Iterable[str] = (),
         shell_offline: bool = False,
     ) -> None:
-        """Obey these files.
+        """Obey the stops of all these files.
 
         Args:
-            files: Each counts: the machine's, and that of an edge's own data folder.
-            agent: Whose calls are judged, beside the one that each call names.
-            targets: The devices that all calls go to, where their arguments do not say so.
-            shell_offline: Whether commands run in a sandbox that has no way to the network.
+            files: The machine's stop file, and that of an edge's own data folder.
+            agent: The agent whose calls are judged, beside the agent that each call names.
+            targets: The devices that all calls go to, where the arguments do not name them.
+            shell_offline: Whether commands run in a sandbox without network.
         """
         self._seen = [_Seen(file) for file in files]
         self._agent, self._targets = agent, (agent, *targets)
@@ -282,62 +282,62 @@ class Stops(Policy):
         self._standing = _Standing(())
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny what is stopped."""
-        standing = self._look()
-        if not standing.some:
+        """Deny a call that a stop covers."""
+        active = self._look()
+        if not active.some:
             return ALLOW
-        stop = self._covering(standing, call)
+        stop = self._covering(active, call)
         return ALLOW if stop is None else _denied(stop)
 
     async def admit(self, turn: int) -> Verdict:
-        """Ask no model any more when the whole agent is stopped."""
+        """Deny a turn when everything, or this agent, is stopped."""
         stop = self.ends()
         return ALLOW if stop is None else _denied(stop)
 
     def ends(self) -> Stop | None:
-        """The stop, if there is one, that also ends what is under way."""
-        standing = self._look()
-        return standing.everything or standing.agents.get(self._agent)
+        """The stop, if any, that also cancels running calls: of everything, or of this agent."""
+        active = self._look()
+        return active.everything or active.agents.get(self._agent)
 
     def agents(self) -> tuple[str, ...]:
-        """The agents and devices that are stopped by name."""
+        """The names of the stopped agents and devices."""
         return tuple(self._look().agents)
 
     def keeps_from(self, agent_id: str, call: Call | None = None) -> Stop | None:
-        """The stop, if any, because of which a device is sent nothing, or not this call."""
-        standing = self._look()
-        stop = standing.everything or standing.agents.get(agent_id)
-        if stop is None and call is not None and standing.some:
-            stop = self._covering(standing, call)
+        """The stop, if any, that forbids sending a device anything, or this call."""
+        active = self._look()
+        stop = active.everything or active.agents.get(agent_id)
+        if stop is None and call is not None and active.some:
+            stop = self._covering(active, call)
         return stop
 
     def _look(self) -> _Standing:
-        """What is stopped now; everything, if that cannot be known."""
+        """The active stops; a stop of everything if a file cannot be trusted."""
         try:
             changed = False
-            for seen in self._seen:
-                changed = seen.look() or changed
+            for file in self._seen:
+                changed = file.look() or changed
         except UnsoundStops as problem:
             self._standing = _Standing((Stop(Kind.ALL, reason=str(problem)),))
             return self._standing
         if changed:
-            self._standing = _Standing(stop for seen in self._seen for stop in seen.stops)
+            self._standing = _Standing(stop for file in self._seen for stop in file.stops)
         return self._standing
 
-    def _covering(self, standing: _Standing, call: Call) -> Stop | None:
-        if standing.everything is not None:
-            return standing.everything
-        if standing.network is not None and (
+    def _covering(self, active: _Standing, call: Call) -> Stop | None:
+        if active.everything is not None:
+            return active.everything
+        if active.network is not None and (
             call.tool.sends or not self._network.isdisjoint(call.tool.permissions)
         ):
-            return standing.network
+            return active.network
         fleet = DEVICE in call.tool.permissions
-        if standing.tools:
+        if active.tools:
             named = _named(call, ACTIONS) if fleet else ()
             for name in (call.tool.name, *call.tool.aliases, *named):
-                if (stop := standing.tools.get(name.casefold())) is not None:
+                if (stop := active.tools.get(name.casefold())) is not None:
                     return stop
-        return self._covering_agent(standing.agents, call, fleet) if standing.agents else None
+        return self._covering_agent(active.agents, call, fleet) if active.agents else None
 
     def _covering_agent(self, agents: dict[str, Stop], call: Call, fleet: bool) -> Stop | None:
         named = _named(call, TARGETS) if fleet else ()
@@ -345,7 +345,7 @@ class Stops(Policy):
             if (stop := agents.get(name)) is not None:
                 return stop
             if name == EVERYBODY or name.startswith(SELECTOR):
-                return next(iter(agents.values()))  # it might mean a stopped one: name the others
+                return next(iter(agents.values()))  # the target may include a stopped device
         return None
 
 
@@ -353,9 +353,9 @@ class Stops(Policy):
 async def ended_by(
     stops: Stops, *ends: Callable[[], object], every: float = EVERY
 ) -> AsyncGenerator[None]:
-    """While the block runs, call `ends` as soon as a stop appears, and again while it stands.
+    """While the block runs, call the callbacks when a stop is set, and again while it holds.
 
-    For a run that is `deadline.cancel`; for a device, what cancels each of its calls.
+    The callback of a run is `deadline.cancel`; that of a device cancels each of its calls.
     """
 
     async def watch() -> None:
@@ -374,7 +374,7 @@ async def ended_by(
 
 
 def _named(call: Call, arguments: Iterable[str]) -> Iterable[str]:
-    """What a call to the fleet names by these arguments."""
+    """The names in these arguments of a call to the fleet."""
     for argument in arguments:
         value: JSON = call.arguments.get(argument)
         for name in value if is_array(value) else (value,):
@@ -382,8 +382,8 @@ def _named(call: Call, arguments: Iterable[str]) -> Iterable[str]:
                 yield name
 
 
-def _same(one: Stop, other: Stop) -> bool:
-    return (one.kind, one.name) == (other.kind, other.name)
+def _same(stop: Stop, other: Stop) -> bool:
+    return (stop.kind, stop.name) == (other.kind, other.name)
 
 
 def _denied(stop: Stop) -> Deny:

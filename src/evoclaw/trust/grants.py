@@ -1,4 +1,4 @@
-"""A grant: the orchestrator's signed word that one agent may do one thing, checked offline."""
+"""Grants: the orchestrator's signature under one command, which an edge verifies offline."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     )
 
 MAX_TEXT = 8192
-"""Letters of a grant; what is longer is not looked at."""
+"""Maximum length of a grant's text; a longer one is refused unread."""
 _PURPOSE = b"evoclaw grant 1\n"
-"""Signed with it, so that nothing else this key may sign can pass for a grant."""
+"""Signed together with the payload, so that no other signature of the key passes for a grant."""
 
 
 class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who may do what, with which arguments, and until when.
+    """Which agent may run which tool, with which arguments, and until when.
 
-    What a command says of its run, epoch and tenant is only a claim; what its grant says is not.
+    The run, epoch and tenant of a command are only claims; those of its grant are signed.
     """
 
     agent: str
@@ -42,7 +42,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     args_sha256: str
     permissions: tuple[str, ...] = ()
     sandbox: str = ""
-    """The least it must run in; empty leaves it to the agent."""
+    """The weakest sandbox the call may run in; empty leaves the choice to the edge."""
     budget: dict[str, float] = {}
     """What is left of each limit."""
     issued_at: float
@@ -51,7 +51,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refusal(StrEnum):
-    """Why a grant does not hold."""
+    """Why a grant is refused."""
 
     MALFORMED = "malformed"
     BAD_SIGNATURE = "bad_signature"
@@ -64,7 +64,7 @@ class Refusal(StrEnum):
 
 
 class GrantRefused(EvoClawError):
-    """A grant that does not hold for what is asked; nothing may be run on it."""
+    """The grant does not cover the call; the edge must not run it."""
 
     def __init__(self, code: Refusal, reason: str) -> None:
         super().__init__(reason)
@@ -72,46 +72,46 @@ class GrantRefused(EvoClawError):
 
 
 class Signer:
-    """Gives grants, with a key that never leaves its file."""
+    """Signs grants with a key that never leaves its file."""
 
     def __init__(self, seed: bytes) -> None:
-        # Here, not above: most who import this room only want its rules.
+        # Imported here: most users of this module only need its types.
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         self._key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
         self.public_key = to_text(self._key.public_key().public_bytes_raw())
-        """What a `Verifier` is made with: 43 letters, no secret."""
+        """The public key for a `Verifier`: 43 characters, not secret."""
 
     @classmethod
     def load_or_create(cls, path: Path) -> Signer:
-        """Read the key, or make one; of several processes that make one, all get the same."""
+        """Read the key, or create it; processes that do so at the same time get the same key."""
         return cls(load_or_create_seed(path, " and give every edge the new public key"))
 
     def sign(self, grant: Grant) -> str:
-        """The grant as text: two pieces of base64url with a dot between."""
+        """The grant as text: payload and signature in base64url, separated by a dot."""
         payload = msgspec.json.encode(grant)
         return f"{to_text(payload)}.{to_text(self._key.sign(_PURPOSE + payload))}"
 
 
 class Verifier:
-    """Checks grants by the public keys of those who may give them; needs no connection."""
+    """Verifies grants with the public keys of the orchestrators; needs no connection."""
 
     def __init__(self, *public_keys: str) -> None:
-        """Trust these keys; more than one while a new one replaces an old one."""
+        """Trust these keys; several while a new key replaces an old one."""
         if not public_keys:
-            raise ConfigError("no public key was given to check grants with")
+            raise ConfigError("a public key is needed to verify grants; pair this edge again")
         try:
             self._raw = [from_text(key) for key in public_keys]
         except ValueError:
             self._raw = [b""]
         if any(len(raw) != 32 for raw in self._raw):
             raise ConfigError(
-                "a public key for grants is not one: it has 43 letters, as the orchestrator says it"
+                "invalid public key for grants: it has 43 characters, as the orchestrator shows it"
             )
 
     @cached_property
     def _keys(self) -> list[Ed25519PublicKey]:
-        # Loaded with the first grant: a device that only waits need not hold 7 MB for it.
+        # Loaded with the first grant: it takes 7 MB, which an idle device need not spend.
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         return [ed25519.Ed25519PublicKey.from_public_bytes(raw) for raw in self._raw]
@@ -127,16 +127,16 @@ class Verifier:
         permissions: Iterable[str],
         now: float,
     ) -> Grant:
-        """Return the grant if it is for exactly this, or raise `GrantRefused`.
+        """Return the grant if it covers exactly this call, or raise `GrantRefused`.
 
         Args:
             text: The grant.
-            agent: Who is about to act.
-            tool: What with.
-            args_sha256: The hash of the arguments, made by whoever is about to use them.
-            request_id: Of the command.
-            permissions: What the tool needs, by the word of the one who has it.
-            now: The orchestrator's clock, as well as it is known here.
+            agent: The agent that is about to run the call.
+            tool: The tool of the call.
+            args_sha256: The hash of the arguments, computed by the edge.
+            request_id: The id of the command.
+            permissions: The permissions that the tool needs, as the edge knows them.
+            now: The orchestrator's time, as the edge estimates it.
         """
         grant = self._read(text)
         for asked, granted, code, what in (
@@ -151,7 +151,7 @@ class Verifier:
         if missing:
             names = ", ".join(sorted(missing))
             raise GrantRefused(Refusal.NOT_PERMITTED, f"the grant does not permit {names}")
-        # Written so that what is no number has expired.
+        # Negated, so that a NaN counts as expired.
         if not now < grant.issued_at + grant.life_s:
             raise GrantRefused(Refusal.EXPIRED, "the grant has expired; ask for a new one")
         return grant

@@ -1,4 +1,4 @@
-"""A secret key in a file of its own, and how keys and signatures are written as text."""
+"""Secret keys in files, and base64url for keys and signatures."""
 
 from __future__ import annotations
 
@@ -10,39 +10,44 @@ from secrets import token_hex
 from evoclaw.core.errors import ConfigError
 
 SEED = 32
-"""Bytes of an Ed25519 key."""
+"""Length of an Ed25519 seed."""
 
 
 def load_or_create_seed(path: Path, otherwise: str) -> bytes:
-    """Read the key, or make one; of several processes that make one, all get the same.
+    """Read the key, or create it; processes that do so at the same time get the same key.
 
     Args:
-        path: Its file; nobody but its owner may read it.
-        otherwise: What follows if the file is removed, for the one who has to decide.
+        path: The key file; only its owner may read it.
+        consequence: What to do after removing the file, for the error message.
     """
     try:
         if not path.exists():
             _make(path)
         if path.stat().st_mode & 0o077:
-            raise ConfigError(f"others may read the key {path}; say chmod 600, or remove it")
+            raise ConfigError(
+                f"the key file {path} is readable by other users; run `chmod 600 {path}`, or "
+                "remove the file"
+            )
         seed = from_text(path.read_text("ascii").strip())
     except (OSError, ValueError) as problem:
         raise ConfigError(
-            f"the key {path} cannot be used: {problem}; put a copy back, or remove the file"
-            f"{otherwise}"
+            f"the key file {path} cannot be used: {problem}; restore it from a backup, or remove "
+            f"it{otherwise}"
         ) from None
     if len(seed) != SEED:
-        raise ConfigError(f"{path} holds no key; put a copy back, or remove the file")
+        raise ConfigError(
+            f"the key file {path} holds no key; restore it from a backup, or remove it{otherwise}"
+        )
     return seed
 
 
 def to_text(data: bytes) -> str:
-    """Bytes as base64url without its padding."""
+    """Encode bytes as base64url without padding."""
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def from_text(text: str) -> bytes:
-    """Read base64url, and only as `to_text` writes it: one text for each sequence of bytes."""
+    """Decode base64url; accepts only the form that `encode_base64url` writes."""
     data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if to_text(data) != text:
         raise ValueError("not base64url")
@@ -58,7 +63,7 @@ def _make(path: Path) -> None:
             opened.write(to_text(os.urandom(SEED)).encode() + b"\n")
             opened.flush()
             os.fsync(file)
-        # Unlike a replacement this fails if somebody was quicker, and then his key is the key.
+        # Unlike rename, link fails if another process was faster; then its key is used.
         try:
             path.hardlink_to(draft)
         except FileExistsError:

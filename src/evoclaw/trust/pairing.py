@@ -1,4 +1,4 @@
-"""Who may join: invitations that work once, and devices that a person approved with their tools."""
+"""Pairing: one-time invitations, and the devices whose tools a person has approved."""
 
 from __future__ import annotations
 
@@ -20,71 +20,75 @@ from evoclaw.core.errors import ConfigError, EvoClawError
 
 T = TypeVar("T")
 DEVICES = "devices.json"
-"""In the folder of a single orchestrator."""
+"""The file of devices in the folder of a single orchestrator."""
 _KEPT = 7 * 86_400.0
-"""Seconds for which a used or expired invitation is remembered, to say what became of it."""
+"""How long a used or expired invitation is kept, so that an error can say what happened to it."""
 
 
 class PairingRefused(EvoClawError):
-    """A token or a device that is not let in; the message says what to do."""
+    """A token or a device is refused; the message says what to do."""
 
 
 class Invitation(Struct, frozen=True):
-    """Whoever brings the token may join, once."""
+    """An invitation: a device that presents its token may join, once."""
 
     id: str
-    """For people, to name it by; the token cannot be had from it."""
+    """The name of the invitation for people; it does not reveal the token."""
     agent_id: str | None
-    """Who may use it; None leaves the name to the one who joins."""
+    """The agent that may use it; None lets the device choose its name."""
     created: float
     expires: float
     used: float | None = None
-    """When; all three in Unix seconds."""
+    """When it was used; all three in Unix seconds."""
 
 
 class Pairings:
-    """The invitations of one orchestrator; of their tokens only hashes are kept."""
+    """The invitations of one orchestrator; only the hashes of their tokens are stored."""
 
     def __init__(self, folder: Path) -> None:
         self._file = _File(folder / "invitations.json", dict[str, Invitation])
 
     def new(self, agent_id: str | None, life: float, now: float) -> str:
-        """Make an invitation for so many seconds; the token is shown this once."""
+        """Create an invitation that is valid for so many seconds; returns the token."""
         if not life > 0:
-            raise ConfigError(f"an invitation cannot live for {life} seconds; say more than 0")
-        token = token_hex(24)  # no dash: it is typed as an argument
+            raise ConfigError(f"an invitation cannot be valid for {life} seconds; use more than 0")
+        token = token_hex(24)  # hex has no dash: people type the token as an argument
         hashed = _hash(token)
         with self._file.changed() as known:
-            for old in [key for key, one in known.items() if one.expires + _KEPT < now]:
+            for old in [key for key, value in known.items() if value.expires + _KEPT < now]:
                 del known[old]
             known[hashed] = Invitation(hashed[:12], agent_id, now, now + life)
         return token
 
     def look(self, token: str, now: float) -> Invitation:
-        """The invitation of a token that could be used now."""
+        """The invitation of a token, if it can be used now; else `PairingRefused`."""
         return _usable(self._file.read(), token, now)
 
     def redeem(self, token: str, now: float) -> Invitation:
-        """Use an invitation up; of several who bring it at once, one gets in."""
+        """Use an invitation; of concurrent attempts only one succeeds."""
         with self._file.changed() as known:
             found = _usable(known, token, now)
             known[_hash(token.strip())] = replace(found, used=now)
         return found
 
     def list(self, now: float) -> list[Invitation]:
-        """Those that can still be used, the oldest first."""
+        """The usable invitations, the oldest first."""
         known = self._file.read().values()
         return sorted(
-            (one for one in known if one.used is None and now < one.expires),
-            key=lambda one: one.created,
+            (
+                invitation
+                for invitation in known
+                if invitation.used is None and now < invitation.expires
+            ),
+            key=lambda invitation: invitation.created,
         )
 
     def revoke(self, id: str) -> None:
-        """Take an invitation back, by its id."""
+        """Revoke an unused invitation by its id."""
         with self._file.changed() as known:
-            found = [key for key, one in known.items() if one.id == id and one.used is None]
+            found = [key for key, value in known.items() if value.id == id and value.used is None]
             if not found:
-                raise ConfigError(f"no unused invitation {id!r}; list them to see which there are")
+                raise ConfigError(f"no unused invitation {id!r}; list the invitations to see them")
             for key in found:
                 del known[key]
 
@@ -93,31 +97,31 @@ def _usable(known: dict[str, Invitation], token: str, now: float) -> Invitation:
     found = known.get(_hash(token.strip()))
     if found is None:
         raise PairingRefused(
-            "this token is not known here; check that it is complete, or ask for a new one"
+            "this token is unknown; check that it is complete, or ask for a new one"
         )
     if found.used is not None:
         raise PairingRefused(
-            "this token was used already; if that was not you, revoke the agent that "
-            "joined with it, and ask for a new one"
+            "this token has already been used; if it was not you, revoke the agent that joined "
+            "with it, and ask for a new one"
         )
-    # Written so that what is no number has expired.
+    # Negated, so that a NaN counts as expired.
     if not now < found.expires:
         raise PairingRefused("this token has expired; ask for a new one")
     return found
 
 
 class DeviceState(StrEnum):
-    """What a person said of a device."""
+    """Whether a person has approved a device."""
 
     INVITED = "invited"
-    """It joined with a token; what it first offers is what was asked for."""
+    """It joined with a token; the first tools that it offers are approved with it."""
     PENDING = "pending"
     APPROVED = "approved"
     REVOKED = "revoked"
 
 
 class Device(Struct, frozen=True):
-    """An agent that joined, and which of its tools may be used."""
+    """An agent that joined, and its approved tools."""
 
     agent_id: str
     state: DeviceState
@@ -125,9 +129,9 @@ class Device(Struct, frozen=True):
     changed: float
     """Both in Unix seconds."""
     approved: dict[str, str] = {}
-    """The tools a person approved, by name: their hashes."""
+    """The hashes of the approved tools, by name."""
     waiting: dict[str, str] = {}
-    """New ones, and changed ones, that nobody approved yet."""
+    """The hashes of new and changed tools that wait for approval, by name."""
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -136,108 +140,108 @@ class Device(Struct, frozen=True):
 
     @property
     def surface(self) -> str:
-        """A hash of all that is approved or waits: what a person looks at before approving."""
-        whole = (sorted(self.approved.items()), sorted(self.waiting.items()))
-        return sha256(msgspec.json.encode(whole)).hexdigest()[:16]
+        """A hash of the approved and waiting tools, as a person sees them before approving."""
+        tools = (sorted(self.approved.items()), sorted(self.waiting.items()))
+        return sha256(msgspec.json.encode(tools)).hexdigest()[:16]
 
     def may_use(self, tool: str, hash: str) -> bool:
-        """Whether this tool, as it is now, was approved."""
+        """Whether the tool with this hash is approved."""
         return self.state is not DeviceState.REVOKED and self.approved.get(tool) == hash
 
 
 class Change(StrEnum):
-    """How the tools of a device compare with those that were approved."""
+    """How the tools of a device compare with the approved ones."""
 
     FIRST = "first"
     SAME = "same"
-    """Or fewer: what is gone needs nobody's word."""
+    """The same tools or fewer: removing a tool needs no approval."""
     GROWN = "grown"
     REVOKED = "revoked"
 
 
 class Surface(Struct, frozen=True):
-    """What became of a device's list of tools."""
+    """The result of comparing a device's tools with the approved ones."""
 
     change: Change
     names: tuple[str, ...] = ()
-    """The tools to be asked about."""
+    """The tools that need approval."""
 
 
 class Book(Protocol):
-    """Where devices are kept."""
+    """Stores devices."""
 
     def read(self) -> Mapping[str, Device]:
-        """All of them by name, as last seen."""
+        """All devices by name, as of the last refresh."""
         ...
 
     async def look(self) -> None:
-        """See what others changed."""
+        """Read what other orchestrators changed."""
         ...
 
     async def change(self, agent_id: str, work: Callable[[Device | None], Device | None]) -> None:
-        """Have one device as `work` makes it of what it is; None leaves it. Nobody comes between.
+        """Replace a device with what `work` returns for it, atomically; None leaves it unchanged.
 
-        It may be asked more than once, and the last time counts.
+        `work` may be called several times; the last call counts.
         """
         ...
 
 
 class Devices:
-    """The agents that joined, of one orchestrator or of several that share them."""
+    """The devices that joined one orchestrator, or several that share a store."""
 
     def __init__(self, place: Path | Book) -> None:
-        """A folder of one's own, or wherever several keep them."""
+        """Use the folder of a single orchestrator, or a repository that several share."""
         self._book = _FileBook(place) if isinstance(place, Path) else place
         self._seen: Mapping[str, Device] = {}
 
     def all(self) -> list[Device]:
-        """Every device, by name."""
-        return sorted(self._book.read().values(), key=lambda one: one.agent_id)
+        """All devices, sorted by name."""
+        return sorted(self._book.read().values(), key=lambda device: device.agent_id)
 
     def get(self, agent_id: str) -> Device | None:
         """One device, if it is known."""
         return self._book.read().get(agent_id)
 
     async def look(self) -> list[str]:
-        """See what others changed: the names of all that are not as they were at the last look."""
+        """Read what other orchestrators changed; returns the names of the changed devices."""
         await self._book.look()
         before, self._seen = self._seen, self._book.read()
-        return sorted(name for name, one in self._seen.items() if before.get(name) != one)
+        return sorted(name for name, device in self._seen.items() if before.get(name) != device)
 
     async def surface(self, agent_id: str, tools: Iterable[tuple[str, str]], now: float) -> Surface:
         """Compare the tools that a device has now, by name and hash, with the approved ones.
 
-        New and changed ones wait for a person's word; the others may be used meanwhile.
+        New and changed tools wait for approval; the others may be used meanwhile.
         """
-        having, found = dict(tools), Surface(Change.REVOKED)
+        current, found = dict(tools), Surface(Change.REVOKED)
 
         def work(before: Device | None) -> Device | None:
             nonlocal found
-            after, found = _compared(before, agent_id, having, now)
+            after, found = _compared(before, agent_id, current, now)
             return after
 
         await self._book.change(agent_id, work)
         return found
 
     async def invite(self, agent_id: str, now: float) -> Device:
-        """Note a device that joined by invitation: its first tools need no other word."""
+        """Add a device that joined by invitation: its first tools need no further approval."""
         device = Device(agent_id, DeviceState.INVITED, now, now)
         await self._book.change(agent_id, lambda _: device)
         return device
 
     async def approve(self, agent_id: str, now: float, *, seen: str = "") -> Device:
-        """Let a device in, with all the tools that wait.
+        """Approve a device with all its waiting tools.
 
         Args:
             agent_id: The device.
             now: Unix seconds.
-            seen: Its `surface` when the person looked: what changed since is not approved.
+            seen: The `surface` that the person saw; refused if the tools changed since then.
         """
 
         def approved(device: Device) -> Device:
             if seen and seen != device.surface:
                 raise PairingRefused(
-                    f"the tools of {agent_id!r} changed since you looked; look again"
+                    f"the tools of {agent_id!r} have changed since you looked; review them again"
                 )
             tools = {**device.approved, **device.waiting}
             return replace(
@@ -247,7 +251,7 @@ class Devices:
         return await self._changed(agent_id, approved)
 
     async def revoke(self, agent_id: str, now: float) -> Device:
-        """Shut a device out; what was approved is forgotten."""
+        """Revoke a device and all its approved tools."""
 
         def revoked(device: Device) -> Device:
             return replace(device, state=DeviceState.REVOKED, approved={}, waiting={}, changed=now)
@@ -269,16 +273,16 @@ class Devices:
 
 
 def _compared(
-    before: Device | None, agent_id: str, having: dict[str, str], now: float
+    before: Device | None, agent_id: str, current: dict[str, str], now: float
 ) -> tuple[Device | None, Surface]:
-    """What a device is to be, None if it stays; and what became of its list of tools."""
+    """The updated device, None if unchanged; and how its tools compare."""
     device = before or Device(agent_id, DeviceState.PENDING, now, now)
     if device.state is DeviceState.REVOKED:
         return None, Surface(Change.REVOKED)
     if device.state is DeviceState.INVITED:
-        let_in = replace(device, state=DeviceState.APPROVED, approved=having, changed=now)
-        return let_in, Surface(Change.SAME)
-    new = {name: has for name, has in having.items() if device.approved.get(name) != has}
+        approved = replace(device, state=DeviceState.APPROVED, approved=current, changed=now)
+        return approved, Surface(Change.SAME)
+    new = {name: hash for name, hash in current.items() if device.approved.get(name) != hash}
     first = before is None or (before.state is DeviceState.PENDING and not before.approved)
     settled = not new and not first
     state = DeviceState.APPROVED if settled else DeviceState.PENDING
@@ -293,15 +297,15 @@ def _hash(token: str) -> str:
 
 
 class _File(Generic[T]):
-    """A JSON object in a file that several processes change, one after the other."""
+    """A JSON object in a file that several processes change under a lock."""
 
     def __init__(self, path: Path, shape: type[dict[str, T]]) -> None:
         self._path, self._shape = path, shape
         self._read: tuple[tuple[int, int], dict[str, T]] | None = None
-        """What was read last, and of which file: a thousand edges are asked about one by one."""
+        """The last content and the stamp of its file: lookups of a thousand edges read it once."""
 
     def read(self) -> dict[str, T]:
-        """What it holds; a file that is not there holds nothing, a damaged one is an error."""
+        """The content; empty if the file does not exist, `ConfigError` if it is damaged."""
         try:
             found = self._path.stat()
             stamp = found.st_ino, found.st_mtime_ns
@@ -313,13 +317,13 @@ class _File(Generic[T]):
             return {}
         except (OSError, msgspec.DecodeError) as problem:
             raise ConfigError(
-                f"{self._path} cannot be read ({problem}); put a copy back, or move it away and "
-                "begin anew"
+                f"{self._path} cannot be read ({problem}); restore it from a backup, or move it "
+                "away to start with an empty one"
             ) from None
 
     @contextmanager
     def changed(self) -> Generator[dict[str, T]]:
-        """Change what it holds: written if it changed and nothing was raised, else left alone."""
+        """Change the content in the block; written if it changed and the block did not raise."""
         with self._as_advice():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._path.with_suffix(".lock")
@@ -355,13 +359,13 @@ class _File(Generic[T]):
             yield
         except OSError as problem:
             raise ConfigError(
-                f"cannot write {self._path}: {problem.strerror}; make room there, or choose "
-                "another place"
+                f"cannot write {self._path}: {problem.strerror}; free some space, or choose "
+                "another data folder"
             ) from None
 
 
 class _FileBook:
-    """Devices in a file; what it holds is looked at each time."""
+    """Devices in a file, which is checked at each read."""
 
     def __init__(self, folder: Path) -> None:
         self._file = _File(folder / DEVICES, dict[str, Device])

@@ -1,7 +1,7 @@
-"""A receipt: a device's signed word on how one call ended, chained to the one before it.
+"""Receipts: a device's signature under how a call ended, chained to the previous receipt.
 
-Anyone can check one with the device's public key and `evoclaw/verify.py`, which shares no code with
-this file: what is signed here and cannot be verified there is a bug of one of the two.
+Anyone can verify a receipt with the device's public key and `evoclaw/verify.py`, which shares no
+code with this file: a receipt that is signed here and fails there is a bug in one of the two.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     )
 
 PURPOSE = b"evoclaw receipt 1\n"
-"""Signed with it, so that nothing else this key may sign can pass for a receipt."""
+"""Signed together with the body, so that no other signature of the key passes for a receipt."""
 MAX_TEXT = 32_768
-"""Letters of a receipt's body; what is longer is not looked at."""
+"""Maximum length of a receipt's body; a longer one is refused unread."""
 LONGEST = 200
-"""Letters of a name in a receipt; a longer one is stood for by its hash."""
+"""Maximum length of a name in a receipt; a longer one is replaced by its hash."""
 LONG = 500
-"""Letters from which on a text is long."""
+"""From this length on, msgspec encodes a text faster than the standard library."""
 BESIDE = ("receipt", "checked")
-"""What of a report's payload is no part of the result."""
+"""Keys of a report's payload that are not part of the result."""
 
 
 class Receipt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device signs. Texts and whole numbers only, so that it is written in one way."""
+    """What a device signs. Only texts and integers, so that there is one encoding."""
 
     v: int
     agent_id: str
     key: str
-    """The device's public key: who claims to sign."""
+    """The public key of the device that claims to sign."""
     chain: str
-    """Names the chain; a device that lost its journal or its key begins another."""
+    """The id of the chain; a device that lost its journal or its key starts a new one."""
     counter: int
-    """Its place in the chain, from 1; 0 stands outside: a refusal that is nowhere written down."""
+    """The position in the chain, from 1; 0 is outside: a refusal that the journal does not hold."""
     prev: str
-    """The hash of the receipt before it; empty for the first, and outside the chain."""
+    """The hash of the previous receipt; empty for the first, and outside the chain."""
     boot_id: str
     request_id: str
     run_id: str
@@ -60,39 +60,39 @@ class Receipt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     epoch: int
     tool: str
     tool_hash: str
-    """Of the tool as the device had it; empty if it has no such tool."""
+    """The hash of the tool as the device had it; empty if it has no such tool."""
     args_sha256: str
-    """Of the canonical arguments; empty if the call itself never came."""
+    """The hash of the canonical arguments; empty if the call itself never arrived."""
     result_sha256: str
-    """Of the canonical result; see `result_hash`."""
+    """The hash of the canonical result; see `result_hash`."""
     status: str
     """`success` or `error`."""
     exit_code: int | None
     error_type: str
     isolation: str
-    """What it ran in, if the device said so."""
+    """The sandbox that the call ran in, if the device reported it."""
     started_at: int | None
-    """Milliseconds by the device's clock, as the next one; None if this process never began it."""
+    """Milliseconds by the device's clock, like `ended_at`; None if it never started here."""
     ended_at: int
     grant_sha256: str
-    """Of the grant it was run on; empty if there was none."""
+    """The hash of the grant of the call; empty if there was none."""
 
 
 class Signed(Struct, frozen=True):
-    """A receipt as it is sent and kept."""
+    """A receipt as sent and stored."""
 
     body: str
-    """Canonical JSON: these very letters are signed."""
+    """Canonical JSON: exactly these characters are signed."""
     signature: str
 
     @property
     def hash(self) -> str:
-        """Names it, and is what the next one holds of it."""
+        """Identifies the receipt; the next receipt refers to it."""
         return sha256(self.body.encode()).hexdigest()
 
 
 class Flaw(StrEnum):
-    """Why a receipt does not hold."""
+    """Why a receipt is refused."""
 
     ABSENT = "absent"
     MALFORMED = "malformed"
@@ -103,11 +103,11 @@ class Flaw(StrEnum):
     OTHER_ARGUMENTS = "other_arguments"
     OTHER_RESULT = "other_result"
     FORK = "fork"
-    """Two different receipts in one place of a chain, or two that do not follow each other."""
+    """Two different receipts at one position of a chain, or a wrong previous hash."""
 
 
 class ReceiptRefused(EvoClawError):
-    """A receipt that does not prove what it is shown for."""
+    """The receipt does not prove the result that it came with."""
 
     def __init__(self, flaw: Flaw, reason: str) -> None:
         super().__init__(reason)
@@ -115,21 +115,21 @@ class ReceiptRefused(EvoClawError):
 
 
 def short_id(counter: int, hash: str) -> str:
-    """What people and models call a receipt."""
+    """The short id of a receipt, for people and models."""
     return f"r{counter}-{hash[:8]}"
 
 
 def canonical(value: JSON) -> bytes:
-    """JSON as RFC 8785 writes it, but whole numbers in full: one text for each value."""
+    """Canonical JSON by RFC 8785, except that integers are written in full."""
     try:
         return _written(value).encode()
     except UnicodeEncodeError:
-        raise ValueError("a text holds half a character") from None
+        raise ValueError("a text contains an unpaired surrogate") from None
 
 
 def _written(value: JSON) -> str:
     if isinstance(value, str):
-        # Both write the same; each is the quicker one for its length.
+        # Both write the same; each is faster for its length.
         return encode_basestring(value) if len(value) < LONG else encode(value).decode()
     if value is None or value is True or value is False:
         return "null" if value is None else "true" if value else "false"
@@ -148,12 +148,12 @@ def _written(value: JSON) -> str:
 
 
 def _units(name: str) -> bytes:
-    """In the order of UTF-16 code units, which for plain names is the usual one."""
+    """A sort key by UTF-16 code units; for ASCII names the usual order."""
     return name.encode("utf-16-be")
 
 
 def _number(value: float) -> str:
-    """A number as JavaScript writes it: the fewest digits that mean just this one."""
+    """A number as JavaScript writes it: the fewest digits that identify it."""
     if not isfinite(value):
         return "null"
     if value == 0:
@@ -165,14 +165,14 @@ def _number(value: float) -> str:
     digits = whole + part
     point -= len(digits) - len(digits.lstrip("0"))
     digits = digits.strip("0")
-    many = len(digits)
-    if many <= point <= 21:
-        return f"{sign}{digits}{'0' * (point - many)}"
+    count = len(digits)
+    if count <= point <= 21:
+        return f"{sign}{digits}{'0' * (point - count)}"
     if 0 < point <= 21:
         return f"{sign}{digits[:point]}.{digits[point:]}"
     if -6 < point <= 0:
         return f"{sign}0.{'0' * -point}{digits}"
-    rest = f".{digits[1:]}" if many > 1 else ""
+    rest = f".{digits[1:]}" if count > 1 else ""
     return f"{sign}{digits[0]}{rest}e{'+' if point > 0 else '-'}{abs(point - 1)}"
 
 
@@ -184,9 +184,8 @@ def hash_of(value: JSON) -> str:
 def result_hash(payload: dict[str, JSON]) -> str:
     """The hash of a result as it was reported.
 
-    Of a report's payload, without the receipt itself, and without members that say nothing (null,
-    false, an empty text, list or object): so it can be had from what was sent and from what was
-    kept alike.
+    It covers the report's payload without the receipt itself, and without empty members (null,
+    false, an empty text, list or object), so that the sent and the stored form hash the same.
     """
     return hash_of(
         {
@@ -198,14 +197,14 @@ def result_hash(payload: dict[str, JSON]) -> str:
 
 
 def bounded(text: str) -> str:
-    """A name as it may stand in a receipt, whoever chose it."""
+    """A name for a receipt; one that is too long is replaced by its hash."""
     if len(text) <= LONGEST:
         return text
     return "sha256:" + sha256(text.encode(errors="replace")).hexdigest()
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a device knows of a call beside its result."""
+    """What a device knows about a call beside its result."""
 
     agent_id: str
     boot_id: str
@@ -216,19 +215,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     tool: str
     tool_hash: str
     arguments: JSON
-    """None if the call itself never came."""
+    """None if the call itself never arrived."""
     started_at: float | None
-    """Unix seconds, as the next one."""
+    """Unix seconds, like `ended_at`."""
     ended_at: float
     grant: str = ""
 
 
 def describe(facts: Facts, payload: dict[str, JSON], key: str) -> Receipt:
-    """A receipt without a place yet; raises what a payload that is no JSON raises."""
-    # As it will be read: what JSON makes of a value is what is signed.
-    told: dict[str, JSON] = msgspec.json.decode(encode(payload))
-    details: dict[str, JSON] = told.get("details") or {}
-    code = told.get("exit_code")
+    """A new receipt, not yet in a chain; raises as the JSON encoder does for a bad payload."""
+    # Encode and decode first: the signature covers the values as JSON carries them.
+    report: dict[str, JSON] = msgspec.json.decode(encode(payload))
+    details: dict[str, JSON] = report.get("details") or {}
+    code = report.get("exit_code")
     isolation = details.get("isolation") or ""
     if not isinstance(isolation, str):
         isolation = canonical(isolation).decode()
@@ -248,10 +247,10 @@ def describe(facts: Facts, payload: dict[str, JSON], key: str) -> Receipt:
         tool=bounded(facts.tool),
         tool_hash=facts.tool_hash,
         args_sha256=_hash_if_any(facts.arguments),
-        result_sha256=result_hash(told),
-        status=bounded(str(told.get("status", ""))),
+        result_sha256=result_hash(report),
+        status=bounded(str(report.get("status", ""))),
         exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
-        error_type=bounded(str(told.get("error_type", ""))),
+        error_type=bounded(str(report.get("error_type", ""))),
         isolation=bounded(isolation),
         started_at=None if started is None else round(started * 1000),
         ended_at=round(facts.ended_at * 1000),
@@ -263,32 +262,32 @@ def _hash_if_any(arguments: JSON) -> str:
     try:
         return "" if arguments is None else hash_of(arguments)
     except RecursionError:
-        return ""  # too deep for any tool to use, and so for anybody to prove
+        return ""  # nested too deep for any tool, so there is nothing to prove
 
 
 class DeviceKey:
-    """The key that a device signs its receipts with; it never leaves its file."""
+    """The key with which a device signs its receipts; it never leaves its file."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = seed
 
     @cached_property
     def _key(self) -> Ed25519PrivateKey:
-        # Loaded with the first receipt: a device that only waits need not hold 7 MB for it.
+        # Loaded with the first receipt: it takes 7 MB, which an idle device need not spend.
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         return ed25519.Ed25519PrivateKey.from_private_bytes(self._seed)
 
     @cached_property
     def public_key(self) -> str:
-        """What its receipts are checked with: 43 letters, no secret."""
+        """The public key that verifies its receipts: 43 characters, not secret."""
         return to_text(self._key.public_key().public_bytes_raw())
 
     @classmethod
     def load_or_create(cls, path: Path) -> DeviceKey:
-        """Read the key, or make one; of several processes that make one, all get the same."""
+        """Read the key, or create it; processes that do so at the same time get the same key."""
         return cls(
-            load_or_create_seed(path, ": then a new chain of receipts begins, under a new key")
+            load_or_create_seed(path, ": then a new chain of receipts starts, under a new key")
         )
 
     def sign(self, receipt: Receipt) -> Signed:
@@ -298,12 +297,12 @@ class DeviceKey:
 
 
 def write(receipt: Receipt) -> bytes:
-    """The letters that are signed. Texts and whole numbers: so this is its canonical form."""
+    """The bytes that are signed: canonical, since a receipt has only texts and integers."""
     return encode(receipt, order="sorted")
 
 
 def read(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Signed]:
-    """A receipt, if it was signed by this key, or else by the one that it names.
+    """Decode and verify a receipt, by this key or else by the key that it names.
 
     Raises `ReceiptRefused`.
     """
@@ -317,9 +316,9 @@ def read(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Signed]:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ReceiptRefused(Flaw.MALFORMED, "the receipt cannot be read") from None
     if receipt.v != 1 or write(receipt) != body:
-        raise ReceiptRefused(Flaw.MALFORMED, "the receipt is not written as receipts are")
+        raise ReceiptRefused(Flaw.MALFORMED, "the receipt is not in canonical form")
     if key is not None and receipt.key != key:
-        text = "the receipt was signed with another key than the one this device is known by"
+        text = "the receipt was signed with another key than the pinned key of this device"
         raise ReceiptRefused(Flaw.OTHER_KEY, text)
     if not _holds(receipt.key, signature, PURPOSE + body):
         text = "the receipt was not signed with the key that it names"

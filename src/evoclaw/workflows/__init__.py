@@ -1,1 +1,1 @@
-"""Workflows: steps that call agents and tools."""
+"""Workflows: durable sequences of steps that call agents, tools and other workflows."""

@@ -1,4 +1,4 @@
-"""The step that asks an agent."""
+"""Invokes an agent once, or in the loop if it has tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evoclaw.core.messages import JSON
 
 
 class Answer(Protocol):
-    """What an agent gives back."""
+    """The answer of an agent."""
 
     @property
     def output(self) -> dict[str, JSON]:
@@ -17,25 +17,25 @@ class Answer(Protocol):
 
 
 class Agents(Protocol):
-    """Who can be asked. The orchestrator is; rooms of one floor do not import each other."""
+    """The agents that can be invoked; the orchestrator implements it."""
 
     def has_tools(self, name: str) -> bool:
-        """Whether an agent may use any tool at all."""
+        """Whether an agent has any tools."""
         ...
 
     async def invoke(self, name: str, inputs: dict[str, JSON]) -> Answer:
-        """Ask once, without tools."""
+        """Request one reply, without tools."""
         ...
 
     async def invoke_iterative(self, name: str, inputs: dict[str, JSON]) -> Answer:
-        """Ask in the loop."""
+        """Run the agent in the loop, with its tools."""
         ...
 
 
 async def invoke_agent(
     agents: Agents, name: str, inputs: dict[str, JSON], *, iterative: bool = True
 ) -> dict[str, JSON]:
-    """Ask an agent in the loop when it has tools; in a single shot otherwise, or when told so."""
+    """Run an agent in the loop if it has tools; otherwise, or on request, ask for one reply."""
     if iterative and agents.has_tools(name):
         return (await agents.invoke_iterative(name, inputs)).output
     return (await agents.invoke(name, inputs)).output

@@ -1,4 +1,4 @@
-"""The workflows there are: those of a folder, read again when a file changes, and those in code."""
+"""The catalogue of workflows: those in a folder, re-read when a file changes, and those in code."""
 
 from __future__ import annotations
 
@@ -16,51 +16,53 @@ from evoclaw.workflows.reading import read_workflow
 MOST_FILES = 1_000
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 5
-"""Workflows inside of each other."""
+"""How deep workflows may contain other workflows."""
 
 
 class Defined(Struct, frozen=True, omit_defaults=True):
-    """A definition, or what is wrong with it."""
+    """A workflow definition, or why it is invalid."""
 
     name: str
     path: str = ""
-    """Its file; empty if it is defined in code."""
+    """The file of the definition; empty if it is defined in code."""
     workflow: Workflow | None = None
     problem: str = ""
     next_at: float | None = None
-    """When it starts by itself next, if it does."""
+    """The next start by its schedule, if it has one."""
 
 
 class Catalogue:
-    """What can be started. A broken file is reported, and nothing else suffers for it."""
+    """The workflows that can be started. An invalid file is reported and does not affect others."""
 
     def __init__(self, folder: Path | None = None, workflows: Iterable[Workflow] = ()) -> None:
-        """Choose where definitions come from; those in code are refused at once if broken."""
+        """Choose the folder and the workflows in code; an invalid one in code raises at once."""
         self._folder = folder
-        self._own = [Defined(one.name, workflow=check(one)) for one in workflows]
+        self._own = [Defined(workflow.name, workflow=check(workflow)) for workflow in workflows]
         self._read: dict[Path, tuple[tuple[int, int, int], Defined]] = {}
 
     def all(self) -> Sequence[Defined]:
-        """Every definition, as the files are now."""
+        """Every entry, as the files are now."""
         found = [*self._own, *self._files()]
         by_name: dict[str, Defined] = {}
-        for number, one in enumerate(found):
-            if one.workflow is None:
+        for number, entry in enumerate(found):
+            if entry.workflow is None:
                 continue
-            if first := by_name.get(one.name):
-                place = first.path or "the code"
-                found[number] = _broken(one, f"{one.path}: {place} defines {one.name!r} already")
+            if first := by_name.get(entry.name):
+                source = first.path or "the code"
+                problem = f"{entry.path}: {source} defines {entry.name!r} already"
+                found[number] = _broken(entry, problem)
             else:
-                by_name[one.name] = one
+                by_name[entry.name] = entry
         return _without_circles(found)
 
     def get(self, name: str) -> Workflow | None:
-        """One that can be started."""
-        return next((one.workflow for one in self.all() if one.name == name and one.workflow), None)
+        """The valid workflow of this name."""
+        found = (entry.workflow for entry in self.all() if entry.name == name and entry.workflow)
+        return next(found, None)
 
     def names(self) -> Sequence[str]:
-        """Those that can be started."""
-        return [one.name for one in self.all() if one.workflow is not None]
+        """The names of the valid workflows."""
+        return [entry.name for entry in self.all() if entry.workflow is not None]
 
     def _files(self) -> Sequence[Defined]:
         if self._folder is None:
@@ -79,7 +81,7 @@ class Catalogue:
             if (known := self._read.get(path)) is not None and known[0] == mark:
                 return known[1]
             if state.st_size > MAX_BYTES:
-                return Defined(path.stem, str(path), problem=f"{path} has more than 256 KB")
+                return Defined(path.stem, str(path), problem=f"{path} is larger than 256 KB")
             text = path.read_text("utf-8")
         except UnicodeDecodeError:
             return Defined(path.stem, str(path), problem=f"{path} is not UTF-8 text")
@@ -99,57 +101,58 @@ def _defined(path: Path, text: str) -> Defined:
 
 
 def _without_circles(found: Sequence[Defined]) -> Sequence[Defined]:
-    """Break those whose steps name workflows that are not there, or that lead back to them."""
+    """Mark as invalid each entry whose steps name an unknown workflow, or form a cycle."""
     while True:
-        there = {one.name: one.workflow for one in found if one.workflow is not None}
-        checked = [_checked(one, there) for one in found]
+        valid = {entry.name: entry.workflow for entry in found if entry.workflow is not None}
+        checked = [_checked(entry, valid) for entry in found]
         if checked == found:
             return found
-        # Without those, others may have steps that are not there any more.
+        # Other workflows may have steps that name the ones now marked.
         found = checked
 
 
-def _checked(one: Defined, there: dict[str, Workflow]) -> Defined:
-    if one.workflow is None:
-        return one
-    for step in _inner(one.workflow):
-        if step.workflow not in there:
-            problem = unknown("workflow", step.workflow, there)
-            return _broken(one, f"{one.path or one.name}, step {step.name!r}: {problem}")
-    way = _way_back(one.name, there, (one.name,))
-    if way:
-        return _broken(one, f"{one.path or one.name} leads back to itself: {' > '.join(way)}")
-    if _depth(one.name, there) > MAX_DEPTH:
-        return _broken(one, f"{one.path or one.name}: workflows are more than {MAX_DEPTH} deep")
-    return one
+def _checked(entry: Defined, valid: dict[str, Workflow]) -> Defined:
+    if entry.workflow is None:
+        return entry
+    source = entry.path or entry.name
+    for step in _inner(entry.workflow):
+        if step.workflow not in valid:
+            problem = unknown("workflow", step.workflow, valid)
+            return _broken(entry, f"{source}, step {step.name!r}: {problem}")
+    path = _way_back(entry.name, valid, (entry.name,))
+    if path:
+        return _broken(entry, f"{source} contains itself: {' > '.join(path)}")
+    if _depth(entry.name, valid) > MAX_DEPTH:
+        return _broken(entry, f"{source}: workflows are nested more than {MAX_DEPTH} deep")
+    return entry
 
 
 def _inner(workflow: Workflow) -> Sequence[WorkflowStep]:
     return [step for step in every(workflow.steps) if isinstance(step, WorkflowStep)]
 
 
-def _way_back(name: str, there: dict[str, Workflow], way: tuple[str, ...]) -> tuple[str, ...]:
-    """The way from a workflow through its steps to itself; empty if there is none."""
-    waiting = [(name, way)]
+def _way_back(name: str, valid: dict[str, Workflow], path: tuple[str, ...]) -> tuple[str, ...]:
+    """The cycle from a workflow through its steps to itself; empty if there is none."""
+    pending = [(name, path)]
     seen: set[str] = set()
-    while waiting:
-        at, way = waiting.pop()
-        for step in _inner(there[at]) if at in there else ():
+    while pending:
+        at, path = pending.pop()
+        for step in _inner(valid[at]) if at in valid else ():
             if step.workflow == name:
-                return (*way, name)
+                return (*path, name)
             if step.workflow not in seen:
                 seen.add(step.workflow)
-                waiting.append((step.workflow, (*way, step.workflow)))
+                pending.append((step.workflow, (*path, step.workflow)))
     return ()
 
 
-def _depth(name: str, there: dict[str, Workflow], way: tuple[str, ...] = ()) -> int:
-    """How many are inside of each other; those that lead in a circle are refused as that."""
-    if name in way or name not in there or len(way) > MAX_DEPTH:
-        return len(way)
-    inner = {step.workflow for step in _inner(there[name])}
-    return max((_depth(one, there, (*way, name)) for one in inner), default=len(way) + 1)
+def _depth(name: str, valid: dict[str, Workflow], path: tuple[str, ...] = ()) -> int:
+    """How deep a workflow contains others; cycles are reported separately."""
+    if name in path or name not in valid or len(path) > MAX_DEPTH:
+        return len(path)
+    inner = {step.workflow for step in _inner(valid[name])}
+    return max((_depth(child, valid, (*path, name)) for child in inner), default=len(path) + 1)
 
 
-def _broken(one: Defined, problem: str) -> Defined:
-    return Defined(one.name, one.path, problem=problem)
+def _broken(entry: Defined, problem: str) -> Defined:
+    return Defined(entry.name, entry.path, problem=problem)

@@ -1,4 +1,4 @@
-"""What must hold of a definition before it is ever started: names, references, times."""
+"""Validates a workflow definition before it can be started: names, references, schedules."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ FIELDS = ("output", "state", "error")
 RUN = ("id", "name", "started_at", "scheduled_for")
 
 Complain = Callable[[Keys, str, str], EvoClawError]
-"""Makes an error of where it is, what is said there, and what is wrong with it."""
+"""Creates an error from the key path, a fragment of the value there, and the problem."""
 
 
 def check(workflow: Workflow, complain: Complain | None = None) -> Workflow:
-    """Refuse a definition that cannot work, with `WorkflowRefused`; else give it back.
+    """Return a valid definition; raise `InvalidWorkflow` for any other.
 
     Args:
         workflow: The definition.
-        complain: Words the refusal; a file's says where in the file.
+        new_error: Creates the error; that of a file names the line.
     """
     _Checker(workflow, complain or _plainly(workflow.name)).check()
     return workflow
 
 
 def check_value(kind: str, value: JSON) -> str:
-    """What is wrong with an input's value; empty if nothing is."""
+    """Why a value does not fit an input's type; empty if it does."""
     fits = {
         "string": isinstance(value, str),
         "integer": isinstance(value, int) and not isinstance(value, bool),
@@ -69,7 +69,7 @@ def check_value(kind: str, value: JSON) -> str:
 
 
 def _plainly(name: str) -> Complain:
-    def complain(keys: Keys, said: str, problem: str) -> EvoClawError:
+    def complain(keys: Keys, fragment: str, problem: str) -> EvoClawError:
         return WorkflowRefused(f"workflow {name!r}, {'.'.join(keys)}: {problem}")
 
     return complain
@@ -104,19 +104,19 @@ class _Checker:
             raise self._complain((*keys, "default"), "", f"the default of {name!r} {problem}")
 
     def _sequence(self, keys: Keys, steps: Sequence[Step], before: Collection[str]) -> None:
-        """Check steps that run one after the other; each may use what was before it."""
+        """Check steps that run one after the other; each may refer to those before it."""
         seen = list(before)
         for number, step in enumerate(steps):
             here = (*keys, str(number))
-            later = [one.name for one in steps[number + 1 :]]
+            later = [following.name for following in steps[number + 1 :]]
             self._on_error(here, step, later)
             self._step(here, step, seen)
-            seen += (one.name for one in every([step]))
+            seen += (inner.name for inner in every([step]))
 
     def _step(self, keys: Keys, step: Step, before: Collection[str]) -> None:
         self._name((*keys, "name"), step.name)
         if step.name in (FAIL, CONTINUE):
-            problem = f"{step.name!r} means something else to on_error; choose another name"
+            problem = f"{step.name!r} is a reserved value of on_error; choose another name"
             raise self._complain((*keys, "name"), step.name, problem)
         if self._all.count(step.name) > 1:
             problem = f"two steps are named {step.name!r}; rename one of them"
@@ -130,9 +130,9 @@ class _Checker:
                 self._templates((*keys, "message"), step.message, before)
             case ParallelStep():
                 self._some((*keys, "steps"), step.steps)
-                for number, one in enumerate(step.steps):
-                    self._on_error((*keys, "steps", str(number)), one, ())
-                    self._step((*keys, "steps", str(number)), one, before)
+                for number, inner in enumerate(step.steps):
+                    self._on_error((*keys, "steps", str(number)), inner, ())
+                    self._step((*keys, "steps", str(number)), inner, before)
             case SequenceStep():
                 self._some((*keys, "steps"), step.steps)
                 self._sequence((*keys, "steps"), step.steps, before)
@@ -141,17 +141,17 @@ class _Checker:
 
     def _some(self, keys: Keys, steps: Sequence[Step]) -> None:
         if not steps:
-            raise self._complain(keys, "", "there are no steps in it")
+            raise self._complain(keys, "", "it has no steps; add one")
 
     def _on_error(self, keys: Keys, step: Step, later: Sequence[str]) -> None:
         if step.on_error in (FAIL, CONTINUE) or step.on_error in later:
             return
-        place, aim = (*keys, "on_error"), step.on_error
-        if aim in self._all:
-            problem = f"on_error can only go on with a later step beside it, not with {aim!r}"
-            raise self._complain(place, aim, problem)
-        problem = unknown("step", aim, (FAIL, CONTINUE, *later))
-        raise self._complain(place, aim, f"on_error: {problem}")
+        path, target = (*keys, "on_error"), step.on_error
+        if target in self._all:
+            problem = f"on_error may only name a later step of the same sequence, not {target!r}"
+            raise self._complain(path, target, problem)
+        problem = unknown("step", target, (FAIL, CONTINUE, *later))
+        raise self._complain(path, target, f"on_error: {problem}")
 
     def _leaf(
         self, keys: Keys, step: AgentStep | ToolStep | WorkflowStep, before: Collection[str]
@@ -177,18 +177,18 @@ class _Checker:
         self._templates((*keys, "until"), step.until, before)
 
     def _condition(self, keys: Keys, step: ConditionStep, before: Collection[str]) -> None:
-        place = (*keys, "if")
+        path = (*keys, "if")
         try:
             found = list(references(parse(step.when)))
         except BadExpression as problem:
-            raise self._complain(place, step.when, f"if: {problem}") from None
-        self._references(place, found, before)
+            raise self._complain(path, step.when, f"if: {problem}") from None
+        self._references(path, found, before)
         self._some(keys, (*step.then, *step.otherwise))
         self._sequence((*keys, "then"), step.then, before)
         self._sequence((*keys, "else"), step.otherwise, before)
 
     def _templates(self, keys: Keys, value: JSON, before: Collection[str]) -> None:
-        """Check what is filled in, each text where it stands."""
+        """Check the templates in a value, each with its own key path."""
         if isinstance(value, str):
             try:
                 found = list(used(value))
@@ -196,25 +196,25 @@ class _Checker:
                 raise self._complain(keys, value, f"{keys[-1]}: {problem}") from None
             self._references(keys, found, before)
         elif is_object(value):
-            for key, one in value.items():
-                self._templates((*keys, key), one, before)
+            for key, child in value.items():
+                self._templates((*keys, key), child, before)
         elif is_array(value):
-            for number, one in enumerate(value):
-                self._templates((*keys, str(number)), one, before)
+            for number, child in enumerate(value):
+                self._templates((*keys, str(number)), child, before)
 
     def _references(self, keys: Keys, found: Iterable[Reference], before: Collection[str]) -> None:
         for reference in found:
             if problem := self._why_not(reference, before):
-                # Its beginning is as it is written; brackets may be written in several ways.
-                said = reference.text.partition("[")[0]
-                raise self._complain(keys, said, f"{reference.text}: {problem}")
+                # Only the part before a bracket is sure to be spelt as in the file.
+                fragment = reference.text.partition("[")[0]
+                raise self._complain(keys, fragment, f"{reference.text}: {problem}")
 
     def _why_not(self, reference: Reference, before: Collection[str]) -> str:
         root, *rest = reference.path
         if root not in ROOTS:
             return unknown("name", str(root), ROOTS)
         if not rest:
-            return f"say what of {root}"
+            return f"name a value of {root}, such as {root}.NAME"
         name = str(rest[0])
         if root == "inputs":
             inputs = self._workflow.inputs
@@ -224,9 +224,9 @@ class _Checker:
         if name not in self._all:
             return unknown("step", name, before)
         if name not in before:
-            return f"{name!r} has not ended by then; only steps that come before can be used"
+            return f"{name!r} has not ended by then; refer only to earlier steps"
         if len(rest) < 2 or rest[1] not in FIELDS:
-            return f"say steps.{name}.output, .state or .error"
+            return f"write steps.{name}.output, .state or .error"
         return ""
 
     def _schedule(self, schedule: Schedule) -> None:
@@ -247,18 +247,18 @@ class _Checker:
 
 
 def wrong_inputs(workflow: Workflow, given: dict[str, JSON]) -> str:
-    """What is wrong with inputs; empty if nothing is."""
+    """Why a workflow cannot start with these inputs; empty if it can."""
     for name, value in given.items():
         if name not in workflow.inputs:
             return unknown("input", name, workflow.inputs)
         if problem := check_value(workflow.inputs[name].type, value):
             return f"input {name!r} {problem}"
     missing = [
-        name for name, one in workflow.inputs.items() if one.is_required and name not in given
+        name for name, input in workflow.inputs.items() if input.is_required and name not in given
     ]
     return f"inputs are missing: {', '.join(missing)}" if missing else ""
 
 
 def with_defaults(workflow: Workflow, given: dict[str, JSON]) -> dict[str, JSON]:
-    """Inputs, and what holds of those that were not given."""
-    return {name: given.get(name, one.default) for name, one in workflow.inputs.items()}
+    """The inputs, with defaults for those that were not given."""
+    return {name: given.get(name, input.default) for name, input in workflow.inputs.items()}

@@ -1,4 +1,4 @@
-"""Workflows that are steps of others: each a workflow of its own, started once, awaited by none."""
+"""Child workflows: a workflow step starts another workflow once, and polls until it has ended."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from evoclaw.workflows.progress import SUCCEEDED, Plan, Progress, decode_plan, p
 
 
 class ChildWorkflows:
-    """Starts them, and looks whether they have ended."""
+    """Starts child workflows, and checks whether they have ended."""
 
     def __init__(
         self, store: WorkflowStore, catalogue: Catalogue, tell: Callable[[str, str], None]
     ) -> None:
-        """Choose the parts; `tell` hears the tenant and the id of one that has something to do."""
+        """Choose the parts; `notify` gets the tenant and id of a workflow that has work to do."""
         self._store, self._catalogue, self._tell = store, catalogue, tell
 
     async def look_after(
         self, progress: Progress, step: WorkflowStep, inputs: dict[str, JSON], label: Label
     ) -> Came:
-        """Start one if it is not there yet, and see whether it has ended."""
-        there, tenant = progress.steps[step.name], progress.plan.who.tenant
+        """Start the child workflow if needed; its outcome, or that the step waits for it."""
+        current, tenant = progress.steps[step.name], progress.plan.who.tenant
         store = self._store.of(tenant)
-        row = await store.get(there.workflow_id)
+        row = await store.get(current.workflow_id)
         if row is None:
             new = self._new(progress, step, inputs, label)
             row, _ = await store.begin(new)
             self._tell(tenant, row.id)
         if row.ended_at is None:
-            return Waiting(f"workflow {row.id} goes on")
-        return await self._came(store, row, step, there.attempt)
+            return Waiting(f"workflow {row.id} is still running")
+        return await self._came(store, row, step, current.attempt)
 
     async def stop(self, tenant: str, workflow_id: str, reason: str) -> None:
-        """Have one cancelled."""
+        """Cancel a child workflow."""
         if await cancel(self._store.of(tenant), workflow_id, CancelAsked(reason=reason)):
             self._tell(tenant, workflow_id)
 
@@ -56,9 +56,13 @@ class ChildWorkflows:
         workflow = self._catalogue.get(step.workflow)
         if workflow is None:
             raise NoWorkflow(step.workflow, self._catalogue.names())
-        # Files may have changed since the outermost began: what was checked then may not hold.
+        # Files may have changed since the outermost workflow started, so check again.
         if step.workflow in ancestors or len(ancestors) >= MAX_DEPTH:
-            raise BadInputs(step.workflow, f"{' > '.join(ancestors)} is deep enough; it ends here")
+            raise BadInputs(
+                step.workflow,
+                f"not started within {' > '.join(ancestors)}: a workflow may not contain itself, "
+                f"nor be nested more than {MAX_DEPTH} deep",
+            )
         if problem := wrong_inputs(workflow, inputs):
             raise BadInputs(step.workflow, problem)
         plan = Plan(
@@ -77,7 +81,7 @@ class ChildWorkflows:
         plan = decode_plan(row.plan)
         child = progress_of(row.id, plan, records_of(row.id, await store.events(row.id)))
         end = child.finished
-        label = joined((plan.label, *(one.label for one in child.steps.values())))
+        label = joined((plan.label, *(state.label for state in child.steps.values())))
         if end is not None and end.state == SUCCEEDED:
             return StepFinished(step.name, attempt, end.output, label)
         error = f"workflow {row.id} {row.state}: {end.error if end else ''}".rstrip(": ")
@@ -87,7 +91,7 @@ class ChildWorkflows:
 def new_workflow(
     workflow_id: str, workflow: Workflow, plan: Plan, *, key: str | None = None, digest: str = ""
 ) -> NewWorkflow:
-    """One that is to be started, as it is kept."""
+    """A workflow to start, as it is stored."""
     started = WorkflowStarted(workflow.name, plan.inputs, plan.parent, plan.scheduled_for)
     return NewWorkflow(
         workflow_id,
@@ -101,7 +105,7 @@ def new_workflow(
 
 
 async def cancel(store: WorkflowStore, workflow_id: str, asked: CancelAsked) -> bool:
-    """Ask for an end; False if there is nothing to end."""
+    """Request the cancellation of a workflow; False if it does not exist or has ended."""
     while True:
         row = await store.get(workflow_id)
         if row is None or row.ended_at is not None:

@@ -1,11 +1,11 @@
-"""Cron expressions: when the next time is that one names.
+"""Cron expressions, and the next time that one matches.
 
 Five fields, minute, hour, day of month, month and day of week: `*`, numbers, names of months and
 days, ranges, steps and lists. If both kinds of day are given, either will do.
 
-Where clocks are changed: an hour given as `*` goes by the time that passes. Any other hour goes by
-the clock on the wall, and each of its times comes once a day: when the hour is there twice, the
-first time; when it is left out, as much later as the clock was put forward.
+When daylight saving time changes: an hour of `*` follows elapsed time. Any other hour follows the
+wall clock, and each of its times occurs once a day: in a repeated hour at its first occurrence, in
+a skipped hour later by as much as the clock was put forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError
 
 YEARS = 40
-"""How far ahead is looked: the calendar repeats itself in that time, all but for a century."""
+"""How far ahead to search: the calendar repeats within that time, except across a century."""
 
 NAMED = {
     "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *",
@@ -33,14 +33,14 @@ MONTHS = {
 }  # fmt: skip
 DAYS = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
 SUNDAY = 7
-"""As it is also written, so that a range can end with it."""
+"""The other number of Sunday, so that a range can end with it."""
 _PART = re.compile(r"(\*|[a-z]{3}|\d{1,4})(?:-([a-z]{3}|\d{1,4}))?(?:/(\d{1,4}))?", re.ASCII)
 _LEFT_OUT = 2
-"""Days by which a time that a change of clocks left out may come later."""
+"""Days by which a time in a skipped hour may come later."""
 
 
 class BadCron(EvoClawError):
-    """A text is not a cron expression."""
+    """The text is not a valid cron expression, or matches no time."""
 
 
 class _Field(Struct, frozen=True):
@@ -60,7 +60,7 @@ _FIELDS = (
 
 
 class Cron(Struct, frozen=True):
-    """A cron expression, read."""
+    """A parsed cron expression."""
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -74,17 +74,17 @@ class Cron(Struct, frozen=True):
     """One of the two kinds of day is `*`, or steps of it: both must fit."""
 
     def on(self, day: date) -> bool:
-        """Whether it names a day."""
+        """Whether the expression matches a day."""
         if day.month not in self.months:
             return False
         by_date, by_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return by_date and by_week if self.any_day else by_date or by_week
 
     def after(self, moment: float, zone: ZoneInfo) -> float:
-        """The first time after a moment, in seconds since 1970; `BadCron` if there is none."""
+        """The first match after a moment, in Unix seconds; `BadCron` if there is none."""
         found = self._passing(moment, zone) if self.any_hour else self._on_the_wall(moment, zone)
         if found is None:
-            raise BadCron(f"no time fits within {YEARS} years")
+            raise BadCron(f"no time matches within {YEARS} years")
         return found
 
     def _passing(self, moment: float, zone: ZoneInfo) -> float | None:
@@ -97,7 +97,7 @@ class Cron(Struct, frozen=True):
             elif local.hour in self.hours and local.minute in self.minutes and not local.second:
                 return float(at)
             else:
-                # Where a zone is off by seconds, its minutes do not begin with ours.
+                # In a zone with an offset of seconds, minutes do not start at UTC minutes.
                 at += 60 - local.second
         return None
 
@@ -108,7 +108,7 @@ class Cron(Struct, frozen=True):
         while more > 0:
             for at in self._times(day, zone) if self.on(day) else ():
                 if at > moment and (best is None or at < best):
-                    # Others may still come before it, but only if they were left out.
+                    # Only a time from a skipped hour can still come before it.
                     best, more = at, min(more, _LEFT_OUT + 1)
             day, more = day + timedelta(days=1), more - 1
         return best
@@ -121,7 +121,7 @@ class Cron(Struct, frozen=True):
 
 
 def parse_cron(text: str) -> Cron:
-    """Read a cron expression; `BadCron` says what is wrong with it."""
+    """Parse a cron expression; `BadCron` says what is wrong with it."""
     words = NAMED.get(text.strip().lower(), text).lower().split()
     if len(words) != len(_FIELDS):
         names = ", ".join(field.name for field in _FIELDS)
@@ -140,7 +140,7 @@ def parse_cron(text: str) -> Cron:
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """A time zone by its name; `BadCron` if there is none."""
+    """The time zone of this name; `BadCron` if there is none."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -164,7 +164,7 @@ def _part(part: str, field: _Field) -> range:
     if found[3] is not None and int(found[3]) == 0:
         raise BadCron(f"{field.name}: a step in {part[:20]!r} must be 1 or more")
     if last < first:
-        raise BadCron(f"{field.name}: {part[:20]!r} ends before it begins")
+        raise BadCron(f"{field.name}: the range {part[:20]!r} ends before it starts")
     return range(first, last + 1, int(found[3] or 1))
 
 

@@ -1,4 +1,4 @@
-"""What a workflow is: inputs, steps, an output. Written in TOML or in Python, it is the same."""
+"""Workflow definitions: inputs, steps and an output, written in TOML or in Python."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
 Kind: TypeAlias = Literal["string", "integer", "number", "boolean", "object", "array", "any"]
 
 FAIL, CONTINUE = "fail", "continue"
-"""What `on_error` may say, besides the name of a later step."""
+"""The values of `on_error`, beside the name of a later step."""
 
 
 class Input(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something that a workflow is started with."""
+    """An input of a workflow."""
 
     type: Kind = "string"
     required: bool | None = None
-    """Not said: unless it has a default."""
+    """By default, an input without a default value is required."""
     default: JSON = None
     description: str = ""
 
     @property
     def is_required(self) -> bool:
-        """Whether a workflow cannot start without it."""
+        """Whether the workflow cannot start without it."""
         return self.default is None if self.required is None else self.required
 
 
 class Retry(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How often something that failed harmlessly is tried, and how long it is left alone before."""
+    """How often a step that may safely be repeated is attempted, with exponential backoff."""
 
     attempts: Annotated[int, Meta(ge=1, le=100)] = 1
-    """The first one included."""
+    """Including the first."""
     backoff_s: Annotated[float, Meta(ge=0, le=86_400)] = 1.0
-    """Before the second; each further one waits `factor` times as long."""
+    """Seconds before the second attempt; each further one waits `factor` times as long."""
     factor: Annotated[float, Meta(ge=1, le=10)] = 2.0
     max_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
 
     def pause(self, attempt: int) -> float:
-        """Seconds between an attempt that failed and the next one."""
-        # Beyond that the longest has long been reached, and the power would overflow.
+        """Seconds between a failed attempt and the next one."""
+        # After 64 attempts the maximum has long been reached, and the power would overflow.
         return min(self.max_s, self.backoff_s * self.factor ** min(attempt - 1, 64))
 
 
@@ -54,18 +54,18 @@ class AgentStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="agent",
 ):  # fmt: skip
-    """Ask an agent; its answer is the output."""
+    """Run an agent; its answer is the output."""
 
     kind: ClassVar[str] = "agent"
 
     name: str
     agent: str
     message: str = ""
-    """What it is asked."""
+    """The message to the agent."""
     inputs: dict[str, JSON] = {}
-    """What it is given, as an object; with a message, beneath it."""
+    """An object for the agent; with a message, it is appended to it."""
     iterative: bool = True
-    """With its tools, in the loop; false asks once, without any."""
+    """Whether the agent runs in the loop with its tools; false requests one reply without."""
     timeout_s: Seconds | None = None
     retry: Retry = ONCE
     on_error: str = FAIL
@@ -75,7 +75,7 @@ class ToolStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="tool",
 ):  # fmt: skip
-    """Call a tool, judged as any other call is."""
+    """Call a tool, under the same policies as any other call."""
 
     kind: ClassVar[str] = "tool"
 
@@ -91,13 +91,13 @@ class WaitStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="wait",
 ):  # fmt: skip
-    """Go on later."""
+    """Wait for a duration, or until a time."""
 
     kind: ClassVar[str] = "wait"
 
     name: str
     seconds: Seconds | str | None = None
-    """From when the step begins; a number, or a template that gives one."""
+    """Seconds from the start of the step; a number, or a template that yields one."""
     until: str = ""
     """A time such as `2030-01-31T08:00:00+01:00`; without an offset it is UTC."""
     on_error: str = FAIL
@@ -107,14 +107,14 @@ class ApprovalStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="approval",
 ):  # fmt: skip
-    """Ask a person; a no is a failure."""
+    """Ask a person; the step fails if the person denies."""
 
     kind: ClassVar[str] = "approval"
 
     name: str
     message: str
     timeout_s: Seconds | None = None
-    """After which nobody's answer is a no; without one it waits for ever."""
+    """Seconds after which the step fails without an answer; without it the step waits forever."""
     on_error: str = FAIL
 
 
@@ -137,14 +137,14 @@ class ParallelStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="parallel",
 ):  # fmt: skip
-    """Run steps side by side; the output has the output of each, by its name."""
+    """Run steps concurrently; the output has the output of each step by name."""
 
     kind: ClassVar[str] = "parallel"
 
     name: str
     steps: tuple[Step, ...]
     limit: Annotated[int, Meta(ge=1, le=64)] = 4
-    """How many at once."""
+    """How many steps run at the same time."""
     on_error: str = FAIL
 
 
@@ -152,7 +152,7 @@ class SequenceStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="sequence",
 ):  # fmt: skip
-    """Run steps one after the other, as one; the output is that of the last."""
+    """Run steps one after the other as a single step; the output is that of the last."""
 
     kind: ClassVar[str] = "sequence"
 
@@ -165,7 +165,7 @@ class ConditionStep(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="kind", tag="condition", rename={"when": "if", "otherwise": "else"},
 ):  # fmt: skip
-    """Run some steps or others; the output is that of the last one that ran."""
+    """Run one of two sequences of steps; the output is that of the last step that ran."""
 
     kind: ClassVar[str] = "condition"
 
@@ -183,7 +183,7 @@ Step: TypeAlias = (
     | ConditionStep
 )  # fmt: skip
 Leaf: TypeAlias = AgentStep | ToolStep | WorkflowStep
-"""What somebody else does."""
+"""A step that an agent, a tool or another workflow carries out."""
 Group: TypeAlias = ParallelStep | SequenceStep | ConditionStep
 KINDS: tuple[type[Step], ...] = (
     AgentStep, ToolStep, WaitStep, ApprovalStep, WorkflowStep, ParallelStep, SequenceStep,
@@ -192,47 +192,47 @@ KINDS: tuple[type[Step], ...] = (
 
 
 class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """When a workflow starts by itself."""
+    """When a workflow starts automatically."""
 
     cron: str = ""
     """Minute, hour, day of month, month, day of week; or `@daily` and the like."""
     every_s: Annotated[int, Meta(ge=1, le=31_536_000)] | None = None
     timezone: str = "UTC"
-    """Whose clock a cron expression is read on."""
+    """The time zone of the cron expression."""
     inputs: dict[str, JSON] = {}
-    """What it is started with."""
+    """The inputs of each start."""
     tenant: str = "local"
     user: str = ""
     overlap: bool = False
-    """Whether it starts though the one before has not ended; else that start is left out."""
+    """Whether to start although the previous one still runs; otherwise that start is skipped."""
     enabled: bool = True
 
 
 class Workflow(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A definition."""
+    """A workflow definition."""
 
     name: str
     steps: tuple[Step, ...]
     description: str = ""
     inputs: dict[str, Input] = {}
     output: JSON = None
-    """Templates, filled in when all steps have ended; the last step's output if not given."""
+    """Templates, filled in when all steps have ended [the output of the last step]."""
     schedule: Schedule | None = None
 
 
 def below(step: Step) -> tuple[Sequence[Step], ...]:
-    """The sequences of steps that a step holds."""
+    """The sequences of steps inside a step."""
     if isinstance(step, ConditionStep):
         return (step.then, step.otherwise)
     if isinstance(step, SequenceStep):
         return (step.steps,)
     if isinstance(step, ParallelStep):
-        return tuple((one,) for one in step.steps)
+        return tuple((inner,) for inner in step.steps)
     return ()
 
 
 def every(steps: Sequence[Step]) -> Iterator[Step]:
-    """All steps, those inside of others too, in the order written."""
+    """All steps in the order written, including nested ones."""
     for step in steps:
         yield step
         for inner in below(step):

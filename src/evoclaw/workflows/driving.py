@@ -1,4 +1,4 @@
-"""Driving one workflow: plan, keep the facts, ask others, until it ends or all of it waits."""
+"""Drives one workflow: plan, store events, run steps, until it ends or every step waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RUNNING, WAITING = "running", "waiting"
 
 
 class Driver:
-    """One workflow that this process holds."""
+    """Drives a workflow that this process has claimed."""
 
     def __init__(
         self,
@@ -54,40 +54,43 @@ class Driver:
         clock: Callable[[], float],
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take up a workflow.
+        """Choose the parts.
 
         Args:
             row: The workflow, as it was when it was claimed.
-            store: Of its tenant.
-            holder: Who claimed it.
-            performer: Does its steps.
-            clock: The time.
-            tell: Told whenever something was kept.
+            store: The store of its tenant.
+            owner: The id of the process that claimed it.
+            runner: Runs its steps.
+            clock: Returns Unix seconds.
+            notify: Called whenever events were stored.
         """
         self._store, self._holder, self._performer = store, holder, performer
         self._clock, self._tell = clock, tell
         self._progress = Progress(row.id, decode_plan(row.plan))
         self._wakes = row.wakes
         self._begun: set[tuple[str, int]] = set()
-        """Attempts that were started, or asked for again, in this life."""
+        """Attempts that this process started or resumed."""
         self._asleep: dict[str, float] = {}
-        """Steps that wait for somebody, and when they are asked for again."""
+        """The waiting steps, and when to run each again."""
         self._tasks: dict[str, asyncio.Task[Came]] = {}
         self._news = asyncio.Event()
         self._stale = False
 
     @property
     def seen(self) -> tuple[int, int]:
-        """The last event, and how often it was woken, as far as is known here."""
+        """The number of the last event and the wake count, as known to this driver."""
         return self._progress.head, self._wakes
 
     def poke(self) -> None:
-        """Something happened to it elsewhere."""
+        """Notify the driver that the workflow was changed from outside."""
         self._stale = True
         self._news.set()
 
     async def drive(self) -> None:
-        """Go on until it ends, waits, or is another's; nothing of it goes on here afterwards."""
+        """Drive until the workflow ends, waits, or is claimed by another process.
+
+        No task of it runs here afterwards.
+        """
         try:
             await self._catch_up()
             while self._progress.finished is None and not await self._go_on():
@@ -98,7 +101,7 @@ class Driver:
             await self._drop_tasks()
 
     async def _go_on(self) -> bool:
-        """One round; True when it is parked."""
+        """Run one round; True if every step waits and the workflow was released."""
         self._news.clear()
         if self._stale:
             await self._catch_up()
@@ -123,16 +126,16 @@ class Driver:
         return False
 
     def _ask(self, step: Leaf) -> Event | None:
-        """Have a step done, unless it is under way or asleep; a fact if that must be kept first."""
-        there = self._progress.steps[step.name]
+        """Run a step unless it is running or waiting; an event if one must be stored first."""
+        current = self._progress.steps[step.name]
         if step.name in self._tasks or self._clock() < self._asleep.get(step.name, 0):
             return None
-        begun = (step.name, there.attempt) in self._begun
-        if isinstance(step, ToolStep) and there.state == POSTPONED:
-            # From here on nobody could tell whether it ran.
-            return StepResumed(step.name, there.attempt)
+        started = (step.name, current.attempt) in self._begun
+        if isinstance(step, ToolStep) and current.state == POSTPONED:
+            # Stored first: after a crash from here on, it is unknown whether the tool ran.
+            return StepResumed(step.name, current.attempt)
         self._asleep.pop(step.name, None)
-        work = self._performer.perform(step, self._progress, resumed=not begun)
+        work = self._performer.perform(step, self._progress, resumed=not started)
         task = self._tasks[step.name] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._news.set())
         return None
@@ -144,7 +147,7 @@ class Driver:
                 await self._news.wait()
 
     async def _park(self, due: float | None) -> bool:
-        """Let go of it until it is due; False if there is news."""
+        """Release the workflow until it is due; False if it changed meanwhile."""
         kept = Kept(WAITING)
         if await self._store.release(
             self._progress.workflow_id, self._holder, self.seen, kept, due
@@ -155,16 +158,16 @@ class Driver:
         return False
 
     async def _collect(self) -> None:
-        """Keep what came of the steps that are done."""
+        """Store the outcomes of the finished steps."""
         for name in [name for name, task in self._tasks.items() if task.done()]:
-            came = self._came(name, self._tasks.pop(name))
-            there = self._progress.steps[name]
-            if not isinstance(came, Waiting):
-                events: Sequence[Event] = (came,)
+            outcome = self._came(name, self._tasks.pop(name))
+            current = self._progress.steps[name]
+            if not isinstance(outcome, Waiting):
+                events: Sequence[Event] = (outcome,)
             else:
-                self._asleep[name] = self._wake_up(name, came)
-                postponed = StepPostponed(name, there.attempt, came.reason)
-                events = () if there.state == POSTPONED else (postponed,)
+                self._asleep[name] = self._wake_up(name, outcome)
+                postponed = StepPostponed(name, current.attempt, outcome.reason)
+                events = () if current.state == POSTPONED else (postponed,)
             while events and not await self._keep(events):
                 pass
 
@@ -178,28 +181,29 @@ class Driver:
     def _came(self, name: str, task: asyncio.Task[Came]) -> Came:
         attempt = self._progress.steps[name].attempt
         if task.cancelled():
-            return StepUnknown(name, attempt, "it gave up by itself; it may have been done, or not")
+            reason = "the step was cancelled while it ran; it may or may not have taken effect"
+            return StepUnknown(name, attempt, reason)
         problem = task.exception()
         if problem is None:
             return task.result()
         if isinstance(problem, EvoClawError):
             return StepFailed(name, attempt, str(problem))
-        # A fault of ours or of a port's: whatever it had begun may have been done.
+        # A bug of EvoClaw or of a port: the step may have taken effect.
         return StepUnknown(name, attempt, f"internal error: {type(problem).__name__}: {problem}")
 
     async def _cancel(self) -> None:
-        """End it: nobody goes on with a step of it."""
+        """Cancel the running steps, and end the workflow."""
         await self._drop_tasks()
-        asked = self._progress.cancelling
-        reason = (asked.reason if asked else "") or "cancelled"
-        facts: list[Event] = []
+        request = self._progress.cancelling
+        reason = (request.reason if request else "") or "cancelled"
+        events: list[Event] = []
         for step in self._leaves():
-            there = self._progress.steps.get(step.name)
-            if there is not None and not there.ended:
+            current = self._progress.steps.get(step.name)
+            if current is not None and not current.ended:
                 await self._performer.cancel(step, self._progress, reason)
-                facts.append(StepFailed(step.name, there.attempt, "cancelled before its end"))
-        facts.append(WorkflowFinished(CANCELLED, error=reason))
-        await self._keep(facts)
+                events.append(StepFailed(step.name, current.attempt, "cancelled before it ended"))
+        events.append(WorkflowFinished(CANCELLED, error=reason))
+        await self._keep(events)
 
     def _leaves(self) -> Sequence[Leaf]:
         steps = every(self._progress.plan.workflow.steps)
@@ -213,7 +217,7 @@ class Driver:
             await asyncio.wait(tasks)
 
     async def _keep(self, events: Sequence[Event]) -> bool:
-        """Keep facts; False if others came first, which are known now."""
+        """Store events; False if other events came first, which are applied now."""
         last = events[-1]
         outcome = msgspec.json.encode(last) if isinstance(last, WorkflowFinished) else None
         kept = Kept(last.state if isinstance(last, WorkflowFinished) else RUNNING, outcome)
@@ -232,19 +236,19 @@ class Driver:
         return True
 
     async def _catch_up(self) -> None:
-        """Learn what happened from outside; whoever was asleep is asked again."""
+        """Apply events from outside; every waiting step is run again."""
         self._stale = False
         self._asleep.clear()
         id_ = self._progress.workflow_id
         row = await self._store.get(id_)
         if row is None:
-            raise LostHold(f"workflow {id_!r} is gone")
+            raise LostHold(f"workflow {id_!r} was deleted")
         self._wakes = row.wakes
         self._progress.take(records_of(id_, await self._store.events(id_, self._progress.head)))
 
 
 def records_of(workflow_id: str, events: Sequence[StoredEvent]) -> list[WorkflowRecord]:
-    """Events as they were kept, as records."""
+    """Stored events as records."""
     return [
         WorkflowRecord(workflow_id, stored.seq, stored.at, decode_event(stored.event))
         for stored in events

@@ -1,14 +1,14 @@
-"""What a caller is told about workflows.
+"""The errors that callers of workflows get.
 
 EvoClawError
 ├── ConfigError
-│   └── WorkflowRefused  a definition cannot work; the message says where and why
-├── NoWorkflow           no workflow of that name is defined
-├── NoWorkflowRun        there is none of that id
-├── BadInputs            it cannot be started with these
-├── KeyReused            the same key came with something else
-├── NotAPerson           only people answer
-└── CannotAnswer         nothing waits for that answer
+│   └── InvalidWorkflow    the definition is invalid; the message says where and why
+├── UnknownWorkflow        no workflow of this name is defined
+├── WorkflowRunNotFound    no workflow with this id was started
+├── BadInputs              the workflow cannot start with these inputs
+├── WorkflowKeyReused      the idempotency key was used with another request
+├── NotAPerson             only a person may answer
+└── CannotAnswer           the step does not wait for this answer
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from evoclaw.skills.names import unknown
 
 
 class WorkflowRefused(ConfigError):
-    """A definition cannot work."""
+    """The definition is invalid."""
 
 
 class NoWorkflow(EvoClawError):
-    """No workflow of that name is defined."""
+    """No workflow of this name is defined."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(unknown("workflow", name, known))
@@ -32,15 +32,15 @@ class NoWorkflow(EvoClawError):
 
 
 class NoWorkflowRun(EvoClawError):
-    """There is none of that id."""
+    """No workflow with this id was started."""
 
     def __init__(self, workflow_id: str) -> None:
-        super().__init__(f"there is no workflow {workflow_id[:80]!r}")
+        super().__init__(f"workflow run {workflow_id[:80]!r} does not exist")
         self.workflow_id = workflow_id
 
 
 class BadInputs(EvoClawError):
-    """A workflow cannot be started with these inputs."""
+    """The workflow cannot start with these inputs."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"workflow {name!r}: {problem}")
@@ -48,18 +48,19 @@ class BadInputs(EvoClawError):
 
 
 class KeyReused(EvoClawError):
-    """The same key came with something else."""
+    """The idempotency key was used with another request."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"the key {key[:80]!r} was used for another workflow or other inputs; choose a new one"
+            f"the idempotency key {key[:80]!r} was used for another workflow or other inputs; "
+            "choose a new one"
         )
         self.key = key
 
 
 class NotAPerson(EvoClawError):
-    """Only people answer."""
+    """Only a person may answer."""
 
 
 class CannotAnswer(EvoClawError):
-    """Nothing waits for that answer."""
+    """The step does not wait for this answer."""

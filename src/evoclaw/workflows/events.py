@@ -1,7 +1,7 @@
-"""The facts of a workflow, one frozen class each, and the record that stamps them.
+"""The events of a workflow, one frozen class each, and the record with their number and time.
 
-How a workflow stands is a fold over them. Times in events are decisions, such as when to go on;
-when something happened is on the record.
+The state of a workflow is a fold over its events. Times in events are decisions, such as when to
+retry; the time at which an event happened is in its record.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from evoclaw.core.messages import JSON
 
 
 class Decision(StrEnum):
-    """What a person may say to a step."""
+    """A person's answer to a step."""
 
     APPROVE = "approve"
     DENY = "deny"
     RETRY = "retry"
-    """What may have happened, or not, is to be done once more."""
+    """Run a step again whose outcome is unknown."""
     SKIP = "skip"
-    """It is to be taken for done; the workflow goes on without its output."""
+    """Treat the step as done; the workflow continues without its output."""
     FAIL = "fail"
 
 
@@ -33,30 +33,30 @@ class WorkflowStarted(Struct, frozen=True, omit_defaults=True, tag="workflow_sta
     name: str
     inputs: dict[str, JSON] = {}
     parent: str = ""
-    """The workflow that has it as a step."""
+    """The id of the parent workflow."""
     scheduled_for: float | None = None
-    """The time it started by itself for."""
+    """The scheduled time, if a schedule started it."""
 
 
 class StepStarted(Struct, frozen=True, omit_defaults=True, tag="step_started"):
-    """A step begins; for a second time if it failed, or its outcome was not known."""
+    """An attempt of a step started; not the first if it failed or its outcome was unknown."""
 
     step: str
     attempt: int = 1
     run_id: str = ""
-    """Of the agent's run."""
+    """The id of the agent's run."""
     workflow_id: str = ""
-    """Of the workflow that is a step of this one."""
+    """The id of the child workflow."""
     asked: str = ""
-    """What a person is asked."""
+    """The question to a person."""
     due: float | None = None
-    """When a wait is over, or an answer too late."""
+    """When a wait ends, or an answer comes too late."""
     taken: str = ""
     """The branch of a condition: `then` or `else`."""
 
 
 class StepPostponed(Struct, frozen=True, omit_defaults=True, tag="step_postponed"):
-    """What the step asked for waits for somebody: nothing was done yet, or it goes on elsewhere."""
+    """A step waits: for a person before it runs, or for a run or workflow that continues."""
 
     step: str
     attempt: int
@@ -64,14 +64,14 @@ class StepPostponed(Struct, frozen=True, omit_defaults=True, tag="step_postponed
 
 
 class StepResumed(Struct, frozen=True, tag="step_resumed"):
-    """What was postponed is asked for again."""
+    """A postponed step is run again."""
 
     step: str
     attempt: int
 
 
 class StepAnswered(Struct, frozen=True, omit_defaults=True, tag="step_answered"):
-    """A person said something to a step."""
+    """A person answered a step."""
 
     step: str
     decision: Decision
@@ -80,29 +80,29 @@ class StepAnswered(Struct, frozen=True, omit_defaults=True, tag="step_answered")
 
 
 class StepFinished(Struct, frozen=True, omit_defaults=True, tag="step_finished"):
-    """A step has done what it is for."""
+    """A step succeeded."""
 
     step: str
     attempt: int = 1
     output: JSON = None
     label: Label = CLEAN
-    """Of what its output was made from."""
+    """The label of the values its output was made from."""
 
 
 class StepFailed(Struct, frozen=True, omit_defaults=True, tag="step_failed"):
-    """A step has not."""
+    """An attempt of a step failed."""
 
     step: str
     attempt: int = 1
     error: str = ""
     output: JSON = None
     again_at: float | None = None
-    """When it is tried again; None if it is not."""
+    """When the step is retried; None if it is not."""
     label: Label = CLEAN
 
 
 class StepUnknown(Struct, frozen=True, omit_defaults=True, tag="step_unknown"):
-    """Nobody knows whether a step was done: a person must say how to go on."""
+    """It is unknown whether a step took effect: a person must decide how to continue."""
 
     step: str
     attempt: int
@@ -110,14 +110,14 @@ class StepUnknown(Struct, frozen=True, omit_defaults=True, tag="step_unknown"):
 
 
 class StepSkipped(Struct, frozen=True, omit_defaults=True, tag="step_skipped"):
-    """A person said to go on without it."""
+    """A person decided to continue without the step."""
 
     step: str
     reason: str = ""
 
 
 class CancelAsked(Struct, frozen=True, omit_defaults=True, tag="cancel_asked"):
-    """The workflow is to end."""
+    """The cancellation of the workflow was requested."""
 
     by: str = ""
     reason: str = ""
@@ -139,11 +139,11 @@ Event: TypeAlias = (
 
 
 class WorkflowRecord(Struct, frozen=True):
-    """A fact, and when it happened in which workflow."""
+    """An event with its workflow, number and time."""
 
     workflow_id: str
     seq: int
     """Counts from one."""
     at: float
-    """Seconds since 1970."""
+    """Unix seconds."""
     event: Event

@@ -1,7 +1,7 @@
-"""A small language over inputs and outputs: references, comparisons, and, or, not. No calls.
+"""Expressions over inputs and outputs: references, comparisons, and, or, not; no function calls.
 
-`a or b` is the first of them that is true, `a and b` the first that is not, as in Python; what a
-reference does not find is null. Nothing here can take long, reach out, or change anything.
+`a or b` is the first that is true, `a and b` the first that is not, as in Python; a reference to a
+missing value is null. Evaluation is fast and has no side effects.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ _PLAIN = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 
 class BadExpression(EvoClawError):
-    """A text is not an expression."""
+    """The text is not a valid expression."""
 
 
 class ExpressionFailed(EvoClawError):
-    """An expression has no value: what it compares cannot be compared."""
+    """The expression has no value: its operands cannot be compared."""
 
 
 class Literal(Struct, frozen=True, tag=True):
-    """A value as it is written."""
+    """A literal value."""
 
     value: JSON
 
 
 class Reference(Struct, frozen=True, tag=True):
-    """The way to a value: `steps.disk.output.lines[0]`."""
+    """A path to a value: `steps.disk.output.lines[0]`."""
 
     path: tuple[str | int, ...]
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The reference as text."""
         return _spelled(self.path)
 
 
 class Listed(Struct, frozen=True, tag=True):
-    """Several values, in brackets."""
+    """An array of expressions in brackets."""
 
     items: tuple[Expression, ...]
 
@@ -57,14 +57,14 @@ class Negation(Struct, frozen=True, tag=True):
 
 
 class Junction(Struct, frozen=True, tag=True):
-    """`and`, or `or`, of two or more."""
+    """`and` or `or` of two or more expressions."""
 
     word: str
     items: tuple[Expression, ...]
 
 
 class Comparison(Struct, frozen=True, tag=True):
-    """Two values and how they compare."""
+    """A comparison of two values."""
 
     sign: str
     left: Expression
@@ -75,11 +75,11 @@ Expression: TypeAlias = Literal | Reference | Listed | Negation | Junction | Com
 
 
 class Missing(EvoClawError):
-    """A reference leads nowhere."""
+    """The value of a reference does not exist."""
 
 
 def references(expression: Expression) -> Iterator[Reference]:
-    """Every reference in it, in the order written."""
+    """Every reference of an expression, in the order written."""
     match expression:
         case Reference():
             yield expression
@@ -116,12 +116,12 @@ def evaluate(expression: Expression, scope: Mapping[str, JSON]) -> JSON:
 
 
 def find(reference: Reference, scope: Mapping[str, JSON]) -> JSON:
-    """What a reference leads to; `Missing` if that is nothing."""
+    """The value of a reference; `ReferenceNotFound` if it does not exist."""
     value: JSON = dict(scope)
     for depth, part in enumerate(reference.path):
         if not _has(value, part):
             at = _spelled(reference.path[:depth])
-            raise Missing(f"{reference.text} leads nowhere: {_there(value, at)}")
+            raise Missing(f"{reference.text} does not exist: {_there(value, at)}")
         value = value[part]
     return value
 
@@ -133,19 +133,19 @@ def _has(value: JSON, part: str | int) -> bool:
 
 
 def truth(value: JSON) -> bool:
-    """Whether a value counts as true: all but null, false, 0 and what is empty."""
+    """Whether a value counts as true: all but null, false, 0 and empty values."""
     return bool(value)
 
 
-def same(one: JSON, other: JSON) -> bool:
+def same(left: JSON, right: JSON) -> bool:
     """Whether two JSON values are equal; true is not 1, but 1 is 1.0."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if is_array(one) and is_array(other):
-        return len(one) == len(other) and all(map(same, one, other))
-    if is_object(one) and is_object(other):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return one == other
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if is_array(left) and is_array(right):
+        return len(left) == len(right) and all(map(same, left, right))
+    if is_object(left) and is_object(right):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return left == right
 
 
 def _there(value: JSON, at: str) -> str:
@@ -191,21 +191,21 @@ def _compared(sign: str, left: JSON, right: JSON) -> bool:
             return _ordered(sign, left, right)
 
 
-def _within(item: JSON, whole: JSON) -> bool:
-    if whole is None:
+def _within(item: JSON, container: JSON) -> bool:
+    if container is None:
         return False
-    if is_array(whole):
-        return any(same(item, one) for one in whole)
-    if isinstance(item, str) and (isinstance(whole, str) or is_object(whole)):
-        return item in whole
-    raise ExpressionFailed(f"cannot look for {_kind(item)} in {_kind(whole)}")
+    if is_array(container):
+        return any(same(item, member) for member in container)
+    if isinstance(item, str) and (isinstance(container, str) or is_object(container)):
+        return item in container
+    raise ExpressionFailed(f"cannot look for {_kind(item)} in {_kind(container)}")
 
 
 def _ordered(sign: str, left: JSON, right: JSON) -> bool:
     texts = isinstance(left, str) and isinstance(right, str)
     if not (texts or (_is_number(left) and _is_number(right))):
         problem = f"cannot compare {_kind(left)} with {_kind(right)} by {sign}"
-        raise ExpressionFailed(f"{problem}; two numbers or two texts can be")
+        raise ExpressionFailed(f"{problem}; compare two numbers or two texts")
     match sign:
         case "<":
             return left < right

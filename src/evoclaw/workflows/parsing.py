@@ -1,4 +1,4 @@
-"""Reading expressions: tokens, then one rule of the grammar after the other."""
+"""A recursive descent parser for expressions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evoclaw.workflows.expressions import (
 
 MAX_CHARS = 4_000
 MAX_DEPTH = 40
-"""Of brackets and nots inside each other."""
+"""How deep brackets and `not` may be nested."""
 
 COMPARISONS = ("==", "!=", "<=", ">=", "<", ">", "in", "contains")
 WORDS: Mapping[str, JSON] = {"true": True, "false": False, "null": None}
@@ -41,14 +41,14 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
 
 
 def parse(text: str) -> Expression:
-    """Read an expression; `BadExpression` says what is wrong with it."""
+    """Parse an expression; `BadExpression` says what is wrong with it."""
     if len(text) > MAX_CHARS:
-        raise BadExpression(f"longer than {MAX_CHARS} characters")
+        raise BadExpression(f"the expression is longer than {MAX_CHARS} characters")
     return _Parser(list(_tokens(text))).whole()
 
 
 Token: TypeAlias = tuple[str, str, int]
-"""Its kind, its text, and where it begins."""
+"""Kind, text and position."""
 
 
 def _tokens(text: str) -> Iterator[Token]:
@@ -63,14 +63,14 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 class _Parser:
-    """Reads one token after the other; each method is one rule of the grammar."""
+    """Parses a list of tokens; each method is a rule of the grammar."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens, self._at, self._depth = tokens, 0, 0
 
     def whole(self) -> Expression:
         if not self._tokens:
-            raise BadExpression("an expression is missing")
+            raise BadExpression("the expression is empty")
         expression = self._junction("or")
         if self._at < len(self._tokens):
             raise self._error("an end, `and`, `or` or a comparison")
@@ -95,7 +95,7 @@ class _Parser:
     def _error(self, wanted: str) -> BadExpression:
         if self._at < len(self._tokens):
             return BadExpression(f"expected {wanted}, found {self._peek()[:20]!r}")
-        return BadExpression(f"expected {wanted}, but it ends")
+        return BadExpression(f"expected {wanted}, but the expression ends")
 
     def _junction(self, word: str) -> Expression:
         inner = self._negation if word == "and" else lambda: self._junction("and")
@@ -118,7 +118,7 @@ class _Parser:
         if not sign:
             return left
         expression = Comparison(sign, left, self._value())
-        if any(self._peek() == one for one in COMPARISONS) and self._kind_ahead() != "text":
+        if self._peek() in COMPARISONS and self._kind_ahead() != "text":
             raise BadExpression("compare two values at a time; use `and`, or brackets")
         return expression
 
@@ -175,7 +175,7 @@ class _Parser:
     def _deeper(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise BadExpression(f"nested more than {MAX_DEPTH} deep")
+            raise BadExpression(f"the expression is nested more than {MAX_DEPTH} deep")
 
 
 def _number(text: str) -> int | float:
@@ -186,11 +186,11 @@ def _number(text: str) -> int | float:
 
 
 def unquoted(text: str) -> str:
-    """What a quoted text says."""
+    """The value of a quoted text."""
 
-    def meant(found: re.Match[str]) -> str:
+    def unescaped(found: re.Match[str]) -> str:
         if found[1] not in _ESCAPES:
             raise BadExpression(f"unknown escape {found[0]!r}")
         return _ESCAPES[found[1]]
 
-    return re.sub(r"\\(.)", meant, text[1:-1])
+    return re.sub(r"\\(.)", unescaped, text[1:-1])

@@ -1,4 +1,4 @@
-"""Where in a TOML text something is said, as far as one can tell without parsing it again."""
+"""Line numbers of keys in a TOML text, for error messages; approximate, without parsing it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 Keys: TypeAlias = tuple[str, ...]
-"""The way to a value: its tables, then its own key; numbers count in an array."""
+"""The path to a value: its tables, then its own key; numbers are indices of an array."""
 
 _NOISE = re.compile(r"[\s\"']")
 
 
 class Places:
-    """The lines of a text."""
+    """The lines of a TOML text, by key."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
@@ -26,8 +26,8 @@ class Places:
         """The line of a value, or of the table it is in; 0 if there is none.
 
         Args:
-            keys: The way there.
-            said: A part of the value, which may span several lines.
+            keys: The path of the value.
+            fragment: A part of the value, which may span several lines.
         """
         tries = (self._found.get(keys[:end], 0) for end in range(len(keys), 0, -1))
         line = next(filter(None, tries), 0)
@@ -42,37 +42,37 @@ class Places:
 
 
 def _keys(lines: list[str]) -> Iterator[tuple[int, Keys]]:
-    """Each line that begins a table or sets a key, and which."""
+    """Each line that starts a table or sets a key, with the path of it."""
     here: Keys = ()
     arrays: Counter[Keys] = Counter()
     quote = ""
     for number, line in enumerate(lines, 1):
         inside, quote = bool(quote), _open_quote(line, quote)
-        said = line.strip()
-        if inside or said.startswith("#"):
+        text = line.strip()
+        if inside or text.startswith("#"):
             continue
-        if said.startswith("["):
-            here = _table(said, arrays)
+        if text.startswith("["):
+            here = _table(text, arrays)
             yield number, here
-        elif "=" in said:
-            name = _NOISE.sub("", said.partition("=")[0])
+        elif "=" in text:
+            name = _NOISE.sub("", text.partition("=")[0])
             yield number, (*here, *name.split("."))
 
 
-def _table(said: str, arrays: Counter[Keys]) -> Keys:
+def _table(header: str, arrays: Counter[Keys]) -> Keys:
     keys: Keys = ()
-    names = _NOISE.sub("", said.strip("[").partition("]")[0]).split(".")
+    names = _NOISE.sub("", header.strip("[").partition("]")[0]).split(".")
     for depth, name in enumerate(names, 1):
         plain = (*keys, name)
-        if depth == len(names) and said.startswith("[["):
+        if depth == len(names) and header.startswith("[["):
             arrays[plain] += 1
-        # A table below an array of tables is below the last of them.
+        # A table below an array of tables belongs to its last element.
         keys = (*plain, str(arrays[plain] - 1)) if plain in arrays else plain
     return keys
 
 
 def _open_quote(line: str, quote: str) -> str:
-    """Which of the quotes over several lines is open at the end of a line."""
+    """The multi-line quote that is open at the end of a line; empty if none is."""
     for found in re.findall(r'"""|\'\'\'', line):
         if not quote:
             quote = found

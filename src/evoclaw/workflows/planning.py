@@ -1,7 +1,7 @@
-"""What a workflow does next: a pure function of how far it is, and of the time.
+"""Plans the next moves of a workflow: a pure function of its progress and the time.
 
-Asked again after a crash it says the same. Facts it decides by itself, as that a wait is over,
-are to be kept as they are; what somebody else must do is named.
+After a crash it returns the same again. It decides some events by itself, such as that a wait has
+ended; these are stored as they are. Steps for agents, tools and workflows are listed to be run.
 """
 
 from __future__ import annotations
@@ -50,47 +50,47 @@ from evoclaw.workflows.progress import (
 from evoclaw.workflows.templates import fill, fill_text
 
 LAST = 253_402_300_799.0
-"""The end of the year 9999: nothing waits for longer than there are dates."""
+"""The end of the year 9999, the last date: no wait ends later."""
 
 
 @dataclass(slots=True)
 class Moves:
-    """What is next."""
+    """The next moves of a workflow."""
 
     facts: list[Event] = field(default_factory=list[Event])
-    """To be kept; then ask again."""
+    """Events to store; then plan again."""
     asks: list[Leaf] = field(default_factory=list[Leaf])
-    """Steps under way that somebody else does."""
+    """Started steps to run through agents, tools or workflows."""
     due: float | None = None
-    """When to ask again, if nothing happens before."""
+    """When to plan again, if nothing happens before."""
 
     def wait(self, until: float | None) -> None:
-        """Ask again then, or earlier."""
+        """Plan again at this time, or earlier."""
         if until is not None:
             self.due = until if self.due is None else min(self.due, until)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Steps that are over, all of them."""
+    """The outcome of steps that have all ended."""
 
     failed: str = ""
-    """Why they failed; empty if they did not."""
+    """Why they failed; empty if they succeeded."""
     output: JSON = None
 
 
 def plan(progress: Progress, now: float) -> Moves:
-    """What a workflow that goes on does next; one that is being cancelled just ends."""
+    """The next moves of a workflow that is not being cancelled."""
     return _Planner(progress, now).plan()
 
 
 def run_id_of(workflow_id: str, step: str, attempt: int) -> str:
-    """The run of an agent step, the same whenever that attempt is driven."""
+    """The run id of an agent step: the same for the same attempt, also after a crash."""
     return f"{workflow_id}-{step}-{attempt}"
 
 
 def child_id_of(workflow_id: str, step: str, attempt: int) -> str:
-    """The workflow of a workflow step, the same whenever that attempt is driven."""
+    """The child id of a workflow step: the same for the same attempt, also after a crash."""
     digest = sha256(run_id_of(workflow_id, step, attempt).encode()).hexdigest()
     return f"wf_{digest[:24]}"
 
@@ -103,10 +103,10 @@ class _Planner:
 
     def plan(self) -> Moves:
         workflow = self._progress.plan.workflow
-        settled = self._sequence(workflow.steps)
-        if settled is None or self._moves.facts:
+        outcome = self._sequence(workflow.steps)
+        if outcome is None or self._moves.facts:
             return self._moves
-        error, output = settled.failed, settled.output
+        error, output = outcome.failed, outcome.output
         if not error and workflow.output is not None:
             try:
                 output = fill(workflow.output, self._scope)
@@ -119,7 +119,7 @@ class _Planner:
         return self._moves
 
     def _sequence(self, steps: Sequence[Step]) -> Settled | None:
-        """Go through steps one after the other; None while they are not over."""
+        """Plan steps that run one after the other; None while they have not ended."""
         output: JSON = None
         jump = ""
         for step in steps:
@@ -137,22 +137,22 @@ class _Planner:
         return Settled(output=output)
 
     def _step(self, step: Step) -> Settled | None:
-        there = self._progress.steps.get(step.name)
-        if there is None:
+        current = self._progress.steps.get(step.name)
+        if current is None:
             self._start(step, 1)
             return None
-        if there.ended:
-            error = there.error or "failed" if there.state == FAILED else ""
-            return Settled(f"{step.name}: {error}" if error else "", there.output)
+        if current.ended:
+            error = current.error or "failed" if current.state == FAILED else ""
+            return Settled(f"{step.name}: {error}" if error else "", current.output)
         match step:
             case AgentStep() | ToolStep() | WorkflowStep():
-                self._leaf(step, there)
+                self._leaf(step, current)
             case WaitStep():
-                self._wait(step, there)
+                self._wait(step, current)
             case ApprovalStep():
-                self._approval(step, there)
+                self._approval(step, current)
             case _:
-                self._group(step, there)
+                self._group(step, current)
         return None
 
     def _fact(self, event: Event) -> None:
@@ -184,29 +184,29 @@ class _Planner:
         else:
             self._fact(started)
 
-    def _leaf(self, step: Leaf, there: StepProgress) -> None:
-        answer = there.answer
-        if there.state == RETRYING and self._now >= (there.due or 0):
-            self._start(step, there.attempt + 1)
-        elif there.state == RETRYING:
-            self._moves.wait(there.due)
-        elif there.state != UNKNOWN:
+    def _leaf(self, step: Leaf, current: StepProgress) -> None:
+        answer = current.answer
+        if current.state == RETRYING and self._now >= (current.due or 0):
+            self._start(step, current.attempt + 1)
+        elif current.state == RETRYING:
+            self._moves.wait(current.due)
+        elif current.state != UNKNOWN:
             self._moves.asks.append(step)
         elif answer is not None:
             match answer.decision:
                 case Decision.RETRY:
-                    self._start(step, there.attempt + 1)
+                    self._start(step, current.attempt + 1)
                 case Decision.SKIP:
                     self._fact(StepSkipped(step.name, answer.reason))
                 case _:
-                    error = f"{there.error}; {answer.by} said that it failed"
-                    self._fact(StepFailed(step.name, there.attempt, error))
+                    error = f"{current.error}; {answer.by} marked the step as failed"
+                    self._fact(StepFailed(step.name, current.attempt, error))
 
-    def _wait(self, step: WaitStep, there: StepProgress) -> None:
-        if there.due is None or self._now >= there.due:
-            self._fact(StepFinished(step.name, there.attempt))
+    def _wait(self, step: WaitStep, current: StepProgress) -> None:
+        if current.due is None or self._now >= current.due:
+            self._fact(StepFinished(step.name, current.attempt))
         else:
-            self._moves.wait(there.due)
+            self._moves.wait(current.due)
 
     def _until(self, step: WaitStep) -> float:
         if step.until:
@@ -220,23 +220,23 @@ class _Planner:
             raise ExpressionFailed(f"{step.name}: seconds must be a number, 0 or more")
         return min(LAST, self._now + seconds)
 
-    def _approval(self, step: ApprovalStep, there: StepProgress) -> None:
-        answer = there.answer
+    def _approval(self, step: ApprovalStep, current: StepProgress) -> None:
+        answer = current.answer
         if answer is None:
-            if there.due is not None and self._now >= there.due:
-                self._fact(StepFailed(step.name, there.attempt, "nobody answered in time"))
-            self._moves.wait(there.due)
+            if current.due is not None and self._now >= current.due:
+                self._fact(StepFailed(step.name, current.attempt, "no person answered in time"))
+            self._moves.wait(current.due)
             return
         yes = answer.decision is Decision.APPROVE
         output = {"approved": yes, "by": answer.by, "reason": answer.reason}
         if yes:
-            self._fact(StepFinished(step.name, there.attempt, output))
+            self._fact(StepFinished(step.name, current.attempt, output))
         else:
             why = f": {answer.reason}" if answer.reason else ""
             error = f"denied by {answer.by}{why}"
-            self._fact(StepFailed(step.name, there.attempt, error, output))
+            self._fact(StepFailed(step.name, current.attempt, error, output))
 
-    def _group(self, step: Group, there: StepProgress) -> None:
+    def _group(self, step: Group, current: StepProgress) -> None:
         match step:
             case ParallelStep():
                 done = self._parallel(step)
@@ -244,26 +244,28 @@ class _Planner:
             case SequenceStep():
                 done, inner = self._sequence(step.steps), step.steps
             case ConditionStep():
-                inner = step.then if there.taken == "then" else step.otherwise
+                inner = step.then if current.taken == "then" else step.otherwise
                 done = self._sequence(inner)
         if done is None:
             return
         label = self._progress.label_of(())
-        for one in inner:
-            if found := self._progress.steps.get(one.name):
+        for child in inner:
+            if found := self._progress.steps.get(child.name):
                 label = label | found.label
         if done.failed:
-            self._fact(StepFailed(step.name, there.attempt, done.failed, done.output, label=label))
+            self._fact(
+                StepFailed(step.name, current.attempt, done.failed, done.output, label=label)
+            )
         else:
-            self._fact(StepFinished(step.name, there.attempt, done.output, label))
+            self._fact(StepFinished(step.name, current.attempt, done.output, label))
 
     def _parallel(self, group: ParallelStep) -> Settled | None:
-        """Go through all of them; those under way end by themselves, whatever fails beside."""
+        """Plan concurrent steps; after a failure the started ones still run to their end."""
         room, over, failed = group.limit, True, ""
         output: dict[str, JSON] = {}
         for step in group.steps:
-            there = self._progress.steps.get(step.name)
-            if there is None and (failed or not room):
+            current = self._progress.steps.get(step.name)
+            if current is None and (failed or not room):
                 over = over and bool(failed)
                 continue
             done = self._step(step)
@@ -277,7 +279,7 @@ class _Planner:
 
 
 def asks_of(step: Leaf, progress: Progress) -> JSON:
-    """What a step gives to whoever does it, filled in; raises what filling in raises."""
+    """The inputs or arguments of a step, with templates filled in; raises as `fill` does."""
     scope = progress.scope()
     match step:
         case AgentStep():
@@ -289,7 +291,7 @@ def asks_of(step: Leaf, progress: Progress) -> JSON:
 
 
 def sources_of(step: Leaf) -> JSON:
-    """All templates of a step, for their references."""
+    """All templates of a step, to find their references."""
     match step:
         case AgentStep():
             return [step.message, step.inputs]
@@ -311,5 +313,5 @@ def _instant(name: str, text: str) -> float:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        problem = f"{name}: {text[:40]!r} is no time; write 2030-01-31T08:00:00+01:00"
+        problem = f"{name}: {text[:40]!r} is not a time; write 2030-01-31T08:00:00+01:00"
         raise ExpressionFailed(problem) from None

@@ -1,4 +1,4 @@
-"""What workflows ask of others: agents' runs, and calls of tools. `wiring` joins them."""
+"""The ports of workflows: runs of agents, and calls of tools; `wiring` connects them."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from evoclaw.core.messages import JSON, ToolResult
 
 
 class AgentCall(Struct, frozen=True, kw_only=True):
-    """What an agent is asked."""
+    """A request to run an agent."""
 
     run_id: str
-    """Of its run: the same for the same asking, also after a restart."""
+    """The id of the run: the same for the same attempt, also after a restart."""
     agent: str
     message: str
     iterative: bool = True
-    """With its tools, in the loop; false is one reply without any."""
+    """Whether the agent runs in the loop with its tools; false requests one reply without."""
     title: str = ""
     label: Label = CLEAN
-    """Of what the message was made from."""
+    """The label of the values the message was made from."""
 
 
 class AgentAnswer(Struct, frozen=True, kw_only=True):
     """How an agent's run ended."""
 
     ok: bool
-    """Whether it completed."""
+    """Whether the run completed."""
     output: dict[str, JSON] = {}
     text: str = ""
     reason: str = ""
     """Why it did not complete."""
     harmless: bool = False
-    """Whether asking all over again does no harm, as when nothing was done yet."""
+    """Whether the run may safely be repeated, because it called no tool."""
     label: Label = CLEAN
-    """Of everything it saw."""
+    """The label of everything in its session."""
 
 
 class Waiting(Struct, frozen=True):
-    """It waits for a person, or for something else that takes its time."""
+    """The step waits for a person, or for another run or workflow."""
 
     reason: str
     again_s: float = 300.0
-    """Seconds until it is asked for again, unless `Workflows.wake` is told before."""
+    """Seconds until the step is run again, unless `Workflows.wake` is called before."""
 
 
 class ToolAsked(Struct, frozen=True, kw_only=True):
-    """One call of a tool."""
+    """A request to call a tool."""
 
     request_id: str
     """The same for the same attempt, also after a restart."""
     tool: str
     arguments: dict[str, JSON]
     timeout_s: float | None = None
-    """None is the tool's own."""
+    """None uses the timeout of the tool."""
     resumed: bool = False
-    """It was begun before a crash: whoever runs it may remember the request id."""
+    """Whether the call may have been started before a crash, with the same request id."""
     label: Label = CLEAN
-    """Of what the arguments were made from."""
+    """The label of the values the arguments were made from."""
 
 
 class Nature(Struct, frozen=True):
-    """Whether a tool may be asked again when nobody knows what became of a call."""
+    """Whether a call may be repeated when its outcome is unknown."""
 
     harmless: bool = False
-    """It only reads, or is idempotent: running it twice does no more than running it once."""
+    """The tool only reads, or is idempotent: calling it twice has the effect of one call."""
     remembered: bool = False
-    """Whoever runs it remembers the request id, and answers instead of running it again."""
+    """The executor deduplicates by request id: it returns the result instead of calling again."""
 
 
 Ended: TypeAlias = AgentAnswer | Waiting
@@ -76,39 +76,39 @@ Done: TypeAlias = ToolResult | Waiting
 
 
 class AgentRuns(Protocol):
-    """Runs of agents, each known by its id; the orchestrator has them."""
+    """Runs of agents, by id; the orchestrator implements it."""
 
     async def begin(self, who: Principal, call: AgentCall) -> Waiting | None:
-        """Start a run; durable when it returns, and the same run when it is begun again.
+        """Start a run; durable when this returns, and idempotent by run id.
 
-        `Waiting` if it cannot be begun just now; an `EvoClawError` if it never can.
+        `StepWaiting` if it cannot start right now; an `EvoClawError` if it never can.
         """
         ...
 
     async def result(self, tenant: str, run_id: str) -> Ended:
-        """Await a run's end; `Waiting` as soon as it waits for a person."""
+        """Await the end of a run; `StepWaiting` as soon as the run waits for a person."""
         ...
 
     async def cancel(self, tenant: str, run_id: str) -> None:
-        """Have a run end; nothing happens if there is none, or it has ended."""
+        """Cancel a run; does nothing if it does not exist or has ended."""
         ...
 
 
 class ToolCalls(Protocol):
-    """Calls of tools, judged, limited and recorded as those of an agent are."""
+    """Calls of tools, under the same policies, limits and records as those of an agent."""
 
     def nature(self, who: Principal, tool: str) -> Nature:
-        """What may be done again; nothing may with a tool that is not known."""
+        """Whether calls of a tool may be repeated; those of an unknown tool may not."""
         ...
 
     async def execute(self, who: Principal, asked: ToolAsked) -> Done:
-        """Judge and run one call; `Waiting` if a person must be asked first and nothing was run.
+        """Judge and run a call; `StepWaiting` if it needs approval and has not run.
 
-        When its task is cancelled, nothing of the call may go on here, unless it is remembered:
-        then it may, and whoever goes on asks for it again with the same request id.
+        When the task is cancelled, the call must end too, unless calls are deduplicated: then it
+        may continue, and the next driver requests it again with the same request id.
         """
         ...
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        """Have a call end that goes on elsewhere; nothing happens if there is none."""
+        """Cancel a call; does nothing if there is none."""
         ...

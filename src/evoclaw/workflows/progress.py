@@ -1,4 +1,4 @@
-"""How far a workflow is: a fold over its records."""
+"""The progress of a workflow: a fold over its records."""
 
 from __future__ import annotations
 
@@ -34,45 +34,45 @@ ENDED = (SUCCEEDED, FAILED, SKIPPED)
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
-    """What a workflow was started with; its definition stays what it was then."""
+    """What a workflow was started with, including its definition at that time."""
 
     workflow: Workflow
     who: Principal
     inputs: dict[str, JSON] = {}
     label: Label = CLEAN
-    """Of the inputs, where a workflow gave them that had seen more than its user."""
+    """The label of the inputs, if a parent workflow gave them."""
     ancestors: tuple[str, ...] = ()
-    """The names of the workflows it is a step of, the outermost first."""
+    """The names of the parent workflows, the outermost first."""
     parent: str = ""
     scheduled_for: float | None = None
 
 
 def decode_plan(blob: bytes) -> Plan:
-    """A plan as it was kept."""
+    """Decode a stored plan."""
     return msgspec.json.decode(blob, type=Plan)
 
 
 def decode_event(blob: bytes) -> Event:
-    """An event as it was kept."""
+    """Decode a stored event."""
     return msgspec.json.decode(blob, type=Event)
 
 
 @dataclass(slots=True)
 class StepProgress:
-    """How far a step is."""
+    """The progress of a step."""
 
     state: str = RUNNING
     attempt: int = 0
     began_at: float = 0.0
-    """Its first attempt."""
+    """When the first attempt started."""
     started_at: float = 0.0
-    """Its last one."""
+    """When the last attempt started."""
     ended_at: float | None = None
     run_ids: tuple[str, ...] = ()
     workflow_id: str = ""
     asked: str = ""
     due: float | None = None
-    """When a wait is over, an answer too late, or a failed step tried again."""
+    """When a wait ends, an answer comes too late, or a failed step is retried."""
     taken: str = ""
     output: JSON = None
     error: str = ""
@@ -81,13 +81,13 @@ class StepProgress:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the step has ended."""
         return self.state in ENDED
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a workflow is."""
+    """The progress of a workflow."""
 
     workflow_id: str
     plan: Plan
@@ -100,7 +100,7 @@ class Progress:
     ended_at: float | None = None
 
     def take(self, records: Iterable[WorkflowRecord]) -> None:
-        """Take in what happened next."""
+        """Apply the next records."""
         for record in records:
             self._take(record.event, record.at)
             self.head = record.seq
@@ -152,10 +152,10 @@ class Progress:
 
     def scope(self) -> dict[str, JSON]:
         """What expressions can refer to."""
-        never = StepProgress(SKIPPED)
+        not_started = StepProgress(SKIPPED)
         steps: dict[str, JSON] = {}
         for name in (step.name for step in every(self.plan.workflow.steps)):
-            step = self.steps.get(name, never)
+            step = self.steps.get(name, not_started)
             steps[name] = {"output": step.output, "state": step.state, "error": step.error}
         run: JSON = {
             "id": self.workflow_id,
@@ -166,7 +166,7 @@ class Progress:
         return {"inputs": self.plan.inputs, "steps": steps, "run": run}
 
     def label_of(self, used: Iterable[Reference]) -> Label:
-        """Of what is made from these."""
+        """The label of a value that is made from these references."""
         labels: list[Label] = []
         for reference in used:
             root, name = (*reference.path, "")[:2]
@@ -178,7 +178,7 @@ class Progress:
 
 
 def progress_of(workflow_id: str, plan: Plan, records: Sequence[WorkflowRecord]) -> Progress:
-    """How far a workflow is by its records."""
+    """The progress of a workflow after these records."""
     progress = Progress(workflow_id, plan)
     progress.take(records)
     return progress

@@ -1,4 +1,4 @@
-"""A workflow from TOML: every refusal names the file, the line, and what was meant, perhaps."""
+"""Reads a workflow from TOML; errors name the file, the line, and a likely correction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evoclaw.workflows.errors import WorkflowRefused
 from evoclaw.workflows.places import Keys, Places
 
 _STEPS = ("steps", "then", "else")
-"""The keys below which there are steps."""
+"""The keys that contain steps."""
 
 
 def read_workflow(text: str, file: str, name: str = "") -> Workflow:
@@ -26,8 +26,8 @@ def read_workflow(text: str, file: str, name: str = "") -> Workflow:
 
     Args:
         text: TOML.
-        file: What refusals call it.
-        name: Of the workflow, if the text gives none.
+        file: The file name for error messages.
+        name: The name of the workflow, if the text has none.
     """
     return _Reader(text, file).read(name)
 
@@ -46,14 +46,14 @@ class _Reader:
         try:
             workflow = msgspec.convert(values, Workflow)
         except msgspec.ValidationError as problem:
-            said, _, where = str(problem).partition(" - at `$")
+            message, _, where = str(problem).partition(" - at `$")
             keys = tuple(re.findall(r"[\w-]+", where))
-            spelled = f"{keys[-1]}: " if keys and not keys[-1].isdigit() else ""
-            raise self._refused(keys, "", spelled + said) from None
+            key = f"{keys[-1]}: " if keys and not keys[-1].isdigit() else ""
+            raise self._refused(keys, "", key + message) from None
         return check(workflow, self._refused)
 
-    def _refused(self, keys: Keys, said: str, problem: str) -> EvoClawError:
-        line = self._places.line(keys, said)
+    def _refused(self, keys: Keys, fragment: str, problem: str) -> EvoClawError:
+        line = self._places.line(keys, fragment)
         return WorkflowRefused(f"{self._file}{f', line {line}' if line else ''}: {problem}")
 
     def _known(self, keys: Keys, table: dict[str, JSON], names: Iterable[str]) -> None:
@@ -68,12 +68,12 @@ class _Reader:
         if shape is Schedule:
             self._known((name,), given, _names(shape))
             return
-        for key, one in given.items():
-            if is_object(one):
-                self._known((name, key), one, _names(shape))
+        for key, table in given.items():
+            if is_object(table):
+                self._known((name, key), table, _names(shape))
 
     def _steps(self, keys: Keys, table: dict[str, JSON]) -> None:
-        """Look through the steps below a table: their kinds and their keys."""
+        """Check the kinds and keys of the steps below a table."""
         for below in _STEPS:
             steps = table.get(below)
             for number, step in enumerate(steps if is_array(steps) else ()):
@@ -84,7 +84,7 @@ class _Reader:
         shapes = {shape.kind: shape for shape in KINDS}
         kind = step.get("kind")
         if kind is None:
-            raise self._refused(keys, "", f"kind is missing; there are: {', '.join(shapes)}")
+            raise self._refused(keys, "", f"kind is missing; use one of {', '.join(shapes)}")
         shape = shapes.get(kind) if isinstance(kind, str) else None
         if shape is None:
             problem = unknown("kind", str(kind), shapes)
@@ -93,7 +93,7 @@ class _Reader:
         if is_object(retry := step.get("retry")):
             self._known((*keys, "retry"), retry, _names(Retry))
         if "name" not in step:
-            raise self._refused(keys, "", "name is missing: every step has one")
+            raise self._refused(keys, "", "name is missing; every step needs one")
         self._steps(keys, step)
 
 

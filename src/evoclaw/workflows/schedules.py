@@ -1,4 +1,4 @@
-"""Workflows that start by themselves: each time once, and of those that were missed only one."""
+"""Starts workflows on schedule: each time once, and only one of several missed times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Schedules:
-    """Starts what is due."""
+    """Starts the scheduled workflows that are due."""
 
     def __init__(
         self, store: WorkflowStore, catalogue: Catalogue, clock: Callable[[], float]
@@ -36,20 +36,20 @@ class Schedules:
         self._off: set[str] = set()
 
     async def start_due(self) -> float | None:
-        """Start everything whose time has come; when the next one is."""
+        """Start every workflow that is due; returns the time of the next start."""
         soonest: float | None = None
-        defined = await asyncio.to_thread(self._catalogue.all)
-        self._tell(frozenset(one.problem for one in defined if one.problem))
-        for one in defined:
-            if one.workflow is None or one.workflow.schedule is None:
+        entries = await asyncio.to_thread(self._catalogue.all)
+        self._tell(frozenset(entry.problem for entry in entries if entry.problem))
+        for entry in entries:
+            if entry.workflow is None or entry.workflow.schedule is None:
                 continue
-            next_at = await self._start(one.workflow, one.workflow.schedule)
+            next_at = await self._start(entry.workflow, entry.workflow.schedule)
             if next_at is not None:
                 soonest = next_at if soonest is None else min(soonest, next_at)
         return soonest
 
     async def next_of(self, workflow: Workflow) -> float | None:
-        """When a workflow starts by itself next."""
+        """The next scheduled start of a workflow."""
         schedule = workflow.schedule
         if schedule is None or not schedule.enabled:
             return None
@@ -79,25 +79,25 @@ class Schedules:
 
     def _tell(self, problems: frozenset[str]) -> None:
         for problem in problems - self._told:
-            logger.warning("a workflow is left out: %s", problem)
+            logger.warning("workflow not loaded: %s", problem)
         self._told = set(problems)
 
 
 def rule_of(schedule: Schedule) -> str:
-    """What the times of a schedule are made from: with another rule it begins anew."""
+    """The rule of a schedule as text; a schedule with another rule starts counting again."""
     if schedule.every_s is not None:
         return f"every {schedule.every_s} s"
     return f"{schedule.cron} {schedule.timezone}"
 
 
 def following(schedule: Schedule, last: float | None, now: float) -> float:
-    """The next time that is still to come, after the last one."""
+    """The next time in the future, after the last start."""
     every = schedule.every_s
     if every is None:
         return parse_cron(schedule.cron).after(now, zone_of(schedule.timezone))
     if last is None:
         return now + every
-    # In step with before, however many were missed.
+    # Keep the rhythm, however many times were missed.
     return last + every * ((max(now, last) - last) // every + 1)
 
 
@@ -110,7 +110,10 @@ def _new(workflow: Workflow, schedule: Schedule, due: StoredSchedule) -> NewWork
 
 
 def check_key(key: str) -> str:
-    """A caller's key; refused where it could be that of a schedule."""
+    """A caller's idempotency key; `ConfigError` if it is too long, or reserved for schedules."""
     if key.startswith(BY_SCHEDULE) or len(key) > 200:
-        raise ConfigError(f"the key {key[:40]!r} cannot be used; choose a short one of your own")
+        raise ConfigError(
+            f"the idempotency key {key[:40]!r} cannot be used; choose one of at most 200 "
+            f"characters that does not start with {BY_SCHEDULE!r}"
+        )
     return key

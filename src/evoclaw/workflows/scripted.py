@@ -1,4 +1,4 @@
-"""Agents and tools that do as they were told beforehand, to try workflows out without a model."""
+"""Scripted agents and tools, to test workflows without a model."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from evoclaw.workflows.ports import (
 )
 
 Says: TypeAlias = str | AgentAnswer | Callable[[AgentCall], Awaitable[Ended]]
-"""What an agent says: always the same, or what a function makes of what it is asked."""
+"""The answer of an agent: a fixed one, or a function of the request."""
 Does: TypeAlias = str | ToolResult | Callable[[ToolAsked], Awaitable[Done]]
 
 
 class ScriptedAgents:
-    """Agents whose runs outlive whoever awaits them, as real ones do."""
+    """Scripted agents; their runs outlive the caller, as real ones do."""
 
     def __init__(self, agents: Mapping[str, Says]) -> None:
         self._agents = agents
         self.calls: list[AgentCall] = []
-        """Every run that was begun, once."""
+        """Every run that was started, once."""
         self.cancelled: list[str] = []
         self._runs: dict[tuple[str, str], AgentCall] = {}
 
     async def begin(self, who: Principal, call: AgentCall) -> Waiting | None:
-        """Start a run; the same run when it is begun again."""
+        """Start a run; idempotent by run id."""
         if call.agent not in self._agents:
             raise AgentNotFound(call.agent, tuple(self._agents))
         if (who.tenant, call.run_id) not in self._runs:
@@ -45,45 +45,45 @@ class ScriptedAgents:
         return None
 
     async def result(self, tenant: str, run_id: str) -> Ended:
-        """What the agent says."""
+        """The scripted answer of the agent."""
         call = self._runs[tenant, run_id]
-        says = self._agents[call.agent]
-        if isinstance(says, str):
-            return AgentAnswer(ok=True, output={"result": says}, text=says)
-        return says if isinstance(says, AgentAnswer) else await says(call)
+        reply = self._agents[call.agent]
+        if isinstance(reply, str):
+            return AgentAnswer(ok=True, output={"result": reply}, text=reply)
+        return reply if isinstance(reply, AgentAnswer) else await reply(call)
 
     async def cancel(self, tenant: str, run_id: str) -> None:
-        """Note that a run was to end."""
+        """Record that a run was cancelled."""
         if (tenant, run_id) in self._runs:
             self.cancelled.append(run_id)
 
 
 class ScriptedTools:
-    """Tools that count how often each request was really run."""
+    """Scripted tools, which record every request."""
 
     def __init__(self, tools: Mapping[str, Does], harmless: Iterable[str] = ()) -> None:
-        """Say what tools do, and which of them may be run twice."""
+        """Choose the results of tools, and which tools are idempotent."""
         self._tools, self._harmless = tools, frozenset(harmless)
         self.calls: list[ToolAsked] = []
-        """Everything that was asked for, also if it came to nothing."""
+        """Every request, also those of unknown tools."""
         self.cancelled: list[str] = []
 
     def nature(self, who: Principal, tool: str) -> Nature:
-        """Whether a tool may be run twice."""
+        """Whether a tool is idempotent."""
         return Nature(harmless=tool in self._harmless)
 
     async def execute(self, who: Principal, asked: ToolAsked) -> Done:
-        """Do as told."""
+        """Return the scripted result."""
         self.calls.append(asked)
-        does = self._tools.get(asked.tool)
-        if does is None:
+        result = self._tools.get(asked.tool)
+        if result is None:
             return failure(asked.request_id, asked.tool, ErrorKind.NOT_FOUND, "no such tool")
-        if isinstance(does, str):
-            return said(asked, does)
-        return does if isinstance(does, ToolResult) else await does(asked)
+        if isinstance(result, str):
+            return said(asked, result)
+        return result if isinstance(result, ToolResult) else await result(asked)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        """Note that a call was to end."""
+        """Record that a call was cancelled."""
         self.cancelled.append(request_id)
 
 
@@ -93,6 +93,6 @@ def said(asked: ToolAsked, text: str, **details: JSON) -> ToolResult:
 
 
 async def never(_: object) -> AgentAnswer:
-    """An agent that does not come to an end by itself."""
+    """An agent whose run does not end by itself."""
     await asyncio.Event().wait()
     return AgentAnswer(ok=False)

@@ -1,4 +1,4 @@
-"""Driving every workflow that can go on: claims, leases, and those that start by themselves."""
+"""Supervises the workflows of this process: claims, leases and schedules."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from evoclaw.workflows.schedules import Schedules
 
 logger = logging.getLogger(__name__)
 Key = tuple[str, str]
-"""A tenant and a workflow of it."""
+"""A tenant and the id of one of its workflows."""
 
 
 class WorkflowSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How workflows are driven."""
 
     max_live: Annotated[int, Meta(ge=1, le=10_000)] = 64
-    """How many do something at the same time; those that only wait do not count."""
+    """Maximum number of workflows driven at the same time; those that only wait do not count."""
     lease_s: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
-    """Seconds after which what a process held that is gone is taken up by another."""
+    """Seconds after which another process resumes the workflows of a process that died."""
     poll_s: Annotated[float, Meta(ge=0.05, le=3_600)] = 2.0
-    """Seconds between two looks for what other processes, or files, have changed."""
+    """Seconds between two checks for changes by other processes, or in files."""
 
 
 class Supervisor:
-    """Drives what is due, as long as it runs."""
+    """Claims and drives the workflows that are due."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Supervisor:
         """Choose the parts.
 
         Args:
-            store: Where workflows are kept.
-            performer: Does their steps.
-            schedules: Starts those that start by themselves.
-            settings: How many, and how often.
-            clock: The time.
-            tell: Told of each workflow in which something happened.
+            store: Stores workflows.
+            runner: Runs their steps.
+            schedules: Starts scheduled workflows.
+            settings: Limits and intervals.
+            clock: Returns Unix seconds.
+            notify: Called with each workflow that has new events.
         """
         self._store, self._performer, self._schedules = store, performer, schedules
         self._settings, self._clock, self._tell = settings, clock, tell
@@ -68,32 +68,32 @@ class Supervisor:
 
     @property
     def live(self) -> int:
-        """How many are driven now."""
+        """The number of workflows that are driven now."""
         return len(self._tasks)
 
     def poke(self, key: Key) -> None:
-        """Something happened to a workflow from outside: look at once."""
+        """Notify the supervisor that a workflow was changed from outside."""
         if driver := self._drivers.get(key):
             driver.poke()
         self._news.set()
 
     async def run(self) -> None:
-        """Drive until cancelled; others can go on with all of it at once then."""
+        """Drive workflows until cancelled; then release all, so that others can resume them."""
         try:
             while True:
                 self._news.clear()
                 (due,) = await asyncio.gather(self._look(), return_exceptions=True)
                 if isinstance(due, BaseException):
-                    # A fault of ours is told with its place; a full disk has none.
+                    # A bug is logged with its traceback, a store error without.
                     fault = None if isinstance(due, StoreError) else due
-                    logger.warning("workflows pause: %s", due, exc_info=fault)
+                    logger.warning("workflows suspended, will retry: %s", due, exc_info=fault)
                     due = None
                 await self._pause(due)
         finally:
             await self._stop()
 
     async def _look(self) -> float | None:
-        """Take up what can go on; when to look again."""
+        """Claim and start the workflows that are due; returns when to check again."""
         now = asyncio.get_running_loop().time()
         if now - self._renewed >= self._settings.lease_s / 3:
             await self._renew()
@@ -106,8 +106,8 @@ class Supervisor:
             try:
                 self._take_up(row)
             except msgspec.MsgspecError as problem:
-                # Of a version that we do not read: the others must not wait for it.
-                logger.error("workflow %s cannot be read: %s", row.id, problem)
+                # Written by another version: it must not block the other workflows.
+                logger.error("workflow %s cannot be decoded: %s", row.id, problem)
         if len(self._tasks) >= self._settings.max_live:
             return soonest
         times = [time for time in (soonest, await self._store.next_due()) if time is not None]
@@ -140,16 +140,18 @@ class Supervisor:
         del self._drivers[key], self._tasks[key]
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
-            # A fault of ours is told with its place; a full disk has none.
+            # A bug is logged with its traceback, an EvoClawError without.
             fault = None if isinstance(problem, EvoClawError) else problem
-            logger.error("workflow %s pauses: %s", row.id, problem, exc_info=fault)
+            logger.error(
+                "workflow %s suspended until its lease expires: %s", row.id, problem, exc_info=fault
+            )
         if row.parent:
             self.poke((row.tenant, row.parent))
         self._news.set()
 
     async def _renew(self) -> None:
-        """Hold on to what is driven; those who do not know the latest are told."""
-        # Only those: what could not be driven is taken up again when its lease is over.
+        """Renew the leases of the driven workflows; notify drivers of outside changes."""
+        # Only the driven ones: a workflow that failed is claimed again when its lease expires.
         keys = list(self._tasks)
         held = await self._store.renew(self._holder, self._settings.lease_s, keys)
         for key in keys:
@@ -157,7 +159,7 @@ class Supervisor:
             if driver is None or task is None:
                 continue
             if key not in held:
-                task.cancel()  # Another process goes on with it.
+                task.cancel()  # another process has claimed it
             elif held[key] != driver.seen:
                 driver.poke()
 

@@ -1,7 +1,7 @@
-"""Values with `{{ … }}` in them, filled in when a step begins.
+"""Templates: values with `{{ … }}` expressions, filled in when a step starts.
 
-A text that is one expression and nothing else becomes its value, whatever type that has; amid
-other text it becomes text.
+A text that consists of one expression becomes the value of the expression, of whatever type; an
+expression within other text becomes text.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from evoclaw.workflows.expressions import (
 from evoclaw.workflows.parsing import parse
 
 MAX_CHARS = 1_000_000
-"""Of one text once it is filled in."""
+"""Maximum length of a text after it is filled in."""
 
 Pieces: TypeAlias = tuple[str | Expression, ...]
 
-# Quoted text is skipped: it may hold the two brackets itself.
+# Quoted text is skipped: it may contain closing brackets itself.
 _INSIDE = re.compile(r"""(?:[^'"}]|\}(?!\})|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*+""", re.DOTALL)
 
 
 @lru_cache(maxsize=1024)
 def pieces(text: str) -> Pieces:
-    """A template taken apart; `BadExpression` says what is wrong with it."""
+    """The texts and expressions of a template; `BadExpression` says what is wrong with it."""
     found: list[str | Expression] = []
     at = 0
     while (start := text.find("{{", at)) >= 0:
         inside = _INSIDE.match(text, start + 2)
         end = inside.end() if inside else start
         if not text.startswith("}}", end):
-            raise BadExpression(f"{text[start : start + 30]!r} has no end; write {{{{ … }}}}")
+            raise BadExpression(f"{text[start : start + 30]!r} is not closed; write {{{{ … }}}}")
         if start > at:
             found.append(text[at:start])
         found.append(parse(text[start + 2 : end]))
@@ -53,26 +53,26 @@ def pieces(text: str) -> Pieces:
 
 
 def fill(value: JSON, scope: Mapping[str, JSON]) -> JSON:
-    """A value with everything in it filled in.
+    """A value with all its templates filled in.
 
-    Raises `Missing` where a reference on its own leads nowhere, and `ExpressionFailed`.
+    Raises `ReferenceNotFound` if a lone reference does not exist, and `ExpressionFailed`.
     """
     if isinstance(value, str):
         return _filled(pieces(value), scope) if "{{" in value else value
     if is_array(value):
-        return [fill(one, scope) for one in value]
+        return [fill(child, scope) for child in value]
     if is_object(value):
-        return {key: fill(one, scope) for key, one in value.items()}
+        return {key: fill(child, scope) for key, child in value.items()}
     return value
 
 
 def fill_text(value: str, scope: Mapping[str, JSON]) -> str:
-    """A template as text, also where it is one value."""
+    """A template filled in as text, also if it is a single expression."""
     return as_text(fill(value, scope))
 
 
 def used(value: JSON) -> Iterator[Reference]:
-    """Every reference in a value's templates."""
+    """Every reference in the templates of a value."""
     if isinstance(value, str):
         for piece in pieces(value) if "{{" in value else ():
             if not isinstance(piece, str):
@@ -80,26 +80,26 @@ def used(value: JSON) -> Iterator[Reference]:
     elif is_object(value):
         yield from used(list(value.values()))
     elif is_array(value):
-        for one in value:
-            yield from used(one)
+        for child in value:
+            yield from used(child)
 
 
 def as_text(value: JSON) -> str:
-    """A value amid text: texts as they are, everything else as JSON."""
+    """A value within text: texts as they are, everything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _filled(parts: Sequence[str | Expression], scope: Mapping[str, JSON]) -> JSON:
     if len(parts) == 1 and not isinstance(parts[0], str):
         return _value(parts[0], scope)
-    said = [part if isinstance(part, str) else as_text(_value(part, scope)) for part in parts]
-    if sum(map(len, said)) > MAX_CHARS:
+    texts = [part if isinstance(part, str) else as_text(_value(part, scope)) for part in parts]
+    if sum(map(len, texts)) > MAX_CHARS:
         raise BadExpression(f"the text would be longer than {MAX_CHARS} characters")
-    return "".join(said)
+    return "".join(texts)
 
 
 def _value(expression: Expression, scope: Mapping[str, JSON]) -> JSON:
-    # On its own, a reference that leads nowhere is a mistake; `x or 'none'` says it is meant.
+    # A lone reference to a missing value is a mistake; `x or 'none'` states a default.
     if isinstance(expression, Reference):
         return find(expression, scope)
     return evaluate(expression, scope)

@@ -1,4 +1,4 @@
-"""How a workflow is shown to people and machines."""
+"""The views of workflows and steps that the API returns."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from evoclaw.workflows.progress import (
 
 
 class State(StrEnum):
-    """How a workflow stands."""
+    """The state of a workflow."""
 
     QUEUED = "queued"
     RUNNING = "running"
     WAITING = "waiting"
-    """For a time, a person, or another workflow."""
+    """Waiting for a time, a person, or another workflow."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 class StepState(StrEnum):
-    """How a step stands."""
+    """The state of a step."""
 
     PENDING = "pending"
     RUNNING = "running"
     WAITING = "waiting"
     UNKNOWN = "unknown"
-    """It may have been done, or not: a person must say how to go on."""
+    """It may or may not have taken effect: a person must decide how to continue."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SKIPPED = "skipped"
 
 
 class StepView(Struct, frozen=True, omit_defaults=True):
-    """A step, as far as it is."""
+    """A step and its progress."""
 
     name: str
     kind: str
@@ -61,16 +61,16 @@ class StepView(Struct, frozen=True, omit_defaults=True):
     run_ids: tuple[str, ...] = ()
     """The runs of an agent step, the last one last."""
     workflow_id: str = ""
-    """Of the workflow that is this step."""
+    """The id of the child workflow."""
     output: JSON = None
     error: str = ""
-    """Why it failed, is tried again, waits, or is not known."""
+    """Why it failed, is retried, waits, or has an unknown outcome."""
     due: float | None = None
-    """When it goes on by itself."""
+    """When it continues by itself."""
     asked: str = ""
-    """What a person is asked."""
+    """The question to a person."""
     answers: tuple[Decision, ...] = ()
-    """What a person may say now."""
+    """The answers that a person may give now."""
 
 
 class WorkflowView(Struct, frozen=True, omit_defaults=True):
@@ -84,10 +84,10 @@ class WorkflowView(Struct, frozen=True, omit_defaults=True):
     output: JSON = None
     error: str = ""
     steps: tuple[StepView, ...] = ()
-    """In the order written, those inside of others too; none in a list of workflows."""
+    """In the order written, including nested ones; empty in a list of workflows."""
     ended_at: float | None = None
     parent: str = ""
-    """The workflow that has it as a step."""
+    """The id of the parent workflow."""
     user: str = ""
     scheduled_for: float | None = None
 
@@ -122,43 +122,43 @@ def whole_view(row: StoredWorkflow, progress: Progress) -> WorkflowView:
     return msgspec.structs.replace(overview(row, progress.plan), steps=shown)
 
 
-def answers_to(step: Step, there: StepProgress | None) -> tuple[Decision, ...]:
-    """What a person may say to a step now."""
-    if there is None or there.answer is not None:
+def answers_to(step: Step, current: StepProgress | None) -> tuple[Decision, ...]:
+    """The answers that a person may give to a step now."""
+    if current is None or current.answer is not None:
         return ()
-    if there.state == UNKNOWN:
+    if current.state == UNKNOWN:
         return (Decision.RETRY, Decision.SKIP, Decision.FAIL)
-    if isinstance(step, ApprovalStep) and there.state == RUNNING:
+    if isinstance(step, ApprovalStep) and current.state == RUNNING:
         return (Decision.APPROVE, Decision.DENY)
     return ()
 
 
-def _step(step: Step, there: StepProgress | None, ended: bool) -> StepView:
-    if there is None:
+def _step(step: Step, current: StepProgress | None, ended: bool) -> StepView:
+    if current is None:
         state = StepState.SKIPPED if ended else StepState.PENDING
         return StepView(step.name, step.kind, state)
     return StepView(
         step.name,
         step.kind,
-        _state(there, ended),
-        there.attempt,
-        there.began_at,
-        there.ended_at,
-        there.run_ids,
-        there.workflow_id,
-        there.output,
-        there.error,
-        None if there.ended else there.due,
-        there.asked,
-        () if ended else answers_to(step, there),
+        _state(current, ended),
+        current.attempt,
+        current.began_at,
+        current.ended_at,
+        current.run_ids,
+        current.workflow_id,
+        current.output,
+        current.error,
+        None if current.ended else current.due,
+        current.asked,
+        () if ended else answers_to(step, current),
     )
 
 
-def _state(there: StepProgress, ended: bool) -> StepState:
-    if ended and not there.ended:
-        # Of a workflow that was cancelled: what it was inside of never ended.
+def _state(current: StepProgress, ended: bool) -> StepState:
+    if ended and not current.ended:
+        # The workflow was cancelled: the groups around its steps never ended.
         return StepState(SKIPPED)
-    if there.state in (POSTPONED, RETRYING):
+    if current.state in (POSTPONED, RETRYING):
         return StepState.WAITING
-    waits = there.state == RUNNING and (there.asked or there.due is not None)
-    return StepState.WAITING if waits else StepState(there.state)
+    waits = current.state == RUNNING and (current.asked or current.due is not None)
+    return StepState.WAITING if waits else StepState(current.state)

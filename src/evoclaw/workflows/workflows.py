@@ -1,4 +1,4 @@
-"""Workflows: started, looked at, answered, cancelled, and driven until they have ended."""
+"""The API of workflows: start, read, watch, answer, cancel, and drive them until they end."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ __all__ = ["Answerer", "WorkflowSettings", "Workflows"]
 
 WORKFLOW_ID = re.compile(r"wf_[0-9a-f]{24}")
 MAX_INPUTS = 1_000_000
-"""Bytes of the inputs as JSON."""
+"""Maximum size of the inputs as JSON."""
 MAX_REASON = 2_000
-"""Characters of what a person says."""
+"""Maximum length of a reason that a person gives."""
 
 
 class Workflows:
-    """All workflows of all tenants; what another tenant has is as if it were not there."""
+    """The workflows of all tenants; a tenant cannot see the workflows of another."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Workflows:
         """Choose the parts.
 
         Args:
-            store: Where they are kept.
-            catalogue: What can be started.
-            agents: Who runs agents.
-            tools: Who runs tools.
-            settings: How many at once, and how often to look.
-            clock: The time.
+            store: Stores workflows.
+            catalogue: The workflows that can be started.
+            agents: Runs agents.
+            tools: Calls tools.
+            settings: Limits and intervals.
+            clock: Returns Unix seconds.
         """
         self._store, self._catalogue = store, catalogue
         self._settings = settings or WorkflowSettings()
@@ -88,30 +88,30 @@ class Workflows:
 
     @property
     def live(self) -> int:
-        """How many do something in this process now; those that wait are not among them."""
+        """The number of workflows that this process drives now; waiting ones do not count."""
         return self._supervisor.live
 
     async def start(
         self, who: Principal, name: str, inputs: dict[str, JSON], *, key: str = ""
     ) -> WorkflowView:
-        """Start a workflow; it is kept when this returns.
+        """Start a workflow; it is stored when this returns.
 
         Args:
-            who: On whose behalf all of it is done.
-            name: Of the definition; `NoWorkflow` if there is none.
-            inputs: What it is given; `BadInputs` if it cannot start with that.
-            key: The caller's own: the same key gives the same workflow, `KeyReused` if it came
-                with something else.
+            who: On whose behalf the workflow runs.
+            name: The name of the definition; `UnknownWorkflow` if there is none.
+            inputs: The inputs; `BadInputs` if the workflow cannot start with them.
+            key: The caller's idempotency key: the same key returns the same workflow, or raises
+                `WorkflowKeyReused` if the request differs.
         """
         workflow = await asyncio.to_thread(self._catalogue.get, name)
         if workflow is None:
             raise NoWorkflow(name, await asyncio.to_thread(self._catalogue.names))
         if problem := wrong_inputs(workflow, inputs):
             raise BadInputs(name, problem)
-        asked = msgspec.json.encode([name, inputs, who], order="deterministic")
-        if len(asked) > MAX_INPUTS:
+        request = msgspec.json.encode([name, inputs, who], order="deterministic")
+        if len(request) > MAX_INPUTS:
             raise BadInputs(name, f"the inputs have more than {MAX_INPUTS} bytes")
-        digest = sha256(asked).hexdigest()
+        digest = sha256(request).hexdigest()
         plan = Plan(workflow, who, with_defaults(workflow, inputs))
         id_ = f"wf_{secrets.token_hex(12)}"
         new = new_workflow(id_, workflow, plan, key=check_key(key) or None, digest=digest)
@@ -122,7 +122,7 @@ class Workflows:
         return await self._view(who.tenant, row.id)
 
     async def look(self, tenant: str, workflow_id: str) -> WorkflowView | None:
-        """One of a tenant's workflows, with its steps."""
+        """A workflow of a tenant, with its steps."""
         loaded = await self._load(tenant, workflow_id)
         return None if loaded is None else whole_view(*loaded)
 
@@ -135,14 +135,14 @@ class Workflows:
         before: str = "",
         limit: int = 50,
     ) -> Sequence[WorkflowView]:
-        """A tenant's workflows without their steps, the newest first.
+        """The workflows of a tenant without their steps, the newest first.
 
         Args:
-            tenant: Whose.
-            name: Of the definition; all of them if empty.
-            state: How they stand; however if None.
-            before: The last one of the page before.
-            limit: How many.
+            tenant: The tenant.
+            name: The name of the definition; empty for all.
+            state: The state of the workflows; None for all.
+            before: The id of the last workflow of the previous page.
+            limit: The maximum number of workflows.
         """
         rows = await self._store.of(tenant).list(
             name=name, state=state or "", before=before, limit=limit
@@ -152,7 +152,7 @@ class Workflows:
     async def records(
         self, tenant: str, workflow_id: str, after: int = 0
     ) -> Sequence[WorkflowRecord]:
-        """What happened in a workflow since then; `NoWorkflowRun` if there is none."""
+        """The records of a workflow after a number; `WorkflowRunNotFound` if there is none."""
         store = self._store.of(tenant)
         if await store.get(workflow_id) is None:
             raise NoWorkflowRun(workflow_id)
@@ -161,7 +161,7 @@ class Workflows:
     async def watch(
         self, tenant: str, workflow_id: str, after: int = 0
     ) -> AsyncGenerator[WorkflowRecord, None]:
-        """What happened since then, and what happens, until the workflow has ended."""
+        """The records after a number, and new ones as they come, until the workflow ends."""
         key, news = (tenant, workflow_id), asyncio.Event()
         self._watchers.setdefault(key, set()).add(news)
         try:
@@ -186,7 +186,7 @@ class Workflows:
     async def cancel(
         self, tenant: str, workflow_id: str, *, by: str = "", reason: str = ""
     ) -> bool:
-        """Have a workflow end, and the runs it began; False if there is none, or it has ended."""
+        """Cancel a workflow and its runs; False if it does not exist or has ended."""
         asked = CancelAsked(by, reason[:MAX_REASON])
         done = await cancel(self._store.of(tenant), workflow_id, asked)
         if done:
@@ -196,57 +196,57 @@ class Workflows:
     async def answer(
         self, by: Answerer, workflow_id: str, step: str, decision: Decision, reason: str = ""
     ) -> WorkflowView:
-        """Say something to a step that waits for a person; the first answer counts.
+        """Answer a step that waits for a person; the first answer counts.
 
         Args:
-            by: Who says so; `NotAPerson` unless that is a person.
-            workflow_id: A workflow of theirs; `NoWorkflowRun` if there is none.
-            step: Which of its steps; `CannotAnswer` if it does not wait for that.
-            decision: Approve or deny; retry, skip or fail where nobody knows what was done.
-            reason: For whoever looks later.
+            by: The answerer; `NotAPerson` if it is not a person.
+            workflow_id: A workflow of the same tenant; `WorkflowRunNotFound` if there is none.
+            step: The name of the step; `CannotAnswer` if it does not wait for this answer.
+            decision: Approve or deny; retry, skip or fail if the outcome is unknown.
+            reason: The reason, for the record.
         """
         if problem := by.why_not(by.tenant):
             raise NotAPerson(problem)
-        said = StepAnswered(step, decision, by.name, reason[:MAX_REASON])
+        answer = StepAnswered(step, decision, by.name, reason[:MAX_REASON])
         while True:
             loaded = await self._load(by.tenant, workflow_id)
             if loaded is None:
                 raise NoWorkflowRun(workflow_id)
             _check_answer(loaded[1], step, decision)
-            head, event = loaded[1].head, msgspec.json.encode(said)
+            head, event = loaded[1].head, msgspec.json.encode(answer)
             if await self._store.of(by.tenant).add(workflow_id, head, event):
                 break
         self._outside(by.tenant, workflow_id)
         return await self._view(by.tenant, workflow_id)
 
     async def wake(self, tenant: str, id_: str) -> None:
-        """Something that a step waits for is there.
+        """Wake a workflow whose step waits, because a run or call of it has ended.
 
         Args:
-            tenant: Whose.
-            id_: Of the workflow, or of a run or a request that it began.
+            tenant: The tenant.
+            id_: The id of the workflow, or of a run or request that it started.
         """
-        # A run's id may begin with its tenant's mark, and ends with the step it is of.
+        # The id of a run may start with a mark of its tenant, and ends with its step.
         found = WORKFLOW_ID.search(id_)
         workflow_id = found[0] if found else id_
         if await self._store.of(tenant).wake(workflow_id):
             self._outside(tenant, workflow_id)
 
     async def definitions(self) -> Sequence[Defined]:
-        """What can be started, and what is wrong with the rest, as the files are now."""
+        """The entries of the catalogue, with problems and next starts, as the files are now."""
         found = await asyncio.to_thread(self._catalogue.all)
         return [
-            one if one.workflow is None else replace(one, next_at=await self._next(one))
-            for one in found
+            entry if entry.workflow is None else replace(entry, next_at=await self._next(entry))
+            for entry in found
         ]
 
     @asynccontextmanager
     async def serving(self, *, alone: bool = False) -> AsyncGenerator[None]:
-        """Drive everything that can go on while the block runs.
+        """Drive workflows while the block runs.
 
         Args:
-            alone: Nobody else drives workflows of this store: what a process held that died is
-                taken up at once, not when its lease is over.
+            alone: No other process drives workflows of this store: workflows of a process that
+                died are resumed at once, not when their leases expire.
         """
         if alone:
             await self._store.free_all()
@@ -258,8 +258,8 @@ class Workflows:
             with suppress(asyncio.CancelledError):
                 await driving
 
-    async def _next(self, one: Defined) -> float | None:
-        return None if one.workflow is None else await self._schedules.next_of(one.workflow)
+    async def _next(self, entry: Defined) -> float | None:
+        return None if entry.workflow is None else await self._schedules.next_of(entry.workflow)
 
     async def _load(self, tenant: str, workflow_id: str) -> tuple[StoredWorkflow, Progress] | None:
         loaded = await self._store.of(tenant).load(workflow_id)
@@ -275,7 +275,7 @@ class Workflows:
         return view
 
     def _outside(self, tenant: str, workflow_id: str) -> None:
-        """Something happened to a workflow that its driver does not know of."""
+        """Notify the driver and the watchers of a change from outside."""
         self._supervisor.poke((tenant, workflow_id))
         self._told((tenant, workflow_id))
 
@@ -290,6 +290,8 @@ def _check_answer(progress: Progress, name: str, decision: Decision) -> None:
         raise CannotAnswer(f"no step {name[:80]!r} waits for an answer")
     allowed = answers_to(steps[name], progress.steps.get(name))
     if not allowed:
-        raise CannotAnswer(f"step {name!r} waits for no answer, or has one already")
+        raise CannotAnswer(f"step {name!r} does not wait for an answer, or has one already")
     if decision not in allowed:
-        raise CannotAnswer(f"{decision} is no answer to {name!r}; say {' or '.join(allowed)}")
+        raise CannotAnswer(
+            f"step {name!r} cannot be answered with {decision}; use {' or '.join(allowed)}"
+        )

@@ -316,7 +316,7 @@ async def test_where_nobody_is_there_a_setting_decides_and_the_limit_holds() -> 
     model = Scripted(*[endless] * 99)
     strict = BudgetSettings(turns=10, unattended="refuse")
     records = await go(model, Budget(MemoryLedger(), "r", strict))
-    assert len(model.requests) == 8 and "nobody is there" in end(records).reason
+    assert len(model.requests) == 8 and "no person can be asked" in end(records).reason
 
 
 async def test_the_model_is_told_what_is_left_once_for_each_threshold() -> None:

@@ -67,7 +67,7 @@ def test_what_cannot_be_an_amount_is_refused_by_its_type(text: str, problem: str
     ("text", "problem"),
     [
         ('[actions."a b"]\ntools=["x"]\nmost=1', "letters"),
-        ("[actions.a]\ntools=[]\nmost=1", "bound nothing"),
+        ("[actions.a]\ntools=[]\nmost=1", "nothing is limited"),
         ('[actions.a]\ntools=["x"]\nmost=1\nper="1 week"', "budget.actions.a.*10m"),
         ('[tenant]\nper="soon"', "budget.tenant"),
         ("warn_at=0.9\nask_at=0.8", "ask_at"),

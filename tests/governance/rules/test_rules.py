@@ -229,7 +229,7 @@ def test_arguments_of_strange_tools_are_looked_at() -> None:
         ("[[rules]", "is not TOML"),
         ('unreadable = "allow"', "never allow"),
         ('[[rules]]\nname = "r"\nthen = "deny"\npaths = ["x"]', "no examples"),
-        ('[[rules]]\nname = "r"\nthen = "deny"\ndenies = ["x"]', "names nothing"),
+        ('[[rules]]\nname = "r"\nthen = "deny"\ndenies = ["x"]', "has no condition"),
         ('[[rules]]\nname = "r"\nthen = "deny"\nprogram = ["x"]', "rule r"),
         ('[[rules]]\nname = "r"\nthen = "deny"\narguments = ["x"]\ndenies = ["x"]', "`programs`"),
         ('[[rules]]\nname = "r"\nthen = "deny"\npaths = ["../x"]\ndenies = ["x"]', "`..`"),

@@ -1,4 +1,4 @@
-"""Where a run may go: the files, commands and hosts that its budget names (EF-01 to EF-04)."""
+"""The paths, commands and hosts that a run's budget allows (EF-01 to EF-04)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from evoclaw.governance.budget.settings import Allowed
 
 
 class EnforcementResult(StrEnum):
-    """What an enforcement point says."""
+    """The result of an enforcement point."""
 
     ALLOWED = "allowed"
     BLOCKED = "blocked"
     WARNED = "warned"
-    """It may go on, if a person agrees."""
+    """The call may run if a person agrees."""
     ESCALATED = "escalated"
-    """Nobody but a person can say."""
+    """Only a person can decide."""
 
 
 class Finding(Struct, frozen=True, gc=False):
-    """What was found at one enforcement point."""
+    """The result of one enforcement point, with its reason."""
 
     result: EnforcementResult
     point: str = ""
@@ -38,13 +38,13 @@ class Finding(Struct, frozen=True, gc=False):
 
 FINE = Finding(EnforcementResult.ALLOWED)
 CommandCheck = Callable[[str], Finding]
-"""Judges a command line: EF-03."""
+"""Checks a command line: EF-03."""
 _HOST_KEYS = frozenset({"url", "urls", "uri", "address", "domain", "host", "hostname"})
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def verdict_of(finding: Finding) -> Verdict:
-    """Allow, deny, or have a person asked."""
+    """The verdict for a finding: allow, deny or ask."""
     if finding is FINE:
         return ALLOW
     match finding.result:
@@ -57,7 +57,7 @@ def verdict_of(finding: Finding) -> Verdict:
 
 
 class Boundaries:
-    """Judges where a call goes, by what it says."""
+    """Checks the paths, commands and hosts that a call names in its arguments."""
 
     def __init__(self, allowed: Allowed, commands: CommandCheck | None = None) -> None:
         self._read = None if allowed.read is None else _patterns(allowed.read)
@@ -67,7 +67,7 @@ class Boundaries:
         self._anywhere = self._read is self._write is self._domains is None and commands is None
 
     def check(self, call: Call) -> Finding:
-        """The first point that does not let it pass."""
+        """The first finding that does not allow the call."""
         if self._anywhere:
             return FINE
         for finding in self._findings(call):
@@ -100,7 +100,7 @@ class Boundaries:
             return self._commands(command)
         if self._read is self._write is self._domains is None:
             return FINE
-        # A command goes wherever it likes; nobody here can tell that it stays inside.
+        # A command may reach any path or host; this check cannot tell that it stays inside.
         text = "a command is not bound by the paths and hosts of this budget"
         return Finding(EnforcementResult.ESCALATED, "EF-03", text)
 
@@ -108,8 +108,8 @@ class Boundaries:
         """EF-04: may this host be reached?"""
         if self._domains is None or _covered(_host(domain), self._domains):
             return FINE
-        there = ", ".join(self._domains) or "none"
-        text = f"the host {domain[:100]!r} is not one that this run may reach (allowed: {there})"
+        allowed = ", ".join(self._domains) or "none"
+        text = f"this run may not reach the host {domain[:100]!r} (allowed: {allowed})"
         return Finding(EnforcementResult.BLOCKED, "EF-04", text)
 
     def _shell(self, call: Call) -> Finding:
@@ -127,7 +127,7 @@ class Boundaries:
 
 
 def _places(call: Call) -> tuple[str, ...]:
-    """What a call reads; the workspace itself if it does not say."""
+    """The paths that a call reads; the workspace if it names none."""
     if not call.tool.resources:
         return ()
     return named_files(call) or (".",)
@@ -146,11 +146,11 @@ def _within(
 
 
 def _patterns(given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(_translated(clean_path(one)), re.DOTALL) for one in given)
+    return tuple(re.compile(_translated(clean_path(path)), re.DOTALL) for path in given)
 
 
 def _translated(pattern: str) -> str:
-    """A path pattern as an expression; one that names a folder covers all below."""
+    """A path pattern as a regular expression; a folder covers everything below it."""
     if pattern in ("**", "."):
         return r"(?!\.\./|/)(?!\.\.$).*"
     parts: list[str] = []
@@ -164,7 +164,7 @@ def _translated(pattern: str) -> str:
 
 
 def _hosts(value: JSON, named: bool = False) -> Iterator[str]:
-    """Every host that arguments name, at any depth."""
+    """Every host that the arguments name, at any depth."""
     if is_object(value):
         for key, inner in value.items():
             yield from _hosts(inner, key.lower() in _HOST_KEYS)
@@ -181,7 +181,7 @@ def _host_of_url(text: str) -> str:
     try:
         return urlsplit(text).hostname or "?"
     except ValueError:
-        return "?"  # no host is called so: it is blocked
+        return "?"  # not a valid host name, so it is blocked
 
 
 def _host(name: str) -> str:
@@ -193,4 +193,7 @@ def _host(name: str) -> str:
 
 
 def _covered(host: str, domains: Iterable[str]) -> bool:
-    return any(host.endswith(one[1:]) if one.startswith("*.") else host == one for one in domains)
+    return any(
+        host.endswith(domain[1:]) if domain.startswith("*.") else host == domain
+        for domain in domains
+    )

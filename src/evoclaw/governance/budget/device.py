@@ -1,4 +1,4 @@
-"""A device's own budget: what may be done here, whoever asks, however often we restart."""
+"""The budget of a device: it bounds all callers together, and survives restarts of the edge."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, CommandCheck, verdict_of
 from evoclaw.governance.budget.measuring import Measured, file_id, matcher, measure, really
 from evoclaw.governance.budget.settings import BudgetSettings, limits_of
-from evoclaw.governance.budget.terms import denied as no_more
+from evoclaw.governance.budget.terms import denied as denial_of
 
 DEVICE = "device"
-"""The account of all who ask: physical actions are bounded here."""
+"""The account of all callers together; physical actions are bounded here."""
 MOST_RUNS = 256
 """Runs whose accounts are kept open."""
 
 
 class Reserved(Struct, frozen=True):
-    """What is set aside for a call."""
+    """What is reserved for a call."""
 
     id: str
     path: Path
     measured: Measured
     files: dict[str, bool]
-    """The ids of its files, and whether this call was the first to want each."""
+    """The ids of its files, and whether this call was the first to reserve each."""
 
 
 class DeviceBudget(Policy):
-    """Refuses early what cannot be paid; `MeterDevice` counts what really runs."""
+    """Refuses calls the budget has no room for; `MeterDevice` counts those that really run."""
 
     def __init__(
         self,
@@ -53,24 +53,24 @@ class DeviceBudget(Policy):
         self._boundaries = Boundaries(self.settings.allowed, commands)
         self._actions = matcher(self.settings.actions)
         self._open: dict[str, None] = {}
-        """Accounts that were opened, the one used last at the end."""
+        """Open accounts, the most recently used last."""
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny what goes outside, or what there is not enough for already."""
+        """Deny a call outside the boundaries, or one the budget has no room for."""
         verdict = verdict_of(self._boundaries.check(call))
         if isinstance(verdict, Deny):
             return verdict
         path, measured = await self._path(call), self._measured(call)
         left = self._ledger.left(path)
         for kind, wanted in measured.amounts.items():
-            one = left.get(kind)
-            if one is not None and wanted > one.left:
-                short = Refusal(kind, one.account, one.left, wanted, self._per(kind))
-                return no_more(short)
+            bound = left.get(kind)
+            if bound is not None and wanted > bound.left:
+                short = Refusal(kind, bound.account, bound.left, wanted, self._per(kind))
+                return denial_of(short)
         return verdict
 
     async def reserve(self, call: Call) -> Reserved:
-        """Set aside what a call takes, now that it begins; raise `ToolFailure` if it may not."""
+        """Reserve what a call takes, when it starts; raises `ToolFailure` if there is no room."""
         path, measured = await self._path(call), self._measured(call)
         files = [file_id(path[-1], name) for name in measured.files]
         also = {id: (path, {FILES: 1}) for id in files}
@@ -81,7 +81,7 @@ class DeviceBudget(Policy):
         return Reserved(_id(call), path, measured, {id: id in found.also for id in files})
 
     def settle(self, reserved: Reserved, result: ToolResult | None) -> None:
-        """Count what a call took; all that was set aside if nobody knows."""
+        """Settle what a call took; without a result, all that was reserved."""
         real, changed = reserved.measured.amounts, True
         if result is not None:
             real, changed = really(reserved.measured, result)
@@ -128,12 +128,12 @@ class MeterDevice(AroundStep):
     """Reserves what the call takes from the device's budget, and settles what it really took."""
 
     def __init__(self, budget: DeviceBudget, free: frozenset[str] = frozenset()) -> None:
-        """`free` are tools that take nothing: reading on in an output that was paid for."""
+        """`free` tools cost nothing, such as reading more of an output already paid for."""
         self._budget, self._free = budget, free
 
     @asynccontextmanager
     async def around(self, execution: Execution) -> AsyncGenerator[None]:
-        """Reserve, run, settle; all of the reservation if nobody knows how the call ended."""
+        """Reserve, run, settle; without a result the full reservation is spent."""
         if execution.call.name in self._free:
             yield
             return
@@ -145,5 +145,5 @@ class MeterDevice(AroundStep):
 
 
 def _id(call: Call) -> str:
-    """Of the device's reservation, which is another than the orchestrator's."""
+    """The id of the device's reservation, distinct from the orchestrator's."""
     return f"{DEVICE}.{call.request_id}"

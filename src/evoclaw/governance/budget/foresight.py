@@ -1,4 +1,4 @@
-"""What the next reply may take at most, before it is asked for."""
+"""Estimates the most tokens and dollars that the next reply may cost, before it is requested."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Price = Callable[[str, Usage], float | None]
 """`provider/model`, usage -> US dollars, or None when the model has no known price."""
 
 CAUTION = 3.0
-"""Characters to a token, until a server has counted: less than most texts have."""
+"""Characters per token before a provider has counted: lower than for most texts, to be safe."""
 MARGIN, FRAME = 1.1, 256
-"""On top of an estimate: a tenth, and what surrounds messages."""
+"""Added to an estimate: a tenth, and the tokens around messages."""
 
 
 class Foresight:
-    """Follows a run, and says what its next reply takes in the worst case."""
+    """Follows a run's events, and estimates its next reply in the worst case."""
 
     def __init__(self, price: Price | None = None) -> None:
         self._price = price
         self.model, self._profile, self._output = "", Profile(), Profile().max_output_tokens
         self._chars: int | None = None
-        """Of what would be sent; None while not known, as when a run is resumed."""
+        """The characters of the next request; None while unknown, as after a resume."""
         self._tools, self._sent, self._ratio = 0, 0, CAUTION
 
     def see(self, event: Event) -> None:
-        """Take in what happened."""
+        """Update the estimate from an event."""
         match event:
             case RunStarted(messages=messages):
                 self._chars = sum(size_of(message) for message in messages)
@@ -81,50 +81,50 @@ class Foresight:
 
     @property
     def usage(self) -> Usage:
-        """The most that the next reply may take."""
-        room = self._profile.context_tokens
+        """The most tokens that the next reply may use, as input and output."""
+        context = self._profile.context_tokens
         if self._chars is None:
-            return Usage(room, self._output)
+            return Usage(context, self._output)
         estimate = math.ceil(self._chars / self._ratio * MARGIN) + FRAME
-        return Usage(min(room, estimate), self._output)
+        return Usage(min(context, estimate), self._output)
 
     def tokens(self) -> int:
-        """The most tokens."""
+        """The most tokens of the next reply, input and output together."""
         usage = self.usage
         return usage.input + usage.output
 
     def dollars(self) -> int | None:
-        """The most money, in its smallest parts; None if the model has no price."""
+        """The highest cost of the next reply, in microdollars; None without a known price."""
         if self._price is None:
             return None
         usage = self.usage
-        # A prompt that is written to a cache costs more at some servers.
+        # Some providers charge more for a prompt that is written to their cache.
         cached = Usage(usage.input, usage.output, cache_write=usage.input)
-        costs = [self._price(self.model, one) for one in (usage, cached)]
+        costs = [self._price(self.model, case) for case in (usage, cached)]
         known = [cost for cost in costs if cost is not None]
         return micros(max(known)) if known else None
 
     def cost_of(self, usage: Usage) -> int | None:
-        """What tokens that were used cost."""
+        """The cost of the used tokens, in microdollars; None without a known price."""
         cost = None if self._price is None else self._price(self.model, usage)
         return None if cost is None else micros(cost)
 
 
 def micros(dollars: float) -> int:
-    """Money in its smallest parts, never less than it is."""
+    """Dollars as microdollars, rounded up."""
     return max(0, math.ceil(round(dollars * PARTS[DOLLARS], 6)))
 
 
 def used(usage: Usage) -> dict[str, int]:
-    """The tokens of a usage as an amount."""
+    """The tokens of a usage as a ledger amount."""
     return {TOKENS: usage.input + usage.output}
 
 
 def dearest(prices: Sequence[Price]) -> Price:
-    """The price of several models of which any may answer: that of the dearest, or none known."""
+    """The price when any of several models may answer: the highest; None if one is unknown."""
 
     def price(model: str, usage: Usage) -> float | None:
-        costs = [one(model, usage) for one in prices]
+        costs = [price_of(model, usage) for price_of in prices]
         known = [cost for cost in costs if cost is not None]
         return max(known) if known and len(known) == len(costs) else None
 

@@ -1,4 +1,4 @@
-"""What a call will use, as far as it says, and what it did use."""
+"""What a call will use at most, by its arguments, and what it did use, by its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evoclaw.core.tools import EVERYTHING, Call, Effect
 from evoclaw.governance.budget.settings import ActionLimit
 
 RESULT = 64_000
-"""Bytes that an answer may bring, before it is known."""
+"""Bytes reserved for a result before its size is known."""
 UNDONE = frozenset(
     {
         ErrorKind.INVALID_PARAMS,
@@ -27,7 +27,7 @@ UNDONE = frozenset(
         ErrorKind.SANDBOX_UNAVAILABLE,
     }
 )
-"""Failures after which no file was changed."""
+"""Errors after which no file was changed."""
 _BEGIN = "*** Begin Patch"
 _OURS = ("*** Update File: ", "*** Add File: ", "*** Delete File: ", "*** Move to: ")
 _UNIFIED = ("+++ ", "--- ", "rename from ", "rename to ")
@@ -36,18 +36,18 @@ _PATCH = "patch"
 
 
 class Measured(Struct, frozen=True, gc=False):
-    """What a call takes at most."""
+    """The most that a call uses."""
 
     amounts: dict[str, int]
     files: tuple[str, ...] = ()
-    """What it changes."""
+    """The files that it changes."""
 
 
 Matcher = Callable[[Call], dict[str, int]]
 
 
 def measure(call: Call) -> Measured:
-    """What a call says it will do: its own text is the worst case for what it writes."""
+    """Estimate a call by its arguments: the text in them is the most it can write."""
     if not writes_files(call):
         return Measured({CALLS: 1, BYTES: RESULT})
     lines, size = 0, RESULT
@@ -64,7 +64,7 @@ def measure(call: Call) -> Measured:
 
 
 def writes_files(call: Call) -> bool:
-    """Whether it is one of the tools that change files by what they are told."""
+    """Whether the call writes files that its arguments name."""
     tool = call.tool
     if tool.effect is not Effect.WRITE or "file_write" not in tool.permissions:
         return False
@@ -72,27 +72,27 @@ def writes_files(call: Call) -> bool:
 
 
 def named_files(call: Call) -> tuple[str, ...]:
-    """The files that a call names as what it touches."""
+    """The files that a call names in its resource arguments, or in its patch."""
     patch = call.arguments.get(_PATCH)
     if isinstance(patch, str) and writes_files(call):
         return _patched(patch)[0]
     given = [call.arguments.get(name) for name in call.tool.resources]
-    return tuple(clean_path(one) for one in given if isinstance(one, str))
+    return tuple(clean_path(path) for path in given if isinstance(path, str))
 
 
 def file_id(owner: str, path: str) -> str:
-    """Under which a file that an account pays for is set aside: once, however it is spelt."""
+    """The reservation id of a file in an account: the same file is counted once."""
     return f"{owner}.file.{hashlib.sha256(path.encode(errors='replace')).hexdigest()}"
 
 
 def clean_path(path: str) -> str:
-    """One spelling of a path."""
+    """A path in its normal form."""
     path = path.strip()
     return posixpath.normpath(path) if path else "."
 
 
 def really(call: Measured, result: ToolResult) -> tuple[dict[str, int], bool]:
-    """What a call that ran took, and whether it may have changed files."""
+    """What a finished call used, and whether it may have changed files."""
     real = dict(call.amounts)
     real[BYTES] = real.get(BYTES, RESULT) - RESULT + _size(result)
     if result.error in UNDONE:
@@ -105,10 +105,10 @@ def really(call: Measured, result: ToolResult) -> tuple[dict[str, int], bool]:
 
 
 def matcher(actions: Mapping[str, ActionLimit]) -> Matcher:
-    """Says which physical actions a call is, and how many of each."""
+    """Return a function that counts the physical actions of a call, by kind."""
     if not actions:
         return lambda call: {}
-    rules = [(ACTION + name, one) for name, one in actions.items()]
+    rules = [(ACTION + name, limit) for name, limit in actions.items()]
 
     def match(call: Call) -> dict[str, int]:
         names = (call.tool.name, *call.tool.aliases)
@@ -125,20 +125,22 @@ def matcher(actions: Mapping[str, ActionLimit]) -> Matcher:
 def _times(rule: ActionLimit, arguments: Mapping[str, JSON]) -> int:
     if not rule.times:
         return 1
-    said = [one for one in _at(arguments, rule.times) if isinstance(one, int | float)]
-    return max([1, *[int(one) + (one != int(one)) for one in said if abs(one) < 1 << 53]])
+    counts = [value for value in _at(arguments, rule.times) if isinstance(value, int | float)]
+    return max(
+        [1, *[int(count) + (count != int(count)) for count in counts if abs(count) < 1 << 53]]
+    )
 
 
 def _fits(wanted: JSON, arguments: Mapping[str, JSON], key: str) -> bool:
-    """Whether an argument is the wanted one, or holds it: what is in doubt counts."""
+    """Whether an argument is one of the wanted values, or contains it; in doubt it matches."""
     choices = wanted if is_array(wanted) else [wanted]
     return any(_same(choice, given) for given in _at(arguments, key) for choice in choices)
 
 
 def _same(wanted: JSON, given: JSON) -> bool:
     if isinstance(wanted, str):
-        said = given if isinstance(given, str) else _plain(given)
-        return fnmatchcase(said.strip().casefold(), wanted.strip().casefold())
+        text = given if isinstance(given, str) else _plain(given)
+        return fnmatchcase(text.strip().casefold(), wanted.strip().casefold())
     if isinstance(given, str) or isinstance(wanted, bool) != isinstance(given, bool):
         return _plain(given).strip().casefold() == _plain(wanted).casefold()
     return wanted == given
@@ -149,11 +151,11 @@ def _plain(value: JSON) -> str:
 
 
 def _at(arguments: Mapping[str, JSON], key: str) -> Iterator[JSON]:
-    """The values at `a.b`; every one of an array."""
+    """The values at a key such as `a.b`; of an array, each item."""
     found: list[JSON] = [arguments]
     for part in key.split("."):
-        inner = [one[part] for one in found if is_object(one) and part in one]
-        found = [each for one in inner for each in (one if is_array(one) else [one])]
+        inner = [node[part] for node in found if is_object(node) and part in node]
+        found = [item for node in inner for item in (node if is_array(node) else [node])]
     yield from found
 
 
@@ -168,11 +170,11 @@ def _lines(text: str) -> int:
 
 
 def _patched(patch: str) -> tuple[tuple[str, ...], int]:
-    """The files a patch names, and the lines it adds and takes away."""
+    """The files that a patch names, and the number of lines it adds and removes."""
     files: dict[str, None] = {}
     lines, headers = 0, _OURS if _BEGIN in patch else _UNIFIED
     for line in patch.splitlines():
-        header = next((one for one in headers if line.startswith(one)), None)
+        header = next((prefix for prefix in headers if line.startswith(prefix)), None)
         if header is not None:
             if name := _named(line.removeprefix(header), header):
                 files[name] = None

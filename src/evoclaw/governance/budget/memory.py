@@ -1,4 +1,4 @@
-"""A ledger in memory: as exact as the one on disk, and forgotten with the process."""
+"""A ledger in memory: as exact as the one on disk, but lost when the process ends."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from evoclaw.core.ledgers import (
 
 
 class MemoryLedger:
-    """Accounts of one process."""
+    """The accounts of one process, in memory."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._holds: dict[str, Hold] = {}
         self._owned: dict[str, list[str]] = {}
-        """The ids of each account, for when it is closed."""
+        """The reservation ids of each account, to settle them when it is closed."""
 
     async def open(self, account: str, limits: Mapping[str, Limit], spent: Amounts) -> None:
-        """Make sure an account is there, with these limits."""
+        """Create an account, or reopen it, with these limits."""
         known = self._accounts.get(account)
         if known is None:
             known = self._account(account)
@@ -50,19 +50,19 @@ class MemoryLedger:
         leaving: Amounts = NOTHING,
         also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
     ) -> Reservation | Refusal:
-        """Set an amount aside in every account of a path, or in none."""
+        """Reserve an amount in every account of a path, or in none."""
         now = self._clock()
         found = self._reserve(path, amounts, id, leaving, now)
         if isinstance(found, Refusal) or not also:
             return found
         taken, more_taken = [id] if found.fresh else [], list[str]()
         for other, (where, more) in also.items():
-            one = self._reserve(where, more, other, NOTHING, now)
-            if isinstance(one, Refusal):
+            reserved = self._reserve(where, more, other, NOTHING, now)
+            if isinstance(reserved, Refusal):
                 for undone in (*taken, *more_taken):
                     self.release(undone)
-                return one
-            more_taken += [other] if one.fresh else []
+                return reserved
+            more_taken += [other] if reserved.fresh else []
         return Reservation(found.id, found.fresh, found.before, tuple(more_taken))
 
     def _reserve(
@@ -72,7 +72,7 @@ class MemoryLedger:
         if known is not None:
             return found_again(known, [self._accounts[name] for name in known.path], now)
         if min(amounts.values(), default=0) < 0:
-            raise ValueError(f"an amount below nothing: {amounts}")
+            raise ValueError(f"a reserved amount is negative: {amounts}")
         accounts = [self._accounts.get(name) or self._account(name) for name in path]
         before = weigh(accounts, amounts, leaving, now)
         if isinstance(before, Refusal):
@@ -83,7 +83,7 @@ class MemoryLedger:
         return Reservation(id, before=before)
 
     def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
-        """Say what was really spent; the first time counts."""
+        """Settle a reservation with what was really spent; only the first call counts."""
         hold = self._holds.get(id)
         if hold is None:
             if not path:
@@ -99,7 +99,7 @@ class MemoryLedger:
                 account.spend(real, now)
 
     def release(self, id: str) -> None:
-        """Set aside no longer."""
+        """Cancel a reservation."""
         hold = self._holds.get(id)
         if hold is None or hold.settled:
             return
@@ -109,19 +109,19 @@ class MemoryLedger:
             self._accounts[name].let_go(hold.amounts)
 
     def close(self, account: str) -> None:
-        """What it still has set aside is spent; nothing of it is remembered."""
+        """Close an account: its open reservations are spent, and its data is dropped."""
         for id in self._owned.pop(account, []):
             self.settle(id, self._holds[id].amounts)
             del self._holds[id]
         self._accounts.pop(account, None)
 
     def left(self, path: Path) -> dict[str, Left]:
-        """What is left where there is least."""
+        """What is left of each kind, in the account of the path that has the least."""
         found = [self._accounts[name] for name in path if name in self._accounts]
         return least(found, self._clock())
 
     async def accounts(self, within: str = "") -> Sequence[Account]:
-        """All that are open, or only one and those below it, by name."""
+        """All open accounts, or only one and those below it, by name."""
         names = sorted(self._accounts)
         return [
             self._accounts[name]

@@ -1,4 +1,4 @@
-"""Budget notices: the model is told when little of its budget is left."""
+"""Budget notices: tell the model when little of its budget is left."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class BudgetNotice(ResultStep):
     budget: Budget
 
     async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
-        """Say what is left, if the model should know."""
-        news = self.budget.news()
-        return replace(result, blocks=(*result.blocks, TextBlock(news))) if news else result
+        """Append what is left of the budget, if the model should know."""
+        notice = self.budget.news()
+        return replace(result, blocks=(*result.blocks, TextBlock(notice))) if notice else result

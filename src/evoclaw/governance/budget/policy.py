@@ -52,23 +52,26 @@ from evoclaw.governance.budget.settings import BudgetSettings, limits_of
 from evoclaw.governance.budget.terms import USUAL, Terms, denied, path_of
 
 WARNED = "budget_warned"
-"""The code of a verdict that a limit is near."""
-UNPRICED = "a reply of {model} has no known price, and money is bounded; give it one, or allow it"
+"""The code of a verdict which says that a limit is near."""
+UNPRICED = (
+    "a reply of {model} has no known price, and the budget limits dollars. Configure a price for "
+    'the model, or set unpriced = "allow"'
+)
 FREE_FAILURES = frozenset(
     {"rate_limited", "quota_exhausted", "auth_error", "model_not_found", "context_too_long"}
 )
-"""Refusals that no server charges for."""
+"""Provider errors that cost nothing."""
 Level = tuple[str, int]
-"""A kind, and how near its end."""
+"""A kind, and the number of a threshold before its limit: 1 warns, 2 asks again."""
 
 
 class _Open(Struct):
-    """A call that was judged."""
+    """A judged call whose result is pending."""
 
     request_id: str
     measured: Measured
     files: dict[str, bool]
-    """The ids of its files, and whether this call was the first to want each."""
+    """The ids of its files, and whether this call was the first to reserve each."""
     seconds: int
     started: bool = False
     asked: frozenset[Level] = frozenset()
@@ -77,7 +80,7 @@ class _Open(Struct):
 class Budget(Policy):
     """Reserves what a call or reply takes, and denies what the budget of the run has no room for.
 
-    Also a sink: it must see the run's records, to settle what was really used.
+    Also a sink: it needs the run's records to settle what was really used.
     """
 
     def __init__(
@@ -94,20 +97,20 @@ class Budget(Policy):
         """Choose the parts.
 
         Args:
-            ledger: Where it is written down.
-            run_id: Of the run.
-            settings: What it may use; the usual budget if not given. A sub-run has its root's.
-            terms: How it is kept to.
-            principal: On whose behalf it runs; its accounts stand above the run's.
-            above: The budget of the run that this one is a part of.
-            spent: What the run is known to have used, if the ledger does not know it.
+            ledger: Where amounts are reserved and settled.
+            run_id: The id of the run.
+            settings: The limits; the default budget if None. A sub-run has those of its root.
+            options: Prices, stop conditions and the like.
+            principal: On whose behalf the run acts; the principal's accounts also bound the run.
+            parent: The budget of the parent run, for a sub-run.
+            spent: What the run has already used, if the ledger does not know the run.
         """
         self.settings = settings or (BudgetSettings() if above is None else above.settings)
         own = path_of(principal, run_id)
         self.path: Path = own if above is None else (*above.path, own[-1])
         self._root: Path = own if above is None else above._root
         self._above_it: int = 0 if above is None else above._above_it + 1
-        """How many runs stand above: a turn is left to each, to answer with."""
+        """The number of ancestor runs: one turn is left for each, to answer with."""
         self._ledger, self._run_id, self._above, self._spent = ledger, run_id, above, spent
         self._terms, self._foresight = terms, Foresight(terms.price)
         self._boundaries = Boundaries(self.settings.allowed, terms.commands)
@@ -117,19 +120,19 @@ class Budget(Policy):
         self._calls: dict[str, _Open] = {}
         """By call id."""
         self._turn: tuple[str, dict[str, int], frozenset[Level]] | None = None
-        """The reply that is asked for: its id, what is set aside, what a person was asked."""
+        """The requested reply: its id, what is reserved, the thresholds a person is asked about."""
         self._turn_began = False
         self._segment = 0
         self._cleared: set[Level] = set()
-        """What a person said may go on."""
+        """The thresholds beyond which the run may continue."""
         self._told: set[Level] = set()
         self._below: list[str] = []
-        """The accounts of its sub-runs; one that was cut off did not close its own."""
+        """The accounts of sub-runs, to close those that a cancelled sub-run left open."""
         if above is not None:
             above._below.append(self.path[-1])
 
     async def judge(self, call: Call) -> Verdict:
-        """Set aside what a call says it will use."""
+        """Reserve what a call says it will use."""
         if not self._is_open or self._terms.stops:
             stopped = await self._begin()
             if stopped is not None:
@@ -152,12 +155,12 @@ class Budget(Policy):
         )
         near, asked = self._near(found.before)
         if isinstance(verdict, Ask) or not near or call.resumed:
-            return verdict  # what has begun is paid for: it is late to ask a person about it
+            return verdict  # a resumed call is already paid for: too late to ask a person
         known.asked = asked
         return self._warned(near, asked)
 
     async def admit(self, turn: int) -> Verdict:
-        """Set aside a turn, and what the reply takes in the worst case."""
+        """Reserve a turn, and what the reply costs in the worst case."""
         stopped = await self._begin()
         if stopped is not None:
             return stopped
@@ -181,7 +184,7 @@ class Budget(Policy):
         return self._warned(near, asked) if near else ALLOW
 
     def receive(self, record: Record) -> None:
-        """Settle what a record tells of."""
+        """Settle the reservations that a record completes."""
         if type(record.event) not in PIECES:
             self._take(record)
             self._foresight.see(record.event)
@@ -212,12 +215,12 @@ class Budget(Policy):
                 pass
 
     def recall(self, records: Iterable[Record]) -> None:
-        """Take in what happened before the run is gone on with; nothing is counted."""
+        """Restore the cost estimate from earlier records of a resumed run; counts nothing."""
         for record in records:
             self._foresight.see(record.event)
 
     def finished(self, result: ToolResult) -> None:
-        """Settle one call by its result."""
+        """Settle a call by its result."""
         call = self._calls.pop(result.call_id, None)
         if call is None:
             return
@@ -235,7 +238,7 @@ class Budget(Policy):
                 self._ledger.release(id)
 
     def left(self) -> dict[str, Left]:
-        """What is left of each bounded kind, where there is least."""
+        """What is left of each bounded kind, in the account that has the least."""
         return self._ledger.left(self.path)
 
     def figures(self) -> dict[str, JSON]:
@@ -244,29 +247,29 @@ class Budget(Policy):
 
     @property
     def turns_left(self) -> int:
-        """Turns that may still be taken."""
+        """The number of turns left."""
         return left.left if (left := self.left().get(TURNS)) is not None else sys.maxsize
 
     def share(self) -> float:
-        """How much of the money and tokens is left: the smaller of the two shares."""
+        """The share of dollars or tokens that is left, whichever is smaller."""
         left = self.left()
         return min([left[kind].share for kind in (DOLLARS, TOKENS) if kind in left], default=1.0)
 
     def news(self) -> str:
-        """What the model should know, once for each threshold; empty if nothing is new."""
+        """The notice for the model, once for each threshold; empty if there is none."""
         found: list[Left] = []
-        for one in self.left().values():
-            share, steps = one.share, self.settings.tell_at
+        for left in self.left().values():
+            share, steps = left.share, self.settings.tell_at
             level = (
                 0 if share >= steps else 1 if share >= steps / 2 else 2 if share >= steps / 4 else 3
             )
-            if level and (one.kind, level) not in self._told:
-                self._told.update((one.kind, below) for below in range(1, level + 1))
-                found.append(one)
+            if level and (left.kind, level) not in self._told:
+                self._told.update((left.kind, below) for below in range(1, level + 1))
+                found.append(left)
         return wordings.told(found) if found else ""
 
     async def _begin(self) -> Deny | None:
-        """Open the accounts, and see whether the run must stop."""
+        """Open the accounts, and check the stop conditions."""
         if not self._is_open:
             await self.open()
         for stop in self._terms.stops:
@@ -275,10 +278,10 @@ class Budget(Policy):
         return None
 
     async def open(self) -> None:
-        """Open the accounts; done by itself before the first reservation."""
+        """Open the accounts; the first reservation does this too."""
         settings, limits = self.settings, dict[str, Mapping[str, Limit]]()
         if self._above is not None and not self._above._is_open:
-            await self._above.open()  # resumed, a sub-run may be quicker than its root
+            await self._above.open()  # after a resume, a sub-run may start before its root
         if self._above is None:
             for name in self.path[:-1]:
                 level = name.rpartition("/")[2].partition(":")[0]
@@ -291,18 +294,18 @@ class Budget(Policy):
         self._is_open = True
 
     def _near(self, before: Iterable[Left]) -> tuple[list[Left], frozenset[Level]]:
-        """The limits that are near, and that no person has said may be gone on to."""
+        """The limits that are near and not cleared by a person, and their thresholds."""
         settings = self.settings
         near: list[Left] = []
         asked: set[Level] = set()
-        for one in before:
-            gone = 1 - one.share
-            if gone < settings.warn_at or one.kind.startswith(ACTION) or not one.most:
+        for left in before:
+            spent = 1 - left.share
+            if spent < settings.warn_at or left.kind.startswith(ACTION) or not left.most:
                 continue
-            level = (one.kind, 2 if gone >= settings.ask_at else 1)
+            level = (left.kind, 2 if spent >= settings.ask_at else 1)
             if level not in self._cleared:
-                near.append(one)
-                asked.update((one.kind, step) for step in range(1, level[1] + 1))
+                near.append(left)
+                asked.update((left.kind, step) for step in range(1, level[1] + 1))
         return near, frozenset(asked)
 
     def _warned(self, near: list[Left], asked: frozenset[Level]) -> Verdict:
@@ -310,18 +313,18 @@ class Budget(Policy):
         if self._terms.attended:
             return Ask(WARNED, text)
         if self.settings.unattended == "refuse":
-            return Deny(WARNED, f"{text}, and nobody is there to say whether to go on")
+            return Deny(WARNED, f"{text}, and no person can be asked whether to continue")
         self._cleared |= asked
         return Allow(WARNED)
 
     def _elapsed(self) -> int:
-        """The time since it was last counted; a sub-run's is within its root's."""
+        """The uncounted time so far; 0 for a sub-run, whose time its root counts."""
         if self._above is not None:
             return 0
         return max(0, round((self._terms.clock() - self._counted_to) * PARTS[SECONDS]))
 
     def _count(self, seconds: int, fresh: bool) -> int:
-        """What of the time is counted with this reservation."""
+        """The time that this reservation counts; 0 if it is not a new one."""
         if not fresh:
             return 0
         self._counted_to += seconds / PARTS[SECONDS]
@@ -334,7 +337,7 @@ class Budget(Policy):
         if isinstance(event, CallStarted):
             call.started = True
         elif isinstance(event, CallJudged):
-            # Whoever asked first asked about something else.
+            # Another policy asked the person, about something else.
             call.asked = call.asked if event.code == WARNED else frozenset()
         elif event.decision in ("once", "session"):
             self._cleared |= call.asked

@@ -1,4 +1,4 @@
-"""What a budget is made of, as it is written down."""
+"""The settings of budgets: limits of runs, accounts and physical actions."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 class ActionLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often something may be done in the world, within any stretch of time."""
+    """How often a physical action may be done within a sliding window."""
 
     tools: tuple[str, ...]
-    """Names of tools; `*` and `?` stand for anything."""
+    """Names of tools; `*` and `?` are wildcards."""
     arguments: dict[str, JSON] = {}
-    """Arguments that a call must have to count, `a.b` for one inside another; texts may hold `*`
-    and are compared without regard to capitals and outer spaces."""
+    """Arguments that a call must have to count; `a.b` names a nested one. Texts may contain `*`,
+    and are compared without case and outer spaces."""
     most: Count
     per: str = "1h"
     """Such as `30s`, `10m`, `1h`, `7d`."""
     times: str = ""
-    """The argument that says how often one call does it; once if not given."""
+    """The argument that says how often one call does the action [once]."""
 
 
 class Kinds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Amounts of each kind; what is not given is not bounded here."""
+    """The limits of an account above runs; a kind that is not given has no limit here."""
 
     turns: Count | None = None
     """Replies of the model."""
     minutes: Amount | None = None
-    """Of time that runs take."""
+    """Minutes that runs take."""
     calls: Count | None = None
     """Calls of tools."""
     files: Count | None = None
@@ -61,25 +61,25 @@ class Kinds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes: Count | None = None
     """Bytes that are written."""
     tokens: Count | None = None
-    """In and out, together."""
+    """Input and output tokens together."""
     dollars: Amount | None = None
-    """What replies cost."""
+    """Cost of replies in US dollars."""
     per: str = ""
-    """Within any stretch of this length; for ever if not given."""
+    """The sliding window of the limits, such as `1h` or `7d`; without it they never reset."""
 
 
 class Allowed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a run may go; None is anywhere that the other rules let it."""
+    """The paths and hosts that a run may use; None leaves that to the other policies."""
 
     read: tuple[str, ...] | None = None
-    """Paths below the workspace; `*` is within a folder, `**` any number of folders."""
+    """Paths below the workspace; `*` matches within a folder, `**` any number of folders."""
     write: tuple[str, ...] | None = None
     domains: tuple[str, ...] | None = None
-    """Host names; `*.example.org` is all below."""
+    """Host names; `*.example.org` matches all subdomains."""
 
 
 class BudgetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The budget of a run; with nothing said, the usual one, and never none."""
+    """The budget of a run; every run has one, by default with these values."""
 
     turns: Count = 100
     minutes: Amount = 60.0
@@ -90,19 +90,19 @@ class BudgetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens: Count | None = None
     dollars: Amount | None = None
     warn_at: Share = 0.8
-    """Of a limit: a person is asked once when so much is used …"""
+    """The used share of a limit at which a person is asked whether to continue."""
     ask_at: Share = 0.95
-    """… and once more here."""
+    """The used share at which a person is asked once more."""
     unattended: Literal["go_on", "refuse"] = "go_on"
-    """What to do there if nobody can be asked. The limit itself holds in any case."""
+    """What to do at these shares if no person can be asked. The limit itself always holds."""
     unpriced: Literal["refuse", "allow"] = "refuse"
-    """Whether a model without a known price may be asked though money is bounded."""
+    """Whether a model without a known price may be used although dollars are limited."""
     tell_at: Share = 0.2
-    """The model is told when less than this is left of a kind."""
+    """The model gets a notice when less than this share of a limit is left."""
     actions: dict[str, ActionLimit] = {}
     allowed: Allowed = Allowed()
     tenant: Kinds = Kinds()
-    """For all runs of a tenant together; give `per`, or it is for ever."""
+    """For all runs of a tenant together; without `per` the limits never reset."""
     user: Kinds = Kinds()
     agent: Kinds = Kinds()
 
@@ -113,8 +113,8 @@ class BudgetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def of_actions(self) -> dict[str, Limit]:
         """The limits of physical actions."""
         return {
-            ACTION + name: Limit(one.most, seconds_of(one.per))
-            for name, one in self.actions.items()
+            ACTION + name: Limit(action.most, seconds_of(action.per))
+            for name, action in self.actions.items()
         }
 
 
@@ -124,28 +124,28 @@ def limits_of(kinds: Kinds) -> dict[str, Limit]:
 
 
 def check_budget(settings: BudgetSettings) -> None:
-    """Refuse what cannot be meant, before anything runs."""
+    """Raise `ConfigError` for settings that make no sense."""
     for name, action in settings.actions.items():
         where = f"budget.actions.{name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-            raise ConfigError(f"{where}: a name is letters, digits, _ and -, at most 64")
+            raise ConfigError(f"{where}: a name has letters, digits, _ and -, at most 64")
         if not action.tools:
-            raise ConfigError(f"{where}: tools is empty, so it would bound nothing; name some")
+            raise ConfigError(f"{where}: tools is empty, so nothing is limited; name a tool")
         seconds_of(action.per, where)
     for where in ("tenant", "user", "agent"):
         kinds: Kinds = getattr(settings, where)
         if kinds.per:
             seconds_of(kinds.per, f"budget.{where}")
     if settings.ask_at < settings.warn_at:
-        raise ConfigError("budget: ask_at comes before warn_at; make it the larger one")
+        raise ConfigError("budget: ask_at is below warn_at; ask_at must be the larger one")
 
 
 def seconds_of(text: str, where: str = "budget") -> float:
-    """A length of time as it is written."""
+    """The seconds of a duration such as `30s`, `10m`, `1h` or `7d`."""
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not seconds:
-        raise ConfigError(f"{where}: {text[:40]!r} is no length of time; write 30s, 10m, 1h or 7d")
+        raise ConfigError(f"{where}: {text[:40]!r} is no duration; write 30s, 10m, 1h or 7d")
     return seconds
 
 

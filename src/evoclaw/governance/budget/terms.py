@@ -1,4 +1,4 @@
-"""What holds for a run's budget beside its amounts: whose it is, what tokens cost, who is asked."""
+"""The options of a run's budget beside its limits: prices, stop conditions, account names."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from evoclaw.governance.budget.boundaries import CommandCheck
 from evoclaw.governance.budget.foresight import Price
 
 StopCondition: TypeAlias = Callable[[], str]
-"""Why a run must stop now; empty while it need not."""
+"""Returns why a run must stop now; empty if it may continue."""
 
 
 class Terms(Struct, frozen=True):
-    """How a budget is kept to."""
+    """How a budget is enforced, beside its limits."""
 
     price: Price | None = None
-    """What a model's tokens cost; without it no model has a price."""
+    """The price of a model's tokens; without it no model has a price."""
     attended: bool = False
-    """Whether somebody can be asked when a limit is near."""
+    """Whether a person can be asked when a limit is near."""
     commands: CommandCheck | None = None
-    """Judges command lines (EF-03)."""
+    """Checks command lines (EF-03)."""
     stops: tuple[StopCondition, ...] = ()
-    """Further reasons to stop, looked at before every reply and call."""
+    """Further stop conditions, checked before every reply and call."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds that never go back."""
+    """A monotonic clock, in seconds."""
 
 
 USUAL = Terms()
 
 
 def path_of(principal: Principal, run_id: str) -> Path:
-    """Tenant, user, agent, run; a level that nobody named is left out."""
+    """The accounts of a run: tenant, user, agent, run; a level without a name is left out."""
     names = [f"tenant:{quote(principal.tenant, safe='')}"]
     for level, name in (("user", principal.user), ("agent", principal.agent)):
         if name:
@@ -48,6 +48,6 @@ def path_of(principal: Principal, run_id: str) -> Path:
 
 
 def denied(refusal: Refusal) -> Deny:
-    """The verdict on what there is not enough for."""
+    """The verdict on a call or turn that the budget has no room for."""
     code = "budget_" + refusal.kind.replace(ACTION, "action_")
     return Deny(code, wordings.refused(refusal), wordings.for_people(refusal))

@@ -1,4 +1,4 @@
-"""How budgets speak: to the model, and to people."""
+"""The texts about budgets, for the model and for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ POINTS = {"turns": "EF-05", "seconds": "EF-06", "files": "EF-07", "lines": "EF-0
 
 
 def units(kind: str, amount: int) -> float | int:
-    """An amount in the unit that people use."""
+    """An amount in the unit shown to people: dollars, seconds, or a count."""
     return amount / PARTS[kind] if kind in PARTS else amount
 
 
@@ -32,33 +32,33 @@ def refused(refusal: Refusal) -> str:
         text = f"{name} may not be done more often within {refusal.per:,.0f} seconds"
         return f"{text}. Do not try again now; tell the user."
     if not refusal.left:
-        said = f"the {'time' if kind == SECONDS else kind} that this run and its sub-runs have "
-        return f"{said}together are used up. Answer with what you have."
+        what = f"the {'time' if kind == SECONDS else kind} that this run and its sub-runs have "
+        return f"{what}together are used up. Answer with what you have."
     left = shown(kind, refusal.left)
     return f"only {left} left, and it takes up to {shown(kind, refusal.wanted)}. Do less at once."
 
 
 def for_people(refusal: Refusal) -> str:
-    """For people: which account has not enough."""
+    """For people: which account has too little left."""
     point = POINTS.get(refusal.kind, "")
     wanted, left = shown(refusal.kind, refusal.wanted), shown(refusal.kind, refusal.left)
     over = f" within {refusal.per:,.0f} seconds" if refusal.per else ""
-    said = f"{refused(refusal)} ({refusal.account}: {left} left{over}, {wanted} wanted)"
-    return f"{point}: {said}" if point else said
+    text = f"{refused(refusal)} ({refusal.account}: {left} left{over}, {wanted} wanted)"
+    return f"{point}: {text}" if point else text
 
 
 def nearly(found: list[Left]) -> str:
-    """For a person who is asked whether to go on."""
-    parts = [f"{shown(one.kind, one.left)} of {shown(one.kind, one.most)}" for one in found]
+    """For a person who is asked whether to continue."""
+    parts = [f"{shown(left.kind, left.left)} of {shown(left.kind, left.most)}" for left in found]
     return f"the budget is nearly used: {', '.join(parts)} left"
 
 
 def told(found: list[Left]) -> str:
-    """For the model, below a result."""
-    parts = [f"{shown(one.kind, one.left)} of {units(one.kind, one.most):,}" for one in found]
+    """For the model, appended to a result."""
+    parts = [f"{shown(left.kind, left.left)} of {units(left.kind, left.most):,}" for left in found]
     return f"[Budget: {'; '.join(parts)} left. Do what matters most, then answer.]"
 
 
 def figures(left: dict[str, Left]) -> dict[str, JSON]:
     """What is left, for `session_status`."""
-    return {kind: units(kind, one.left) for kind, one in left.items()}
+    return {kind: units(kind, entry.left) for kind, entry in left.items()}

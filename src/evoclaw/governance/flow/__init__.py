@@ -1,1 +1,1 @@
-"""Information flow: what was read may inform a run, and never press a button."""
+"""Information flow: untrusted text may inform a run, but it may not trigger an action."""

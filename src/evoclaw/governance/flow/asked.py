@@ -1,4 +1,4 @@
-"""Whether the user asked for this kind of action: the tool's verb, or one that means the same."""
+"""Which words of a user ask for a tool: the verb in the tool's name, and its synonyms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Set
 
 _MEANINGS = (
-    # telling somebody
+    # sending a message
     "send write post message mail email reply respond answer tell notify inform forward share text "
     "submit announce publish remind broadcast",
-    # handing over
+    # paying or giving
     "send give pay transfer refund wire reimburse return remit settle donate",
     # making
     "create add make new write set schedule book plan put insert append generate draft open save "
@@ -26,7 +26,7 @@ _MEANINGS = (
     "reschedule move postpone shift delay",
     # removing
     "delete remove cancel drop clear erase purge discard uninstall revoke unsubscribe",
-    # letting in
+    # inviting
     "invite add include enrol enroll join admit grant share allow",
     # running
     "run execute start launch restart stop install build deploy test",
@@ -59,19 +59,19 @@ def _meanings() -> dict[str, frozenset[str]]:
 
 
 class Asking:
-    """Knows which words ask for which tool."""
+    """Finds the verbs and objects in tool names, with their synonyms."""
 
-    __slots__ = ("_extra", "_kinds", "_meanings", "_verbs")
+    __slots__ = ("_extra", "_objects", "_synonyms", "_verbs")
 
     def __init__(self, extra: dict[str, tuple[str, ...]]) -> None:
-        """Begin with the words that integrators gave."""
+        """`extra` are further verbs of each tool, from the configuration."""
         self._extra = extra
-        self._meanings = _meanings()
+        self._synonyms = _meanings()
         self._verbs: dict[str, frozenset[str]] = {}
-        self._kinds: dict[str, frozenset[str]] = {}
+        self._objects: dict[str, frozenset[str]] = {}
 
     def verbs(self, tool: str) -> frozenset[str]:
-        """The words of which one must have been said by the user; none is in vain."""
+        """The verbs of a tool, of which the user must have written one; never empty."""
         if tool not in self._verbs:
             self._verbs[tool] = self._find(tool) | frozenset(self._extra.get(tool, ()))
         return self._verbs[tool]
@@ -79,21 +79,21 @@ class Asking:
     def _find(self, tool: str) -> frozenset[str]:
         words = _parts(tool)
         for word in words:
-            if word in self._meanings:
-                return self._meanings[word]
+            if word in self._synonyms:
+                return self._synonyms[word]
         return frozenset(words[:1])
 
     def kinds(self, tool: str) -> frozenset[str]:
-        """The words for what it acts on: what is left of its name."""
-        if tool not in self._kinds:
+        """The words for what a tool acts on: its name without the verb."""
+        if tool not in self._objects:
             words = _parts(tool)
-            verb = next((word for word in words if word in self._meanings), words[0])
+            verb = next((word for word in words if word in self._synonyms), words[0])
             rest = [word for word in words if word != verb and len(word) > _SHORT]
-            self._kinds[tool] = frozenset(form for word in rest for form in (word, word + "s"))
-        return self._kinds[tool]
+            self._objects[tool] = frozenset(form for word in rest for form in (word, word + "s"))
+        return self._objects[tool]
 
     def stems(self, words: Iterable[str]) -> set[str]:
-        """The words as they stand in a dictionary, as far as that matters here."""
+        """The words and their dictionary forms, as far as the synonyms know them."""
         found: set[str] = set()
         for word in words:
             found.update(self._stem(word))
@@ -106,9 +106,9 @@ class Asking:
         for suffix in _SUFFIXES:
             if word.endswith(suffix):
                 root = word[: -len(suffix)]
-                for whole in (root, root + "e", root[:-1] if root[-2:-1] == root[-1:] else root):
-                    if whole in self._meanings:
-                        yield whole
+                for stem in (root, root + "e", root[:-1] if root[-2:-1] == root[-1:] else root):
+                    if stem in self._synonyms:
+                        yield stem
 
 
 def _parts(tool: str) -> list[str]:
@@ -118,5 +118,5 @@ def _parts(tool: str) -> list[str]:
 
 
 def says_one(verbs: Set[str], said: Set[str]) -> bool:
-    """Whether one of the verbs was said."""
+    """Whether the user wrote one of the words."""
     return not verbs.isdisjoint(said)

@@ -1,4 +1,4 @@
-"""Text as what can be compared: atoms, numbers, dates, times, lengths of time."""
+"""Splits text into tokens that can be compared: words, numbers, dates, times and durations."""
 
 from __future__ import annotations
 
@@ -45,50 +45,52 @@ _ANY_DIGIT = re.compile(r"\d")
 _LONG_DIGITS = 6
 
 Date = tuple[int, int, int | None]
-"""Month, day, and the year if it was said."""
+"""Month, day, and the year if it was given."""
 
 
 def plain(text: str) -> str:
-    """Text in one spelling: composed, one kind of letter width, no capitals."""
+    """Text in a normal form: NFKC, and without capitals."""
     return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
 
 
 def atoms(text: str) -> list[str]:
-    """The words, numbers, addresses and links of a text that is `plain`, without punctuation."""
+    """The words, numbers, addresses and links of a normalized text, without punctuation."""
     if _UNUSUAL.search(text):
         text = _SPLIT.sub(" ", text)
-    return [atom for piece in text.split() if (atom := piece.strip(_EDGES))]
+    return [token for piece in text.split() if (token := piece.strip(_EDGES))]
 
 
-def bare(atom: str) -> str:
-    """A word without the `'s` of an owner."""
-    return atom[:-2] if atom.endswith(("'s", "’s")) else atom
+def bare(token: str) -> str:
+    """A word without a possessive `'s`."""
+    return token[:-2] if token.endswith(("'s", "’s")) else token
 
 
-def number(atom: str) -> float | None:
-    """What an atom says if it is a number, with or without its currency."""
-    digits = atom.strip(_CURRENCY)
+def number(token: str) -> float | None:
+    """The value of a token that is a number, with or without a currency sign."""
+    digits = token.strip(_CURRENCY)
     return float(digits.replace(",", "")) if _NUMBER.fullmatch(digits) else None
 
 
-def is_address(atom: str) -> bool:
-    """Whether an atom leads somewhere: a link, a host, a mail address, a file."""
-    return "@" in atom or "://" in atom or (bool(_DOMAIN.fullmatch(atom)) and number(atom) is None)
+def is_address(token: str) -> bool:
+    """Whether a token is an address: a link, a host, a mail address, a file name."""
+    return (
+        "@" in token or "://" in token or (bool(_DOMAIN.fullmatch(token)) and number(token) is None)
+    )
 
 
-def is_code(atom: str) -> bool:
-    """Whether an atom may be a secret or an account: digits in it, and long."""
-    if len(atom) < _LONG_DIGITS or atom.isalpha():
+def is_code(token: str) -> bool:
+    """Whether a token may be a secret or an account number: long, and with digits."""
+    if len(token) < _LONG_DIGITS or token.isalpha():
         return False
-    digits = sum(char.isdigit() for char in atom)
-    if not digits or moment(atom) is not None:
+    digits = sum(char.isdigit() for char in token)
+    if not digits or moment(token) is not None:
         return False
-    mixed = any(char.isalpha() for char in atom)
+    mixed = any(char.isalpha() for char in token)
     return digits >= _LONG_DIGITS or (mixed and digits > 1)
 
 
 def moment(value: str) -> tuple[Date | None, int | None] | None:
-    """What a `plain` value says if it is a date, a time or both; the time in minutes."""
+    """The date and time of a normalized value; the time in minutes. None if it is neither."""
     found = _MOMENT.fullmatch(value)
     if found is None or not value:
         return None
@@ -100,19 +102,19 @@ def moment(value: str) -> tuple[Date | None, int | None] | None:
 
 
 class Moments:
-    """The dates, times and lengths of time that were said."""
+    """The dates, times and durations that texts mention."""
 
-    __slots__ = ("days", "lengths", "times", "years")
+    __slots__ = ("days", "durations", "times", "years")
 
     def __init__(self) -> None:
         self.days: set[tuple[int, int]] = set()
         self.years: set[int] = set()
         self.times: set[int] = set()
-        self.lengths: set[int] = set()
+        self.durations: set[int] = set()
         """Both in minutes."""
 
     def add(self, text: str) -> str:
-        """Take in a text that is `plain`; what is left has no dates and times in it."""
+        """Record the times in a normalized text; returns the text without them."""
         if not _ANY_DIGIT.search(text):
             return _LENGTH.sub(self._note, text) if "hour" in text else text
         for pattern in (_ISO, _MONTH_FIRST, _DAY_FIRST, _YEAR_ALONE, _LENGTH, _CLOCK, _HOUR):
@@ -130,8 +132,8 @@ class Moments:
         elif found.re is _YEAR_ALONE:
             self.years.add(int(groups[0]))
         elif found.re is _LENGTH:
-            much = _COUNTED.get(groups[0]) or (1 if groups[0] in ("a", "an") else float(groups[0]))
-            self.lengths.add(round(much * (60 if groups[1].startswith("h") else 1)))
+            count = _COUNTED.get(groups[0]) or (1 if groups[0] in ("a", "an") else float(groups[0]))
+            self.durations.add(round(count * (60 if groups[1].startswith("h") else 1)))
         elif found.re is _CLOCK:
             hour, minute, half, plain_hour, plain_minute = groups
             self._time(int(hour or plain_hour), int(minute or plain_minute), half)
@@ -150,22 +152,22 @@ class Moments:
         self.times.add(hour * 60 + minute)
 
     def has_date(self, date: Date) -> bool:
-        """Whether a date was said, or left open: any will do when none was named at all."""
+        """Whether a date was mentioned; any date will do if none was mentioned at all."""
         month, day, year = date
         if self.days and (month, day) not in self.days:
             return False
         return year is None or not self.years or year in self.years
 
     def has_time(self, time: int) -> bool:
-        """Whether a time was said, follows from a length that was said, or was left open."""
+        """Whether a time was mentioned, or follows from a mentioned duration, or none was."""
         if not self.times or time in (0, 23 * 60 + 59) or time in self.times:
             return True
-        return any((time - length) % (24 * 60) in self.times for length in self.lengths)
+        return any((time - duration) % (24 * 60) in self.times for duration in self.durations)
 
 
 def numbers(found: list[str]) -> Iterator[float]:
-    """The numbers among atoms."""
-    for atom in found:
-        value = None if atom.isalpha() else number(atom)
+    """The numbers among tokens."""
+    for token in found:
+        value = None if token.isalpha() else number(token)
         if value is not None:
             yield value

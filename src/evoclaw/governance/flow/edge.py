@@ -1,4 +1,4 @@
-"""The rule about information flow where there is no history: on an edge."""
+"""The information flow policy of an edge, which has no history, only the label in the command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from evoclaw.governance.flow.settings import DEFAULT, EdgeRule, FlowSettings
 
 
 class EdgeFlow(Policy):
-    """On an edge there is no history, only the label in the command."""
+    """Denies acting calls in an untrusted context, if the edge is set to be strict."""
 
     def __init__(self, settings: FlowSettings = DEFAULT) -> None:
         self._settings = settings
 
     async def judge(self, call: Call) -> Verdict:
-        """Allow what was granted, unless the edge is set to be strict itself."""
+        """Allow what the orchestrator granted, unless the edge is set to be strict."""
         settings, label = self._settings, call.context.label
         if settings.edge is not EdgeRule.STRICT or not label.untrusted:
             return ALLOW
@@ -30,5 +30,5 @@ class EdgeFlow(Policy):
 
 
 def told_by(call: Call) -> str:
-    """Where the untrusted part of a call's context came from."""
+    """The tools that the untrusted part of a call's context came from."""
     return ", ".join(call.context.label.sources) or "another agent"

@@ -1,4 +1,4 @@
-"""The flags of tools, as the settings about information flow change them."""
+"""The flags of tools for information flow, as the settings change them."""
 
 from __future__ import annotations
 

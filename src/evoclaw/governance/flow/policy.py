@@ -1,8 +1,8 @@
-"""The rule about information flow: untrusted text can be read, but it cannot press a button.
+"""The information flow policy: untrusted text can be read, but it cannot trigger an action.
 
-It does not look at what a text says, and it does not ask a model. It holds for a model that does
-whatever it reads. Once something untrusted is in the context, an acting call is free only when the
-user's own words ask for that action, and every value in it is the user's own or bounded.
+The policy neither interprets texts nor asks a model, so it also holds for a model that obeys
+whatever it reads. Once untrusted text is in the context, an acting call is allowed only if the
+user's own words ask for the action, and every value in it is the user's own or bounded.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from evoclaw.governance.flow.seen import Seen, is_id, leaves
 from evoclaw.governance.flow.settings import DEFAULT, FlowSettings, Preset
 
 SHOWN = 80
-"""Characters of a value that people are shown."""
+"""Characters of a value that are shown to people."""
 SMALL = 100
-"""Numbers below it, in words for people, say nothing that could harm."""
+"""Numbers below this are harmless in text that people read."""
 _GLUE = frozenset(
     word
     for line in (
@@ -36,11 +36,11 @@ _GLUE = frozenset(
     )
     for word in line.split()
 )
-"""Words that only hold others together."""
+"""Words that carry no information of their own."""
 
 
 class Problem(NamedTuple):
-    """A value that is nobody's the run may act for."""
+    """A value of a call that neither the user nor the tool's schema gave."""
 
     parameter: str
     value: JSON
@@ -55,14 +55,14 @@ class Flow(Policy):
         settings: FlowSettings = DEFAULT,
         tools: Callable[[], Sequence[Tool]] | None = None,
     ) -> None:
-        """`tools` is the executor's: it tells what the calls of a resumed run had done."""
+        """`tools` lists the executor's tools, to know the effects of a resumed run's calls."""
         self._settings = settings
         self._tools = tools
         self._asking = Asking(settings.words)
         self._known: dict[str, Tool] = {}
         self._prose = frozenset(settings.prose)
         self._key = f"flow {id(self)}"
-        """Histories keep one index per rule: another rule may know other tools."""
+        """A history keeps one index per policy: another policy may know other tools."""
 
     async def judge(self, call: Call) -> Verdict:
         """Judge one call."""
@@ -109,7 +109,7 @@ class Flow(Policy):
 
     def _grounded(self, call: Call, tool: Tool, seen: Seen) -> Verdict:
         if tool.presses:
-            if not says_one(self._asking.verbs(tool.name), seen.said):
+            if not says_one(self._asking.verbs(tool.name), seen.user_stems):
                 return _ask(call, Problem("", tool.name, "the user did not ask for it"), "")
             problem = self._weighed(call, tool, seen)
         elif call.context.label.private:
@@ -121,28 +121,33 @@ class Flow(Policy):
         return _ask(call, problem, seen.source_of(problem.value))
 
     def _weighed(self, call: Call, tool: Tool, seen: Seen) -> Problem | None:
-        weighing = _Weighing(call, seen, self._prose)
-        problem = weighing.problem()
+        check = _Weighing(call, seen, self._prose)
+        problem = check.problem()
         kinds = self._asking.kinds(tool.name)
-        if problem is None and not weighing.anchored and kinds and not says_one(kinds, seen.said):
-            # Nothing in the call is the user's own: then at least its kind must be.
+        if (
+            problem is None
+            and not check.anchored
+            and kinds
+            and not says_one(kinds, seen.user_stems)
+        ):
+            # No value of the call is the user's own: then the user must have named its object.
             return Problem("", tool.name, "the user did not speak of such a thing")
         return problem
 
 
 class _Weighing:
-    """The arguments of one acting call, parted by whose they are."""
+    """Checks the arguments of an acting call: which are the user's own."""
 
     def __init__(self, call: Call, seen: Seen, prose: frozenset[str]) -> None:
         self._call, self._seen, self._prose = call, seen, prose
         self.anchored = False
-        """The user named whom or what it is about. A number or a date names nobody."""
+        """Whether the user named the target of the call; a number or a date names none."""
         self._found_only = False
-        """Whom or what it is about was only found in the user's stores."""
+        """Whether the target was only found in the user's stores."""
         self._worded: list[tuple[str, str]] = []
 
     def problem(self) -> Problem | None:
-        """The first value that is nobody's the run may act for."""
+        """The first value that is not grounded."""
         for name, value in self._call.arguments.items():
             if value is not None and value == default_of(self._call.tool, name):
                 continue
@@ -172,75 +177,75 @@ class _Weighing:
         seen = self._seen
         if value is None or value == "" or isinstance(value, bool):
             return None
-        told = plain(str(value)).strip()
+        text = plain(str(value)).strip()
         if key in self._prose and isinstance(value, str):
             self._worded.append((name, value))
         elif seen.grounded(value):
-            self.anchored = self.anchored or (number(told) is None and moment(told) is None)
-        elif is_id(key) and told in seen.ids:
+            self.anchored = self.anchored or (number(text) is None and moment(text) is None)
+        elif is_id(key) and text in seen.named_ids:
             self.anchored = True
-        elif is_id(key) and told in seen.found_ids:
+        elif is_id(key) and text in seen.stored_ids:
             self._found_only = True
-        elif told in seen.listed or _as_figure(told) in seen.listed:
+        elif text in seen.stored_values or _as_figure(text) in seen.stored_values:
             self._found_only = self._found_only or isinstance(value, str) or is_id(key)
         elif value not in choices(self._call.tool, name):
             return Problem(name, value, "")
         return None
 
 
-def _as_figure(told: str) -> str:
-    """How JSON would have spelt the same number otherwise."""
-    figure = number(told)
-    if figure is None:
+def _as_figure(text: str) -> str:
+    """The other JSON spelling of the same number: `1` for `1.0`, and the reverse."""
+    value = number(text)
+    if value is None:
         return ""
-    return str(int(figure)) if "." in told and figure.is_integer() else str(figure)
+    return str(int(value)) if "." in text and value.is_integer() else str(value)
 
 
 def _strange(text: str, seen: Seen, *, free: bool) -> str | None:
-    """The first atom of a worded text that may not be there."""
-    for atom in atoms(plain(text)):
-        if atom in seen.open or (free and atom.isalpha()):
+    """The first token of a prose value that is not grounded."""
+    for token in atoms(plain(text)):
+        if token in seen.public_words or (free and token.isalpha()):
             continue
-        if is_address(atom) or is_code(atom):
-            return atom
-        figure = number(atom)
-        if figure is not None and (figure < SMALL or figure in seen.numbers):
+        if is_address(token) or is_code(token):
+            return token
+        value = number(token)
+        if value is not None and (value < SMALL or value in seen.numbers):
             continue
-        word = bare(atom)
-        if free or seen.is_trusted(atom) or seen.is_trusted(word) or word in _GLUE:
+        word = bare(token)
+        if free or seen.is_trusted(token) or seen.is_trusted(word) or word in _GLUE:
             continue
-        if not _small_ordinal(atom):
-            return atom
+        if not _small_ordinal(token):
+            return token
     return None
 
 
-def _small_ordinal(atom: str) -> bool:
-    digits = atom.rstrip("stndrh-")
+def _small_ordinal(token: str) -> bool:
+    digits = token.rstrip("stndrh-")
     return digits.isdigit() and len(digits) < 3
 
 
 def _ungrounded(call: Call, seen: Seen) -> Problem | None:
-    """What would leave with a call though it is not the user's own."""
+    """The first value a call would send out though it is not the user's own."""
     for name, value in call.arguments.items():
         for leaf in leaves(value):
             if not isinstance(leaf, str) or leaf in choices(call.tool, name):
                 continue
-            if seen.grounded(leaf) or all(_is_said(atom, seen) for atom in atoms(plain(leaf))):
+            if seen.grounded(leaf) or all(_is_said(token, seen) for token in atoms(plain(leaf))):
                 continue
             return Problem(name, leaf, "private data was read, and this would carry it out")
     return None
 
 
-def _is_said(atom: str, seen: Seen) -> bool:
-    return seen.is_trusted(atom) or atom in _GLUE
+def _is_said(token: str, seen: Seen) -> bool:
+    return seen.is_trusted(token) or token in _GLUE
 
 
 def _new_address(arguments: Mapping[str, JSON], seen: Seen) -> Problem | None:
-    """Where a reading call would go though nobody trusted has named it."""
+    """The first address of a reading call that no trusted text names."""
     for name, value in arguments.items():
         for leaf in leaves(value):
-            for atom in atoms(plain(leaf)) if isinstance(leaf, str) else ():
-                if is_address(atom) and not seen.is_trusted(atom):
+            for token in atoms(plain(leaf)) if isinstance(leaf, str) else ():
+                if is_address(token) and not seen.is_trusted(token):
                     return Problem(name, leaf, "")
     return None
 

@@ -1,4 +1,4 @@
-"""What a tool's schema says of one parameter's values."""
+"""The default and the allowed values of a parameter, from the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ DEEPEST = 8
 
 
 def default_of(tool: Tool, name: str) -> JSON:
-    """What a parameter is when it is not given."""
+    """The default value of a parameter; None if it has none."""
     node = _property(tool, name)
     return node.get("default")
 
 
 def choices(tool: Tool, name: str) -> tuple[JSON, ...]:
-    """The values between which the tool's author lets one choose."""
+    """The values that the schema lists for a parameter."""
     return tuple(_choices(tool, _property(tool, name), 0))
 
 

@@ -1,4 +1,4 @@
-"""How strict the rule about information flow is, and what integrators say of their tools."""
+"""The settings of the information flow policy: how strict it is, and the flags of tools."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ PROSE = (
     "text",
     "title",
 )
-"""What parameters are usually called whose words people read and no machine acts on."""
+"""Usual names of parameters that people read as text and no program interprets."""
 
 
 class Preset(StrEnum):
-    """The rules there are."""
+    """How strict the policy is."""
 
     STRICT = "strict"
-    """Nothing acts by itself once something untrusted was read."""
+    """Every acting call needs approval once the model has read untrusted text."""
     GROUNDED = "grounded"
-    """It acts if the user asked for that action and the values are the user's own."""
+    """A call may act if the user asked for the action and its values are the user's own."""
     RULE_OF_TWO = "rule_of_two"
-    """Untrusted input, private data, acting: two of the three are free, the third is asked for."""
+    """Untrusted input, private data, acting: two of them are free, the third needs approval."""
     OFF = "off"
 
 
 class EdgeRule(StrEnum):
-    """What an edge does with an acting call that was asked for in an untrusted context."""
+    """What an edge does with an acting call from an untrusted context."""
 
     GRANTED = "granted"
-    """Run it: whoever sent it has seen the whole context and has judged it."""
+    """Run it: the orchestrator has judged it with the full context."""
     STRICT = "strict"
-    """Refuse it, whoever sent it."""
+    """Refuse it, whatever the orchestrator decided."""
 
 
 class FlowSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,21 +49,22 @@ class FlowSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     preset: Preset = Preset.GROUNDED
     trusted: tuple[str, ...] = ()
-    """Tools whose results only hold what the operator vouches for, whatever they are flagged."""
+    """Tools whose results the operator vouches for, whatever their flags."""
     outside: tuple[str, ...] = ()
-    """Tools whose results hold what outsiders may have written."""
+    """Tools whose results may contain text that outsiders wrote."""
     private: tuple[str, ...] = ()
-    """Tools whose results are not for everybody."""
+    """Tools whose results are private."""
     acts: tuple[str, ...] = ()
-    """Tools that change or tell something beyond the conversation."""
+    """Tools that change or send something outside the conversation."""
     sends: tuple[str, ...] = ()
-    """Tools whose arguments leave for a place that outsiders may read."""
+    """Tools that send their arguments to where outsiders may read them."""
     harmless: tuple[str, ...] = ()
-    """Tools that neither act nor send, whatever they are flagged."""
+    """Tools that neither act nor send, whatever their flags."""
     prose: tuple[str, ...] = PROSE
-    """Parameters whose words people read: the model may word them for whom the user named."""
+    """Parameters that people read as text: the model may word them once the user named the
+    recipient."""
     words: dict[str, tuple[str, ...]] = {}
-    """Per tool, further words by which a user asks for it: `send_money = ["settle"]`."""
+    """Further words by which users ask for a tool, by tool: `send_money = ["settle"]`."""
     edge: EdgeRule = EdgeRule.GRANTED
 
 

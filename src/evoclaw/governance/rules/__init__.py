@@ -1,1 +1,1 @@
-"""Rules in TOML: what is allowed, asked about and denied, each with examples that prove it."""
+"""Rules in TOML: what is allowed, asked about or denied, each with examples that test it."""

@@ -1,4 +1,4 @@
-"""The rules about commands, paths and hosts: those of the owner, or those we ship."""
+"""The policy about commands, paths and hosts, by the owner's rules or the shipped ones."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ if TYPE_CHECKING:
     from evoclaw.governance.rules.policy import Rules
 
 ELSEWHERE = "/workspace"
-"""What relative paths mean where the folder is another machine's."""
+"""The workspace that relative paths refer to when calls run on another machine."""
 
 OWN = "~/.evoclaw"
-"""The data folder as the shipped rules name it; an edge's own workspace may lie deep inside."""
+"""The data folder as the shipped rules name it; an edge's workspace may be inside it."""
 BESIDE = (
     "*.*", "artifacts", "audit", "broker", "canvas", "lock", "pairing", "password", "rates",
     "runs", "skills", "tools",
 )  # fmt: skip
-"""What of ours lies on the way to such a workspace."""
+"""EvoClaw's own files in the data folder, which stay protected beside such a workspace."""
 
 
 def rules_file(name: str, folder: Path) -> Path | None:
-    """The file of rules that was configured; None for those we ship."""
+    """The configured rules file; None for the shipped rules."""
     if not name:
         return None
     path = folder / name
     if not path.is_file():
-        raise ConfigError(f"there is no file of rules {path}; see `evoclaw policy check`")
+        raise ConfigError(
+            f"the rules file {path} does not exist; correct `rules` of [policy], or remove it"
+        )
     return path
 
 
 def command_rules(
     name: str, folder: Path, level: Level, workspace: Path | None, *, sandboxed: bool = True
 ) -> Policy:
-    """Judges what calls do.
+    """The policy that judges commands, paths and hosts.
 
     Args:
-        name: The file of rules, if one was configured.
-        folder: Where it is looked for.
-        level: An agent that may act by itself has a person's word for what cannot be seen through.
-        workspace: Where calls run, if that is here.
-        sandboxed: Whether a sandbox bounds what cannot be seen through; else that is always asked.
+        name: The configured rules file; empty for the shipped rules.
+        folder: The folder that a relative name refers to.
+        level: With full autonomy, commands that cannot be analysed are pre-approved.
+        workspace: Where calls run; None if they run on another machine.
+        sandboxed: Whether commands run in a sandbox; without one nothing is pre-approved.
     """
     file = rules_file(name, folder)
     rules = CommandRules(file, workspace)
     if file is not None:
-        # The owner's rules are read at once: what is wrong with them must be reported at once.
+        # Load the owner's rules now: their mistakes must be reported at start.
         rules.load()
     return InAdvance(rules) if sandboxed and level is Level.FULL else rules
 
@@ -62,45 +64,45 @@ class CommandRules(Policy):
     """Judges the commands, paths and hosts of a call by the file of rules."""
 
     def __init__(self, file: Path | None, workspace: Path | None) -> None:
-        """The shipped rules, without a file, are read when the first call is judged."""
+        """Without a file, the shipped rules are loaded when the first call is judged."""
         self.file, self._workspace = file, workspace
         self._rules: Rules | None = None
 
     def load(self) -> Rules:
-        """The rules, read if that has not happened yet."""
+        """Load the rules, unless they are loaded already."""
         if self._rules is None:
             self._rules = loaded_rules(self.file, self._workspace)
         return self._rules
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge as the rules do."""
+        """Judge a call by the rules."""
         return await (self._rules or self.load()).judge(call)
 
 
 def loaded_rules(file: Path | None, workspace: Path | None) -> Rules:
-    """The rules of a file, or those we ship, for calls in a workspace."""
+    """The rules of a file, or the shipped ones, for calls in a workspace."""
     from evoclaw.governance.rules.disk import ThisDisk
     from evoclaw.governance.rules.document import shipped_rules
     from evoclaw.governance.rules.examples import load_rules
     from evoclaw.governance.rules.policy import Rules
 
     home = os.environ.get("HOME", "/")
-    place, disk = str(workspace or ELSEWHERE), None if workspace is None else ThisDisk()
+    root, disk = str(workspace or ELSEWHERE), None if workspace is None else ThisDisk()
     if file is not None:
-        return load_rules(file, workspace=place, home=home, disk=disk)
-    document = _around(shipped_rules(), Path(place), home)
-    return Rules(document, workspace=place, home=home, disk=disk)
+        return load_rules(file, workspace=root, home=home, disk=disk)
+    document = _around(shipped_rules(), Path(root), home)
+    return Rules(document, workspace=root, home=home, disk=disk)
 
 
 def _around(document: Document, workspace: Path, home: str) -> Document:
-    """The same, but that a workspace inside our folder may be worked in, and nothing beside it."""
+    """Rules that allow a workspace inside the data folder, but nothing else of that folder."""
     from msgspec.structs import replace
 
     own = Path(home, OWN.partition("/")[2])
     if own not in workspace.parents:
         return document
-    above = [one for one in workspace.parents if one == own or own in one.parents]
-    beside = tuple(f"{one}/{name}" for one in above for name in BESIDE)
+    above = [folder for folder in workspace.parents if folder == own or own in folder.parents]
+    beside = tuple(f"{folder}/{name}" for folder in above for name in BESIDE)
     rules = tuple(
         replace(rule, paths=(*(path for path in rule.paths if path != OWN), *beside))
         if OWN in rule.paths

@@ -1,4 +1,4 @@
-"""The conditions of one rule, made ready: what they hit for certain, and what they may hit."""
+"""The conditions of a rule: what they match for certain, and what they may match."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLUSTER = re.compile(r"-[A-Za-z0-9]+")
 
 
 class Hit(IntEnum):
-    """How sure it is that a rule speaks about something."""
+    """Whether a rule matches: no, perhaps, or certainly."""
 
     NO = 0
     MAYBE = 1
@@ -29,17 +29,17 @@ class Hit(IntEnum):
 
 
 class Names:
-    """Globs for names."""
+    """Names and globs that match names."""
 
     def __init__(self, globs: Sequence[str], *, fold: bool) -> None:
         self._fold = fold
-        shown = [one.casefold() if fold else one for one in globs]
-        self._plain = frozenset(one for one in shown if not is_glob(one))
-        rest = [translate(one) for one in shown if one not in self._plain]
+        folded = [glob.casefold() if fold else glob for glob in globs]
+        self._plain = frozenset(name for name in folded if not is_glob(name))
+        rest = [translate(glob) for glob in folded if glob not in self._plain]
         self._globs = re.compile("|".join(rest)) if rest else None
 
     def fit(self, name: str) -> bool:
-        """Whether one of them fits."""
+        """Whether one of the patterns matches a name."""
         if self._fold:
             name = name.casefold()
         return name in self._plain or (
@@ -48,32 +48,35 @@ class Names:
 
 
 def is_glob(name: str) -> bool:
-    """Whether a name stands for several."""
+    """Whether a name has wildcards."""
     return any(sign in name for sign in "*?[")
 
 
 class Argument:
-    """One entry of `arguments`: some word must fit it."""
+    """An entry of a rule's `arguments`: some word of the command must match it."""
 
     def __init__(self, text: str) -> None:
         self._patterns = tuple(text.split("|"))
-        self._plain = frozenset(one for one in self._patterns if is_plain(one))
-        globs = tuple(one for one in self._patterns if one not in self._plain)
+        self._plain = frozenset(pattern for pattern in self._patterns if is_plain(pattern))
+        globs = tuple(pattern for pattern in self._patterns if pattern not in self._plain)
         self._globs = re.compile("|".join(map(translate, globs))) if globs else None
-        self._flags = tuple(one[1] for one in self._patterns if re.fullmatch(r"-[A-Za-z0-9]", one))
+        self._flags = tuple(
+            pattern[1] for pattern in self._patterns if re.fullmatch(r"-[A-Za-z0-9]", pattern)
+        )
 
     def fits(self, word: Word) -> Hit:
-        """Whether a word fits it."""
+        """Whether a word of the command matches."""
         text = word.text
         if text is None:
             if word.loose:
                 return Hit.MAYBE
-            return Hit.MAYBE if any(meet(word.pattern, one) for one in self._widened()) else Hit.NO
+            possible = any(meet(word.pattern, pattern) for pattern in self._widened())
+            return Hit.MAYBE if possible else Hit.NO
         if text in self._plain:
             return Hit.YES
         if self._globs is not None and self._globs.match(text):
             return Hit.YES
-        if self._flags and _CLUSTER.fullmatch(text) and any(one in text for one in self._flags):
+        if self._flags and _CLUSTER.fullmatch(text) and any(flag in text for flag in self._flags):
             return Hit.YES
         return Hit.NO
 
@@ -84,7 +87,7 @@ class Argument:
 
 
 def words_fit(arguments: Sequence[Argument], words: Sequence[Word]) -> Hit:
-    """Whether every argument of a rule fits some word."""
+    """Whether every argument of a rule matches some word."""
     if not arguments:
         return Hit.YES
     maybe: list[set[int]] = []
@@ -98,21 +101,21 @@ def words_fit(arguments: Sequence[Argument], words: Sequence[Word]) -> Hit:
         maybe.append(possible)
     if not maybe:
         return Hit.YES
-    # One word that is not known yet cannot be two things, unless it becomes several words.
+    # An unknown word can match only one argument, unless it expands to several words.
     if any(words[index].many for possible in maybe for index in possible):
         return Hit.MAYBE
     return Hit.MAYBE if len(set[int]().union(*maybe)) >= len(maybe) else Hit.NO
 
 
 def program_hit(names: Names, arguments: Sequence[Argument], program: ProgramEffect) -> Hit:
-    """Whether a rule speaks about a program."""
+    """Whether a rule matches a program and its words."""
     if not program.name:
         return Hit.MAYBE
     if names.fit(program.name):
         return words_fit(arguments, program.words)
     if program.plain:
         return Hit.NO
-    # A program that we do not know may run the one that it is given the name of.
+    # An unknown program may run a program that its arguments name.
     own = _own_word(program)
     for index, word in enumerate(program.words):
         if index == own:
@@ -123,15 +126,15 @@ def program_hit(names: Names, arguments: Sequence[Argument], program: ProgramEff
 
 
 def _own_word(program: ProgramEffect) -> int:
-    """Where `git` is told what to do: its `init` is no program of that name."""
+    """The index of git's subcommand: `git init` does not run a program `init`."""
     if program.name != "git":
         return -1
-    said = (index for index, word in enumerate(program.words) if (word.text or "-")[:1] != "-")
-    return next(said, -1)
+    found = (index for index, word in enumerate(program.words) if (word.text or "-")[:1] != "-")
+    return next(found, -1)
 
 
 _Tree: TypeAlias = "dict[str, _Tree]"
-"""Names by the one before; an empty name marks where a path ends."""
+"""A trie of path names; an empty name marks the end of a path."""
 
 
 def _grow(tree: _Tree, names: Iterable[str]) -> None:
@@ -141,7 +144,7 @@ def _grow(tree: _Tree, names: Iterable[str]) -> None:
 
 
 def _meets(tree: _Tree, names: Iterable[str], *, above: bool) -> bool:
-    """Whether a path is one of a tree's, or below one; or above one, where that counts."""
+    """Whether a path is in a trie, or below one that is; with `above`, also above one."""
     here = tree
     for name in names:
         if "" in here:
@@ -154,25 +157,25 @@ def _meets(tree: _Tree, names: Iterable[str], *, above: bool) -> bool:
 
 
 class Paths:
-    """Globs for paths."""
+    """Paths and globs; each also covers what is below it."""
 
     def __init__(self, paths: Sequence[str], workspace: str, home: str) -> None:
         self._exact = tuple(_absolute(path, workspace, home) for path in paths)
-        self._folded = tuple(tuple(part.casefold() for part in one) for one in self._exact)
-        # Most rules are plain paths and most calls, too: these meet in a tree.
-        plain = frozenset(one for one in self._folded if all(map(is_plain, one)))
+        self._folded = tuple(tuple(part.casefold() for part in path) for path in self._exact)
+        # Most paths of rules and of calls have no wildcards: these are matched in a trie.
+        plain = frozenset(path for path in self._folded if all(map(is_plain, path)))
         self._tree: _Tree = {}
-        for one in plain:
-            _grow(self._tree, one)
-        odd = [one for one in self._folded if one not in plain]
-        self._anywhere = tuple(one for one in odd if not is_plain(one[0]))
+        for path in plain:
+            _grow(self._tree, path)
+        globs = [path for path in self._folded if path not in plain]
+        self._anywhere = tuple(path for path in globs if not is_plain(path[0]))
         self._below: dict[str, tuple[tuple[str, ...], ...]] = {
-            first: (*(one for one in odd if one[0] == first), *self._anywhere)
-            for first in {one[0] for one in odd if is_plain(one[0])}
+            first: (*(path for path in globs if path[0] == first), *self._anywhere)
+            for first in {path[0] for path in globs if is_plain(path[0])}
         }
 
     def hit(self, way: Way, *, tree: bool) -> Hit:
-        """Whether a path is one of them, or below one; of a tree, or above one."""
+        """Whether a path is covered; with `tree`, also whether something below it is."""
         names = way.folded
         if not way.plain:
             return self._slow(self._folded, names, tree=tree)
@@ -180,8 +183,8 @@ class Paths:
             return Hit.YES
         if not names:
             return self._slow(self._folded, names, tree=tree)
-        odd = self._below.get(names[0], self._anywhere)
-        return self._slow(odd, names, tree=tree) if odd else Hit.NO
+        globs = self._below.get(names[0], self._anywhere)
+        return self._slow(globs, names, tree=tree) if globs else Hit.NO
 
     def _slow(self, rules: Sequence[tuple[str, ...]], names: tuple[str, ...], *, tree: bool) -> Hit:
         found = Hit.NO
@@ -193,7 +196,7 @@ class Paths:
         return found
 
     def contain(self, way: Way) -> bool:
-        """Whether a path is certainly one of them, or below one."""
+        """Whether a path is certainly covered."""
         return any(
             _certainly(rule, way.names) and covers(rule, way.names, tree=False)
             for rule in self._exact
@@ -201,16 +204,16 @@ class Paths:
 
 
 class Way(Struct, frozen=True, gc=False):
-    """One path that a place may be."""
+    """A path that an effect may touch, split into names."""
 
     names: tuple[str, ...]
     folded: tuple[str, ...]
     plain: bool
-    """Nothing in it stands for something else."""
+    """Whether it has no wildcards and no escapes."""
 
 
 def way(names: tuple[str, ...]) -> Way:
-    """Make a path ready."""
+    """Prepare a path for matching."""
     text = "/".join(names)
     folded = text.casefold()
     return Way(
@@ -219,12 +222,12 @@ def way(names: tuple[str, ...]) -> Way:
 
 
 def _certainly(rule: Sequence[str], route: Sequence[str]) -> bool:
-    """Whether what is met is met for sure: up to where the path is plain, or the rule's is."""
+    """Whether a match is certain: the path has no wildcard before the rule's path ends."""
     plain = 0
     while plain < len(route) and _is_name(route[plain]):
         plain += 1
     if plain < len(route):
-        return covers(rule, route[:plain], tree=False) and not all(one == "**" for one in rule)
+        return covers(rule, route[:plain], tree=False) and not all(part == "**" for part in rule)
     if covers(rule, route, tree=False):
         return True
     return all(is_plain(part) for part in rule[: len(route) + 1])
@@ -242,35 +245,35 @@ def _absolute(path: str, workspace: str, home: str) -> tuple[str, ...]:
     made: list[str] = []
     for part in path.split("/"):
         if part == "..":
-            raise ConfigError(f"a rule's path may not have `..` in it: {path!r}")
+            raise ConfigError(f"a rule's path may not contain `..`: {path!r}")
         if part not in ("", "."):
             made.append(part)
     return tuple(made)
 
 
 class Domains:
-    """Names of hosts, suffixes, and networks."""
+    """Host names, domain suffixes and IP networks that match hosts."""
 
     def __init__(self, domains: Sequence[str]) -> None:
         self._names: set[str] = set()
         self._suffixes: list[str] = []
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
-        for one in domains:
-            self._add(one)
+        for domain in domains:
+            self._add(domain)
 
     def _add(self, text: str) -> None:
         try:
             self._networks.append(ipaddress.ip_network(text.strip("[]"), strict=False))
             return
         except ValueError:
-            pass  # a name, then
+            pass  # not an address, so a name
         if text == "*":
             self._suffixes.append("")
             return
         name = canonical(text.removeprefix("*."))
         if not name or "*" in name:
             raise ConfigError(
-                f"{text!r} is no domain: say example.org, *.example.org or an address"
+                f"{text!r} is no domain; write example.org, *.example.org or an address"
             )
         if text.startswith("*."):
             self._suffixes.append(f".{name}")
@@ -278,7 +281,7 @@ class Domains:
             self._names.add(name)
 
     def hit(self, host: HostEffect) -> Hit:
-        """Whether a host is one of them."""
+        """Whether a host matches."""
         name = host.name
         if not name:
             return Hit.MAYBE if host.sure else Hit.NO
@@ -294,12 +297,12 @@ class Domains:
 
 
 class Where(Struct, frozen=True):
-    """Globs for arguments of a tool, by their names."""
+    """Globs for the arguments of a tool, by name."""
 
     globs: dict[str, str]
 
     def hit(self, arguments: dict[str, JSON]) -> bool:
-        """Whether all of them fit."""
+        """Whether every glob matches its argument."""
         return all(
             key in arguments and re.match(translate(glob), _said(arguments[key])) is not None
             for key, glob in self.globs.items()

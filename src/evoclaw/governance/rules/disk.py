@@ -1,4 +1,4 @@
-"""Where a path really leads on this machine: links followed, patterns looked up."""
+"""Resolves paths on this machine: follows links, expands patterns."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from typing import Protocol
 from evoclaw.shell.effects import unescape
 
 MOST_FOUND = 256
-"""Files that are looked up for one pattern; of more, nothing is claimed."""
+"""Files that one pattern is expanded to; a pattern with more counts as any path."""
 
 _O_PATH: int | None = getattr(os, "O_PATH", None)
 _NO_NAMES = ("", ".", "..")
 
 
 class Disk(Protocol):
-    """The file system that calls will meet."""
+    """Resolves paths in the file system where calls run."""
 
     def leads_to(self, pattern: str) -> tuple[str, ...] | None:
-        """The real paths that an absolute pattern stands for now; None if that cannot be told."""
+        """The real paths that an absolute pattern matches now; None if that is unknown."""
         ...
 
 
 class ThisDisk:
-    """This machine's; for a policy that judges where the call will run."""
+    """Resolves paths on this machine; for a policy that runs where calls run."""
 
     def leads_to(self, pattern: str) -> tuple[str, ...] | None:
-        """Follow the links of one path, or of all that a pattern finds."""
+        """Follow the links of a path, or of all paths that a pattern matches."""
         text = unescape(pattern)
         try:
             if text is not None:
                 return (_real(text),)
             if "**" in pattern:
                 return ()
-            # Our patterns escape by a backslash, the library's by brackets.
+            # These patterns escape with a backslash, those of `glob` with brackets.
             files = iglob(_for_glob(pattern), include_hidden=True)  # noqa: PTH207
             found = list(islice(files, MOST_FOUND))
-            real = tuple(_real(one) for one in found)
+            real = tuple(_real(path) for path in found)
         except (OSError, ValueError, RecursionError):
             return None
         return None if len(found) == MOST_FOUND else real
 
 
 def _real(path: str) -> str:
-    """The path without links; the system is asked once, where it can be, instead of per folder."""
+    """The path without links; one system call where possible, instead of one per folder."""
     if _O_PATH is None:
         return os.path.realpath(path)
-    there, missing, made = path, "", ""
-    while (found := _asked(there, _O_PATH)) is None:
-        # To be made: what counts is where its folder is.
-        missing = there
-        there, _, name = there.rpartition("/")
-        if not there or name in _NO_NAMES:
+    existing, missing, rest = path, "", ""
+    while (found := _asked(existing, _O_PATH)) is None:
+        # The path does not exist yet: resolve its folder.
+        missing = existing
+        existing, _, name = existing.rpartition("/")
+        if not existing or name in _NO_NAMES:
             return os.path.realpath(path)
-        made = f"/{name}{made}"
+        rest = f"/{name}{rest}"
     if not found or (missing and os.path.lexists(missing)):
-        # A link that leads nowhere is there all the same.
+        # A dangling link exists although its target does not.
         return os.path.realpath(path)
-    return found + made
+    return found + rest
 
 
 def _asked(path: str, flag: int) -> str | None:
-    """Where the system says that a path leads; None if to nothing, empty if it does not say."""
+    """The real path by /proc; None if the path does not exist, empty if /proc cannot tell."""
     try:
         file = os.open(path, flag | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A file of rules, as it is written: TOML, checked key by key."""
+"""A rules file: TOML, checked key by key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evoclaw.core.toml import MAX_BYTES, parse_toml
 
 
 class Then(StrEnum):
-    """What becomes of a call, from the weakest to the strongest."""
+    """What a rule does with a call, from the weakest to the strongest."""
 
     ALLOW = "allow"
     ASK = "ask"
@@ -31,7 +31,7 @@ _WEIGHTS = {Then.ALLOW: 0, Then.ASK: 1, Then.DENY: 2}
 
 
 class Reach(StrEnum):
-    """What a rule's paths are about."""
+    """Which access to its paths a rule matches."""
 
     READ = "read"
     WRITE = "write"
@@ -46,52 +46,52 @@ class CallExample(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One rule. What it names must all be there for it to hit."""
+    """A rule. All its conditions must match."""
 
     name: str
     then: Then
     tools: tuple[str, ...] = ()
-    """Names of tools, or globs; none is every tool."""
+    """Names of tools, or globs; empty matches every tool."""
     programs: tuple[str, ...] = ()
     """Names of programs without their folders, or globs."""
     arguments: tuple[str, ...] = ()
-    """Each must fit a word of the program: globs, `a|b` for either, `-f` also within `-rf`."""
+    """Each must match a word of the command: globs, `a|b` for either, `-f` also within `-rf`."""
     paths: tuple[str, ...] = ()
-    """Absolute, below `~/`, or relative to the workspace; each covers what is below it."""
+    """Absolute, below `~/`, or relative to the workspace; each covers everything below it."""
     access: Reach = Reach.ANY
     domains: tuple[str, ...] = ()
     """`example.org`, `*.example.org`, an address, or a network such as `10.0.0.0/8`."""
     env: tuple[str, ...] = ()
     """Names of variables, or globs."""
     where: dict[str, str] = {}
-    """Arguments of the tool by name, and the globs that they must fit."""
+    """Arguments of the tool by name, with the globs that they must match."""
     reason: str = ""
     """For the model."""
     for_people: str = ""
     allows: tuple[str | CallExample, ...] = ()
-    """Commands or calls that it must leave alone; for an allow rule, that must be allowed."""
+    """Commands or calls that it must not match; for an allow rule, that must be allowed."""
     denies: tuple[str | CallExample, ...] = ()
-    """Commands or calls that it must hit; for an allow rule, that must not be allowed."""
+    """Commands or calls that it must match; for an allow rule, that must not be allowed."""
 
 
 class Document(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A whole file."""
+    """A rules file."""
 
     default: Then = Then.ALLOW
-    """For programs that no rule speaks about; `deny` makes the allow rules an allowlist."""
+    """For programs that no rule matches; `deny` makes the allow rules an allowlist."""
     other_tools: Then = Then.ALLOW
-    """For calls of tools other than the shell that no rule speaks about."""
+    """For calls of tools other than the shell that no rule matches."""
     unreadable: Then = Then.ASK
-    """For commands that cannot be told by reading them; never `allow`."""
+    """For commands that cannot be analysed; never `allow`."""
     code: Then = Then.ASK
-    """For programs that are given code of another language, which is not looked into."""
+    """For programs that get code of another language, which is not analysed."""
     environment: Then = Then.ASK
-    """For variables that let programs load or run something else."""
+    """For environment variables that make programs load or run other code."""
     rules: tuple[Rule, ...] = ()
 
 
 def parse_rules(text: str, name: str) -> Document:
-    """Read rules; whatever is wrong with them is a `ConfigError`."""
+    """Read rules; invalid rules are a `ConfigError`."""
     table = parse_toml(text, name)
     try:
         found = msgspec.convert(table, Document)
@@ -102,13 +102,13 @@ def parse_rules(text: str, name: str) -> Document:
 
 
 def read_rules(path: Path) -> Document:
-    """Read a file of rules."""
+    """Read a rules file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         return parse_rules(data.decode(), str(path))
     except OSError as problem:
-        raise ConfigError(f"cannot read the rules {path}: {problem.strerror}") from None
+        raise ConfigError(f"cannot read the rules file {path}: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
 
@@ -119,7 +119,7 @@ def shipped_rules() -> Document:
 
 
 def _located(problem: str, table: dict[str, JSON]) -> str:
-    """Name the rule, where the problem says only its number."""
+    """Name the rule where msgspec gives only its index."""
     head, _, tail = problem.partition("$.rules[")
     number, _, rest = tail.partition("]")
     rules = table.get("rules")
@@ -139,14 +139,14 @@ def _check(found: Document, name: str) -> None:
         if not rule.name or not rule.name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"{where}: a name has letters, digits and hyphens")
         if rule.name in seen:
-            raise ConfigError(f"{where}: there are two of this name")
+            raise ConfigError(f"{where}: another rule has this name; rename one of them")
         seen.add(rule.name)
         named = (rule.tools, rule.programs, rule.arguments, rule.paths, rule.domains, rule.env)
         if not any(named) and not rule.where:
-            raise ConfigError(f"{where}: it names nothing, and would hit every call")
+            raise ConfigError(f"{where}: the rule has no condition, so it would match every call")
         if rule.arguments and not rule.programs:
-            raise ConfigError(f"{where}: `arguments` are those of `programs`; name these, too")
+            raise ConfigError(f"{where}: `arguments` needs `programs`; name them too")
         if rule.access is not Reach.ANY and not rule.paths:
-            raise ConfigError(f"{where}: `access` is about `paths`; name these, too")
+            raise ConfigError(f"{where}: `access` needs `paths`; name them too")
         if not rule.allows and not rule.denies:
-            raise ConfigError(f"{where}: it has no examples; give `allows` or `denies`")
+            raise ConfigError(f"{where}: the rule has no examples; add `allows` or `denies`")

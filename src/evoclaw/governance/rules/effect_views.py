@@ -1,4 +1,4 @@
-"""The effects of a call, as people are shown them."""
+"""The effects of a call, as shown to people."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from evoclaw.shell.effects import Effects
 
 
 def shown_effects(effects: Effects) -> dict[str, JSON]:
-    """What a call would do, by kind; only what is sure."""
+    """The effects of a call by kind; only those that are certain."""
 
     def paths(access: str) -> list[JSON]:
-        found = (one.pattern for one in effects.places if one.sure and one.access == access)
-        names = (None if not one else parts(one) for one in found)
-        shown = ("any path" if one is None else "/" + "/".join(one) for one in names)
-        return [*dict.fromkeys(one.replace("\\", "") for one in shown)]
+        found = (path.pattern for path in effects.places if path.sure and path.access == access)
+        split = (None if not pattern else parts(pattern) for pattern in found)
+        shown = ("any path" if names is None else "/" + "/".join(names) for names in split)
+        return [*dict.fromkeys(path.replace("\\", "") for path in shown)]
 
     return {
-        "programs": [one.shown for one in effects.programs],
+        "programs": [program.shown for program in effects.programs],
         "reads": paths("read"),
         "writes": paths("write"),
-        "hosts": [*dict.fromkeys(one.name or "any host" for one in effects.hosts if one.sure)],
-        "sets": [one.name for one in effects.settings],
+        "hosts": [*dict.fromkeys(host.name or "any host" for host in effects.hosts if host.sure)],
+        "sets": [setting.name for setting in effects.settings],
         "code": [*effects.code],
         "unreadable": effects.unreadable,
     }

@@ -1,4 +1,4 @@
-"""Rules prove themselves: each example is judged when the rules are loaded."""
+"""Checks the examples of rules when the rules are loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evoclaw.shell.effects import names
 
 SOMEBODY = "/home/somebody"
 SOMEWHERE = f"{SOMEBODY}/work"
-"""For the examples of the shipped rules: they hold whatever folder one works in."""
+"""The home and workspace with which the examples of the shipped rules are checked."""
 _READING = names(
     """read glob grep image webfetch websearch codesearch git_status git_diff git_log todoread
     skill sessions_list sessions_history session_status agents_list"""
@@ -30,10 +30,10 @@ _READING = names(
 
 
 def load_rules(path: Path | None, *, workspace: str, home: str, disk: Disk | None = None) -> Rules:
-    """Read rules, run their examples, and make them ready; None takes those that are shipped.
+    """Load a rules file and check its examples; None loads the shipped rules.
 
-    The shipped ones were proved by our own tests: a device that never judges a command need not
-    load a parser for them.
+    The examples of the shipped rules are checked by EvoClaw's tests, so that a device which never
+    judges a command need not load the shell parser.
     """
     if path is None:
         document = shipped_rules()
@@ -44,8 +44,8 @@ def load_rules(path: Path | None, *, workspace: str, home: str, disk: Disk | Non
 
 
 def check_examples(document: Document, *, workspace: str, home: str) -> int:
-    """Judge every example; returns how many there are, or raises `ConfigError` for the first."""
-    # By names alone: whether an example holds must not depend on the files of the day.
+    """Check every example; returns their number, or raises `ConfigError` for the first failure."""
+    # By names alone: the files that exist now must not decide whether an example holds.
     rules = Rules(document, workspace=workspace, home=home)
     count = 0
     for rule in document.rules:
@@ -58,7 +58,7 @@ def check_examples(document: Document, *, workspace: str, home: str) -> int:
 
 
 def example_call(example: str | CallExample) -> Call:
-    """The call that an example means."""
+    """The call of an example; a text is a shell command."""
     if isinstance(example, str):
         example = CallExample("bash", {"command": example})
     effect = Effect.READ if example.tool in _READING else Effect.WRITE
@@ -82,7 +82,7 @@ def _caught(rules: Rules, rule: Rule, example: str | CallExample) -> None:
     if rule.then is Then.ALLOW:
         fine = not isinstance(judged.verdict, Allow)
     else:
-        # An example that is only guarded against by being unreadable proves nothing.
+        # An example that is only refused because it cannot be analysed tests nothing.
         fine = rules.hits(call, rule.name) is Hit.YES
     if not fine:
         _refuse(rule, "denies", example, judged)
@@ -91,16 +91,16 @@ def _caught(rules: Rules, rule: Rule, example: str | CallExample) -> None:
 def _refuse(rule: Rule, key: str, example: str | CallExample, judged: Judgement) -> None:
     shown = example if isinstance(example, str) else f"{example.tool} {example.arguments}"
     decided = judged.decided
-    came = "it would be allowed"
+    outcome = "it would be allowed"
     if decided is not None:
-        came = f"it came out as {decided.then} by {decided.code} ({decided.why})"
+        outcome = f"the verdict is {decided.then} by {decided.code} ({decided.why})"
     if key == "allows" and rule.then is not Then.ALLOW and not _mentions(judged, rule):
-        came = "the rule hits it"
+        outcome = "the rule matches it"
     raise ConfigError(
-        f"rule {rule.name!r}: its example {shown!r} under `{key}` does not hold: {came}; "
+        f"rule {rule.name!r}: its example {shown!r} under `{key}` does not hold: {outcome}; "
         "change the rule or the example"
     )
 
 
 def _mentions(judged: Judgement, rule: Rule) -> bool:
-    return any(one.code == f"rule:{rule.name}" for one in judged.findings)
+    return any(finding.code == f"rule:{rule.name}" for finding in judged.findings)

@@ -1,7 +1,7 @@
-r"""Patterns of paths and words: whether one text fits, and whether two patterns can meet.
+r"""Patterns of paths and words: whether a text matches, and whether two patterns overlap.
 
-`*` and `?` stand for letters of one name, `**` for any number of folders, `\x` for x itself, and
-NUL for anything at all.
+`*` and `?` match characters of one name, `**` any number of folders, `\x` the character x itself,
+and NUL any text.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from evoclaw.shell.effects import unescape
 _TOKEN = re.compile(r"\\(.)|\[!?\]?(?:[^\]\\]|\\.)*\]|(.)", re.DOTALL)
 _ODD = re.compile(r"[\\*?\[\0]")
 _CLEAN = re.compile(r"(?:/[^/.\\*?\[\0][^/\\*?\[\0]*)+")
-"""A path in which every name is just itself, and none begins with a dot."""
+"""A path without wildcards and escapes, in which no name starts with a dot."""
 Tokens: TypeAlias = tuple[str, ...]
-"""A letter each; `any` for one letter, `some` for any number."""
+"""Characters, `ANY_CHAR` and `ANY_CHARS`."""
 ONE, SOME = "one letter", "some letters"
 
 
 @lru_cache(4096)
 def tokens(pattern: str) -> Tokens:
-    """Read a pattern."""
+    """Split a pattern into tokens."""
     made: list[str] = []
     for found in _TOKEN.finditer(pattern):
         escaped, plain = found[1], found[2]
@@ -40,30 +40,30 @@ def tokens(pattern: str) -> Tokens:
 
 
 def is_plain(pattern: str) -> bool:
-    """Whether a pattern is just itself."""
+    """Whether a pattern has no wildcards and no escapes."""
     return _ODD.search(pattern) is None
 
 
 @lru_cache(8192)
 def meet(one: str, two: str) -> bool:
-    """Whether there is a text that fits both patterns."""
+    """Whether some text matches both patterns."""
     if is_plain(one) and is_plain(two):
         return one == two
     return _meet(tokens(one), tokens(two))
 
 
 def _meet(one: Tokens, two: Tokens) -> bool:
-    """Walk both at once, keeping every pair of places that can be reached."""
+    """Walk both token lists at once, over every pair of positions that can be reached."""
     reached = {(0, 0)}
-    waiting = [(0, 0)]
-    while waiting:
-        i, j = waiting.pop()
+    pending = [(0, 0)]
+    while pending:
+        i, j = pending.pop()
         if i == len(one) and j == len(two):
             return True
         for step in _steps(one, two, i, j):
             if step not in reached:
                 reached.add(step)
-                waiting.append(step)
+                pending.append(step)
     return False
 
 
@@ -87,13 +87,13 @@ def _steps(one: Tokens, two: Tokens, i: int, j: int) -> list[tuple[int, int]]:
 
 
 def _simplest(part: str) -> str:
-    """Without escapes that mean nothing, so that equal names are equal."""
+    """A name without needless escapes, so that equal names compare equal."""
     text = unescape(part)
     return text if text is not None and is_plain(text) else part
 
 
 def covers(rule: Sequence[str], path: Sequence[str], *, tree: bool) -> bool:
-    """Whether a rule's path, or something below it, can be this path or, of a tree, below it."""
+    """Whether a rule's path can be this path or above it; with `tree`, also below it."""
     return _covers(tuple(rule), tuple(path), 0, 0, tree)
 
 
@@ -114,7 +114,7 @@ def _covers(rule: Tokens, path: Tokens, j: int, i: int, tree: bool) -> bool:
 
 
 def parts(path: str) -> tuple[str, ...] | None:
-    """The names of an absolute path or pattern, without `.` and `..`; None if it can be any."""
+    """The names of an absolute path or pattern, without `.` and `..`; None if it may be any."""
     if _CLEAN.fullmatch(path):
         names = path[1:].split("/")
         return None if names[0] == "proc" and _hidden(names) else tuple(names)
@@ -134,5 +134,5 @@ def parts(path: str) -> tuple[str, ...] | None:
 
 
 def _hidden(names: Sequence[str]) -> bool:
-    """Below a process there are other ways to everything."""
+    """Whether a path is below a process in /proc, which links to the whole file system."""
     return len(names) > 2 and names[1] not in ("sys", "net", "bus", "irq", "fs")

@@ -1,4 +1,4 @@
-"""The policies for the chain: rules about what a call does, and tools that are switched off."""
+"""The policy that judges calls by their effects, according to a rules file."""
 
 from __future__ import annotations
 
@@ -21,72 +21,72 @@ class Finding(Struct, frozen=True, gc=False):
 
     then: Then
     code: str
-    """`rule:NAME`, `maybe:NAME` if that is not sure, `unreadable`, `code`, `environment`,
-    `default`."""
+    """`rule:NAME`, `maybe:NAME` if the match is not certain, `unreadable`, `code`, `environment`
+    or `default`."""
     why: str
-    """For people: what of the call it was."""
+    """For people: the effect that matched."""
     reason: str
     """For the model."""
     for_people: str = ""
 
 
 class Judgement(Struct, frozen=True):
-    """All that was found about a call."""
+    """The effects of a call, and all findings of the rules."""
 
     effects: Effects
     findings: tuple[Finding, ...]
 
     @property
     def decided(self) -> Finding | None:
-        """The first of the strongest; None if nothing speaks against the call."""
+        """The finding that decides: the first deny, else the first ask; None allows the call."""
         strongest: Finding | None = None
-        for one in self.findings:
-            if one.then is Then.DENY:
-                return one
-            strongest = strongest or (one if one.then is Then.ASK else None)
+        for finding in self.findings:
+            if finding.then is Then.DENY:
+                return finding
+            strongest = strongest or (finding if finding.then is Then.ASK else None)
         return strongest
 
     @property
     def verdict(self) -> Verdict:
         """Deny beats ask beats allow."""
-        one = self.decided
-        if one is None:
+        finding = self.decided
+        if finding is None:
             return ALLOW
-        people = one.for_people or one.why
-        if one.then is Then.DENY:
-            return Deny(one.code, one.reason, people)
-        return Ask(one.code, one.reason, people)
+        people = finding.for_people or finding.why
+        if finding.then is Then.DENY:
+            return Deny(finding.code, finding.reason, people)
+        return Ask(finding.code, finding.reason, people)
 
 
 class Rules(Policy):
-    """Judge calls by what they would do."""
+    """Judges calls by their effects, according to a rules file."""
 
     def __init__(
         self, document: Document, *, workspace: str, home: str, disk: Disk | None = None
     ) -> None:
-        """Make rules ready.
+        """Compile the rules.
 
         Args:
-            document: The rules; their examples are not run here, see `load_rules`.
-            workspace: The absolute folder that relative paths mean.
-            home: The folder that `~` means where calls run.
-            disk: Follows links, for a policy that judges where calls run; None goes by names.
+            document: The rules; `load_rules` also checks their examples.
+            workspace: The absolute folder that relative paths refer to.
+            home: The folder that `~` refers to where calls run.
+            resolver: Follows links where calls run on this machine; None compares names only.
         """
         self.document = document
         self._workspace, self._home, self._disk = workspace, home, disk
-        made = [Compiled(rule, workspace, home) for rule in document.rules]
-        self._against = tuple(one for one in made if one.rule.then is not Then.ALLOW)
-        self._for = tuple(one for one in made if one.rule.then is Then.ALLOW)
-        self._paths = any(one.looks_at_paths for one in made)
+        compiled = [Compiled(rule, workspace, home) for rule in document.rules]
+        self._against = tuple(rule for rule in compiled if rule.rule.then is not Then.ALLOW)
+        self._for = tuple(rule for rule in compiled if rule.rule.then is Then.ALLOW)
+        self._paths = any(rule.looks_at_paths for rule in compiled)
         self._sieve = Sieve(self._against, workspace, home)
 
     async def judge(self, call: Call) -> Verdict:
-        """Judge one call."""
+        """Judge a call."""
         judged = self.look(call)
         return judged.verdict if judged.findings else ALLOW
 
     def look(self, call: Call) -> Judgement:
-        """What a call would do, and all that the rules say about it."""
+        """The effects of a call, and all findings of the rules."""
         effects = read_call(call, self._workspace, self._home)
         routes = routes_of(effects.places, self._disk) if self._paths else ()
         seen = Seen(call, effects, routes)
@@ -94,24 +94,24 @@ class Rules(Policy):
         if seen.shell:
             self._command(seen, findings)
         elif self.document.other_tools is not Then.ALLOW and not any(
-            one.about(call) and one.allows_call(seen) for one in self._for
+            rule.about(call) and rule.allows_call(seen) for rule in self._for
         ):
             findings.append(self._default(self.document.other_tools, f"the tool {call.name}"))
         return Judgement(effects, tuple(findings))
 
     def hits(self, call: Call, name: str) -> Hit:
-        """Whether one rule that denies or asks hits a call."""
+        """Whether the rule of this name, which denies or asks, matches a call."""
         effects = read_call(call, self._workspace, self._home)
         seen = Seen(call, effects, routes_of(effects.places, self._disk))
-        return next(one.hit(seen)[0] for one in self._against if one.rule.name == name)
+        return next(rule.hit(seen)[0] for rule in self._against if rule.rule.name == name)
 
     def _hits(self, seen: Seen) -> list[Finding]:
         findings: list[Finding] = []
-        for one in self._sieve.held(seen):
-            hit, by = one.hit(seen)
+        for compiled in self._sieve.held(seen):
+            hit, by = compiled.hit(seen)
             if hit is Hit.NO:
                 continue
-            rule = one.rule
+            rule = compiled.rule
             then = rule.then if hit is Hit.YES else _weaker(rule.then, self.document.unreadable)
             if hit is Hit.YES:
                 code, why, people = f"rule:{rule.name}", f"{rule.name}: {by}", rule.for_people
@@ -129,11 +129,11 @@ class Rules(Policy):
             why = effects.unreadable
             reason = f"the command cannot be judged: {why}. Write it in a plainer way."
             findings.append(Finding(document.unreadable, "unreadable", why, reason))
-        rules = [one for one in self._for if one.about(seen.call)]
+        rules = [rule for rule in self._for if rule.about(seen.call)]
         covered = {
-            one.name
-            for one in effects.programs
-            if rules and any(rule.allows_program(one, seen) for rule in rules)
+            program.name
+            for program in effects.programs
+            if rules and any(rule.allows_program(program, seen) for rule in rules)
         }
         if document.code is not Then.ALLOW:
             for name in effects.code:
@@ -142,7 +142,7 @@ class Rules(Policy):
                     reason = f"{why}. Use plain commands, or a tool for files."
                     findings.append(Finding(document.code, "code", why, reason))
         for setting in effects.settings if document.environment is not Then.ALLOW else ():
-            if setting.dangerous and not any(one.allows_setting(setting) for one in rules):
+            if setting.dangerous and not any(rule.allows_setting(setting) for rule in rules):
                 why = f"it sets {setting.name}, by which programs load or run something else"
                 findings.append(Finding(document.environment, "environment", why, f"{why}."))
         if document.default is not Then.ALLOW:
@@ -151,13 +151,13 @@ class Rules(Policy):
     def _allowlist(self, seen: Seen, rules: list[Compiled], findings: list[Finding]) -> None:
         then = self.document.default
         findings += [
-            self._default(then, f"the program {one.name or '?'}")
-            for one in seen.effects.programs
-            if not any(rule.allows_program(one, seen) for rule in rules)
+            self._default(then, f"the program {program.name or '?'}")
+            for program in seen.effects.programs
+            if not any(rule.allows_program(program, seen) for rule in rules)
         ]
-        alone = [one for one in seen.effects.places if not one.by]
-        alone_hosts = [one for one in seen.effects.hosts if not one.by]
-        if (alone or alone_hosts) and not any(one.allows_rest(seen) for one in rules):
+        paths = [path for path in seen.effects.places if not path.by]
+        hosts = [host for host in seen.effects.hosts if not host.by]
+        if (paths or hosts) and not any(rule.allows_rest(seen) for rule in rules):
             findings.append(self._default(then, "a redirection"))
 
     def _default(self, then: Then, what: str) -> Finding:
@@ -165,5 +165,5 @@ class Rules(Policy):
         return Finding(then, "default", why, f"{why}. {INSTEAD}")
 
 
-def _weaker(one: Then, two: Then) -> Then:
-    return one if one.weight <= two.weight else two
+def _weaker(first: Then, second: Then) -> Then:
+    return first if first.weight <= second.weight else second

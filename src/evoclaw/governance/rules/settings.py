@@ -1,4 +1,4 @@
-"""What can be chosen about the rules."""
+"""The settings of the rules and of switched-off tools."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ class PolicySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The table `[policy]`."""
 
     rules: str = ""
-    """A file of rules, from the data folder on if it is not absolute; empty: those we ship."""
+    """A rules file, absolute or relative to the data folder [the shipped rules]."""
     off: dict[str, str] = {}
-    """Tools that are switched off, by name or with `*`, and why."""
+    """Tools that are switched off, by name or with `*`, each with the reason."""

@@ -1,4 +1,4 @@
-"""Tools that are switched off."""
+"""The policy for tools that the operator switched off."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class ToolStatus(Policy):
         """Switch tools off.
 
         Args:
-            off: Their names, or globs, and why; an empty reason is worded for you.
+            off: Tool names or globs, each with the reason; an empty reason gets a default text.
         """
         self._off = tuple(off.items())
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny what is switched off."""
+        """Deny a call of a tool that is switched off."""
         name = call.tool.name
         for glob, why in self._off:
             if fnmatchcase(name, glob):
-                said = why or "it is switched off here"
-                reason = f"the tool {name!r} cannot be used: {said}. Go on without it."
-                return Deny("tool_off", reason, f"{name} is switched off: {said}")
+                because = why or "it is switched off here"
+                reason = f"the tool {name!r} cannot be used: {because}. Go on without it."
+                return Deny("tool_off", reason, f"{name} is switched off: {because}")
         return ALLOW
