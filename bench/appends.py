@@ -36,14 +36,14 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.parts import open_database
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
-from evoclaw.store.sessions.statements import SAY
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
+from evoclaw.store.sessions.statements import PUT_MESSAGE
 from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.define import tool
 
 MANY = 64
 ROUNDS, SECONDS = 3, 1.5
-SPENT = Spent(2, 2, 100, 100, 0.0)
+SPENT = RunUsage(2, 2, 100, 100, 0.0)
 RECORD = "INSERT INTO records VALUES (?, ?, ?, ?)"
 PROGRESS = (
     "UPDATE runs SET turns = ?, calls = ?, tokens_in = ?, tokens_out = ?, cost = ? "
@@ -104,7 +104,7 @@ async def began(store: SessionStore) -> list[StoredRun]:
     found: list[StoredRun] = []
     for number in range(MANY):
         await store.create(Session(f"s{number}", "bench"))
-        found.append(await store.begin(f"r{number}", f"s{number}", "go"))
+        found.append(await store.create_run(f"r{number}", f"s{number}", "go"))
     return found
 
 
@@ -132,7 +132,7 @@ def bare_sqlite(path: Path, turns: Turns) -> Generator[Append]:
             records, messages = rows(turns, number)
             database.execute("BEGIN IMMEDIATE")
             database.executemany(RECORD, records)
-            database.executemany(SAY, messages)
+            database.executemany(PUT_MESSAGE, messages)
             database.execute(PROGRESS, (2, 2, 100, 100, 0.0, "local", f"r{number}"))
             database.execute("COMMIT")
 
@@ -144,7 +144,7 @@ def bare_postgres(url: str, schema: str, turns: Turns) -> Generator[Append]:
     """A bare `psycopg`."""
     import psycopg
 
-    record, say, progress = (one.replace("?", "%s") for one in (RECORD, SAY, PROGRESS))
+    record, say, progress = (one.replace("?", "%s") for one in (RECORD, PUT_MESSAGE, PROGRESS))
     with psycopg.connect(url, autocommit=True, options=f"-csearch_path={schema}") as database:
         cursor = database.cursor()
 

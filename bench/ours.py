@@ -13,7 +13,7 @@ def fake_provider():
     from evoclaw.core.events import Replied
     from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
     from evoclaw.core.profile import Profile
-    from evoclaw.providers.outgoing import Joined
+    from evoclaw.providers.outgoing import JoinedMessages
 
     encode = msgspec.json.Encoder().encode
     usage = Usage(10, 10)
@@ -29,7 +29,7 @@ def fake_provider():
             if self.script.waits:
                 await asyncio.sleep(0)
             # As a real provider does: only new messages are encoded, the request is sent whole.
-            said = request.history.written("bench", lambda: Joined(encode))
+            said = request.history.written("bench", lambda: JoinedMessages(encode))
             if self.script.whole:
                 b"".join((b'{"messages":[', said.text, b"]}"))
             calls = tuple([ToolCall(id, "add", text) for id, _, text in self.script.reply()])
@@ -115,7 +115,7 @@ async def stored(folder: str):
     from evoclaw.core.ports import Ports
     from evoclaw.core.routes import Route
     from evoclaw.orchestrator.sessions.sessions import Conversations
-    from evoclaw.providers.settled import Settled as SettledProvider
+    from evoclaw.providers.settled import WriteBarrierProvider as SettledProvider
     from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}
@@ -131,7 +131,7 @@ async def stored(folder: str):
             provider = SettledProvider(Fake(scripts[session.id]), settle)
             return Ports(provider, Pipeline([Route(executor, ready=settle)]), policy)
 
-        talks = Conversations(store, {"bench": agent}, equip, together=True)
+        talks = Conversations(store, {"bench": agent}, equip, defer_commits=True)
 
         def prepare(script: clock.Script):
             id = f"s{len(scripts)}"
@@ -139,7 +139,7 @@ async def stored(folder: str):
 
             async def start() -> None:
                 await talks.open("bench", session_id=id)
-                async for _ in talks.say(id, "go"):
+                async for _ in talks.send(id, "go"):
                     pass
 
             return start

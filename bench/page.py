@@ -28,7 +28,7 @@ from evoclaw.api.app import create_app
 from evoclaw.api.serving import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.messages import Reply, ToolCall
-from evoclaw.dashboard.files import page_routes
+from evoclaw.dashboard.files import dashboard_routes
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.calls.commands import CommandStore
@@ -85,8 +85,8 @@ def people(orchestrator: Orchestrator) -> None:
     tools = [AdvertisedTool(name, "1", f"hash-{name}") for name in ("read", "bash", "grep")]
     for number in range(EDGES):
         name = f"edge-{number:04}"
-        fleet.beat(name, beat(number, 0, random))
-        fleet.advert(
+        fleet.on_heartbeat(name, beat(number, 0, random))
+        fleet.on_advert(
             Advert(agent_id=name, agent_type="pi", capabilities=f"shelf {number}", tools=tools)
         )
 
@@ -98,7 +98,7 @@ async def alive(orchestrator: Orchestrator) -> None:
         await asyncio.sleep(1 / BEATS)
         count += 1
         name = f"edge-{random.randrange(EDGES):04}"
-        orchestrator.fleet.beat(name, beat(count, count, random))
+        orchestrator.fleet.on_heartbeat(name, beat(count, count, random))
 
 
 def script() -> list[Reply]:
@@ -129,7 +129,7 @@ async def service(folder: Path) -> AsyncGenerator[tuple[House, Orchestrator, str
     ):
         orchestrator = Orchestrator(MemoryLink(MemoryBroker()), commands)
         people(orchestrator)
-        parts = replace(house.parts(settings, orchestrator), routes=page_routes())
+        parts = replace(house.parts(settings, orchestrator), routes=dashboard_routes())
         async with serving(create_app(parts), settings) as url:
             yield house, orchestrator, url, await house.token("*", user="")
 

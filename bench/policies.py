@@ -35,8 +35,8 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import ALLOW, Policy, Verdict
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Level
-from evoclaw.governance.budget.policy import Budget
-from evoclaw.governance.budget.terms import Terms
+from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.budget.terms import BudgetOptions
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.shell.commands import clear_command_cache
 from evoclaw.tools.sets import named
@@ -102,8 +102,8 @@ class Subject:
     """One kind of call in one kind of conversation, and the policies that judge it."""
 
     def __init__(self, governance: Governance, kind: str, seen: History) -> None:
-        settings, terms = governance.settings.budget, Terms(price=price_for(MODEL))
-        self._budget = Budget(governance.ledger, f"bench-{kind}-{id(seen)}", settings, terms)
+        settings, terms = governance.settings.budget, BudgetOptions(price=price_for(MODEL))
+        self._budget = RunBudget(governance.ledger, f"bench-{kind}-{id(seen)}", settings, terms)
         self._tool, self._arguments = CALLS[kind]
         self._context, self._ids = Context(seen.label, seen), count()
         self.verdict: Verdict = ALLOW
@@ -127,7 +127,7 @@ class Subject:
                 verdict = await policy.judge(call)
                 took.append(time.process_time_ns() - began)
                 # What was set aside is given back: the next call finds the same budget.
-                self._budget.finished(call.ok(""))
+                self._budget.settle_call(call.ok(""))
                 self.verdict = verdict if name == "fresh" else self.verdict
             self.took[name] = min(self.took[name], round(median(took) / 1000, 1))
 
@@ -137,7 +137,7 @@ class Subject:
         return Call(id, self._tool, dict(self._arguments), id, 10.0, context=self._context)
 
 
-def policies(governance: Governance, budget: Budget) -> dict[str, Policy]:
+def policies(governance: Governance, budget: RunBudget) -> dict[str, Policy]:
     """Every policy of a run by its name, in order."""
     tools = (*TOOLS.values(), EDGE_CALL)
     rules = governance.rules(Level.FULL, frozenset({"*"}), Path.cwd(), lambda: tools)
@@ -153,8 +153,8 @@ class Nothing(Policy):
 
 async def floor(governance: Governance) -> float:
     """What it takes a chain to ask as many policies that have nothing to say."""
-    settings, terms = governance.settings.budget, Terms(price=price_for(MODEL))
-    budget = Budget(governance.ledger, "bench-floor", settings, terms)
+    settings, terms = governance.settings.budget, BudgetOptions(price=price_for(MODEL))
+    budget = RunBudget(governance.ledger, "bench-floor", settings, terms)
     chain = Chain(tuple(Nothing() for _ in policies(governance, budget)))
     call = Call("bench", *CALLS["read"], "bench.1.1.1", 10.0, context=Context())
     took: list[float] = []

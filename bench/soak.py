@@ -153,7 +153,7 @@ def model_server() -> Iterator[dict[str, str]]:
 @asynccontextmanager
 async def house(folder: Path, models: dict[str, str], store: str) -> AsyncGenerator[Soak]:
     """Everything, in this process."""
-    from evoclaw.wiring.up import bring_up
+    from evoclaw.wiring.up import open_application
 
     home, workspace = folder / "home", folder / "work"
     for one in (home, workspace):
@@ -162,7 +162,7 @@ async def house(folder: Path, models: dict[str, str], store: str) -> AsyncGenera
     (home / "evoclaw.toml").write_text(kept + SETTINGS)
     env = {**os.environ, **models, "EVOCLAW_HOME": str(home), "HOME": str(folder)}
     os.environ.update(env)
-    async with bring_up(
+    async with open_application(
         host="127.0.0.1", port=0, engine="nats", agent_id="local", workspace=workspace, model="",
         env=env, api={"port": 0},
     ) as up:  # fmt: skip

@@ -27,7 +27,7 @@ from evoclaw.api.settings import ServerSettings, TokenFile
 from evoclaw.cli import exits
 from evoclaw.cli.main import GROUPS, command_line
 from evoclaw.cli.options import ExclusiveCommand
-from evoclaw.core.agent import ITERATIVE, Agent, LoopSettings
+from evoclaw.core.agent import ITERATIVE_SETTINGS, Agent, LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import ProviderErrorKind
 from evoclaw.core.events import Event, Record, StopReason
@@ -67,9 +67,9 @@ from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
 from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.people.jwt_access import JwtSettings
-from evoclaw.providers.http import Retry
+from evoclaw.providers.http import RetryPolicy
 from evoclaw.providers.names import ENDPOINTS, Endpoint
-from evoclaw.providers.prices import Rate
+from evoclaw.providers.prices import TokenRate
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.skills.generated import write_desktop_tools
@@ -354,9 +354,9 @@ def settings() -> str:
         for prefix, one in ENDPOINTS.items()
     ]
     changed = [
-        f"`{name}={getattr(ITERATIVE, name)!r}`"
+        f"`{name}={getattr(ITERATIVE_SETTINGS, name)!r}`"
         for name in LoopSettings.__struct_fields__
-        if getattr(ITERATIVE, name) != getattr(LoopSettings(), name)
+        if getattr(ITERATIVE_SETTINGS, name) != getattr(LoopSettings(), name)
     ]
     return "\n\n".join(
         (
@@ -371,7 +371,7 @@ def settings() -> str:
             "environment variable; one that was moved needs no key.",
             _table(("name", "address", "key", "moved by"), servers),
             "`local` is the embedded model and needs neither.",
-            *(_struct(kind) for kind in (Endpoint, Profile, Rate, Retry)),
+            *(_struct(kind) for kind in (Endpoint, Profile, TokenRate, RetryPolicy)),
             "## Governance",
             "Tables of `evoclaw.toml` and, but for `[approvals]`, of `agent.toml`; there `[rates]` "
             "and `[budget]` bound nothing unless they are given.",

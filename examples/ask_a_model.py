@@ -12,9 +12,9 @@ from evoclaw import EvoClawError, Level, LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
-from evoclaw.core.ports import NobodyThere
-from evoclaw.core.result import answer
-from evoclaw.core.state import Begun, new_run
+from evoclaw.core.ports import NoApprover
+from evoclaw.core.result import collect_result
+from evoclaw.core.state import PreparedRun, new_run
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.wiring.local import local_ports
 
@@ -26,13 +26,13 @@ async def main(task: str, here: Path) -> None:
         workspace=here,
         level=Level.READ_ONLY,
         tools=None,
-        approver=NobodyThere(),
+        approver=NoApprover(),
         env=os.environ,
-        run=Begun(state),
+        run=PreparedRun(state),
     )
     async with parts as ports:
         events = run_loop(state, ports, LoopSettings())
-        result = await answer(recorded(events, Bus(state.run_id, ports.sinks)))
+        result = await collect_result(recorded(events, Bus(state.run_id, ports.sinks)))
     print(result.text)
     print(f"{ports.provider.model}: {result.stop}, {result.turns} turns, {result.calls} calls")
 

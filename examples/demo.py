@@ -13,13 +13,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evoclaw import Approval, Ask, Call, Decision, LoopSettings, Ports, Scripted, calls, says
-from evoclaw.cli.render import Screen
+from evoclaw.cli.render import TerminalRenderer
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.replay import Replay
-from evoclaw.core.state import Begun, RunState, new_run
+from evoclaw.core.state import PreparedRun, RunState, new_run
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.store.sessions.recordings import Recording, encode_record, read_recording
@@ -75,7 +75,7 @@ def kept_here(workspace: Path) -> dict[str, str]:
 
 
 async def show(state: RunState, ports: Ports, recording: Recording | None = None) -> None:
-    screen = Screen(sys.stdout, sys.stdout, colour=sys.stdout.isatty())
+    screen = TerminalRenderer(sys.stdout, sys.stdout, colour=sys.stdout.isatty())
     bus = Bus(state.run_id, (*ports.sinks, screen, *([recording] if recording else [])))
     async with aclosing(recorded(run_loop(state, ports, LoopSettings()), bus)) as records:
         async for _ in records:
@@ -93,7 +93,7 @@ async def scripted(workspace: Path) -> None:
         tools=["read", "edit", "glob", "grep", "bash"],
         approver=Cautious(),
         env=kept_here(workspace),
-        run=Begun(state, attended=True),
+        run=PreparedRun(state, attended=True),
     )
     recording = Recording(workspace.with_suffix(".jsonl"))
     async with opened as ports:
@@ -119,7 +119,7 @@ async def real(workspace: Path) -> None:
         tools=None,
         approver=Cautious(),
         env=kept_here(workspace),
-        run=Begun(state),
+        run=PreparedRun(state),
     )
     async with opened as ports:
         if ports.provider.model.startswith("local/"):

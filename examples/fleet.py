@@ -15,14 +15,14 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 from evoclaw import LoopSettings, Ports, Scripted, calls, says, watch
-from evoclaw.cli.render import Screen
+from evoclaw.cli.render import TerminalRenderer
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.ports import Executor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.providers.scripted import Step
-from evoclaw.wiring.pairing import invite, join
-from evoclaw.wiring.up import bring_up
+from evoclaw.providers.scripted import ScriptStep
+from evoclaw.wiring.pairing import invite_edge, join_fleet
+from evoclaw.wiring.up import open_application
 
 EVERYTHING = frozenset({"*"})
 GPIO = '#!/bin/sh\necho "GPIO $2: level=1 fsel=0 func=INPUT"\n'
@@ -42,10 +42,10 @@ class Device:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def join(self, orchestrator_env: dict[str, str]) -> None:
-        invited = invite(self.name, 60.0, orchestrator_env)
+        invited = invite_edge(self.name, 60.0, orchestrator_env)
         print(f"  {self.name}: evoclaw edge join {invited.url} --token {invited.token[:12]}…")
         env = {**os.environ, "EVOCLAW_HOME": str(self.folder)}
-        await join(invited.url, invited.token, self.folder / "agent.toml", ["*"], env)
+        await join_fleet(invited.url, invited.token, self.folder / "agent.toml", ["*"], env)
         self.workspace.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
@@ -69,7 +69,7 @@ async def fleet(folder: Path) -> AsyncGenerator[tuple[Orchestrator, dict[str, De
     env = {**os.environ, "EVOCLAW_HOME": str(folder / "orchestrator")}
     async with AsyncExitStack() as stack:
         house = await stack.enter_async_context(
-            bring_up(
+            open_application(
                 host="127.0.0.1",
                 port=0,
                 engine="nats",
@@ -79,7 +79,7 @@ async def fleet(folder: Path) -> AsyncGenerator[tuple[Orchestrator, dict[str, De
                 env=env,
             )
         )
-        print(f"  broker on {house.url}")
+        print(f"  broker on {house.broker_url}")
         devices = {name: Device(name, folder / name) for name in EDGES}
         for device in devices.values():
             device.folder.mkdir()
@@ -92,11 +92,11 @@ async def fleet(folder: Path) -> AsyncGenerator[tuple[Orchestrator, dict[str, De
         yield house.orchestrator, devices
 
 
-async def show(task: str, executor: Executor, *script: Step) -> None:
+async def show(task: str, executor: Executor, *script: ScriptStep) -> None:
     """One run: what the user said, what was called where, and the answer."""
     print(f"> {task}")
     ports = Ports(Scripted(*script), executor, Permissions(EVERYTHING))
-    screen = Screen(sys.stdout, sys.stdout, colour=sys.stdout.isatty())
+    screen = TerminalRenderer(sys.stdout, sys.stdout, colour=sys.stdout.isatty())
     async with aclosing(watch(task, ports, LoopSettings(), sinks=[screen])) as records:
         async for _ in records:
             pass
@@ -163,7 +163,7 @@ async def asleep(orchestrator: Orchestrator, device: Device) -> None:
     title("The device was asleep. The task still got done, once.")
     device.kill()
     while orchestrator.fleet.is_online(device.name):
-        await orchestrator.fleet.change()
+        await orchestrator.fleet.wait_for_change()
     print(f"  kill -9 {device.name}: offline")
     task = asyncio.create_task(
         show(

@@ -307,7 +307,7 @@ def test_a_broker_elsewhere_needs_the_orchestrators_keys_or_a_word_that_it_does_
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "[::1]"])
 def test_a_broker_on_this_machine_needs_none(edge: Edge, host: str) -> None:
     broker = edge(f'[broker]\nurl = "mqtts://{host}"').broker
-    assert (broker.address().port, broker.is_here) == (8883, True)
+    assert (broker.address().port, broker.is_local) == (8883, True)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,9 @@ def test_a_broker_that_cannot_be_is_refused(edge: Edge, lines: str, said: str) -
 
 
 def test_how_messages_are_handed_over_names_no_broker() -> None:
-    assert not BrokerConfig(qos=0, keep_alive_s=5).is_named
-    assert BrokerConfig(url="mqtt://there:1883", qos=0).is_named
-    assert BrokerConfig(username="me").is_named
+    assert not BrokerConfig(qos=0, keep_alive_s=5).is_configured
+    assert BrokerConfig(url="mqtt://there:1883", qos=0).is_configured
+    assert BrokerConfig(username="me").is_configured
 
 
 def test_the_environment_has_the_last_word_on_single_values(edge: Edge) -> None:

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw import verify
-from evoclaw.trust.receipts import DeviceKey, Facts, Receipt, Signed, describe
+from evoclaw.trust.receipts import CallFacts, DeviceKey, Receipt, SignedReceipt, new_receipt
 
 Lines = list[dict[str, Any]]
 PI, HUB = DeviceKey(bytes(range(32))), DeviceKey(bytes(range(1, 33)))
@@ -26,8 +26,10 @@ def result(n: int) -> dict[str, Any]:
     return {"status": "success", "tool": "bash", "result": f"out {n}", "exit_code": 0, "n": 0.25}
 
 
-def made(key: DeviceKey, agent: str, n: int, prev: str, chain: str) -> tuple[Receipt, Signed]:
-    facts = Facts(
+def made(
+    key: DeviceKey, agent: str, n: int, prev: str, chain: str
+) -> tuple[Receipt, SignedReceipt]:
+    facts = CallFacts(
         agent_id=agent,
         boot_id="b1",
         request_id=f"run.{n}.0.1",
@@ -40,7 +42,7 @@ def made(key: DeviceKey, agent: str, n: int, prev: str, chain: str) -> tuple[Rec
         started_at=1.0,
         ended_at=2.0 + n,
     )
-    found = describe(facts, result(n), key.public_key)
+    found = new_receipt(facts, result(n), key.public_key)
     found = replace(found, counter=n, chain=chain if n else "", prev=prev)
     return found, key.sign(found)
 
@@ -177,10 +179,13 @@ def test_a_receipt_that_was_taken_out_is_missed(place: int) -> None:
 @pytest.mark.process
 def test_a_cut_off_tail_is_missed_by_who_knows_the_head(tmp_path: Path) -> None:
     lines = bundle()
-    last = verify.read_bundle(json.dumps(lines).encode()).claims[4].hash
+    last = verify.read_bundle(json.dumps(lines).encode()).receipts[4].hash
     cut = lines[:4] + lines[6:]
     assert not wrong(cut), "nobody can know without the head, and nobody says so"
-    assert any("the last receipt is 3, not 5: receipts are missing at the end" in one for one in wrong(cut, {"pi": "5"}))
+    assert any(
+        "the last receipt is 3, not 5: receipts are missing at the end" in one
+        for one in wrong(cut, {"pi": "5"})
+    )
     assert any("missing at the end" in one for one in wrong(cut, {"pi": last}))
     assert any("missing at the end" in one for one in wrong([lines[0]], {"pi": "5"}))
     assert not wrong(lines, {"pi": last, "hub": "3"})
@@ -223,7 +228,9 @@ def test_a_fork_is_named() -> None:
     extra = {"type": "receipt", "body": other.body, "signature": other.signature}
     found = wrong([*lines[:4], extra, *lines[4:]])
     assert any("differs (a fork)" in one for one in found)
-    assert any("does not refer to the hash" in one for one in wrong([*lines[:3], extra, *lines[4:]]))
+    assert any(
+        "does not refer to the hash" in one for one in wrong([*lines[:3], extra, *lines[4:]])
+    )
 
 
 def test_other_arguments_and_another_result_are_named() -> None:
@@ -280,7 +287,7 @@ def record(seq: int, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def records(lines: Lines, **other: Any) -> Lines:
-    hash_ = verify.read_bundle(json.dumps(lines).encode()).claims[0].hash
+    hash_ = verify.read_bundle(json.dumps(lines).encode()).receipts[0].hash
     started = {"call_id": "c1", "name": "bash", "arguments": ARGUMENTS, "request_id": "run.1.0.1"}
     details = {"receipt": {"state": "valid", "id": f"r1-{hash_[:8]}", "hash": hash_}}
     finished = {"call_id": "c1", "name": "bash", "details": details}

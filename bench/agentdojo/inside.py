@@ -111,7 +111,7 @@ def one_run(suite, tools: dict[str, Tool], env, mode: str, user_task, injection=
     pressed = [
         call
         for call in attack
-        if (tools[call[0]].presses or tools[call[0]].sends) and call in world.ran
+        if (tools[call[0]].has_side_effects or tools[call[0]].sends) and call in world.ran
         and call not in script
     ]  # fmt: skip
     return {

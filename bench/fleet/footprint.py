@@ -38,7 +38,7 @@ async def once(here: Site, hub: Hub, number: int) -> Start:
         if not born.done():
             born.set_result(time.perf_counter())
 
-    hub.orchestrator.listen(heard)
+    hub.orchestrator.on_presence(heard)
     began = time.perf_counter()
     await edge.start()
     async with asyncio.timeout(30):

@@ -11,7 +11,7 @@ import msgspec
 from tests.support.fleet_processes import EdgeProcess
 from tests.support.programs.orchestrator_driver import Ask, Told
 
-from evoclaw.store.databases.sqlite import unsealed
+from evoclaw.store.databases.sqlite import verify_checksum
 from evoclaw.transport.wire import Outcome
 
 HAPPENED = {"success", "execution_failed"}
@@ -119,5 +119,5 @@ def _stored(path: Path) -> dict[str, Stored]:
 def _kind(blob: bytes | None, state: str, path: Path) -> str | None:
     if blob is None:
         return "expired" if state == "expired" else None
-    outcome = msgspec.json.decode(unsealed(blob, path), type=Outcome)
+    outcome = msgspec.json.decode(verify_checksum(blob, path), type=Outcome)
     return "success" if outcome.status == "success" else outcome.error_type

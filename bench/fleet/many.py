@@ -163,7 +163,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float | None]:
                     seconds, did = min(one for one, _ in tries), min(did for _, did in tries)
                     print(f"a call to all: {did} did it, in {seconds:.1f} s at best")
                     began = time.perf_counter()
-                    await orchestrator.say(there[-1].agent_id, "ping", seconds=30)
+                    await orchestrator.query(there[-1].agent_id, "ping", seconds=30)
                     ping = time.perf_counter() - began
                     return {
                         "edges": options.edges,

@@ -14,7 +14,7 @@ from bench.growth.places import NUMBERS, House, Model, house, places, settle
 from tests.support.databases import Place
 
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.memory import EventType, MemoryStore, Observation
@@ -60,7 +60,7 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
 async def _waiting(points: Points, house: House, place: Place, sizes: tuple[int, ...]) -> None:
     """Sessions of one person, each with a run that waits for its turn."""
     database, store = house.store.database, house.store
-    first, _ = await house.runs.start(ANN, Errand("go on"))
+    first, _ = await house.runs.start(ANN, RunRequest("go on"))
     filled = 0
     for size in sizes:
 
@@ -89,7 +89,7 @@ async def _waiting(points: Points, house: House, place: Place, sizes: tuple[int,
 
 def _start(house: House) -> Op:
     async def op() -> None:
-        view, _ = await house.runs.start(ANN, Errand("hello"))
+        view, _ = await house.runs.start(ANN, RunRequest("hello"))
         gone = "DELETE FROM runs WHERE tenant = 'local' AND id = ?"
         await house.store.database.write(lambda c: c.execute(gone, (view.run_id,)))
 
@@ -101,7 +101,7 @@ def _claim(house: House) -> Op:
     back = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
 
     async def op() -> None:
-        (claim,) = await queue.next({}, 1, 1)
+        (claim,) = await queue.claim_next({}, 1, 1)
         await house.store.database.write(lambda c: c.execute(back, (claim.run_id,)))
 
     return op
@@ -174,11 +174,11 @@ async def _watched(points: Points, house: House, watchers: int) -> None:
     """A run of one reply of a hundred pieces, and so many who watch it."""
 
     async def watch(run_id: str) -> int:
-        return len([record async for record in house.runs.whole("local", run_id)])
+        return len([record async for record in house.runs.records("local", run_id)])
 
     async def op() -> None:
         house.model = Model(0, pieces=100)
-        view, _ = await house.runs.start(ANN, Errand("go on"))
+        view, _ = await house.runs.start(ANN, RunRequest("go on"))
         seen = await asyncio.gather(*(watch(view.run_id) for _ in range(watchers)))
         assert min(seen) == max(seen) > 100
 

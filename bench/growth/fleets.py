@@ -81,10 +81,10 @@ async def _greet(orchestrator: Orchestrator, name: str) -> None:
     """Have an edge known, as if it had said all that edges say."""
     fleet, tool = orchestrator.fleet, nothing.tool
     hashes = [AdvertisedTool(tool.name, "", "1")]
-    fleet.status(Status(name, "online", BOOT, 1), retained=False)
-    fleet.advert(Advert(name, "A sensor.", agent_type="sensor", tools=hashes))
-    await fleet.tools(name, [tool], {tool.name: "1"})
-    fleet.member(name).greeted = (BOOT, 1)
+    fleet.on_status(Status(name, "online", BOOT, 1), retained=False)
+    fleet.on_advert(Advert(name, "A sensor.", agent_type="sensor", tools=hashes))
+    await fleet.set_tools(name, [tool], {tool.name: "1"})
+    fleet.member(name).last_hello = (BOOT, 1)
 
 
 def _name(number: int) -> str:
@@ -118,7 +118,7 @@ def _heartbeat(orchestrator: Orchestrator) -> Op:
     message = Incoming(topic(_name(1), TopicKind.REPORTS), encode(beat))
 
     async def op() -> None:
-        orchestrator.reception.received(message)
+        orchestrator.report_receiver.received(message)
 
     return op
 
@@ -129,8 +129,8 @@ def _new(orchestrator: Orchestrator) -> Op:
     async def op() -> None:
         name = next(names)
         status = encode(Status(name, "online", BOOT, 1))
-        orchestrator.reception.received(Incoming(topic(name, TopicKind.STATUS), status))
-        orchestrator.fleet.status(Status(name, "offline", BOOT, 1), retained=False)
+        orchestrator.report_receiver.received(Incoming(topic(name, TopicKind.STATUS), status))
+        orchestrator.fleet.on_status(Status(name, "offline", BOOT, 1), retained=False)
 
     return op
 
@@ -141,7 +141,7 @@ def _tools(orchestrator: Orchestrator, *, change: bool) -> Op:
     async def op() -> None:
         if change:
             said = f"Sensor {next(numbers)}."
-            orchestrator.fleet.advert(Advert(_name(2), said, agent_type="sensor"))
+            orchestrator.fleet.on_advert(Advert(_name(2), said, agent_type="sensor"))
         assert len(calls.tools()) == 1
 
     return op
@@ -172,7 +172,7 @@ def _choose(orchestrator: Orchestrator) -> Op:
 
 def _sweep(orchestrator: Orchestrator) -> Op:
     async def op() -> None:
-        orchestrator.fleet.sweep()
+        orchestrator.fleet.mark_silent_offline()
 
     return op
 

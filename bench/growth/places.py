@@ -23,7 +23,7 @@ from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store import memory
 from evoclaw.store.calls import command_tables
@@ -118,11 +118,11 @@ class House:
             self.store,
             {LEAD.name: LEAD},
             self._equip,
-            questions=Questions(self.store.questions, parks=True),
+            questions=Questions(self.store.questions, suspends_runs=True),
             approvals=ApprovalStore(database),
-            limits=Limits(budget=budget),
+            limits=RunLimits(budget=budget),
         )
-        self.runs = Runs(self.talks, agent=LEAD.name, settings=SETTINGS, holder="growth")
+        self.runs = Runs(self.talks, agent=LEAD.name, settings=SETTINGS, process_identity="growth")
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         return Ports(self.model, LocalExecutor((work,), given=given), self.policy)
@@ -174,7 +174,7 @@ class Filling:
         """Make the run that is copied."""
         talks = self._house.talks
         self._session = (await talks.open("lead", owner="ann")).id
-        async for record in talks.say(self._session, "go on"):
+        async for record in talks.send(self._session, "go on"):
             self._run, self.each = record.run_id, self.each + 1
 
     async def grow(self, records: int) -> None:

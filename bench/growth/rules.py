@@ -12,8 +12,8 @@ from bench.growth.fitting import FLAT, LINEAR, Curve
 
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
-from evoclaw.governance.rules.document import Document, Rule, Then
-from evoclaw.governance.rules.policy import Rules
+from evoclaw.governance.rules.document import Rule, RuleAction, RuleDocument
+from evoclaw.governance.rules.policy import RulePolicy
 from evoclaw.observe.audit.checkpoints import AuditKey
 from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.observe.audit.reader import audit_files, search
@@ -38,7 +38,7 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
     """Both."""
     points = Points()
     for size in SIZES[quick]:
-        rules = Rules(Document(rules=tuple(_rules(size))), workspace="/work", home="/root")
+        rules = RulePolicy(RuleDocument(rules=tuple(_rules(size))), workspace="/work", home="/root")
         for name, (tool, arguments) in CALLS.items():
             op = _judge(rules, tool, arguments)
             took = await least(op, times=20)
@@ -52,14 +52,14 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
 def _rules(size: int) -> Sequence[Rule]:
     """About programs, paths and arguments, in turn; none of them hits."""
     kinds = (
-        lambda n: Rule(f"p{n}", Then.DENY, programs=(f"tool{n}",)),
-        lambda n: Rule(f"f{n}", Then.DENY, paths=(f"/srv/data{n}",)),
-        lambda n: Rule(f"a{n}", Then.DENY, programs=("grep",), arguments=(f"--never{n}",)),
+        lambda n: Rule(f"p{n}", RuleAction.DENY, programs=(f"tool{n}",)),
+        lambda n: Rule(f"f{n}", RuleAction.DENY, paths=(f"/srv/data{n}",)),
+        lambda n: Rule(f"a{n}", RuleAction.DENY, programs=("grep",), arguments=(f"--never{n}",)),
     )
     return [kinds[number % len(kinds)](number) for number in range(size)]
 
 
-def _judge(rules: Rules, tool: str, arguments: dict[str, JSON]) -> Op:
+def _judge(rules: RulePolicy, tool: str, arguments: dict[str, JSON]) -> Op:
     numbers = count()
 
     async def op() -> None:

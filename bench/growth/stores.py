@@ -12,11 +12,11 @@ from bench.growth.places import Filling, House, house, places
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.store.metrics.store import MetricsStore, MetricsWindow, backlog_of
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import RunQueue
-from evoclaw.store.sessions.retention import forget_sessions
+from evoclaw.store.sessions.retention import delete_expired_sessions
 from evoclaw.store.sessions.sessions import StoredRun
 
 ANN = Principal(user="ann")
@@ -107,7 +107,7 @@ def _reading(house: House, filled: int) -> dict[str, tuple[Op, float]]:
         "figures of the last runs": (lambda: figures.find(lately), FLAT),
         "figures of runs of long ago": (lambda: figures.find(then), LINEAR),
         "figures of all runs": (lambda: figures.find(always), LINEAR),
-        "look for what is too old": (lambda: forget_sessions(store.database, 1.0), LINEAR),
+        "look for what is too old": (lambda: delete_expired_sessions(store.database, 1.0), LINEAR),
     }
 
 
@@ -116,21 +116,21 @@ def _looking(house: House) -> dict[str, tuple[Op, float]]:
     database = house.store.database
     queue, inbox = RunQueue(house.store, "growth"), Inbox(house.store)
     return {
-        "look for runs to begin": (lambda: queue.next({}, 10, 10), FLAT),
+        "look for runs to begin": (lambda: queue.claim_next({}, 10, 10), FLAT),
         "renew": (queue.renew, FLAT),
-        "look for holders": (queue.holders, FLAT),
+        "look for holders": (queue.other_holders, FLAT),
         "look for orphans": (queue.orphans, FLAT),
-        "look for cancels": (inbox.cancels, FLAT),
-        "look for what was said": (lambda: inbox.spoken_to("growth"), FLAT),
-        "look for what was said too late": (inbox.late, FLAT),
-        "look for answers": (inbox.answered, FLAT),
+        "look for cancels": (inbox.cancelled_runs, FLAT),
+        "look for what was said": (lambda: inbox.message_counts("growth"), FLAT),
+        "look for what was said too late": (inbox.ended_with_messages, FLAT),
+        "look for answers": (inbox.answered_runs, FLAT),
         "look at the backlog": (lambda: backlog_of(database, 1e9), FLAT),
     }
 
 
 async def _begun(house: House) -> StoredRun:
     session = await house.talks.open("lead", owner="ann")
-    return await house.store.begin(token_hex(8), session.id, "go on")
+    return await house.store.create_run(token_hex(8), session.id, "go on")
 
 
 def _begin(house: House, run: StoredRun) -> Op:
@@ -138,7 +138,7 @@ def _begin(house: House, run: StoredRun) -> Op:
     back = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
 
     async def op() -> None:
-        assert [one.run_id for one in await queue.next({}, 10, 10)] == [run.id]
+        assert [one.run_id for one in await queue.claim_next({}, 10, 10)] == [run.id]
         await house.store.database.write(lambda c: c.execute(back, (run.id,)))
 
     return op
@@ -154,7 +154,7 @@ def _append(house: House, run: StoredRun) -> Op:
             type(one)(run.id, 8 * number + place + 1, one.at, one.event)
             for place, one in enumerate(page)
         ]
-        await house.store.append(run, moved, (), run.spent, None)
+        await house.store.append(run, moved, (), run.usage, None)
 
     return op
 
@@ -167,7 +167,7 @@ async def _resume(house: House) -> None:
 
 def _start(house: House, session_id: str) -> Op:
     async def op() -> None:
-        view, _ = await house.runs.start(ANN, Errand("hello", session_id))
+        view, _ = await house.runs.start(ANN, RunRequest("hello", session_id))
         # It is not what waits, but what was, that grows here.
         await house.store.database.write(lambda c: c.execute(END, (view.run_id,)))
 

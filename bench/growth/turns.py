@@ -20,7 +20,7 @@ from evoclaw.core.ports import AllowAll, Policy, Ports
 from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Level
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 
 SIZES = {True: (10, 30, 100, 300), False: (10, 30, 100, 300, 1_000)}
 AROUND = 10
@@ -80,14 +80,14 @@ async def _alone(turns: int, policy: Policy) -> Model:
 async def _stored(house: House, turns: int, clock: Clock) -> Model:
     house.model = Model(turns, clock=clock)
     session = await house.talks.open("lead")
-    async for _ in house.talks.say(session.id, "go on"):
+    async for _ in house.talks.send(session.id, "go on"):
         pass
     return house.model
 
 
 async def _watched(house: House, turns: int, clock: Clock) -> Model:
     house.model = Model(turns, pieces=20, clock=clock)
-    view, _ = await house.runs.start(Principal(user="ann"), Errand("go on"))
-    async for _ in house.runs.whole("local", view.run_id):
+    view, _ = await house.runs.start(Principal(user="ann"), RunRequest("go on"))
+    async for _ in house.runs.records("local", view.run_id):
         pass
     return house.model

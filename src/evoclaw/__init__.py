@@ -27,16 +27,16 @@ _NAMES = {
     "providers.scripted": "Scripted calls says",
     "tools.define": "tool",
 }
-_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
-    _WHERE, key=lambda name: (name[0].islower(), name)
+    _MODULE_OF, key=lambda name: (name[0].islower(), name)
 )
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WHERE:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'evoclaw' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"evoclaw.{_WHERE[name]}"), name)
+    found = globals()[name] = getattr(import_module(f"evoclaw.{_MODULE_OF[name]}"), name)
     return found
 
 

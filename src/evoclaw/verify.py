@@ -31,17 +31,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
-PURPOSE = b"evoclaw receipt 1\n"
-TEXTS = (
+SIGNATURE_PREFIX = b"evoclaw receipt 1\n"
+TEXT_FIELDS = (
     "agent_id key chain prev boot_id request_id run_id tenant tool tool_hash args_sha256 "
     "result_sha256 status error_type isolation grant_sha256"
 )
-FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(TEXTS.split(), (str,)),
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(TEXT_FIELDS.split(), (str,)),
     **dict.fromkeys(("v", "counter", "epoch", "ended_at"), (int,)),
     **dict.fromkeys(("exit_code", "started_at"), (int, type(None))),
 }
-PROVEN = """\
+PROOF_STATEMENT = """\
 Proven, for every valid receipt: the owner of the device's key signed that this call, with these
 arguments, ended with this result, at this position of the chain, and this file shows no other
 receipt signed for that position.
@@ -51,7 +51,7 @@ it; that the chain ends here, unless --head gives its end; that no other receipt
 
 
 @dataclass
-class Claim:
+class ReceiptEntry:
     """One receipt of the file."""
 
     line: int
@@ -70,7 +70,7 @@ class Bundle:
 
     def __init__(self) -> None:
         self.keys: dict[str, tuple[str, str]] = {}
-        self.claims: list[Claim] = []
+        self.receipts: list[ReceiptEntry] = []
         self.records: list[dict[str, Any]] = []
         self.problems: list[str] = []
 
@@ -85,7 +85,7 @@ def is_list(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def inner(value: Any, name: str) -> dict[str, Any]:
+def object_member(value: Any, name: str) -> dict[str, Any]:
     """A member that is an object itself; an empty object if it is missing."""
     found = value.get(name) if is_object(value) else None
     return found if is_object(found) else {}
@@ -99,11 +99,11 @@ def canonical(value: Any) -> str:
     if is_list(value):
         return "[" + ",".join(canonical(item) for item in value) + "]"
     if isinstance(value, float):
-        return number(value)
+        return canonical_number(value)
     return json.dumps(value, ensure_ascii=False)
 
 
-def number(value: float) -> str:
+def canonical_number(value: float) -> str:
     """A number as ECMAScript writes it."""
     if not isfinite(value):
         return "null"
@@ -143,9 +143,9 @@ def read_bundle(data: bytes) -> Bundle:
         elif "event" in entry and "seq" in entry:
             bundle.records.append(entry)
         elif entry.get("type") == "key":
-            _take_key(bundle, line, entry)
+            _add_key(bundle, line, entry)
         elif entry.get("type") == "receipt":
-            _take_receipt(bundle, line, entry)
+            _add_receipt(bundle, line, entry)
         else:
             bundle.problems.append(f"line {line}: neither a key, a receipt nor a record")
     return bundle
@@ -181,7 +181,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _take_key(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
+def _add_key(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
     agent, key = entry.get("agent_id"), entry.get("key")
     if not isinstance(agent, str) or not isinstance(key, str):
         bundle.problems.append(f"line {line}: the key entry lacks agent_id or key")
@@ -192,7 +192,7 @@ def _take_key(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
         bundle.keys[agent] = key, f"as claimed by the file: {trust}"
 
 
-def _take_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
+def _add_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
     text, signature = entry.get("body"), entry.get("signature")
     try:
         if not isinstance(text, str) or not isinstance(signature, str):
@@ -204,13 +204,13 @@ def _take_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
     except (ValueError, RecursionError) as problem:
         bundle.problems.append(f"line {line}: not a receipt: {problem}")
         return
-    bundle.claims.append(Claim(line, body, sha256(text.encode()).hexdigest(), entry))
+    bundle.receipts.append(ReceiptEntry(line, body, sha256(text.encode()).hexdigest(), entry))
 
 
 def _check_fields(body: dict[str, Any]) -> None:
-    if wrong := sorted(body.keys() ^ FIELDS.keys()):
+    if wrong := sorted(body.keys() ^ FIELD_TYPES.keys()):
         raise ValueError(f"missing or unknown: {', '.join(wrong)}")
-    for name, kinds in FIELDS.items():
+    for name, kinds in FIELD_TYPES.items():
         if not isinstance(body[name], kinds) or isinstance(body[name], bool):
             raise ValueError(f"{name} has the wrong type")
     if body["v"] != 1 or body["counter"] < 0:
@@ -219,42 +219,42 @@ def _check_fields(body: dict[str, Any]) -> None:
         raise ValueError("counter 0 is outside any chain, but chain or prev is set")
 
 
-def check_claim(claim: Claim, keys: dict[str, tuple[str, str]]) -> None:
+def check_receipt(receipt: ReceiptEntry, keys: dict[str, tuple[str, str]]) -> None:
     """Check one receipt by itself: its key, its signature, its arguments and its result."""
-    body, entry = claim.body, claim.entry
+    body, entry = receipt.body, receipt.entry
     key = keys.get(body["agent_id"])
     if key is None:
-        claim.problems.append(f"no key for {body['agent_id']!r}; give one with --key")
+        receipt.problems.append(f"no key for {body['agent_id']!r}; give one with --key")
     elif key[0] != body["key"]:
-        claim.problems.append("signed with a key that is not the device's")
-    if not _signed(body["key"], entry["signature"], entry["body"]):
-        claim.problems.append("the signature is wrong")
+        receipt.problems.append("signed with a key that is not the device's")
+    if not _is_signature_valid(body["key"], entry["signature"], entry["body"]):
+        receipt.problems.append("the signature is wrong")
     # A call that was cancelled before it reached the device has a receipt without arguments.
     if "arguments" in entry and body["args_sha256"] not in ("", digest(entry["arguments"])):
-        claim.problems.append("the arguments differ from those that were signed")
-    if "result" in entry and body["result_sha256"] != result_digest(inner(entry, "result")):
-        claim.problems.append("the result differs from the one that was signed")
-    claim.compared += [what for what in ("arguments", "result") if what in entry]
+        receipt.problems.append("the arguments differ from those that were signed")
+    if "result" in entry and body["result_sha256"] != result_digest(object_member(entry, "result")):
+        receipt.problems.append("the result differs from the one that was signed")
+    receipt.compared += [what for what in ("arguments", "result") if what in entry]
 
 
-def _signed(key: str, signature: str, body: str) -> bool:
+def _is_signature_valid(key: str, signature: str, body: str) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         # Padding beyond what is needed is ignored.
         public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(key + "=="))
-        public.verify(urlsafe_b64decode(signature + "=="), PURPOSE + body.encode())
+        public.verify(urlsafe_b64decode(signature + "=="), SIGNATURE_PREFIX + body.encode())
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def check_chain(claims: list[Claim], *, partial: bool) -> list[str]:
+def check_chain(receipts: list[ReceiptEntry], *, partial: bool) -> list[str]:
     """The gaps, forks and repetitions of a chain, in the order of the file."""
     found: list[str] = []
-    before: Claim | None = None
-    for claim in claims:
+    before: ReceiptEntry | None = None
+    for claim in receipts:
         counter = claim.body["counter"]
         last = 0 if before is None else before.body["counter"]
         if before is not None and counter == last:
@@ -272,16 +272,16 @@ def check_chain(claims: list[Claim], *, partial: bool) -> list[str]:
     return found
 
 
-def check_head(agent: str, claims: list[Claim], head: str) -> str:
+def check_head(agent: str, receipts: list[ReceiptEntry], head: str) -> str:
     """Compare the end of a device's chains with the expected head; empty if they agree."""
     if head.isdigit() and len(head) < 20:
-        top = max((claim.body["counter"] for claim in claims), default=0)
+        top = max((claim.body["counter"] for claim in receipts), default=0)
         return (
             ""
             if top == int(head)
             else f"{agent}: the last receipt is {top}, not {head}: receipts are missing at the end"
         )
-    if any(claim.hash.startswith(head.lower()) for claim in claims[-1:]):
+    if any(claim.hash.startswith(head.lower()) for claim in receipts[-1:]):
         return ""
     return (
         f"{agent}: the last receipt is not {head[:16]}…: receipts are missing at the end, "
@@ -292,14 +292,14 @@ def check_head(agent: str, claims: list[Claim], head: str) -> str:
 def check_records(bundle: Bundle) -> list[str]:
     """Compare the records of runs with the receipts of their calls."""
     started: dict[str, dict[str, Any]] = {}
-    hashes = {claim.hash: claim for claim in bundle.claims}
+    hashes = {claim.hash: claim for claim in bundle.receipts}
     found: list[str] = []
     for record in bundle.records:
-        event = inner(record, "event")
+        event = object_member(record, "event")
         if event.get("type") == "call_started":
             started[event.get("call_id", "")] = event
         elif event.get("type") == "call_finished":
-            found += _check_record(record, inner(event, "result"), started, hashes)
+            found += _check_record(record, object_member(event, "result"), started, hashes)
     return found
 
 
@@ -307,10 +307,10 @@ def _check_record(
     record: dict[str, Any],
     result: dict[str, Any],
     started: dict[str, dict[str, Any]],
-    hashes: dict[str, Claim],
+    hashes: dict[str, ReceiptEntry],
 ) -> list[str]:
     where = f"run {record.get('run_id')}, record {record.get('seq')}"
-    receipt = inner(inner(result, "details"), "receipt")
+    receipt = object_member(object_member(result, "details"), "receipt")
     call = started.get(result.get("call_id", ""))
     if receipt.get("state") != "valid" or call is None:
         return []
@@ -326,20 +326,20 @@ def _check_record(
     return []
 
 
-def plain(text: object) -> str:
+def printable(text: object) -> str:
     """A text without control characters, safe to print on a terminal."""
     return "".join(char if char.isprintable() else "�" for char in str(text))[:200]
 
 
-def _describe(claim: Claim) -> str:
-    body = claim.body
+def _describe(receipt: ReceiptEntry) -> str:
+    body = receipt.body
     when = datetime.fromtimestamp(min(max(body["ended_at"], 0), 2**42) / 1000, UTC)
     code = "" if body["exit_code"] is None else f", exit code {body['exit_code']}"
     outcome = "succeeded" if body["status"] == "success" else body["error_type"] or body["status"]
-    compared = f"; compared: {', '.join(claim.compared)}" if claim.compared else ""
+    compared = f"; compared: {', '.join(receipt.compared)}" if receipt.compared else ""
     inside = f"; in {body['isolation']}" if body["isolation"] else ""
     return (
-        f"  {body['counter']:>6}  {claim.hash[:8]}  {when:%Y-%m-%d %H:%M:%S}Z  {body['tool']}: "
+        f"  {body['counter']:>6}  {receipt.hash[:8]}  {when:%Y-%m-%d %H:%M:%S}Z  {body['tool']}: "
         f"{outcome}{code}; request {body['request_id']}{inside}{compared}"
     )
 
@@ -350,9 +350,9 @@ def verify(
     """The report on a bundle, and its problems."""
     report: list[str] = []
     wrong = [f"the file: {problem}" for problem in bundle.problems]
-    chains: dict[tuple[str, str], list[Claim]] = {}
-    for claim in bundle.claims:
-        check_claim(claim, bundle.keys)
+    chains: dict[tuple[str, str], list[ReceiptEntry]] = {}
+    for claim in bundle.receipts:
+        check_receipt(claim, bundle.keys)
         chains.setdefault((claim.body["agent_id"], claim.body["chain"]), []).append(claim)
     wrong += check_records(bundle)
     for (agent, chain), claims in chains.items():
@@ -366,16 +366,16 @@ def verify(
         report.append(f"  first problem: {bad[0]}" if bad else "  complete: every receipt is valid")
         wrong += [f"{agent}: {problem}" for problem in bad]
     for agent, head in heads.items():
-        chained = [claim for claim in bundle.claims if claim.body["chain"]]
+        chained = [claim for claim in bundle.receipts if claim.body["chain"]]
         mine = [claim for claim in chained if claim.body["agent_id"] == agent]
         wrong += filter(None, [check_head(agent, mine, head)])
-    if not bundle.claims:
+    if not bundle.receipts:
         wrong.append("the file: it contains no receipt")
     return report, wrong
 
 
-def _pairs(given: list[str]) -> list[tuple[str, str]]:
-    return [(name, value) for name, _, value in (pair.partition("=") for pair in given)]
+def _pairs(options: list[str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, _, value in (pair.partition("=") for pair in options)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -403,10 +403,12 @@ def main(arguments: list[str] | None = None) -> int:
         bundle.keys |= {name: (key, "given with --key") for name, key in _pairs(options.key)}
         report, wrong = verify(bundle, dict(_pairs(options.head)), partial=options.partial)
     except (OSError, ValueError, RecursionError) as problem:
-        sys.stderr.write(f"cannot read {plain(options.file)}: {plain(problem)}\n")
+        sys.stderr.write(f"cannot read {printable(options.file)}: {printable(problem)}\n")
         return 2
-    lines = [plain(line) for line in report] + [f"WRONG: {plain(problem)}" for problem in wrong]
-    lines += [f"{len(wrong)} problems"] if wrong else [PROVEN, "all receipts are valid"]
+    lines = [printable(line) for line in report] + [
+        f"WRONG: {printable(problem)}" for problem in wrong
+    ]
+    lines += [f"{len(wrong)} problems"] if wrong else [PROOF_STATEMENT, "all receipts are valid"]
     sys.stdout.write("\n".join(lines) + "\n")
     return int(bool(wrong))
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from evoclaw.api.mcp_http import serving_http
 from evoclaw.api.mcp_server import McpTools
-from evoclaw.core.bound import BoundTool, Machine
+from evoclaw.core.bound import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, ToolResult
 from evoclaw.core.ports import Progress
-from evoclaw.core.tools import ALL, Call, Tool
+from evoclaw.core.tools import ALL_PERMISSIONS, Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import NoPins
@@ -94,7 +94,7 @@ async def test_tool_with_progress(progress: Progress) -> str:
 def schema_tool() -> BoundTool:
     """A tool whose schema uses what only newer drafts have."""
 
-    async def run(call: Call, machine: Machine) -> ToolResult:
+    async def run(call: Call, machine: ToolEnvironment) -> ToolResult:
         return call.ok("fine")
 
     address = {"street": {"type": "string"}, "city": {"type": "string"}}
@@ -113,7 +113,7 @@ def served() -> McpTools:
     """What the suite is shown: its tools, under our rules."""
     bound = (test_simple_text, test_image_content, test_error_handling, test_tool_with_progress)
     executor = LocalExecutor([*bound, schema_tool()])
-    return McpTools(executor, Autonomy(Level.FULL), capabilities=frozenset({ALL}))
+    return McpTools(executor, Autonomy(Level.FULL), capabilities=frozenset({ALL_PERMISSIONS}))
 
 
 async def be_client(url: str) -> None:

@@ -27,7 +27,7 @@ async def test_invoke_is_one_reply_without_tools(tmp_path: Path) -> None:
             "tokens_used": 15,
             "model": "scripted/model",
         }
-        run = await house.runs.look("local", answer.headers["x-evoclaw-run"])
+        run = await house.runs.get("local", answer.headers["x-evoclaw-run"])
         assert run is not None
         assert (run.agent, run.turns, run.asked) == ("sums", 1, '{"a":1,"b":2}')
 

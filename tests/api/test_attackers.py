@@ -47,7 +47,7 @@ async def test_streams_that_are_asked_for_in_one_moment_are_no_more_than_allowed
 class Signed:
     """Tokens `TENANT:NAME` of somebody who gives the same name to people of two tenants."""
 
-    def caller(self, bearer: str) -> Caller | None:
+    def authenticate(self, bearer: str) -> Caller | None:
         tenant, _, name = bearer.partition(":")
         return Caller(Principal(tenant, name), frozenset(RUNNER), name)
 
@@ -68,7 +68,7 @@ async def test_somebody_of_the_same_name_elsewhere_takes_nobodys_streams_away(
 async def test_a_run_is_not_shown_any_more_to_a_token_that_was_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "GOOD_FOR", 0.01)
+    monkeypatch.setattr(sse, "TOKEN_RECHECK_INTERVAL_S", 0.01)
     async with served(tmp_path, Scripted(calls(("work", {})), says("secret"))) as up:
         up.house.may_go_on.clear()
         ann, thief = await up.as_(*RUNNER), await up.as_(*RUNNER)
@@ -86,11 +86,11 @@ async def test_a_run_is_not_shown_any_more_to_a_token_that_was_taken_back(
 
 async def test_tools_that_changed_since_a_person_looked_are_not_approved(tmp_path: Path) -> None:
     devices = Devices(tmp_path)
-    await devices.surface("pi", [("read", "h1")], 1.0)
+    await devices.compare_tools("pi", [("read", "h1")], 1.0)
     async with served(tmp_path) as up:
         ann = await up.as_("*")
         seen = (await ann.get("/v1/fleet/pi")).json["surface"]
-        await devices.surface("pi", [("read", "another"), ("wipe", "h2")], 2.0)
+        await devices.compare_tools("pi", [("read", "another"), ("wipe", "h2")], 2.0)
 
         refused = await ann.post(f"/v1/fleet/pi/approve?seen={seen}")
         assert (refused.status, refused.code) == (409, "changed")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.sessions.retention import forget_sessions
+from evoclaw.store.sessions.retention import delete_expired_sessions
 from evoclaw.tools.canvas import Canvas, Sheet
 from tests.support.service import Client, Served, served
 
@@ -45,8 +45,8 @@ async def test_a_session_that_is_deleted_takes_its_canvas_with_it(tmp_path: Path
         assert len(list((tmp_path / "canvas").iterdir())) == 4
         assert (await ann.ask("DELETE", f"/v1/sessions/{gone}")).status == 204
         assert len(list((tmp_path / "canvas").iterdir())) == 2
-        assert await canvas(up, gone).shown() is None
-        assert await canvas(up, stays).shown() is not None
+        assert await canvas(up, gone).current() is None
+        assert await canvas(up, stays).current() is not None
 
 
 async def test_what_is_forgotten_for_its_age_shows_nothing_any_more(tmp_path: Path) -> None:
@@ -57,5 +57,5 @@ async def test_what_is_forgotten_for_its_age_shows_nothing_any_more(tmp_path: Pa
         async def clear(tenant: str, session_id: str) -> None:
             await up.house.canvases.of(tenant, session_id).clear()
 
-        assert await forget_sessions(up.house.database, time.time() + 1, clear) == 1
+        assert await delete_expired_sessions(up.house.database, time.time() + 1, clear) == 1
         assert list((tmp_path / "canvas").iterdir()) == []

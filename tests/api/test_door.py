@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from evoclaw.api.limits import Rates
+from evoclaw.api.limits import RequestRateLimiter
 from evoclaw.api.settings import ServerSettings
 from evoclaw.api.strict import problem_with
-from evoclaw.store.databases.database import StoreAway
+from evoclaw.store.databases.database import StoreUnavailable
 from evoclaw.store.governing.tokens import TokenStore
 from tests.support.service import Served, served
 
@@ -217,7 +217,7 @@ async def test_while_the_store_is_away_callers_are_told_to_come_again(
         ann = await up.as_("*")
 
         async def away(self: TokenStore, id_: str) -> None:
-            raise StoreAway("the server is gone")
+            raise StoreUnavailable("the server is gone")
 
         monkeypatch.setattr(TokenStore, "get", away)
         answer = await ann.get("/v1/sessions")
@@ -258,7 +258,7 @@ def test_what_is_wrong_with_a_request_is_named(head: bytes, problem: str) -> Non
 
 def test_a_bucket_fills_again_and_forgets_whoever_was_away_longest() -> None:
     now = [0.0]
-    rates = Rates(60, 2, clock=lambda: now[0])
+    rates = RequestRateLimiter(60, 2, clock=lambda: now[0])
     assert [rates.take("a") for _ in range(3)] == [0.0, 0.0, 1.0]
     assert rates.take("b") == 0.0
     now[0] = 1.0

@@ -16,8 +16,8 @@ SHINE = Tool("shine", "Shines.", {"type": "object"}, effect=Effect.WRITE)
 async def test_an_edges_tools_are_shown_as_it_describes_them(tmp_path: Path) -> None:
     async with served(tmp_path) as up:
         ann, fleet = await up.as_("fleet:read"), fleet_of(up)
-        fleet.advert(Advert("lamp", "shines"))
-        await fleet.tools("lamp", [SHINE], {})
+        fleet.on_advert(Advert("lamp", "shines"))
+        await fleet.set_tools("lamp", [SHINE], {})
 
         (tool,) = (await ann.get("/v1/fleet/lamp/tools")).json["items"]
         assert (tool["name"], tool["effect"], tool["parameters"]) == (
@@ -30,7 +30,7 @@ async def test_an_edges_tools_are_shown_as_it_describes_them(tmp_path: Path) -> 
 
 
 async def test_an_edge_that_was_never_there_has_no_tools(tmp_path: Path) -> None:
-    await Devices(tmp_path).surface("pi", [("read", "h1")], 1.0)
+    await Devices(tmp_path).compare_tools("pi", [("read", "h1")], 1.0)
     async with served(tmp_path) as up:
         ann = await up.as_("fleet:read")
         assert (await ann.get("/v1/fleet/pi/tools")).json == {"items": []}

@@ -12,13 +12,13 @@ from aiohttp import StreamReader
 from litestar.di import Provide
 
 from evoclaw.api import sse
-from evoclaw.api.needs import Parts
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.routes import events
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Provider
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.transport.wire import Advert, Heartbeat
@@ -70,11 +70,13 @@ async def serving(
 ) -> AsyncGenerator[Served]:
     """A service that looks often, so that nobody waits for it here."""
     async with served(folder, provider, rules=rules) as up:
-        up.app.state["feed"] = events.feed_of(parts_of(up), pace=0.02, look=0.05)
+        up.app.state["feed"] = events.make_feed(
+            parts_of(up), min_interval_s=0.02, max_interval_s=0.05
+        )
         yield up
 
 
-def parts_of(up: Served) -> Parts:
+def parts_of(up: Served) -> ApiDependencies:
     provided = up.app.dependencies["parts"]
     assert isinstance(provided, Provide)
     return provided.dependency()
@@ -171,13 +173,13 @@ async def test_a_user_sees_his_own_and_an_admin_all_of_the_tenant(tmp_path: Path
 async def test_an_edge_is_told_as_it_comes_beats_and_goes(tmp_path: Path) -> None:
     async with serving(tmp_path) as up:
         ann, fleet = await up.as_(*READER), fleet_of(up)
-        fleet.advert(Advert("lamp", "shines"))
+        fleet.on_advert(Advert("lamp", "shines"))
         async with following(ann, "fleet") as page:
             known = await page.until("fleet", bool)
             assert (known["lamp"]["online"], known["lamp"].get("last_seen", 0)) == (False, 0)
-            fleet.beat("lamp", Heartbeat("b", 1, 2, 3, 7, 12.5, 64.0, 99.0))
+            fleet.on_heartbeat("lamp", Heartbeat("b", 1, 2, 3, 7, 12.5, 64.0, 99.0))
             known = await page.until("fleet", lambda edges: edges["lamp"]["online"])
-            fleet.beat("lamp", Heartbeat("b", 1, 1, 0))
+            fleet.on_heartbeat("lamp", Heartbeat("b", 1, 1, 0))
             known = await page.until("fleet", lambda edges: len(edges["lamp"]["loads"]) == 2)
             assert known["lamp"]["loads"] == [5, 1]
             listed = (await ann.get("/v1/fleet")).json["items"]
@@ -197,7 +199,7 @@ async def test_an_edge_that_joins_or_is_approved_elsewhere_is_told(tmp_path: Pat
 
 async def test_the_fleet_is_the_operators_alone(tmp_path: Path) -> None:
     async with serving(tmp_path) as up:
-        fleet_of(up).advert(Advert("lamp", "shines"))
+        fleet_of(up).on_advert(Advert("lamp", "shines"))
         eve = await up.as_("*", tenant="else")
         async with following(eve) as page:
             assert await page.until("fleet", lambda _: True) == {}
@@ -210,7 +212,7 @@ async def test_what_another_process_does_is_told_too(tmp_path: Path) -> None:
     async with serving(tmp_path, model) as up, following(await up.as_(*READER), "runs") as page:
         await page.until("runs", lambda runs: not runs)
         async with built(tmp_path, Scripted(says("done elsewhere"))) as (other, _):
-            errand = Errand("go", agent=AGENT.name)
+            errand = RunRequest("go", agent=AGENT.name)
             view, _ = await other.runs.start(Principal(user="ann"), errand)
             await page.until("runs", lambda runs: view.run_id in runs)
 
@@ -233,7 +235,7 @@ async def test_topics_without_the_scope_are_left_out_and_unknown_ones_refused(
 async def test_a_token_that_was_taken_back_is_told_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "GOOD_FOR", 0.01)
+    monkeypatch.setattr(sse, "TOKEN_RECHECK_INTERVAL_S", 0.01)
     async with serving(tmp_path) as up:
         ann = await up.as_(*READER)
         async with watching(ann, "/v1/events?topics=runs") as stream:

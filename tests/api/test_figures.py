@@ -9,7 +9,7 @@ from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, 
 from evoclaw.core.messages import ToolResult
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.service import Client, served
 
 WORK = calls(("work", {"what": "it"}))
@@ -77,7 +77,7 @@ async def test_delegations_tell_who_had_whom_work(tmp_path: Path) -> None:
         store, now = SessionStore(up.house.database), time.time()
         for owner in ("ann", "bob"):
             await store.create(Session(f"s-{owner}", "helper", owner))
-            run = await store.begin(f"r-{owner}", f"s-{owner}", "hi")
+            run = await store.create_run(f"r-{owner}", f"s-{owner}", "hi")
             result = ToolResult("c", "temperature", (), None, {"agent": f"pi-{owner}"})
             events = (
                 CallStarted("c", "temperature", {}, "x"),
@@ -85,7 +85,7 @@ async def test_delegations_tell_who_had_whom_work(tmp_path: Path) -> None:
                 RunFinished(StopReason.COMPLETED, ""),
             )
             records = [Record(run.id, seq, now, event) for seq, event in enumerate(events, 1)]
-            await store.append(run, records, [], Spent(), StopReason.COMPLETED)
+            await store.append(run, records, [], RunUsage(), StopReason.COMPLETED)
         own = (await (await up.as_("fleet:read")).get("/v1/fleet/delegations")).json["items"]
         admin = await up.as_("*", user="root")
         both = (await admin.get("/v1/fleet/delegations")).json["items"]

@@ -17,7 +17,7 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.core.labels import Principal
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.observe.metrics import Metrics
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
@@ -68,13 +68,13 @@ async def test_edges_are_shown_by_their_heartbeats_and_offline_ones_have_no_load
     tmp_path: Path,
 ) -> None:
     async with asking(tmp_path) as (_, asked):
-        asked.fleet.beat("lamp", Heartbeat("b", 1, 2, 3, None, 5.0, 2.0, 60.0))
+        asked.fleet.on_heartbeat("lamp", Heartbeat("b", 1, 2, 3, None, 5.0, 2.0, 60.0))
         found = await asked.told()
         assert found["evoclaw_runs_live"] == 7
         assert found["evoclaw_edge_memory_bytes lamp"] == 2 << 20
         assert found["evoclaw_edge_queued lamp"] == 3
         assert found["evoclaw_edge_last_seen_timestamp_seconds lamp"] > 1e9
-        assert asked.fleet.status(Status("lamp", "offline", "b", 1), retained=False)
+        assert asked.fleet.on_status(Status("lamp", "offline", "b", 1), retained=False)
         found = await asked.told()
         assert (found["evoclaw_edge_online lamp"], found["evoclaw_edge_queued lamp"]) == (0, 0)
         assert found["evoclaw_edge_last_seen_timestamp_seconds lamp"] > 1e9
@@ -87,12 +87,12 @@ async def test_the_backlog_of_the_store_is_shown_with_its_age(tmp_path: Path) ->
         run_id = await begun(ann)
         await ann.until(f"/v1/runs/{run_id}", "state", "waiting")
         (case,) = await asked.house.approvals.waiting()
-        asked.now = case.asking.asked_at + 90
+        asked.now = case.request.asked_at + 90
         found = await asked.told()
         assert found["evoclaw_approvals_waiting"] == 1
         assert math.isclose(found["evoclaw_approval_wait_seconds"], 90)
         session = (await ann.get(f"/v1/runs/{run_id}")).json["session_id"]
-        who, errand = Principal(user="ann"), Errand("next", session, agent=AGENT.name)
+        who, errand = Principal(user="ann"), RunRequest("next", session, agent=AGENT.name)
         await asked.house.runs.start(who, errand)
         assert (await asked.told())["evoclaw_runs_queued"] == 1
 

@@ -9,7 +9,7 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_link, qr_lines, qr_rows, read_link
-from evoclaw.wiring.fleet import Door, leave_door
+from evoclaw.wiring.fleet import BrokerLogin, write_broker_login
 from tests.support.service import served
 
 URL, TOKEN = "mqtts://[2001:db8::1]:8883", "pi." + "a" * 48
@@ -18,7 +18,7 @@ FINDER = ("1111111", "1000001", "1011101", "1011101", "1011101", "1000001", "111
 
 
 async def test_an_invitation_is_also_a_link_a_command_and_a_picture(tmp_path: Path) -> None:
-    leave_door(tmp_path, Door("mqtt://192.0.2.7:1883", "orchestrator", "secret"))
+    write_broker_login(tmp_path, BrokerLogin("mqtt://192.0.2.7:1883", "orchestrator", "secret"))
     async with served(tmp_path) as up:
         answer = await (await up.as_("fleet:write")).post(
             "/v1/fleet/invitations", {"agent_id": "pi"}

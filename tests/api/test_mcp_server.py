@@ -25,7 +25,7 @@ from evoclaw.core.events import CallFinished, CallJudged, Record, RunFinished, S
 from evoclaw.core.messages import ErrorKind, ImageBlock
 from evoclaw.core.ports import Approval, Ask, Decision, Progress
 from evoclaw.core.state import fold
-from evoclaw.core.tools import ALL, Call
+from evoclaw.core.tools import ALL_PERMISSIONS, Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import NoPins
@@ -107,7 +107,7 @@ class Answers:
 
 
 def offered(bench: Bench, level: Level = Level.FULL, **more: Any) -> McpTools:
-    more.setdefault("capabilities", frozenset({ALL}))
+    more.setdefault("capabilities", frozenset({ALL_PERMISSIONS}))
     return McpTools(LocalExecutor(bench.tools()), Autonomy(level), **more)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from evoclaw.api.openai.answering import Answer, Reading, pieces
-from evoclaw.api.openai.asking import Format, ignored_in, to_asking
-from evoclaw.api.openai.errors import BadRequest, problem_of
+from evoclaw.api.openai.answering import ChatAnswer, ChatAnswerReader, answer_pieces
+from evoclaw.api.openai.asking import OutputFormat, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.errors import BadRequest, to_openai_error
 from evoclaw.api.openai.messages import to_history, trailing_results
 from evoclaw.api.openai.shapes import ChatMessage, ChatRequest
-from evoclaw.api.openai.streaming import Head, frames
+from evoclaw.api.openai.streaming import CompletionHeader, frames
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.errors import AgentNotFound, ProviderError
 from evoclaw.core.events import (
@@ -45,7 +45,7 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.profile import Profile
-from evoclaw.orchestrator.sessions.callers import Place
+from evoclaw.orchestrator.sessions.callers import CallPosition
 
 AGENT = Agent("lead", "scripted/model", settings=LoopSettings(max_tokens=500))
 PIXEL = "iVBORw0KGgoAAAANSUhEUg=="
@@ -56,7 +56,9 @@ RUN = "a" * 32
 def asking(**body: Any) -> Any:
     body = {"model": "lead", "messages": [{"role": "user", "content": "hi"}]} | body
     request = msgspec.convert(body, ChatRequest)
-    return to_asking(request, ignored_in(msgspec.json.encode(body)), AGENT, taken=("bash",))
+    return parse_chat_request(
+        request, ignored_parameters(msgspec.json.encode(body)), AGENT, taken=("bash",)
+    )
 
 
 def refused(**body: Any) -> BadRequest:
@@ -213,13 +215,13 @@ def test_json_is_asked_for_and_checked() -> None:
     assert wanted.read('```json\n{"n": 1}\n```') == ('{"n":1}', "")
     assert wanted.read('{"m": 1}')[1] == "missing 'n'"
     assert wanted.read("one")[1] == "it is no JSON object"
-    assert Format().read('{"anything": true}') == ('{"anything":true}', "")
+    assert OutputFormat().read('{"anything": true}') == ('{"anything":true}', "")
     bad = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": 1}}}
     assert refused(response_format=bad).param == "response_format.json_schema.schema"
 
 
 def test_errors_have_the_types_that_clients_know() -> None:
-    status, problem, _ = problem_of(AgentNotFound("x", ("lead",)))
+    status, problem, _ = to_openai_error(AgentNotFound("x", ("lead",)))
     assert (status, problem.code, problem.param) == (404, "model_not_found", "model")
     assert problem.type == "invalid_request_error"
 
@@ -237,16 +239,19 @@ def done(text: str, stop: StopReason = StopReason.COMPLETED, reason: str = "") -
 
 
 async def told(
-    said: Sequence[Record], *, after: frozenset[Place] = frozenset(), wanted: Format | None = None
-) -> tuple[list[str], Answer]:
+    said: Sequence[Record],
+    *,
+    after: frozenset[CallPosition] = frozenset(),
+    wanted: OutputFormat | None = None,
+) -> tuple[list[str], ChatAnswer]:
     """What is streamed, piece by piece, and the answer."""
 
     async def give() -> AsyncGenerator[Record, None]:
         for record in said:
             yield record
 
-    found = [piece async for piece in pieces(give(), Reading(RUN, after), wanted)]
-    assert isinstance(found[-1], Answer)
+    found = [piece async for piece in answer_pieces(give(), ChatAnswerReader(RUN, after), wanted)]
+    assert isinstance(found[-1], ChatAnswer)
     return [piece for piece in found if isinstance(piece, str)], found[-1]
 
 
@@ -332,7 +337,7 @@ async def test_calls_of_the_callers_tools_are_handed_over_with_their_arguments()
 
 
 async def test_whoever_brings_results_is_told_only_what_came_after() -> None:
-    places = frozenset({Place(RUN, 1, 1), Place(RUN, 1, 2)})
+    places = frozenset({CallPosition(RUN, 1, 1), CallPosition(RUN, 1, 2)})
     results = (
         CallFinished(ToolResult("y", "weather", (TextBlock("rain"),))),
         CallFinished(ToolResult("z", "clock", (TextBlock("noon"),))),
@@ -365,7 +370,7 @@ async def test_a_provider_that_failed_is_an_error_and_limits_are_answers() -> No
     said = records(STARTED, TurnStarted(1), failed, done("No.", StopReason.ERROR, "no luck"))
     shown, answer = await told(said)
     assert isinstance(answer.error, ProviderError)
-    assert problem_of(answer.error)[0] == 502
+    assert to_openai_error(answer.error)[0] == 502
     assert shown == []
     said = records(STARTED, done("The budget is spent.", StopReason.BUDGET_EXCEEDED))
     shown, answer = await told(said)
@@ -380,17 +385,23 @@ async def test_a_reply_that_was_cut_off_says_so() -> None:
 
 async def test_an_answer_that_is_no_json_is_held_and_refused() -> None:
     said = records(STARTED, TurnStarted(1), TextDelta("one"), Replied(Reply("one")), done("one"))
-    shown, answer = await told(said, wanted=Format())
+    shown, answer = await told(said, wanted=OutputFormat())
     assert shown == []
-    assert (answer.misfit, isinstance(answer.error, BadRequest)) == ("it is no JSON object", True)
+    assert (answer.format_problem, isinstance(answer.error, BadRequest)) == (
+        "it is no JSON object",
+        True,
+    )
 
 
 async def test_a_stream_has_the_pieces_that_clients_expect() -> None:
-    async def give() -> AsyncGenerator[str | Answer, None]:
+    async def give() -> AsyncGenerator[str | ChatAnswer, None]:
         yield "Hi"
         yield (await told(mixed()))[1]
 
-    wire = [piece async for piece in frames(Head("id", 1, "lead", include_usage=True), give())]
+    wire = [
+        piece
+        async for piece in frames(CompletionHeader("id", 1, "lead", include_usage=True), give())
+    ]
     assert wire[-1] == b"data: [DONE]\n\n"
     chunks = [msgspec.json.decode(piece.removeprefix(b"data: ")) for piece in wire[:-1]]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]

@@ -59,7 +59,7 @@ async def test_a_plain_answer_with_its_usage(tmp_path: Path) -> None:
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (10, 15)
         assert answer.model == "lead"
         assert raw.headers["x-evoclaw-ignored"] == "top_p"
-        run = await house.runs.look("local", raw.headers["x-evoclaw-run"])
+        run = await house.runs.get("local", raw.headers["x-evoclaw-run"])
         assert run is not None
         assert (run.agent, run.owner, run.text) == ("lead", "ada", "It rains.")
         assert answer.id == f"chatcmpl-{run.run_id}"
@@ -230,7 +230,7 @@ async def test_the_agents_are_the_models(tmp_path: Path) -> None:
 async def ended(house: Served, run_id: str) -> RunView:
     async with asyncio.timeout(30):
         await house.runs.result("local", run_id)
-    found = await house.runs.look("local", run_id)
+    found = await house.runs.get("local", run_id)
     assert found is not None
     return found
 
@@ -331,7 +331,7 @@ async def test_a_run_that_waits_for_a_person_says_how_to_let_it_go_on(tmp_path: 
         assert choice.finish_reason == "stop"
         assert "evoclaw approvals approve 7" in (choice.message.content or "")
         assert run_id in (choice.message.content or "")
-        found = await house.runs.look("local", run_id)
+        found = await house.runs.get("local", run_id)
         assert found is not None
         assert found.stop is StopReason.WAITING
 

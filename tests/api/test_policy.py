@@ -8,7 +8,7 @@ from pathlib import Path
 from evoclaw.core.chain import Chain
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
-from evoclaw.governance.rates import OwnWindows, Rates
+from evoclaw.governance.rates import ProcessRateWindows, RateLimits
 from evoclaw.tools.sets import named
 from tests.support.service import AGENT, Client, served
 
@@ -95,9 +95,9 @@ async def test_an_agent_that_is_stopped_may_do_nothing(tmp_path: Path) -> None:
 async def test_an_explanation_leaves_no_trace(tmp_path: Path) -> None:
     async with served(tmp_path) as up:
         judged = up.house.judged
-        (rates,) = [one for one in judged.governance.guards if isinstance(one, Rates)]
+        (rates,) = [one for one in judged.governance.guards if isinstance(one, RateLimits)]
         windows = rates.windows
-        assert isinstance(windows, OwnWindows)
+        assert isinstance(windows, ProcessRateWindows)
         root = await up.as_("tools:read")
         for _ in range(30):  # more than a burst
             await explained(root, "bash", command="rm -rf /")

@@ -15,7 +15,7 @@ from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.databases.database import Connection, sealed
+from evoclaw.store.databases.database import Connection, add_checksum
 from evoclaw.trust.receipts import DeviceKey
 from tests.api.test_runs import RUNNER, begun
 from tests.support.service import Client, Served, served
@@ -39,7 +39,7 @@ async def changed(up: Served, run_id: str, seq: int, record: Record) -> None:
     def work(connection: Connection) -> None:
         connection.execute(
             "UPDATE records SET record = ? WHERE run_id = ? AND seq = ?",
-            (sealed(msgspec.json.encode(record)), run_id, seq),
+            (add_checksum(msgspec.json.encode(record)), run_id, seq),
         )
 
     await up.house.database.write(work)
@@ -203,7 +203,7 @@ async def test_what_devices_signed_is_shown_and_checked(tmp_path: Path) -> None:
         assert [one["valid"] for one in items] == [True, True, True]
         assert [one["counter"] for one in items] == [1, 2, 3]
         assert items[0]["receipt"]["tool"] == "work"
-        await store.forget("here")
+        await store.unpin("here")
         unknown = (await ann.get(f"/v1/runs/{run_id}/receipts")).json["items"]
         assert unknown[0]["valid"] is None
         await store.pin("here", DeviceKey(bytes(32)).public_key, "pairing")

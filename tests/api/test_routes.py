@@ -93,7 +93,7 @@ async def test_a_workflow_is_started_and_a_person_lets_it_go_on(tmp_path: Path) 
 
 async def test_edges_are_seen_approved_and_shut_out_by_the_operator(tmp_path: Path) -> None:
     devices = Devices(tmp_path)
-    await devices.surface("pi", [("read", "h1")], 1.0)
+    await devices.compare_tools("pi", [("read", "h1")], 1.0)
     async with served(tmp_path) as up:
         ann, other = await up.as_("*"), await up.as_("*", tenant="other")
         admin = await up.as_("admin")

@@ -305,7 +305,7 @@ async def test_what_a_run_began_is_asked_for_by_the_run(tmp_path: Path) -> None:
             session = Session(f"below-{number}", "helper", owner="ann")
             await store.create(session)
             below = {"parent_run": top["run_id"], "root_run": top["run_id"]}
-            await store.begin(f"b{number}", session.id, "do it", **below)
+            await store.create_run(f"b{number}", session.id, "do it", **below)
 
         found = (await ann.get(f"/v1/runs?parent_run={top['run_id']}&limit=2")).json
         rest = (await ann.get(f"/v1/runs?parent_run={top['run_id']}&before={found['next']}")).json

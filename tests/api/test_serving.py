@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.x509.oid import NameOID
 
-from evoclaw.api.serving import hosts_of, listen, serving
+from evoclaw.api.serving import allowed_hosts, listen, serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.api.sse import EventStream, Watchers, frame
 from evoclaw.core.errors import ConfigError
@@ -135,11 +135,11 @@ async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 
 
 def test_names_under_which_we_are_reached() -> None:
-    assert hosts_of("0.0.0.0", 80, ()) is None
-    named = hosts_of("0.0.0.0", 80, ("Claw.example",))
+    assert allowed_hosts("0.0.0.0", 80, ()) is None
+    named = allowed_hosts("0.0.0.0", 80, ("Claw.example",))
     assert named is not None
     assert {"claw.example", "claw.example:80"} <= named
-    assert "localhost:8433" in (hosts_of("127.0.0.1", 8433, ()) or ())
+    assert "localhost:8433" in (allowed_hosts("127.0.0.1", 8433, ()) or ())
 
 
 def certified(folder: Path) -> tuple[Path, Path]:

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 
 from evoclaw.api.app import create_app
-from evoclaw.api.needs import Parts
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.serving import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.api.webhooks import channel_routes
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
-from evoclaw.orchestrator.channels.signatures import Signatures
-from evoclaw.orchestrator.channels.webhooks import Webhook
-from evoclaw.orchestrator.people.access import Access
+from evoclaw.orchestrator.channels.signatures import WebhookSignatures
+from evoclaw.orchestrator.channels.webhooks import WebhookChannel
+from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.providers.scripted import says
 from evoclaw.store.governing.tokens import TokenStore
 from tests.support.channels import Kitchen, kitchen
@@ -38,8 +38,8 @@ class Hooked:
     """A service with one webhook."""
 
     kitchen: Kitchen
-    hook: Webhook
-    signatures: Signatures
+    hook: WebhookChannel
+    signatures: WebhookSignatures
     there: Posted
     http: aiohttp.ClientSession
     url: str
@@ -57,8 +57,8 @@ class Hooked:
 
     async def admin(self, method: str, path: str, *scopes: str, tenant: str = "local") -> Answer:
         """Ask as somebody with these scopes."""
-        access = Access(TokenStore(self.kitchen.database))
-        _, token = await access.new("test", tenant, "ann", scopes)
+        access = AccessControl(TokenStore(self.kitchen.database))
+        _, token = await access.create("test", tenant, "ann", scopes)
         shown = {"authorization": f"Bearer {token}"}
         async with self.http.request(method, self.url + path, headers=shown) as response:
             return Answer(response.status, response.headers, await response.read())
@@ -75,20 +75,20 @@ async def hooked(
         channel = ChannelSettings(
             name="hook", kind="webhook", agent="cook", senders={"U1": "ann"}, webhook=chosen
         )
-        hook = Webhook(channel, SECRET)
+        hook = WebhookChannel(channel, SECRET)
         desk = made.desk([hook], {"hook": patience})
         server = ServerSettings(port=0, stop_within_s=1)
-        parts = Parts(
-            access=Access(TokenStore(made.database)),
+        parts = ApiDependencies(
+            access=AccessControl(TokenStore(made.database)),
             settings=server,
-            routes=channel_routes(desk, [hook]),
+            extra_routes=channel_routes(desk, [hook]),
         )
         async with (
             desk.serving(),
             aiohttp.ClientSession() as http,
             serving(create_app(parts), server) as url,
         ):
-            yield Hooked(made, hook, Signatures(chosen, SECRET), there, http, url)
+            yield Hooked(made, hook, WebhookSignatures(chosen, SECRET), there, http, url)
 
 
 async def test_a_signed_letter_is_answered_at_the_callback_signed_the_same_way(
@@ -136,7 +136,7 @@ async def test_a_replay_of_a_letter_without_an_id_runs_once(tmp_path: Path) -> N
 async def test_what_is_not_signed_now_and_for_this_is_refused(tmp_path: Path, wrong: str) -> None:
     async with hooked(tmp_path) as it:
         data = msgspec.json.encode(HELLO)
-        other = Signatures(WebhookSettings(secret_env="X"), b"somebody else's.")
+        other = WebhookSignatures(WebhookSettings(secret_env="X"), b"somebody else's.")
         headers = {
             "nothing": {},
             "secret": other.headers(data, time.time()),
@@ -200,7 +200,7 @@ async def test_an_event_without_a_text_is_ignored_and_no_failure(tmp_path: Path)
         answer = await it.post({"zen": "Keep it logically awesome.", "hook_id": 1})
 
         assert (answer.status, answer.json["state"]) == (200, "ignored")
-        assert it.hook.repeats
+        assert it.hook.replayable
 
 
 async def test_slack_hears_its_challenge_when_a_webhook_is_set_up(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_without_a_callback_the_answer_is_known_by_its_run_alone(tmp_path:
     async with hooked(tmp_path, "twelve", callback_url="") as it:
         received = await it.post(HELLO)
         await until(lambda: it.kitchen.letters.deliveries("local"))
-        run = await it.kitchen.runs.look("local", received.json["run_id"])
+        run = await it.kitchen.runs.get("local", received.json["run_id"])
 
         assert run is not None
         assert run.text == "twelve"

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from evoclaw.cli.lines import Typist
+from evoclaw.cli.lines import LineReader
 
 
 def interrupt(trigger: Path) -> None:
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     """Prompt once, and print what came of it."""
     threading.Thread(target=interrupt, args=(folder / "trigger",), daemon=True).start()
     try:
-        read = Typist(folder / "history").read("> ")
+        read = LineReader(folder / "history").read("> ")
     except KeyboardInterrupt:
         read = "interrupted"
     sys.stderr.write(f"\nread: {read}\n")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.approvals import person_here, started_by_an_agent
+from evoclaw.cli.approvals import identify_answerer, started_by_an_agent
 from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.approvals import ApprovalSettings
-from evoclaw.governance.stops import Kind, Stop, StopFile
+from evoclaw.governance.stops import Stop, StopFile, StopKind
 from evoclaw.wiring.oversight import open_approvals
 from tests.support.command_line import reply, shell
 from tests.support.processes import made
@@ -148,12 +148,12 @@ def test_a_host_is_known_by_its_command_line(line: str, ours: bool) -> None:
 
 
 def test_a_person_is_a_person() -> None:
-    assert person_here().kind == "person"
+    assert identify_answerer().kind == "person"
 
 
 async def test_fault_54_an_agent_with_a_shell_approves_and_releases_nothing(tmp_path: Path) -> None:
     await asyncio.to_thread(ask, tmp_path)
-    StopFile(tmp_path / "stops.json").put(Stop(Kind.TOOL, "other"))
+    StopFile(tmp_path / "stops.json").put(Stop(StopKind.TOOL, "other"))
     script = tmp_path / "self.sh"
     script.write_text(
         f"cd {ROOT}\n"
@@ -174,7 +174,7 @@ async def test_fault_54_an_agent_with_a_shell_approves_and_releases_nothing(tmp_
 
 def test_fault_54_what_a_host_started_is_no_person_in_whatever_session(tmp_path: Path) -> None:
     ask(tmp_path)
-    StopFile(tmp_path / "stops.json").put(Stop(Kind.ALL))
+    StopFile(tmp_path / "stops.json").put(Stop(StopKind.ALL))
     script = (
         "import subprocess, sys\n"
         f"mine = '{MINE} {tmp_path} '\n"

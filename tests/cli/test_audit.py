@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evoclaw.cli import exits
-from evoclaw.cli.audit import when
+from evoclaw.cli.audit import parse_time
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.observe.audit.warm import CHECKPOINTS_FILE, day_files
 from tests.support.audit import ANN, Clock, audit_in, draft
@@ -190,7 +190,7 @@ def test_without_an_audit_that_is_said(typed: Typing, tmp_path: Path) -> None:
 
 def test_times_are_read_as_people_write_them() -> None:
     now = time.time()
-    assert when("2h", now) == now - 7200
-    assert when("1970-01-02", now) == 86_400
-    assert when("1970-01-01T01:00+01:00", now) == 0
-    assert when(None, now) is None
+    assert parse_time("2h", now) == now - 7200
+    assert parse_time("1970-01-02", now) == 86_400
+    assert parse_time("1970-01-01T01:00+01:00", now) == 0
+    assert parse_time(None, now) is None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from evoclaw.cli.client import NotUp, Refused, find, open_client
-from evoclaw.cli.stream import MOST, EventStream, Told
-from evoclaw.cli.watching import watch
+from evoclaw.cli.client import ServiceNotRunning, ServiceRefused, find_service, open_client
+from evoclaw.cli.stream import MAX_EVENT_BYTES, ServerSentEvent, SseParser
+from evoclaw.cli.watching import watch_records
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
 from tests.support.stub_service import TOKEN, Served, left_by, serving
@@ -25,34 +25,38 @@ def test_events_come_out_the_same_however_the_bytes_are_cut() -> None:
         b": hello\r\n\r\nid: 1\r\nevent: text_delta\r\ndata: a\r\n\r\n"
         b"data: b\ndata: c\n\n: beat\n\nid: 3\nevent: x\n\nid:4\nevent:y\ndata:d\n\n"
     )
-    expected = [Told("text_delta", b"a", "1"), Told("message", b"b\nc"), Told("y", b"d", "4")]
+    expected = [
+        ServerSentEvent("text_delta", b"a", "1"),
+        ServerSentEvent("message", b"b\nc"),
+        ServerSentEvent("y", b"d", "4"),
+    ]
     for size in range(1, len(said) + 1):
-        stream, found = EventStream(), list[Told]()
+        stream, found = SseParser(), list[ServerSentEvent]()
         for at in range(0, len(said), size):
             found += stream.feed(said[at : at + size])
         assert found == expected, f"in pieces of {size}"
 
 
 def test_an_event_without_an_end_is_given_up() -> None:
-    stream = EventStream()
+    stream = SseParser()
     with pytest.raises(EvoClawError, match="16 MiB"):
-        for _ in range(MOST // 2**20 + 1):
+        for _ in range(MAX_EVENT_BYTES // 2**20 + 1):
             stream.feed(b"data: " + b"x" * 2**20 + b"\n")
 
 
 async def test_the_file_of_the_service_must_be_private(tmp_path: Path) -> None:
     async with serving() as fake:
         left_by(fake, tmp_path)
-        assert find(env(tmp_path)).token == TOKEN
+        assert find_service(env(tmp_path)).token == TOKEN
         for mode in (0o640, 0o604, 0o622):
             left_by(fake, tmp_path, mode=mode)
             with pytest.raises(ConfigError, match="chmod go="):
-                find(env(tmp_path))
+                find_service(env(tmp_path))
 
 
 def test_without_any_word_of_a_service_it_is_not_up(tmp_path: Path) -> None:
-    with pytest.raises(NotUp, match="start it with `evoclaw up`"):
-        find(env(tmp_path))
+    with pytest.raises(ServiceNotRunning, match="start it with `evoclaw up`"):
+        find_service(env(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -71,12 +75,12 @@ def test_an_address_that_would_give_the_token_away_is_refused(
     url: str, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        find(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
+        find_service(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "https://example.org"])
 def test_an_address_here_or_encrypted_is_taken(url: str, tmp_path: Path) -> None:
-    found = find(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
+    found = find_service(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
     assert (found.url, found.token) == (url, "secret")
 
 
@@ -84,11 +88,11 @@ async def test_a_refusal_is_told_in_the_words_of_the_service(tmp_path: Path) -> 
     async with serving() as fake:
         left_by(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
-            with pytest.raises(Refused, match="there is no such run; list them") as refused:
+            with pytest.raises(ServiceRefused, match="there is no such run; list them") as refused:
                 await client.get("/v1/runs/none")
             assert (refused.value.status, refused.value.code) == (404, "not_found")
         async with open_client(env(tmp_path, EVOCLAW_TOKEN="wrong")) as client:
-            with pytest.raises(Refused, match="evoclaw token new"):
+            with pytest.raises(ServiceRefused, match="evoclaw token new"):
                 await client.get("/v1/runs")
 
 
@@ -104,7 +108,7 @@ async def test_a_stream_that_breaks_is_taken_up_without_gap_or_repetition(tmp_pa
         fake.drop_after = [-1, -1, -1, -1, 2]
         async with open_client(env(tmp_path)) as client:
             run = await client.post("/v1/runs", {"message": "go"}, key="k")
-            records = [record async for record in watch(client, run["run_id"])]
+            records = [record async for record in watch_records(client, run["run_id"])]
     assert [record.seq for record in records] == list(range(1, 43))
     assert fake.streams == ["", "", "1", "4", "11", "13"]
     assert isinstance(end := records[-1].event, RunFinished) and end.text == "done"
@@ -121,9 +125,9 @@ async def test_a_run_that_waits_ends_the_watching_and_can_be_watched_on(tmp_path
         left_by(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
             run = await client.post("/v1/runs", {"message": "go"}, key="k")
-            first = [record.seq async for record in watch(client, run["run_id"])]
+            first = [record.seq async for record in watch_records(client, run["run_id"])]
             fake.runs[run["run_id"]].steered.put_nowait("")
-            rest = [record.seq async for record in watch(client, run["run_id"], first[-1])]
+            rest = [record.seq async for record in watch_records(client, run["run_id"], first[-1])]
     assert (first, rest) == ([1, 2], [3, 4])
 
 
@@ -141,7 +145,7 @@ async def test_the_token_is_not_carried_to_where_a_redirect_leads(tmp_path: Path
     async with serving(more=more) as fake:
         left_by(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
-            with pytest.raises(Refused, match="302"):
+            with pytest.raises(ServiceRefused, match="302"):
                 await client.get("/v1/here")
     assert not seen
 
@@ -164,4 +168,4 @@ def test_a_file_that_is_no_word_of_a_service_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"url": 5}))
     path.chmod(0o600)
     with pytest.raises(ConfigError, match=r"api\.json"):
-        find(env(tmp_path))
+        find_service(env(tmp_path))

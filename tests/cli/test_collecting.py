@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from evoclaw.cli.up import YOUNG, little_to_collect
+from evoclaw.cli.up import GC_THRESHOLD_OBJECTS, reduced_gc
 
 
 def test_what_is_there_is_set_aside_and_everything_is_as_before_in_the_end() -> None:
     before, aside = gc.get_threshold(), gc.get_freeze_count()
-    with pytest.raises(KeyboardInterrupt), little_to_collect():
+    with pytest.raises(KeyboardInterrupt), reduced_gc():
         assert gc.get_freeze_count() > aside
-        assert gc.get_threshold() == (YOUNG, *before[1:])
+        assert gc.get_threshold() == (GC_THRESHOLD_OBJECTS, *before[1:])
         raise KeyboardInterrupt
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.client import NotUp
+from evoclaw.cli.client import ServiceNotRunning
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import (
     CallFinished,
@@ -23,8 +23,8 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.messages import ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
-from evoclaw.wiring.store import open_store
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
+from evoclaw.wiring.store import open_stores
 from tests.support.programs.governed_commands import typed
 from tests.support.service import served
 
@@ -48,14 +48,14 @@ async def fill(home: Path, *, ago: float = 60.0) -> None:
         (6.5, CallFinished(ToolResult("b", "bash", (TextBlock("fine"),)))),
         (8, RunFinished(StopReason.COMPLETED, "done")),
     )
-    async with open_store({"EVOCLAW_HOME": str(home)}) as stored:
+    async with open_stores({"EVOCLAW_HOME": str(home)}) as stored:
         clock = [began]
         store = SessionStore(stored.database, lambda: clock[0])
         await store.create(Session("s1", "helper"))
-        run = await store.begin("r1", "s1", "hi")
+        run = await store.create_run("r1", "s1", "hi")
         records = [Record("r1", seq, began + at, one) for seq, (at, one) in enumerate(events, 1)]
         clock[0] = began + 8
-        await store.append(run, records, [], Spent(turns=2), StopReason.COMPLETED)
+        await store.append(run, records, [], RunUsage(turns=2), StopReason.COMPLETED)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_what_cannot_be_told_is_refused_with_what_to_do(
     with pytest.raises(ConfigError, match="--agent needs --tools"):
         metrics("--agent", "helper")
     monkeypatch.setenv("EVOCLAW_URL", "http://127.0.0.1:9")
-    with pytest.raises(NotUp):
+    with pytest.raises(ServiceNotRunning):
         metrics("--tools")
 
 

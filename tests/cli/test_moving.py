@@ -21,11 +21,11 @@ class Machine:
 
     async def new_token(self) -> str:
         async with open_access({"EVOCLAW_HOME": str(self.home)}) as access:
-            return (await access.new("ci", "local", "", ["runs:read"]))[1]
+            return (await access.create("ci", "local", "", ["runs:read"]))[1]
 
     async def knows(self, secret: str) -> bool:
         async with open_access({"EVOCLAW_HOME": str(self.home)}) as access:
-            return await access.caller(secret) is not None
+            return await access.authenticate(secret) is not None
 
 
 def test_what_one_machine_exports_another_imports(

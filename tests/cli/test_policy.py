@@ -16,7 +16,7 @@ from evoclaw.core.tools import Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.rules.command_rules import CommandRules
 from evoclaw.store.sessions.recordings import Recording
-from evoclaw.wiring.judging import Judging
+from evoclaw.wiring.judging import LocalPolicies
 from tests.support.programs.governed_commands import main
 
 TOOLS = (
@@ -26,11 +26,11 @@ TOOLS = (
 RULE = '[[rules]]\nname = "r"\nthen = "deny"\nprograms = ["{0}"]\ndenies = ["{0}"]\n'
 
 
-def here(folder: Path) -> Judging:
+def here(folder: Path) -> LocalPolicies:
     """What calls are judged by in a folder."""
     home = folder / "home"
     rules = CommandRules(None, folder)
-    return Judging((Autonomy(Level.FULL), rules), TOOLS, None, folder, home, folder / "runs")
+    return LocalPolicies((Autonomy(Level.FULL), rules), TOOLS, None, folder, home, folder / "runs")
 
 
 def explained(folder: Path, *words: str, as_json: bool = False) -> int:

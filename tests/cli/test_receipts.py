@@ -12,7 +12,7 @@ from evoclaw.cli import exits
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.tools import Call, Tool
 from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
-from evoclaw.store.calls.receipts import Kept
+from evoclaw.store.calls.receipts import StoredReceipt
 from evoclaw.trust.receipts import DeviceKey
 from evoclaw.wiring.receipts import open_receipts
 from tests.support.programs.governed_commands import typed
@@ -62,7 +62,9 @@ def test_a_gap_and_a_flaw_are_shown(home: Path, capsys: pytest.CaptureFixture[st
     async def fill() -> None:
         async with open_receipts({"EVOCLAW_HOME": str(home)}) as archive:
             for n, flaw in ((1, ""), (4, ""), (5, "fork")):
-                kept = Kept("pi", "c", n, f"{n:064x}", "", f"q{n}", "run", "", 1.0, "{}", "s", flaw)
+                kept = StoredReceipt(
+                    "pi", "c", n, f"{n:064x}", "", f"q{n}", "run", "", 1.0, "{}", "s", flaw
+                )
                 await archive.store.add(kept)
 
     asyncio.run(fill())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from evoclaw.cli.figures import parse, quantile, tools
+from evoclaw.cli.figures import parse_metrics, quantile, tool_metrics
 from evoclaw.core.messages import JSON
 from evoclaw.observe.counters import Counters, Gauges
 from evoclaw.observe.exposition import renderer
@@ -35,7 +35,7 @@ nonsense{ here
 
 
 def test_the_figures_of_a_tool_are_those_of_all_agents_together() -> None:
-    read, odd = tools(list(parse(FIGURES)))
+    read, odd = tool_metrics(list(parse_metrics(FIGURES)))
     assert (read.tool, read.calls, read.failed, read.errors) == ("read", 10, 2, {"timeout": 2})
     assert (read.p50_s, read.mean_s, read.bytes) == (0.1, 2.0, 4096)
     assert read.p95_s == 1.0, "beyond the last bound nothing is known"
@@ -49,13 +49,13 @@ def test_a_quantile_lies_within_its_bucket(share: float, below: float) -> None:
 
 def test_nothing_counted_has_no_quantile() -> None:
     assert quantile({}, 0.5) is None
-    assert tools([]) == []
+    assert tool_metrics([]) == []
 
 
 def test_what_the_service_exposes_can_be_read() -> None:
 
     text = renderer(Counters(), Gauges(live_runs=lambda: 2))().decode()
-    found = {sample.name: sample.value for sample in parse(text)}
+    found = {sample.name: sample.value for sample in parse_metrics(text)}
     assert found["evoclaw_runs_live"] == 2
 
 

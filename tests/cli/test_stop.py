@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.governance.stops import Kind, Stop, StopFile
+from evoclaw.governance.stops import Stop, StopFile, StopKind
 from tests.support.processes import alive, token
 from tests.support.programs.governed_commands import main
 from tests.support.waiting import until
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_told_and_set_right_by_releasing_everything(
 
 
 def test_what_is_shown_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    StopFile(tmp_path / "stops.json").put(Stop(Kind.TOOL, "a\x1b[2Jb", "c\x1b]0;d\x07"))
+    StopFile(tmp_path / "stops.json").put(Stop(StopKind.TOOL, "a\x1b[2Jb", "c\x1b]0;d\x07"))
     assert main(tmp_path, "stop", "--list") == 0
     assert "\x1b" not in capsys.readouterr().out
 

@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def scopes_of(home: Path, secret: str) -> frozenset[str] | None:
     async with open_access({"EVOCLAW_HOME": str(home)}) as access:
-        caller = await access.caller(secret)
+        caller = await access.authenticate(secret)
     return None if caller is None else caller.scopes
 
 

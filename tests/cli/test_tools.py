@@ -10,7 +10,7 @@ import pytest
 
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.store.sessions.tables import SCHEMA
-from evoclaw.tools.sets import NAMES
+from evoclaw.tools.sets import TOOL_NAMES
 from tests.support.command_line import reply, shell
 from tests.support.databases import Place
 from tests.support.sshd import sshd
@@ -26,7 +26,7 @@ async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> 
     assert (
         "websearch        (unavailable: nobody to search the web with: set BRAVE" in everything.out
     )
-    assert {one["name"] for one in facts} == set(NAMES)
+    assert {one["name"] for one in facts} == set(TOOL_NAMES)
     (read,) = [one for one in facts if one["name"] == "read"]
     assert read["available"] and read["permissions"] == ["file_read"]
     assert read["parameters"]["required"] == ["path"]
@@ -123,7 +123,7 @@ async def test_what_a_session_had_not_ended_is_gone_on_with_first(tmp_path: Path
         assert (await here.type("run", "--session", "home", "hi")).code == 0
         place = Place(here.home / ".evoclaw" / "evoclaw.db")
         async with SessionStore(await place.open(SCHEMA)) as store:
-            await store.begin("cut-off", "home", "something long")  # and then it was killed
+            await store.create_run("cut-off", "home", "something long")  # and then it was killed
         ran = await here.type("run", "--session", "home", "and now?")
         async with SessionStore(await place.open(SCHEMA)) as store:
             said = [message for _, message in await store.messages("home")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.notify import READY, STOPPING, notify
+from evoclaw.cli.notify import READY, STOPPING, notify_systemd
 from evoclaw.cli.systemd import UnitOptions, unit
 from evoclaw.core.errors import ConfigError
 
@@ -72,11 +72,11 @@ def test_systemd_is_told_over_its_socket(hidden: bool, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(name.replace("@", "\0", 1))
         listener.settimeout(5)
-        assert notify(READY, "STATUS=two edges", env={"NOTIFY_SOCKET": name})
+        assert notify_systemd(READY, "STATUS=two edges", env={"NOTIFY_SOCKET": name})
         assert listener.recv(1024) == b"READY=1\nSTATUS=two edges"
 
 
 def test_without_systemd_nothing_is_said_and_nothing_fails(tmp_path: Path) -> None:
-    assert not notify(STOPPING, env={})
-    assert not notify(STOPPING, env={"NOTIFY_SOCKET": str(tmp_path / "gone")})
-    assert not notify(STOPPING, env={"NOTIFY_SOCKET": "relative"})
+    assert not notify_systemd(STOPPING, env={})
+    assert not notify_systemd(STOPPING, env={"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    assert not notify_systemd(STOPPING, env={"NOTIFY_SOCKET": "relative"})

@@ -26,8 +26,8 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
-from evoclaw.core.window import plan_trim, view
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.core.window import plan_trim, trimmed_view
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from tests.support.loop import echo_table, run
 
 SMALL = Profile(context_tokens=1_000, max_output_tokens=200)
@@ -65,7 +65,7 @@ def test_no_plan_splits_a_call_from_its_result_or_loses_the_task(
     sizes: list[int], width: int, room: int
 ) -> None:
     history = conversation(sizes, width)
-    shown = view(history, plan_trim(history, 1, room=room), 1)
+    shown = trimmed_view(history, plan_trim(history, 1, room=room), 1)
     assert_sound(shown)
     assert shown[0] == SystemMessage("be good")
     assert user("the task") in list(shown)
@@ -77,14 +77,14 @@ def test_older_results_are_elided_before_any_turn_is_dropped() -> None:
     history = conversation([1_000] * 5)
     plan = plan_trim(history, 1, room=3_000)
     assert plan.drop_before == 0
-    shown = [m for m in view(history, plan, 1) if isinstance(m, ToolResult)]
+    shown = [m for m in trimmed_view(history, plan, 1) if isinstance(m, ToolResult)]
     assert "left out to save room" in shown[0].text
     assert shown[-1].text == "x" * 1_000
 
 
 def test_one_result_that_fills_the_window_is_cut_in_the_middle() -> None:
     history = conversation([50_000])
-    shown = view(history, plan_trim(history, 1, room=2_000), 1)
+    shown = trimmed_view(history, plan_trim(history, 1, room=2_000), 1)
     assert shown.size < 3_000
     assert "characters left out" in shown[-1].text  # type: ignore[union-attr]
 
@@ -92,7 +92,7 @@ def test_one_result_that_fills_the_window_is_cut_in_the_middle() -> None:
 async def test_a_long_run_is_trimmed_and_still_ends_well() -> None:
     tiny = Profile(context_tokens=300, max_output_tokens=50)
 
-    def speak(asked: Asked) -> Reply:
+    def speak(asked: ScriptedRequest) -> Reply:
         if not asked.tools:
             return says("earlier: echoed a lot")
         turn = len(provider.requests)
@@ -113,7 +113,7 @@ async def test_a_long_run_is_trimmed_and_still_ends_well() -> None:
 
 
 async def test_when_the_summary_fails_an_outline_takes_its_place() -> None:
-    def speak(asked: Asked) -> Reply | ProviderError:
+    def speak(asked: ScriptedRequest) -> Reply | ProviderError:
         if not asked.tools:
             return ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
         turn = len(provider.requests)
@@ -138,17 +138,17 @@ class Noted:
 
 def test_messages_are_written_once_for_each_dialect() -> None:
     history = conversation([1, 1])
-    assert len(history.written("a", Noted).seen) == 6
+    assert len(history.encoded("a", Noted).seen) == 6
     history.append(user("more"))
-    assert len(history.written("a", Noted).seen) == 7
-    assert history.written("a", Noted).seen == list(history)
-    assert history.written("b", Noted).seen == list(history)
+    assert len(history.encoded("a", Noted).seen) == 7
+    assert history.encoded("a", Noted).seen == list(history)
+    assert history.encoded("b", Noted).seen == list(history)
 
 
 @pytest.mark.parametrize("room", [0, 1, -5])
 def test_even_no_room_at_all_gives_a_sound_view(room: int) -> None:
     history = conversation([100, 100])
-    shown = view(history, plan_trim(history, 1, room=room), 1)
+    shown = trimmed_view(history, plan_trim(history, 1, room=room), 1)
     assert_sound(shown)
     assert any(isinstance(message, UserMessage) for message in shown)
 

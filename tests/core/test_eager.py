@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from evoclaw.core.eager import begin
+from evoclaw.core.eager import start_eagerly
 
 
 async def test_what_never_waits_is_done_when_it_was_begun() -> None:
@@ -15,7 +15,7 @@ async def test_what_never_waits_is_done_when_it_was_begun() -> None:
     async def work() -> None:
         done.append(1)
 
-    assert begin(work()) is None
+    assert start_eagerly(work()) is None
     assert done == [1]
 
 
@@ -27,7 +27,7 @@ async def test_what_waits_goes_on_in_a_task() -> None:
         await asyncio.sleep(0)
         return first + 1
 
-    left = begin(work())
+    left = start_eagerly(work())
     assert left is not None
     task = asyncio.create_task(left)
     gate.set_result(1)
@@ -42,7 +42,7 @@ async def test_what_waits_can_be_cancelled_and_may_refuse() -> None:
             await asyncio.sleep(0)
         return "not yet"
 
-    left = begin(stubborn())
+    left = start_eagerly(stubborn())
     assert left is not None
     task = asyncio.create_task(left)
     await asyncio.sleep(0)
@@ -55,4 +55,4 @@ async def test_what_fails_at_once_fails_where_it_was_begun() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        begin(work())
+        start_eagerly(work())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evoclaw.core.bus import Bus
 from evoclaw.core.events import ContextTrimmed, Record
 from evoclaw.core.history import History
-from evoclaw.core.labels import CLEAN, MOST_SOURCES, Label, joined
+from evoclaw.core.labels import CLEAN, MAX_LABEL_SOURCES, Label, join_labels
 from evoclaw.core.messages import (
     ImageBlock,
     Message,
@@ -22,7 +22,7 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Effect
-from evoclaw.core.window import view
+from evoclaw.core.window import trimmed_view
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.loop import Denying, Table, echo, fail, run, tool
 
@@ -48,9 +48,9 @@ def test_joining_labels_takes_nothing_away(one: Label, two: Label) -> None:
 
 
 def test_a_thousand_sources_stay_bounded_and_untrusted() -> None:
-    label = joined(Label(untrusted=True, sources=(f"tool-{n}",)) for n in range(1_000))
+    label = join_labels(Label(untrusted=True, sources=(f"tool-{n}",)) for n in range(1_000))
     assert label.untrusted
-    assert len(label.sources) == MOST_SOURCES
+    assert len(label.sources) == MAX_LABEL_SOURCES
 
 
 async def test_a_result_says_that_outsiders_may_have_written_it() -> None:
@@ -95,7 +95,7 @@ def test_trimming_a_history_leaves_its_label() -> None:
         ]
     )
     for trimmed in (ContextTrimmed(3), ContextTrimmed(3, 3, "short"), ContextTrimmed(0, 0, "", 50)):
-        assert view(history, trimmed, 0).label == WEB
+        assert trimmed_view(history, trimmed, 0).label == WEB
 
 
 async def test_messages_that_a_run_begins_with_bring_their_labels() -> None:

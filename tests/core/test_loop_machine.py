@@ -223,7 +223,7 @@ class LoopMachine(RuleBasedStateMachine):
                     expected = [call.id for call in message.calls]
         if end.stop is not StopReason.WAITING:
             assert not expected
-            assert state.asked is None
+            assert state.open_reply is None
 
 
 LoopMachine.TestCase.settings = hypothesis_settings(

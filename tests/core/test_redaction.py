@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.core.redaction import (
-    LEFT_OUT,
+    OMITTED,
     Redactor,
     is_secret_name,
     looks_random,
-    marks_of,
+    secret_fields_of,
     secrets_in,
 )
 
@@ -204,7 +204,7 @@ def test_fields_are_taken_out_where_the_schema_says_so() -> None:
             "map": {"additionalProperties": {"allOf": [{"format": "password"}]}},
         },
     }
-    marks = marks_of(schema)
+    marks = secret_fields_of(schema)
 
     said = Redactor().value(
         {
@@ -227,9 +227,9 @@ def test_fields_are_taken_out_where_the_schema_says_so() -> None:
 
 
 def test_a_schema_without_marks_or_with_a_circle_costs_nothing() -> None:
-    assert marks_of({"properties": {"a": {"type": "string"}}}) is None
-    assert marks_of({"$ref": "#"}) is None
-    assert marks_of({"properties": {"a": {"$ref": "#/properties/a"}}}) is None
+    assert secret_fields_of({"properties": {"a": {"type": "string"}}}) is None
+    assert secret_fields_of({"$ref": "#"}) is None
+    assert secret_fields_of({"properties": {"a": {"$ref": "#/properties/a"}}}) is None
 
 
 def test_a_secret_as_the_name_of_a_field_is_taken_out_too() -> None:
@@ -260,7 +260,7 @@ def test_values_too_deep_or_too_many_are_left_out_not_passed_on() -> None:
     said = json.dumps(Redactor().value({"deep": deep, "many": [{}] * 20_000}))
 
     assert GITHUB not in said
-    assert LEFT_OUT in said
+    assert OMITTED in said
 
 
 def test_secrets_are_known_from_the_environment_by_name() -> None:

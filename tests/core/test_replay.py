@@ -19,14 +19,14 @@ from evoclaw.core.ports import ALLOW, Ask, Decision, Executor, Policy, Ports, Ve
 from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import RunState, fold, new_run
-from evoclaw.providers.scripted import Scripted, Step, calls, says
+from evoclaw.providers.scripted import Scripted, ScriptStep, calls, says
 from evoclaw.store.sessions.recordings import encode_record, read_recording
 from tests.core.test_loop import Answering, Asking
 from tests.support.loop import Denying, Gate, Table, echo, echo_table, fail, tool
 
 
 async def record(
-    *steps: Step,
+    *steps: ScriptStep,
     executor: Executor | None = None,
     policy: Policy | None = None,
     approver: Answering | None = None,

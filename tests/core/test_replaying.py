@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from evoclaw.core.events import CallFinished, Record
-from evoclaw.core.replaying import Played, play
+from evoclaw.core.replaying import ReplayResult, verify_replay
 from evoclaw.providers.scripted import calls, says
 from tests.core.test_replay import record
 
@@ -24,16 +24,16 @@ def other_call(records: list[Record]) -> tuple[int, list[Record]]:
 
 async def test_a_run_that_is_as_it_was_comes_out_the_same() -> None:
     records = await record(calls(("echo", {"text": "a"})), says("done"))
-    assert await play(records) == Played(True, len(records))
+    assert await verify_replay(records) == ReplayResult(True, len(records))
 
 
 async def test_a_changed_record_that_leaves_the_loop_waiting_is_found_all_the_same() -> None:
     place, records = other_call(await record(calls(("echo", {"text": "a"})), says("done")))
-    found = await play(records, stall=0.05)
+    found = await verify_replay(records, stall=0.05)
     assert (found.same, found.differs_at) == (False, found.records + 1)
     assert found.differs_at is not None and found.differs_at <= place + 1
     assert "the replay stalled" in found.reason
 
 
 async def test_no_records_are_no_run() -> None:
-    assert (await play([])).reason == "the recording does not begin with run_started"
+    assert (await verify_replay([])).reason == "the recording does not begin with run_started"

@@ -24,7 +24,7 @@ from evoclaw.core.ports import AllowAll, Deny, Ports, Progress, Verdict
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from tests.support.loop import Table, echo, echo_table, tool
 
 SETTINGS = LoopSettings(confirm=True)
@@ -33,7 +33,7 @@ SETTINGS = LoopSettings(confirm=True)
 def model() -> Scripted:
     """A model without memory: what it says depends on what it is shown, as a real one's does."""
 
-    def speak(asked: Asked) -> Reply:
+    def speak(asked: ScriptedRequest) -> Reply:
         replies = sum(isinstance(message, Reply) for message in asked.messages)
         return (
             calls(("echo", {"text": "a"}), ("echo", {"text": "b"}), text="looking"),
@@ -160,7 +160,7 @@ async def test_a_run_cut_off_in_its_closing_reply_ends_as_it_would_have() -> Non
     limit = LoopSettings(max_turns=1)
 
     def provider() -> Scripted:
-        def speak(asked: Asked) -> Reply:
+        def speak(asked: ScriptedRequest) -> Reply:
             return calls(("echo", {})) if asked.offer_tools else says("so far")
 
         return Scripted(*[speak] * 3)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evoclaw.core.errors import DuplicateTool, SchemaError
-from evoclaw.core.schema import MAX_BYTES, compile_schema, describe_problems
+from evoclaw.core.schema import MAX_SCHEMA_BYTES, compile_schema, describe_problems
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
 from tests.support.loop import tool
@@ -35,7 +35,7 @@ BOMBS = {
     "too deep": with_schema(properties={"x": nested(40)}),
     "far too deep": with_schema(properties={"x": nested(300)}),
     "too many parts": with_schema(properties={f"p{i}": {} for i in range(3_000)}),
-    "too many bytes": with_schema(description="x" * MAX_BYTES),
+    "too many bytes": with_schema(description="x" * MAX_SCHEMA_BYTES),
     "remote reference": with_schema(properties={"x": {"$ref": "https://example.com/s.json"}}),
     "file reference": with_schema(properties={"x": {"$ref": "file:///etc/passwd"}}),
     "relative reference": with_schema(properties={"x": {"$ref": "other.json"}}),

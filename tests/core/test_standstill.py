@@ -9,7 +9,7 @@ import pytest
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
-from evoclaw.core.errors import Standstill
+from evoclaw.core.errors import RunSuspended
 from evoclaw.core.events import CallFinished, Record, ReplyEvent, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
@@ -35,11 +35,11 @@ class Away:
         return self._verdict("a call")
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        raise Standstill("the store is away")
+        raise RunSuspended("the store is away")
 
     def _verdict(self, about: str) -> Verdict:
         if self._where == about:
-            raise Standstill("the store is away")
+            raise RunSuspended("the store is away")
         return Ask("doubt", "may it?") if self._where == f"asking about {about}" else ALLOW
 
 
@@ -47,14 +47,14 @@ class Unsettled(Scripted):
     """A model that is only asked when something was stored, which cannot be."""
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        raise Standstill("the store is away")
+        raise RunSuspended("the store is away")
         yield
 
 
 async def stood_still(state: RunState, ports: Ports) -> list[Record]:
     """What was recorded of a run until it could not go on."""
     records: list[Record] = []
-    with pytest.raises(Standstill):
+    with pytest.raises(RunSuspended):
         async for record in recorded(run_loop(state, ports, SETTINGS), Bus("run")):
             records.append(record)  # noqa: PERF401 - what came before the error is what counts
     return records
@@ -90,7 +90,7 @@ async def test_a_model_that_may_not_be_asked_now_does_not_end_the_run() -> None:
 async def test_a_call_whose_end_cannot_be_known_now_has_none(side_by_side: int) -> None:
     async def away(call: Call, progress: Progress) -> str:
         if call.arguments["text"] == "a":
-            raise Standstill("the store is away")
+            raise RunSuspended("the store is away")
         return "done before"
 
     asked = [("echo", {"text": text}) for text in "abc"[:side_by_side]]

@@ -16,10 +16,10 @@ from evoclaw.core.messages import TextBlock, user
 from evoclaw.core.output import parse_output
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.replies import Confirmation, read_confirmation
-from evoclaw.core.result import answer
+from evoclaw.core.result import collect_result
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.loop import Gate, Table, tool
 
@@ -62,11 +62,11 @@ def test_confirmation_is_read_from_the_first_word(
 
 
 def test_a_text_within_the_limit_is_not_cut() -> None:
-    assert head_and_tail("abc", 3) == "abc"
-    cut = head_and_tail("a" * 50 + "b" * 50, 4)
+    assert truncate_middle("abc", 3) == "abc"
+    cut = truncate_middle("a" * 50 + "b" * 50, 4)
     assert cut.replace("\n", "") == "aa[… 96 characters left out …]bb"
     barely = "x" * 30
-    assert head_and_tail(barely, 20) == barely, "a cut that saves nothing is not made"
+    assert truncate_middle(barely, 20) == barely, "a cut that saves nothing is not made"
 
 
 async def test_a_deadline_interrupts_with_timeout_error() -> None:
@@ -215,7 +215,7 @@ async def test_a_runs_result_says_how_much_really_ran_at_once() -> None:
         AllowAll(),
     )
     bus = Bus(state.run_id, clock=lambda: next(clock))
-    result = await answer(recorded(run_loop(state, ports, LoopSettings()), bus))
+    result = await collect_result(recorded(run_loop(state, ports, LoopSettings()), bus))
     assert (result.stop, result.output) == (StopReason.COMPLETED, {"a": 1})
     assert result.metrics.max_concurrency == 3
     assert result.metrics.parallel_batches == 1
@@ -234,4 +234,4 @@ async def test_records_that_do_not_end_have_no_answer() -> None:
         yield Record("r", 1, 0.0, TurnStarted(1))
 
     with pytest.raises(RuntimeError, match="ends with RunFinished"):
-        await answer(cut())
+        await collect_result(cut())

@@ -11,7 +11,7 @@ from litestar import Litestar
 from litestar.testing import TestClient
 
 import evoclaw.dashboard
-from evoclaw.dashboard.files import page_routes
+from evoclaw.dashboard.files import dashboard_routes
 
 STATIC = Path(evoclaw.dashboard.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
@@ -27,7 +27,7 @@ ELSEWHERE = re.compile(r"(https?:)?//[a-z0-9-]+\.[a-z]", re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient[Litestar]]:
-    with TestClient(Litestar(page_routes(), openapi_config=None)) as client:
+    with TestClient(Litestar(dashboard_routes(), openapi_config=None)) as client:
         yield client
 
 

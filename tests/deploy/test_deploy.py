@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from evoclaw.api.auth import OPEN
-from evoclaw.api.serving import hosts_of
+from evoclaw.api.auth import PUBLIC_PATHS
+from evoclaw.api.serving import allowed_hosts
 from evoclaw.cli.up import up
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
-from evoclaw.providers import how_to_get_a_model
+from evoclaw.providers import model_setup_help
 from evoclaw.transport.broker_accounts import BrokerAccounts, BrokerRole
 from evoclaw.trust.grants import Signer
 from tests.support.deployed_brokers import FILES, accounts
@@ -87,7 +87,7 @@ def test_every_variable_and_setting_is_one_that_is_read(which: str, tmp_path: Pa
     config = read_evoclaw_toml(path, env)
 
     for name in env:
-        assert is_read(name, env, path) or name in how_to_get_a_model(), f"nobody reads {name}"
+        assert is_read(name, env, path) or name in model_setup_help(), f"nobody reads {name}"
     assert config.store.url.startswith("postgresql://") and not config.store.url.count(":@")
     assert config.store.password_file == f"{SECRETS}store-password"
     address = config.broker.address("secret")
@@ -103,13 +103,13 @@ def test_who_probes_and_asks_is_known_by_name(which: str, tmp_path: Path) -> Non
     path.write_text(settings_text(which))
     server = read_evoclaw_toml(path, {}).server
 
-    known = hosts_of(server.host, server.port, server.names)
+    known = allowed_hosts(server.host, server.port, server.names)
 
     assert known is not None
     if which == "compose":
         told = compose()["services"]["one"]["healthcheck"]["test"][-1]
         host, asked = re.findall(r"http://([^/]+)(/[^\"]+)", told)[0]
-        assert host in known and asked in OPEN
+        assert host in known and asked in PUBLIC_PATHS
         for name in ("one", "two"):
             published = compose()["services"][name]["ports"][0].split(":")
             assert f"localhost:{published[1]}" in known and int(published[2]) == server.port
@@ -119,7 +119,7 @@ def test_who_probes_and_asks_is_known_by_name(which: str, tmp_path: Path) -> Non
     ]
     assert [probe["path"] for probe in probes] == ["/health/live", "/health/live", "/health/ready"]
     for probe in probes:
-        assert probe["path"] in OPEN and probe["port"] == "http"
+        assert probe["path"] in PUBLIC_PATHS and probe["port"] == "http"
         assert probe["httpHeaders"] == [{"name": "Host", "value": "evoclaw"}] and "evoclaw" in known
     assert container()["ports"] == [{"name": "http", "containerPort": server.port}]
     assert f"evoclaw:{server.port}" in known and "evoclaw.evoclaw.svc" in known

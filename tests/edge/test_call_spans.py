@@ -11,9 +11,9 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import failure
-from evoclaw.core.tracing import here, trace_id_of, traceparent
+from evoclaw.core.tracing import current_trace, current_traceparent, trace_id_of
 from evoclaw.edge.call_spans import add_spans
-from evoclaw.edge.plans import Plan, Work
+from evoclaw.edge.plans import CallPlan, Work
 from evoclaw.observe.tracing.tracing import Tracing
 from evoclaw.transport.wire import Command, fingerprint
 from tests.observe.test_tracing import tracing_to
@@ -34,11 +34,11 @@ def done(error: ErrorKind | None = None) -> Work:
 async def perform(
     tracing: Tracing, work: Work, command: Command = ASKED, name: str = "bash"
 ) -> None:
-    async def plan(command: Command) -> Plan | ToolResult:
-        return Plan(name, work)
+    async def plan(command: Command) -> CallPlan | ToolResult:
+        return CallPlan(name, work)
 
     made = await add_spans({"tool": plan}, tracing, "pi")["tool"](command)
-    assert isinstance(made, Plan)
+    assert isinstance(made, CallPlan)
     await made.work(Deadline(), lambda text: None)
 
 
@@ -75,12 +75,12 @@ async def test_what_it_begins_knows_the_span(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[str] = []
 
     async def work(deadline: Deadline, progress: Progress) -> ToolResult:
-        seen.append(traceparent())
+        seen.append(current_traceparent())
         return await done()(deadline, progress)
 
     (span,), _ = await spans_of(monkeypatch, lambda tracing: perform(tracing, work))
     assert seen == [f"00-{span.trace_id}-{span.span_id}-01"]
-    assert here() is None
+    assert current_trace() is None
 
 
 @pytest.mark.parametrize("parent", ["", "rubbish", "00-0-0-0", "\x00" * 55])
@@ -120,7 +120,7 @@ async def test_a_question_for_its_own_model_is_asked_of_an_agent(
 async def test_what_is_refused_is_no_span_and_untraced_plans_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def refuse(command: Command) -> Plan | ToolResult:
+    async def refuse(command: Command) -> CallPlan | ToolResult:
         return failure(command.request_id, "bash", ErrorKind.PERMISSION_DENIED, "no")
 
     async def ask(tracing: Tracing) -> None:

@@ -18,14 +18,14 @@ from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.calls.journal import CallState, Entry, Journal
-from evoclaw.store.calls.receipts import Place
+from evoclaw.store.calls.journal import CallState, Journal, JournalEntry
+from evoclaw.store.calls.receipts import ChainPosition
 from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, read_report, tool_hash
-from evoclaw.trust.receipts import DeviceKey, Receipt, hash_of, read, result_hash
+from evoclaw.trust.receipts import DeviceKey, Receipt, canonical_hash, read_receipt, result_hash
 from tests.support.fleet import (
     EVERYTHING,
     TOLD_ONCE,
@@ -50,7 +50,7 @@ async def broken(text: str) -> str:
 def sign(device: Device, key: DeviceKey = KEY) -> None:
     """Give a device that was just started its key, before it takes anything up."""
     assert device.edge is not None
-    who = device.edge.parts.who
+    who = device.edge.parts.identity
     device.edge.reports.receipts = Receipts(key, who, device.executor)
 
 
@@ -73,7 +73,7 @@ async def end_of(ear: Ear, request_id: str) -> JSON:
 
 
 def signed(end: JSON) -> Receipt:
-    found, _ = read(end["receipt"], key=KEY.public_key)
+    found, _ = read_receipt(end["receipt"], key=KEY.public_key)
     assert found.result_sha256 == result_hash(end) == verify.result_digest(end)
     return found
 
@@ -89,7 +89,7 @@ async def test_a_result_comes_with_a_receipt_that_says_what_was_asked_and_how_it
         assert (found.request_id, found.run_id) == (command.request_id, command.run_id)
         assert (found.tenant, found.epoch) == ("acme", 3)
         assert (found.tool, found.tool_hash) == ("mark", tool_hash(here.tool("mark")))
-        assert found.args_sha256 == hash_of({"text": "a"})
+        assert found.args_sha256 == canonical_hash({"text": "a"})
         assert (found.status, found.exit_code, found.error_type) == ("success", 0, "")
         assert (found.counter, found.prev) == (1, "")
         assert found.started_at is not None
@@ -114,7 +114,7 @@ async def test_receipts_form_one_chain_in_which_failures_and_refusals_stand_too(
             here.tell(command)
             end = await end_of(ear, command.request_id)
             receipts.append(signed(end))
-            hashes.append(read(end["receipt"])[1].hash)
+            hashes.append(read_receipt(end["receipt"])[1].hash)
         assert [one.counter for one in receipts] == [1, 2, 3, 4, 5]
         assert [one.prev for one in receipts] == hashes[:-1]
         assert len({one.chain for one in receipts}) == 1
@@ -165,7 +165,7 @@ async def test_report_and_receipt_fit_into_one_message_whatever_the_size_of_the_
         kinds: set[str] = set()
         for many in [10, *range(MAX_PAYLOAD_BYTES - 2400, MAX_PAYLOAD_BYTES, 60)]:
             command = tool_command("mark", run="\n" * 300)
-            await journal.receive(Entry(command.request_id, "run", 0, "d", b"c"))
+            await journal.receive(JournalEntry(command.request_id, "run", 0, "d", b"c"))
             end: dict[str, JSON] = {
                 "status": "success",
                 "tool": "mark",
@@ -210,7 +210,7 @@ async def test_a_restart_goes_on_with_the_chain_and_resends_the_same_receipt(
         other = tool_command("mark", text="b")
         here.tell(other)
         found = signed(await end_of(ear, other.request_id))
-        assert (found.counter, found.prev) == (2, read(first["receipt"])[1].hash)
+        assert (found.counter, found.prev) == (2, read_receipt(first["receipt"])[1].hash)
 
 
 async def test_a_call_that_was_cut_off_is_signed_as_unknown_after_the_restart(
@@ -225,7 +225,7 @@ async def test_a_call_that_was_cut_off_is_signed_as_unknown_after_the_restart(
         sign(here.pi)
         found = signed(await end_of(ear, command.request_id))
         assert (found.error_type, found.started_at) == ("unknown", None)
-        assert found.args_sha256 == hash_of({"text": "a"})
+        assert found.args_sha256 == canonical_hash({"text": "a"})
 
 
 async def test_another_key_begins_another_chain(tmp_path: Path) -> None:
@@ -240,7 +240,9 @@ async def test_another_key_begins_another_chain(tmp_path: Path) -> None:
         await here.there()
         command = tool_command("mark", text="b")
         here.tell(command)
-        after, _ = read((await end_of(ear, command.request_id))["receipt"], key=other.public_key)
+        after, _ = read_receipt(
+            (await end_of(ear, command.request_id))["receipt"], key=other.public_key
+        )
         assert (after.counter, after.prev) == (1, "")
         assert after.chain != before.chain
 
@@ -264,7 +266,7 @@ async def test_a_result_that_could_not_be_written_uses_up_no_number(tmp_path: Pa
     assert reports.receipts is not None
     payload: dict[str, JSON] = {"status": "success", "tool": "mark", "request_id": "", "result": ""}
     for name in ("a", "b"):
-        await journal.receive(Entry(name, name, 0, "d", b"c"))
+        await journal.receive(JournalEntry(name, name, 0, "d", b"c"))
     journal.full = True
     first = Command("tool", {"tool": "mark"}, "a")
     await reports.finish(first, CallState.SUCCEEDED, {**payload, "request_id": "a"}, 1.0)
@@ -285,27 +287,27 @@ async def test_a_result_that_could_not_be_written_uses_up_no_number(tmp_path: Pa
 
 async def test_a_second_end_of_a_call_uses_up_no_number(tmp_path: Path) -> None:
     async with await Journal.open(tmp_path / "j.db", durable=False) as journal:
-        await journal.receive(Entry("a", "a", 0, "d", b"c"))
+        await journal.receive(JournalEntry("a", "a", 0, "d", b"c"))
         draft = Numbered()
         assert await journal.finish("a", CallState.SUCCEEDED, draft)
         assert not await journal.finish("a", CallState.FAILED, draft)
         assert not await journal.finish("never", CallState.FAILED, draft)
-        assert draft.asked == [Place()]
-        await journal.receive(Entry("b", "b", 0, "d", b"c"))
+        assert draft.asked == [ChainPosition()]
+        await journal.receive(JournalEntry("b", "b", 0, "d", b"c"))
         assert await journal.finish("b", CallState.FAILED, draft)
-        assert draft.asked[1] == Place("c", 1, "h1", "k")
+        assert draft.asked[1] == ChainPosition("c", 1, "h1", "k")
 
 
 class Numbered:
     """A draft that says its number."""
 
     def __init__(self) -> None:
-        self.asked: list[Place] = []
+        self.asked: list[ChainPosition] = []
 
-    def signed_after(self, place: Place) -> tuple[bytes, Place]:
+    def signed_after(self, place: ChainPosition) -> tuple[bytes, ChainPosition]:
         self.asked.append(place)
         n = place.counter + 1
-        return f"report {n}".encode(), Place("c", n, f"h{n}", "k")
+        return f"report {n}".encode(), ChainPosition("c", n, f"h{n}", "k")
 
 
 async def assembled(journal: Journal) -> Edge:
@@ -344,7 +346,7 @@ async def test_a_receipt_that_was_once_sent_can_always_be_checked() -> None:
     path = Path(__file__).parent.parent / "transport" / "golden" / "report_receipt.json"
     end = read_report("living-room-pi", path.read_bytes()).payload
     found = signed(end)
-    assert found.args_sha256 == hash_of({"command": "vcgencmd measure_temp"})
+    assert found.args_sha256 == canonical_hash({"command": "vcgencmd measure_temp"})
     lines: list[JSON] = [
         {"type": "key", "agent_id": "living-room-pi", "key": KEY.public_key},
         {"type": "receipt", **end["receipt"], "result": end},

@@ -14,7 +14,7 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.devices import LocalDevice, LocalNotifier
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.tools.device import Device, Notifier, device, notify
+from evoclaw.tools.device import DeviceSensors, Notifier, device, notify
 
 BARE = ("cpu", "memory", "disk", "processes")
 
@@ -47,9 +47,9 @@ async def use(bound: BoundTool, given: dict[type, object], **arguments: JSON) ->
 @pytest.mark.parametrize("what", BARE)
 async def test_every_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
     machine = here(tmp_path)
-    assert set(BARE) <= set(machine.senses())
+    assert set(BARE) <= set(machine.sensor_names())
 
-    result = await use(device, {Device: machine}, what=what)
+    result = await use(device, {DeviceSensors: machine}, what=what)
 
     assert result.error is None and result.text
     assert result.details
@@ -58,7 +58,7 @@ async def test_every_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
 async def test_its_own_process_is_among_the_heaviest_or_lighter_than_all_of_them(
     tmp_path: Path,
 ) -> None:
-    result = await use(device, {Device: here(tmp_path)}, what="processes")
+    result = await use(device, {DeviceSensors: here(tmp_path)}, what="processes")
     rows = result.details["processes"]
     assert rows == sorted(rows, key=lambda row: -row["mb"])
     assert os.getpid() in {row["pid"] for row in rows} or len(rows) == 15
@@ -69,18 +69,18 @@ async def test_temperature_is_there_if_there_is_a_sensor(tmp_path: Path) -> None
     warm = LocalDevice(LocalProcesses(tmp_path), temperatures=lambda: dict(readings))
     bare = LocalDevice(LocalProcesses(tmp_path), temperatures=lambda: {})
 
-    result = await use(device, {Device: warm}, what="temperature")
+    result = await use(device, {DeviceSensors: warm}, what="temperature")
 
     assert result.text == "cpu-thermal: 48.3 °C"
     assert result.details == {"celsius": {"cpu-thermal": 48.312}}
-    assert "temperature" not in bare.senses()
+    assert "temperature" not in bare.sensor_names()
     readings.clear()
     with pytest.raises(ToolFailure, match="does not report its temperature any more"):
-        await use(device, {Device: warm}, what="temperature")
+        await use(device, {DeviceSensors: warm}, what="temperature")
 
 
 async def test_each_figure_has_the_keys_it_always_had(tmp_path: Path) -> None:
-    machine: dict[type, object] = {Device: here(tmp_path)}
+    machine: dict[type, object] = {DeviceSensors: here(tmp_path)}
 
     cpu, memory, disk, processes = [(await use(device, machine, what=w)).details for w in BARE]
 
@@ -91,7 +91,7 @@ async def test_each_figure_has_the_keys_it_always_had(tmp_path: Path) -> None:
 
 
 async def test_a_pin_is_read_by_the_machines_own_program(tmp_path: Path, bin: Path) -> None:
-    assert "gpio" not in here(tmp_path).senses()
+    assert "gpio" not in here(tmp_path).sensor_names()
     program(
         bin,
         "raspi-gpio",
@@ -100,30 +100,30 @@ async def test_a_pin_is_read_by_the_machines_own_program(tmp_path: Path, bin: Pa
     )
     machine = here(tmp_path)
 
-    result = await use(device, {Device: machine}, what="gpio", pin=17)
+    result = await use(device, {DeviceSensors: machine}, what="gpio", pin=17)
 
     assert result.text == "GPIO 17: level=1 fsel=0 func=INPUT"
     with pytest.raises(ToolFailure, match="no pin 99") as failed:
-        await use(device, {Device: machine}, what="gpio", pin=99)
+        await use(device, {DeviceSensors: machine}, what="gpio", pin=99)
     assert failed.value.kind is ErrorKind.EXECUTION_FAILED
     with pytest.raises(ToolFailure, match="which `pin`"):
-        await use(device, {Device: machine}, what="gpio")
+        await use(device, {DeviceSensors: machine}, what="gpio")
 
 
 async def test_a_camera_gives_a_picture_or_says_why_not(tmp_path: Path, bin: Path) -> None:
     program(bin, "fswebcam", r"printf '\377\330\377\340picture'")
-    result = await use(device, {Device: here(tmp_path)}, what="camera")
+    result = await use(device, {DeviceSensors: here(tmp_path)}, what="camera")
     (block,) = result.blocks
     assert isinstance(block, ImageBlock) and block.media_type == "image/jpeg"
 
     program(bin, "fswebcam", "echo 'no such device' >&2; exit 1")
     with pytest.raises(ToolFailure, match="no such device"):
-        await use(device, {Device: here(tmp_path)}, what="camera")
+        await use(device, {DeviceSensors: here(tmp_path)}, what="camera")
 
 
 async def test_what_a_machine_does_not_have_is_named_with_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(ToolFailure, match="has no 'altitude'. It has: cpu, memory") as failed:
-        await use(device, {Device: here(tmp_path)}, what="altitude")
+        await use(device, {DeviceSensors: here(tmp_path)}, what="altitude")
     assert failed.value.kind is ErrorKind.NOT_FOUND
 
 

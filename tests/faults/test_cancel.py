@@ -78,7 +78,7 @@ async def test_fault_19_a_cancel_that_comes_after_the_end_is_told_the_truth(here
         await here.online(hub, edge)
         request_id = new_id()
         assert (await hub.mark(request_id)).error is None
-        told = await hub.orchestrator.say("pi", "cancel", {"request_id": request_id})
+        told = await hub.orchestrator.query("pi", "cancel", {"request_id": request_id})
     assert told.result["cancelled"] is False
     assert told.result["state"] == "succeeded"
 

@@ -78,7 +78,7 @@ async def test_fault_07_a_lost_acknowledgement_is_said_again(here: Site) -> None
         await until(lambda: proxy.to_client.counts["drop"] == 1)
         assert edge.unacknowledged() == [request_id]
         await until(lambda: not edge.unacknowledged(), say="the second one arrives")
-        notes = await hub.store.notes(request_id)
+        notes = await hub.store.late_outcomes(request_id)
     assert result.error is None
     assert notes == [], "the same report once more is no news"
     assert edge.marks(request_id) == 1

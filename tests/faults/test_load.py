@@ -88,7 +88,7 @@ async def test_fault_22_all_come_back_at_once_after_the_broker_was_killed(
         await until(lambda: len(fleet.online()) == STORM, 60, "all are there")
         os.kill(here.broker.pid, signal.SIGKILL)
         await until(lambda: all(edge.counts["disconnected"] for edge in edges), 60)
-        await until(lambda: hub.orchestrator.reception.counts["disconnected"] > 0)
+        await until(lambda: hub.orchestrator.report_receiver.counts["disconnected"] > 0)
         await until(lambda: all(edge.parts.link.is_up for edge in edges), 90, "all are back")
         began = time.monotonic()
         answers = await asyncio.gather(*(hub.ping(name) for name in names))
@@ -114,7 +114,7 @@ async def test_fault_23_a_result_of_two_megabytes_does_not_break_the_link(
                 assert result.error in (None, ErrorKind.TOO_LARGE)
                 assert result.text
             assert edge.counts["disconnected"] == 0, "no poison loop"
-            assert hub.orchestrator.reception.counts["disconnected"] == 0
+            assert hub.orchestrator.report_receiver.counts["disconnected"] == 0
             assert await hub.ping()
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.orchestrator.fleet.fleet import Presence
+from evoclaw.orchestrator.fleet.fleet import PresenceChange
 from tests.support.process_fleet import Hub, Site, mark, new_id
 from tests.support.waiting import until
 
@@ -96,9 +96,9 @@ async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_
 ) -> None:
     old = await here.edge()
     new = await here.edge(place="another disk")
-    changes: list[Presence] = []
+    changes: list[PresenceChange] = []
     async with here.hub() as hub:
-        hub.orchestrator.listen(changes.append)
+        hub.orchestrator.on_presence(changes.append)
         await here.online(hub, old)
         boot = hub.orchestrator.fleet.member("pi").boot_id
         old.signal(signal.SIGSTOP)
@@ -112,8 +112,10 @@ async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_
             assert late.orchestrator.fleet.is_online("pi")
         await old.kill()
         assert (await hub.mark(new_id())).error is None
-    assert Presence("pi", False) not in changes[seen:], "once there, it was never taken for gone"
-    assert changes[-1] == Presence("pi", True)
+    assert PresenceChange("pi", False) not in changes[seen:], (
+        "once there, it was never taken for gone"
+    )
+    assert changes[-1] == PresenceChange("pi", True)
 
 
 async def test_fault_13_a_will_that_comes_right_behind_a_hello_is_the_last_word(

@@ -167,7 +167,7 @@ async def test_two_orchestrators_of_one_account_do_not_end_each_others_connectio
         for hub in (one, other) * 3:
             assert (await hub.mark(run_id() + ".1.0.1")).error is None
         for hub in (one, other):
-            assert hub.orchestrator.reception.counts["disconnected"] == 0
+            assert hub.orchestrator.report_receiver.counts["disconnected"] == 0
 
 
 async def test_an_edge_that_comes_while_it_is_waited_for_brings_its_tools(here: Site) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evoclaw import verify
-from evoclaw.store.databases.sqlite import unsealed
+from evoclaw.store.databases.sqlite import verify_checksum
 from evoclaw.trust.receipts import DeviceKey
 from tests.support.fleet_processes import Process
 from tests.support.waiting import until
@@ -32,7 +32,7 @@ def journaled(folder: Path) -> list[dict[str, Any]]:
     path = folder / "journal.db"
     with closing(sqlite3.connect(path)) as found:
         rows = found.execute("SELECT report FROM calls ORDER BY finished").fetchall()
-    return [json.loads(unsealed(row[0], path))["payload"] for row in rows]
+    return [json.loads(verify_checksum(row[0], path))["payload"] for row in rows]
 
 
 def said(folder: Path) -> dict[str, set[str]]:

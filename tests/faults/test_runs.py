@@ -18,9 +18,9 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from evoclaw.core.events import Replied, RunFinished, StopReason
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.replay import Replay
-from evoclaw.orchestrator.runs.runs import Errand, State, TooSlow
+from evoclaw.orchestrator.runs.runs import RunRequest, RunStatus, WatcherTooSlow
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import StoreFull
 from evoclaw.store.sessions.sessions import SessionStore
@@ -298,7 +298,7 @@ async def test_fault_20_a_cancelled_run_leaves_no_process_and_asks_no_model(town
     nap = token()
     town.models.command = lambda name, turn: f"echo x >> marks; sleep {nap}"
     async with served(await town.setting()) as house:
-        view, _ = await house.runs.start(LOCAL, Errand("run"))
+        view, _ = await house.runs.start(LOCAL_PRINCIPAL, RunRequest("run"))
         watcher = house.runs.watch("local", view.run_id)
         await anext(watcher)
         await until(lambda: town.edge.marks("x") == 1)
@@ -309,7 +309,7 @@ async def test_fault_20_a_cancelled_run_leaves_no_process_and_asks_no_model(town
         assert result.stop is StopReason.CANCELLED
         await until(lambda: not alive(nap), 10, "no process is left")
         assert town.models.asked.total() == 1
-        assert house.runs.live == 0
+        assert house.runs.active_count == 0
 
 
 async def test_fault_20_a_cancellation_is_kept_when_everything_dies(town: Town) -> None:
@@ -344,12 +344,12 @@ async def _survive_a_full_disk(disk: Path) -> None:
         gate.open("x" * 200_000)
         with pytest.raises(StoreFull, match="is full"):
             await house.begin("more" * 100_000)
-        await until(lambda: house.runs.live == 0, say="nobody drives what cannot be kept")
-        found = await house.runs.look("local", view.run_id)
+        await until(lambda: house.runs.active_count == 0, say="nobody drives what cannot be kept")
+        found = await house.runs.get("local", view.run_id)
         assert found is not None
-        assert found.state is State.RUNNING
+        assert found.state is RunStatus.RUNNING
         filler.unlink()
-        ended = await house.until(view.run_id, State.ENDED)
+        ended = await house.until(view.run_id, RunStatus.ENDED)
         assert ended.stop is StopReason.COMPLETED
         records = await house.store.records(view.run_id)
         assert [record async for record in Replay(records).records()] == records
@@ -367,7 +367,7 @@ async def test_fault_21_watchers_that_do_not_read_cost_little_and_miss_nothing(
         sleepers = [house.runs.watch("local", view.run_id) for _ in range(200)]
         first = [await anext(sleeper) for sleeper in sleepers]
         before = _memory_mb()
-        assert (await house.ended(view.run_id)).state is State.ENDED
+        assert (await house.ended(view.run_id)).state is RunStatus.ENDED
         assert _memory_mb() - before < 64
         records = await house.store.records(view.run_id)
         assert len(records) > words
@@ -375,7 +375,7 @@ async def test_fault_21_watchers_that_do_not_read_cost_little_and_miss_nothing(
             got, after = [record], 0
             try:
                 got += [one async for one in sleeper]
-            except TooSlow as slow:
+            except WatcherTooSlow as slow:
                 after = slow.after
                 assert after == got[-1].seq
                 got += await house.records(view.run_id, after)

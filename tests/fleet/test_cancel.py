@@ -71,7 +71,7 @@ async def test_fault_19_a_cancel_after_the_end_changes_nothing_and_says_so(tmp_p
     async with house(tmp_path) as here:
         request_id = new_id()
         assert (await here.ask("mark", text="a", request_id=request_id)).error is None
-        answer = await here.orchestrator.say("pi", "cancel", {"request_id": request_id})
+        answer = await here.orchestrator.query("pi", "cancel", {"request_id": request_id})
         assert answer.result == {
             "request_id": request_id,
             "cancelled": False,
@@ -152,7 +152,7 @@ async def test_fault_19_a_cancel_of_what_its_edge_never_got_is_told_when_it_is_b
         here.pi.link.plug()
         assert (await outcome(here, request_id)).error_type == "cancelled"
         here.tell((await here.row(request_id)).payload)  # it was on its way all the time
-        assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
+        assert (await here.orchestrator.query("pi", "ping")).result["pong"] is True
         assert here.marks.made == []
 
 
@@ -239,7 +239,7 @@ async def test_a_device_that_leaves_ends_what_runs_and_keeps_what_waits(tmp_path
 
 async def test_a_cancel_must_say_which_call(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        answer = await here.orchestrator.say("pi", "cancel", {})
+        answer = await here.orchestrator.query("pi", "cancel", {})
         assert answer.error_type == "invalid_params"
         here.tell(Command("cancel", {"request_id": ""}, "c1"))
         assert (await here.ask("mark", text="b")).error is None

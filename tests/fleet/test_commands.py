@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.grant_check import SignedGrantCheck
-from evoclaw.orchestrator.fleet.granting import Granting
+from evoclaw.orchestrator.fleet.granting import GrantSigner
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST
@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 async def test_ping_is_answered_also_when_all_are_asked(tmp_path: Path) -> None:
     async with house(tmp_path, "pi", "desk") as here, Ear(here.broker) as ear:
-        assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
+        assert (await here.orchestrator.query("pi", "ping")).result["pong"] is True
         here.broker.publish(BROADCAST, encode(Command("ping", {}, "p1")), retain=False)
         await until(lambda: bool(ear.ends("p1", "pi")) and bool(ear.ends("p1", "desk")))
 
@@ -37,7 +37,7 @@ async def test_nothing_is_done_because_everybody_was_told_to(tmp_path: Path) -> 
         for command in (*commands, Command("result_ack", {"request_ids": ["x"]})):
             here.broker.publish(BROADCAST, encode(command), retain=False)
         await until(lambda: edge.counts["ignored"] == 3)
-        assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
+        assert (await here.orchestrator.query("pi", "ping")).result["pong"] is True
         assert here.marks.made == []
 
 
@@ -48,7 +48,7 @@ async def test_the_tools_come_page_by_page(tmp_path: Path) -> None:
     long.__doc__ = "x" * 40_000
     tools = [tool("shell", name=f"long_{n}")(long) for n in range(9)]
     async with house(tmp_path, tools=tools) as here:
-        answer = (await here.orchestrator.say("pi", "tools_list")).result
+        answer = (await here.orchestrator.query("pi", "tools_list")).result
         assert answer["next"] is not None and answer["next"] < 12
         member = here.orchestrator.fleet.member("pi")
         assert len(member.tools) == 12
@@ -67,7 +67,7 @@ async def test_a_device_takes_only_the_commands_it_was_told_to_take(tmp_path: Pa
         edge = here.pi.edge
         assert edge is not None
         edge.parts = msgspec.structs.replace(edge.parts, accepts=frozenset({"ping", "tool"}))
-        outcome = await here.orchestrator.say("pi", "shutdown")
+        outcome = await here.orchestrator.query("pi", "shutdown")
         assert outcome.error_type == "permission_denied"
         assert "it takes: ping, tool" in outcome.error
         assert (await here.ask("mark", text="a")).error is None
@@ -77,14 +77,14 @@ async def test_the_figures_tell_how_the_tools_did_and_outlive_the_process(tmp_pa
     async with house(tmp_path) as here:
         await here.ask("mark", text="a")
         await here.ask("mark", wrong=1)
-        figures = (await here.orchestrator.say("pi", "get_metrics")).result
+        figures = (await here.orchestrator.query("pi", "get_metrics")).result
         mark = figures["tools"]["tools"]["mark"]
         assert (mark["total_calls"], mark["success_count"]) == (2, 1)
         assert figures["heartbeat"]["boot_id"]
         await here.pi.stop()
         await here.pi.start()
         await here.there()
-        figures = (await here.orchestrator.say("pi", "get_metrics")).result
+        figures = (await here.orchestrator.query("pi", "get_metrics")).result
         assert figures["tools"]["tools"]["mark"]["total_calls"] == 2
 
 
@@ -105,13 +105,13 @@ async def test_figures_that_cannot_be_read_cost_no_calls(tmp_path: Path) -> None
         await journal.remember("outcomes", b"rubbish")
     async with house(tmp_path) as here:
         assert (await here.ask("mark", text="a")).error is None
-        figures = (await here.orchestrator.say("pi", "get_metrics")).result
+        figures = (await here.orchestrator.query("pi", "get_metrics")).result
         assert figures["dropped"]["outcomes unreadable"] == 1
 
 
 async def test_a_genome_is_changed_in_parts_kept_and_undone(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        say = here.orchestrator.say
+        say = here.orchestrator.query
         changed = (await say("pi", "update_genome", {"genome": {"max_turns": 3}})).result
         assert (changed["max_turns"], changed["version"]) == (3, 1)
         again = (await say("pi", "update_genome", {"genome": {"max_turns": 3}})).result
@@ -131,7 +131,7 @@ async def test_a_genome_is_changed_in_parts_kept_and_undone(tmp_path: Path) -> N
 
 async def test_rolling_back_needs_a_version_so_that_it_may_be_said_twice(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        say = here.orchestrator.say
+        say = here.orchestrator.query
         for turns in (2, 3, 4):
             await say("pi", "update_genome", {"genome": {"max_turns": turns}})
         unsaid = await say("pi", "evolution", {"action": "roll_back"})
@@ -146,7 +146,7 @@ async def test_rolling_back_needs_a_version_so_that_it_may_be_said_twice(tmp_pat
 
 async def test_the_genome_says_how_many_calls_run_at_once_and_how_long(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        say = here.orchestrator.say
+        say = here.orchestrator.query
         await say("pi", "update_genome", {"genome": {"concurrency": 1, "call_seconds": 25}})
         member = here.orchestrator.fleet.member("pi")
         await until(lambda: member.is_known and 25 in {one.timeout for one in member.tools})
@@ -173,7 +173,7 @@ async def test_as_many_calls_run_at_once_as_the_device_is_configured_for(tmp_pat
 
 async def test_a_call_may_not_take_longer_than_the_genome_gives_it(tmp_path: Path) -> None:
     async with house(tmp_path) as here, Ear(here.broker) as ear:
-        await here.orchestrator.say("pi", "update_genome", {"genome": {"call_seconds": 0.2}})
+        await here.orchestrator.query("pi", "update_genome", {"genome": {"call_seconds": 0.2}})
         command = tool_command("hold", text="a", timeout_ms=30_000)
         here.tell(command)
         await until(lambda: bool(ear.ends(command.request_id)))
@@ -182,7 +182,7 @@ async def test_a_call_may_not_take_longer_than_the_genome_gives_it(tmp_path: Pat
 
 async def test_a_device_that_is_told_to_leave_answers_first(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        outcome = await here.orchestrator.say("pi", "shutdown")
+        outcome = await here.orchestrator.query("pi", "shutdown")
         assert outcome.result == {"leaving": True}
         await here.pi.ended()
         await until(lambda: not here.orchestrator.fleet.is_online("pi"))
@@ -199,14 +199,14 @@ async def test_a_device_with_an_orchestrators_key_takes_only_what_it_signed(
     clock = OrchestratorClock()
     check = SignedGrantCheck("pi", Verifier(signer.public_key), clock)
     async with (
-        house(tmp_path, check=check, grants=Granting(signer), start=False) as here,
+        house(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here,
         Ear(here.broker) as ear,
     ):
         here.pi.clock = clock
         await here.pi.start()
         await here.there()
         assert (await here.ask("mark", text="a")).text == "marked a"
-        assert (await here.orchestrator.say("pi", "evolution")).status == "success"
+        assert (await here.orchestrator.query("pi", "evolution")).status == "success"
         unsigned = [
             tool_command("mark", text="b"),
             Command("update_genome", {"genome": {"prompt": "Obey."}}, "g1"),
@@ -218,7 +218,7 @@ async def test_a_device_with_an_orchestrators_key_takes_only_what_it_signed(
             here.tell(command)
             await until(lambda command=command: bool(ear.ends(command.request_id)))
             assert ear.ends(command.request_id)[0]["error_type"] == "permission_denied"
-        assert (await here.orchestrator.say("pi", "evolution")).result["genome"]["prompt"] == ""
+        assert (await here.orchestrator.query("pi", "evolution")).result["genome"]["prompt"] == ""
         assert here.marks.made == ["a"]
         row = await here.pi.journal.get(unsigned[0].request_id)
         assert row is None, "what was not granted is not even written down"
@@ -229,12 +229,12 @@ async def test_a_command_may_be_one_keys_alone(tmp_path: Path, signer: Signer) -
     clock = OrchestratorClock()
     both = Verifier(signer.public_key, other.public_key)
     check = SignedGrantCheck("pi", both, clock, only={"shutdown": Verifier(other.public_key)})
-    async with house(tmp_path, check=check, grants=Granting(signer), start=False) as here:
+    async with house(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here:
         here.pi.clock = clock
         await here.pi.start()
         await here.there()
         assert (await here.ask("mark", text="a")).text == "marked a"
-        assert (await here.orchestrator.say("pi", "shutdown")).error_type == "permission_denied"
+        assert (await here.orchestrator.query("pi", "shutdown")).error_type == "permission_denied"
 
 
 async def test_what_was_done_is_told_although_its_grant_is_over(
@@ -243,7 +243,7 @@ async def test_what_was_done_is_told_although_its_grant_is_over(
     clock = OrchestratorClock()
     check = SignedGrantCheck("pi", Verifier(signer.public_key), clock)
     async with (
-        house(tmp_path, check=check, grants=Granting(signer), start=False) as here,
+        house(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here,
         Ear(here.broker) as ear,
     ):
         here.pi.clock = clock

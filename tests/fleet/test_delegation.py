@@ -10,20 +10,22 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.fleet.delegation import Delegated
-from evoclaw.orchestrator.fleet.routing import Routes, rendezvous
+from evoclaw.orchestrator.fleet.delegation import FleetExecutor
+from evoclaw.orchestrator.fleet.routing import StickyRouting, rendezvous
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Heartbeat
 from tests.support.fleet import House, Marks, house, new_id
 from tests.support.waiting import until
 
 
-def call(here: House, executor: Delegated, name: str, request_id: str = "", **given: str) -> Call:
+def call(
+    here: House, executor: FleetExecutor, name: str, request_id: str = "", **given: str
+) -> Call:
     offered = next(one for one in executor.tools() if one.name == name)
     return Call("c1", offered, dict(given), request_id or new_id(), offered.timeout)
 
 
-async def run(executor: Delegated, asked: Call) -> ToolResult:
+async def run(executor: FleetExecutor, asked: Call) -> ToolResult:
     return await executor.execute(asked, lambda text: None)
 
 
@@ -31,7 +33,7 @@ def busy(here: House, agent_id: str, calls: int) -> None:
     """Have an edge say how much it has to do."""
     member = here.orchestrator.fleet.member(agent_id)
     beat = Heartbeat(member.boot_id, member.counter, in_flight=calls)
-    assert here.orchestrator.fleet.beat(agent_id, beat)
+    assert here.orchestrator.fleet.on_heartbeat(agent_id, beat)
 
 
 async def test_a_call_goes_to_the_least_busy_edge_that_has_the_tool(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ async def test_of_two_tools_of_one_name_only_the_offered_one_is_called(tmp_path:
 
 async def test_names_that_are_taken_are_not_offered(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        executor = here.orchestrator.delegated(besides=["mark"])
+        executor = here.orchestrator.delegated(excluded=["mark"])
         assert [one.name for one in executor.tools()] == ["hold", "look"]
         assert executor.tools() is executor.tools()
 
@@ -125,7 +127,7 @@ def test_a_sender_keeps_its_edge_and_few_move_when_edges_come_and_go() -> None:
 
 
 def test_a_session_has_one_edge_unless_it_asks_for_another() -> None:
-    routes = Routes()
+    routes = StickyRouting()
     first = routes.route("s", ["a", "b", "c"])
     assert first is not None
     assert routes.route("s", ["a", "b", "c", "d", "e"]) == first
@@ -134,4 +136,4 @@ def test_a_session_has_one_edge_unless_it_asks_for_another() -> None:
     assert routes.route("s", ["a", "b", "c"]) == first
     assert routes.route("s", others) in others
     assert routes.route("s", others, asked=first) is None
-    assert Routes().route("s", []) is None
+    assert StickyRouting().route("s", []) is None

@@ -11,7 +11,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.calls.command_values import CommandRow, CommandState, Settled
+from evoclaw.store.calls.command_values import CommandRow, CommandState, SettleResult
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import CallState
 from evoclaw.store.databases.sqlite import StoreError
@@ -76,7 +76,7 @@ async def test_fault_01_what_was_acknowledged_and_comes_again_is_not_run_again(
         sent = (await here.row(request_id)).payload
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: not edge.reports.untold)
+        await until(lambda: not edge.reports.unacknowledged)
         async with Ear(here.broker) as ear:
             here.tell(sent)
             await until(lambda: bool(ear.ends(request_id)))
@@ -86,7 +86,7 @@ async def test_fault_01_what_was_acknowledged_and_comes_again_is_not_run_again(
         row = await here.row(request_id)
         assert row.outcome is not None
         assert msgspec.json.decode(row.outcome, type=Outcome).result == "marked a"
-        assert await here.store.notes(request_id) == [], "it says nothing new"
+        assert await here.store.late_outcomes(request_id) == [], "it says nothing new"
 
 
 async def test_fault_01_every_message_twice_runs_every_call_once(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ async def test_fault_06_a_result_that_gets_lost_is_told_until_it_is_acknowledged
         assert (result.text, lost()) == ("marked a", 3)
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: not edge.reports.untold)
+        await until(lambda: not edge.reports.unacknowledged)
         assert here.marks.made == ["a"]
 
 
@@ -246,10 +246,10 @@ async def test_fault_07_a_lost_acknowledgement_is_said_again_and_the_result_kept
         assert (await here.ask("mark", text="a", request_id=request_id)).text == "marked a"
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: not edge.reports.untold)
+        await until(lambda: not edge.reports.unacknowledged)
         assert lost() == 2
         assert here.marks.made == ["a"]
-        assert await here.store.notes(request_id) == []
+        assert await here.store.late_outcomes(request_id) == []
 
 
 class FullDisk(CommandStore):
@@ -263,7 +263,7 @@ class FullDisk(CommandStore):
         agent_id: str,
         outcome: bytes,
         state: CommandState = CommandState.SETTLED,
-    ) -> Settled:
+    ) -> SettleResult:
         if FullDisk.failures > 0:
             FullDisk.failures -= 1
             raise StoreError("no room")
@@ -283,7 +283,7 @@ async def test_fault_26_a_result_that_could_not_be_kept_is_not_acknowledged_and_
         assert here.orchestrator.requests.counts["the store failed"] == 2
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: not edge.reports.untold)
+        await until(lambda: not edge.reports.unacknowledged)
         assert here.marks.made == ["a"]
 
 
@@ -370,7 +370,7 @@ async def test_fault_11_calls_outlive_a_broker_that_restarts(tmp_path: Path, for
         here.marks.gate.set()
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: len(edge.reports.untold) == 1)
+        await until(lambda: len(edge.reports.unacknowledged) == 1)
         here.broker.up()
         assert (await held).text == "held held"
         assert [(await task).error for task in waiting] == [None] * 10
@@ -433,18 +433,18 @@ async def test_fault_17_a_result_that_comes_after_it_was_given_up_is_a_note(tmp_
         here.marks.gate.set()
 
         async def noted() -> bool:
-            return bool(await here.store.notes(request_id))
+            return bool(await here.store.late_outcomes(request_id))
 
         await until(noted)
         assert (await asked).error is ErrorKind.UNKNOWN, "what is closed stays as it is"
-        (note,) = await here.store.notes(request_id)
+        (note,) = await here.store.late_outcomes(request_id)
         assert msgspec.json.decode(note.outcome, type=Outcome).result == "held a"
         row = await here.row(request_id)
         assert row.outcome is not None
         assert msgspec.json.decode(row.outcome, type=Outcome).error_type == "unknown"
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: not edge.reports.untold, say="late ones are acknowledged too")
+        await until(lambda: not edge.reports.unacknowledged, say="late ones are acknowledged too")
 
 
 async def test_fault_17_what_another_process_has_closed_is_told_as_it_was_closed(
@@ -458,7 +458,7 @@ async def test_fault_17_what_another_process_has_closed_is_told_as_it_was_closed
         await here.store.settle(request_id, "pi", msgspec.json.encode(unknown))
         here.marks.gate.set()
         assert (await asked).error is ErrorKind.UNKNOWN, "though it was told how it really ended"
-        assert len(await here.store.notes(request_id)) == 1
+        assert len(await here.store.late_outcomes(request_id)) == 1
 
 
 async def test_what_was_under_way_is_published_at_once_when_its_edge_says_hello(
@@ -521,7 +521,7 @@ async def test_fault_18_a_result_from_the_wrong_agent_is_dropped_and_counted(
         await here.marks.waiting.wait()
         here.say(TopicKind.REPORTS, report(request_id, "evil"), "evil")  # on its own topic
         here.say(TopicKind.REPORTS, report(request_id, "pi"), "evil")  # and with another's name
-        requests, reception = here.orchestrator.requests, here.orchestrator.reception
+        requests, reception = here.orchestrator.requests, here.orchestrator.report_receiver
         await until(lambda: requests.counts["from the wrong agent"] == 1)
         await until(lambda: reception.counts["unreadable reports: conflict"] == 1)
         here.marks.gate.set()
@@ -543,7 +543,7 @@ async def test_a_result_of_something_that_nobody_asked_for_is_not_acknowledged(
         await until(lambda: requests.counts["foreign"] >= 2, say="it is told again and again")
         edge = here.pi.edge
         assert edge is not None
-        assert edge.reports.untold == [command.request_id]
+        assert edge.reports.unacknowledged == [command.request_id]
         assert not any(b"result_ack" in message.payload for message in ear.heard)
 
 
@@ -555,7 +555,7 @@ async def test_results_that_nobody_wants_do_not_keep_others_from_being_told(
             here.tell(tool_command("mark", text=str(n)))
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: len(edge.reports.untold) == 80)
+        await until(lambda: len(edge.reports.unacknowledged) == 80)
         request_id = new_id()
         lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=2)
         assert (await here.ask("mark", text="a", request_id=request_id)).text == "marked a"
@@ -573,7 +573,7 @@ async def test_results_that_nobody_wants_are_given_up_when_there_are_too_many(
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: edge.reports.given_up == 20)
-        assert len(edge.reports.untold) == 10
+        assert len(edge.reports.unacknowledged) == 10
         await here.pi.crash()
         await here.pi.start()
         here.tell(tool_command("mark", ids[0], text=ids[0]))
@@ -636,7 +636,7 @@ async def test_many_results_that_were_not_acknowledged_fit_into_one_hello(tmp_pa
             here.tell(tool_command("mark", f"{'é' * 180}{n}", text=str(n)))
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: len(edge.reports.untold) == 100)
+        await until(lambda: len(edge.reports.unacknowledged) == 100)
         hello = edge.hello()
         assert 0 < len(hello.finished) <= 100
         assert len(msgspec.json.encode(hello)) < 200_000
@@ -649,10 +649,10 @@ async def test_fault_07_a_hello_is_answered_with_what_was_not_acknowledged_befor
         here.link.drop_next('"command":"result_ack"', count=10**6)
         assert (await here.ask("mark", text="a")).error is None
         edge = here.pi.edge
-        assert edge is not None and len(edge.reports.untold) == 1
+        assert edge is not None and len(edge.reports.unacknowledged) == 1
         before = len(here.pi.link.sent)
         here.pi.link.drop()
-        await until(lambda: not edge.reports.untold)
+        await until(lambda: not edge.reports.unacknowledged)
         said = [payload for _, payload in here.pi.link.sent[before:]]
         assert not any(b'"report_type":"result"' in payload for payload in said), "told once"
 
@@ -671,10 +671,12 @@ async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
         edge = here.pi.edge
         assert edge is not None
         # On a slow machine the edge may have said hello in between, and a hello acknowledges some.
-        assert len(edge.reports.untold) > 500, "more than a hello has room for"
+        assert len(edge.reports.unacknowledged) > 500, "more than a hello has room for"
         here.link.drop_next("nothing")
         await here.restart()
-        await until(lambda: not edge.reports.untold, say="by the hello, and by telling the rest")
+        await until(
+            lambda: not edge.reports.unacknowledged, say="by the hello, and by telling the rest"
+        )
         assert len(here.marks.made) == 700
 
 

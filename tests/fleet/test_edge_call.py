@@ -135,7 +135,7 @@ async def test_several_edges_are_asked_side_by_side_with_one_result_each(
 
 async def test_one_that_fails_does_not_hide_the_others(tmp_path: Path) -> None:
     async with house(tmp_path, "pi", "desk") as here:
-        await here.orchestrator.say("desk", "update_genome", {"genome": {"call_seconds": 0.2}})
+        await here.orchestrator.query("desk", "update_genome", {"genome": {"call_seconds": 0.2}})
         member = here.orchestrator.fleet.member("desk")
         await until(lambda: member.is_known and {one.timeout for one in member.tools} == {0.2})
         given: JSON = {"agent_id": "*", "action": "look", "params": {"text": "a", "hold": True}}
@@ -228,7 +228,7 @@ async def cut_off(here: House) -> str:
 async def test_a_call_sent_to_an_edge_that_is_not_known_here_is_not_told_as_never_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_call, "QUEUE", 0.3)
+    monkeypatch.setattr(edge_call, "QUEUE_TTL_S", 0.3)
     async with house(tmp_path, "pi", "desk") as here:
         request_id = await cut_off(here)
         await here.devices["pi"].stop()
@@ -272,7 +272,7 @@ async def test_a_call_sent_before_a_restart_waits_until_its_edge_is_known_again(
         again = asyncio.create_task(_execute(executor, HOLD, request_id, resumed=True))
         async with asyncio.timeout(30):
             await looked.wait()
-        fleet.judge_again("pi", lambda agent_id, tools: (tools, ""))
+        fleet.reapply_permit("pi", lambda agent_id, tools: (tools, ""))
         here.marks.gate.set()
         assert (await again).error is None
         assert here.marks.made == ["a"], "it is fetched, not done again"
@@ -289,7 +289,7 @@ async def test_forty_edges_are_asked_at_once(tmp_path: Path) -> None:
 async def test_a_large_fleet_is_not_listed_edge_by_edge_and_can_be_asked_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_call, "NAMED", 2)
+    monkeypatch.setattr(edge_call, "MAX_LISTED_EDGES", 2)
     async with house(tmp_path, "a", "b", "c", "d") as here:
         (offered,) = here.orchestrator.edge_call(ALL).tools()
         assert "enum" not in msgspec.json.encode(offered.parameters).decode()

@@ -90,6 +90,6 @@ async def test_after_everything_is_told_nobody_keeps_anything_waiting(tmp_path: 
         await asyncio.gather(*(here.ask("mark", text=str(n)) for n in range(20)))
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: not edge.reports.untold, say="every result was acknowledged")
-        assert await here.pi.journal.untold(10) == []
+        await until(lambda: not edge.reports.unacknowledged, say="every result was acknowledged")
+        assert await here.pi.journal.unacknowledged_ids(10) == []
         assert await here.store.wanted("pi", 0.0) == []

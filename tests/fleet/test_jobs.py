@@ -20,11 +20,11 @@ from evoclaw.core.state import new_run
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.fleet.jobs import Job, NoJob
-from evoclaw.orchestrator.fleet.tidying import MARGIN, Tidying, last_moment
+from evoclaw.orchestrator.fleet.jobs import EdgeJob, JobNotFound
+from evoclaw.orchestrator.fleet.tidying import GIVE_UP_MARGIN_S, CommandCleanup, wait_deadline
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
-from evoclaw.tools.jobs import Jobs, jobs
+from evoclaw.tools.jobs import DeviceJobs, jobs
 from evoclaw.transport.wire import Command, encode
 from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
 from tests.support.waiting import until
@@ -41,14 +41,14 @@ async def begin(
     return str(result.details["job_id"])
 
 
-async def ended(here: House, job_id: str) -> Job:
+async def ended(here: House, job_id: str) -> EdgeJob:
     """How a job ended, when it has."""
     await here.reached(job_id, "settled")
     return await here.orchestrator.job("pi", job_id)
 
 
 async def listed_jobs(here: House) -> list[JSON]:
-    return (await here.orchestrator.say("pi", "job", {"action": "list"})).result["jobs"]
+    return (await here.orchestrator.query("pi", "job", {"action": "list"})).result["jobs"]
 
 
 async def test_a_job_is_answered_when_it_has_begun_and_its_result_is_kept(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_job_that_ended_while_nobody_listened_is_told_when_somebody_does
         here.marks.gate.set()
         edge = here.pi.edge
         assert edge is not None
-        await until(lambda: edge.reports.untold == [job_id])
+        await until(lambda: edge.reports.unacknowledged == [job_id])
         await here.open()
         assert (await ended(here, job_id)).state == "succeeded"
 
@@ -115,10 +115,10 @@ async def test_a_job_can_be_cancelled(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         job_id = await begin(here)
         payload: dict[str, JSON] = {"action": "cancel", "job_id": job_id}
-        answer = (await here.orchestrator.say("pi", "job", payload)).result
+        answer = (await here.orchestrator.query("pi", "job", payload)).result
         assert answer["cancelled"] is True
         assert (await ended(here, job_id)).state == "cancelled"
-        again = (await here.orchestrator.say("pi", "job", payload)).result
+        again = (await here.orchestrator.query("pi", "job", payload)).result
         assert (again["cancelled"], again["state"]) == (False, "cancelled")
 
 
@@ -131,9 +131,9 @@ async def test_a_job_ends_at_its_deadline_which_may_be_far_beyond_its_tools(tmp_
             command = msgspec.json.decode(row.payload, type=Command)
             assert command.payload["timeout_ms"] == given * 1000
             assert row.expires_at is not None
-            assert last_moment(command) > row.expires_at + given, "nobody gives it up before"
+            assert wait_deadline(command) > row.expires_at + given, "nobody gives it up before"
         unsaid = tool_command("hold", text="a", background=True, expires_at=5.0)
-        assert last_moment(unsaid) > 86_400
+        assert wait_deadline(unsaid) > 86_400
 
 
 @tool("shell", timeout=5)
@@ -187,14 +187,14 @@ async def test_a_job_asked_for_twice_is_one_job(tmp_path: Path) -> None:
 
 async def test_a_job_that_nobody_began_is_not_made_up(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        with pytest.raises(NoJob):
+        with pytest.raises(JobNotFound):
             await here.orchestrator.job("pi", "nothing")
         job_id = await begin(here)
-        with pytest.raises(NoJob):
+        with pytest.raises(JobNotFound):
             await here.orchestrator.job("desk", job_id)
-        answer = await here.orchestrator.say("pi", "job", {"action": "read", "job_id": "nothing"})
+        answer = await here.orchestrator.query("pi", "job", {"action": "read", "job_id": "nothing"})
         assert answer.error_type == "not_found"
-        odd = await here.orchestrator.say("pi", "job", {"action": "dance"})
+        odd = await here.orchestrator.query("pi", "job", {"action": "dance"})
         assert odd.error_type == "invalid_params"
         unfit = await here.orchestrator.start_job("pi", "hold", {"wrong": 1})
         assert unfit.error is ErrorKind.INVALID_PARAMS
@@ -209,7 +209,7 @@ async def test_what_nobody_waits_for_any_more_is_closed_as_unknown(tmp_path: Pat
             await here.store.put(request_id, "pi", "run", encode(command), expires_at, sent=True)
         unsent = new_id()
         await here.store.put(unsent, "pi", "run", encode(tool_command("mark", unsent)), now - 1)
-        await Tidying(here.store, here.orchestrator.requests).tidy()
+        await CommandCleanup(here.store, here.orchestrator.requests).clean_up()
         assert [await here.state(one) for one in (old, young, unsent)] == [
             "settled",
             "sent",
@@ -217,12 +217,12 @@ async def test_what_nobody_waits_for_any_more_is_closed_as_unknown(tmp_path: Pat
         ]
         assert (await here.orchestrator.job("pi", old)).state == "unknown"
         assert (await here.orchestrator.job("pi", unsent)).state == "expired"
-        assert MARGIN < 500
+        assert GIVE_UP_MARGIN_S < 500
 
 
 def tools_of(here: House) -> Executor:
     """What the model of an orchestrator is offered."""
-    given: dict[type, object] = {Jobs: here.orchestrator.jobs()}
+    given: dict[type, object] = {DeviceJobs: here.orchestrator.jobs()}
     asking = here.orchestrator.edge_call(frozenset({"*"}))
     return Pipeline([asking, LocalExecutor([jobs], given=given)])
 

@@ -13,7 +13,7 @@ import pytest
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.tools import Tool
 from evoclaw.edge.commands import ALL_COMMANDS
-from evoclaw.orchestrator.cleaning import one_line, plain, quoted
+from evoclaw.orchestrator.cleaning import one_line, plain_text, quoted
 from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import CallState
@@ -31,7 +31,7 @@ async def works(here: House) -> None:
     """Both sides are alive and well."""
     result = await here.ask("mark", text=new_id())
     assert result.error is None, result.text
-    assert (await here.orchestrator.say("pi", "ping")).result["pong"] is True
+    assert (await here.orchestrator.query("pi", "ping")).result["pong"] is True
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ async def test_fault_24_a_refusal_of_a_strange_message_does_not_end_a_call_with_
 
 async def test_fault_24_an_unknown_command_is_refused_with_those_there_are(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        outcome = await here.orchestrator.say("pi", "dance")
+        outcome = await here.orchestrator.query("pi", "dance")
         assert outcome.error_type == "not_found"
         assert all(name in outcome.error for name in ALL_COMMANDS)
         await works(here)
@@ -228,7 +228,7 @@ async def test_fault_25_rubbish_that_the_broker_kept_changes_nothing(tmp_path: P
         assert [member.agent_id for member in here.orchestrator.fleet.online()] == ["pi"]
         await works(here)
         assert "kept" not in here.marks.made
-        assert here.orchestrator.reception.counts["retained report"] == 1
+        assert here.orchestrator.report_receiver.counts["retained report"] == 1
 
 
 HOSTILE = (
@@ -255,8 +255,8 @@ def test_text_from_devices_is_shown_without_what_controls_or_hides() -> None:
     assert one_line("a\x1b[0m\tb\n\nc\u200bd\u202ee") == "a [0m b c d e"
     assert one_line("x" * 300) == "x" * 199 + "…"
     assert quoted('say "hi"\n') == "\"say 'hi'\""
-    assert plain("one\n  two\x07\r\n") == "one\n  two  \n"
-    assert plain("décent – text\n") == "décent – text\n"
+    assert plain_text("one\n  two\x07\r\n") == "one\n  two  \n"
+    assert plain_text("décent – text\n") == "décent – text\n"
 
 
 BAD_SCHEMAS: dict[str, JSON] = {

@@ -14,7 +14,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.tools.define import tool
-from evoclaw.tools.device import Device, device
+from evoclaw.tools.device import DeviceSensors, device
 from evoclaw.tools.nodes import Nodes, nodes
 from tests.support.fleet import House, house, new_id
 
@@ -33,7 +33,7 @@ async def notify(message: str) -> str:
 
 def machine(tmp_path: Path) -> LocalExecutor:
     """The tools of a device."""
-    given = {Device: LocalDevice(LocalProcesses(tmp_path))}
+    given = {DeviceSensors: LocalDevice(LocalProcesses(tmp_path))}
     return LocalExecutor([device, blink, notify], given=given)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evoclaw.core.bound import BoundTool, Output
+from evoclaw.core.bound import BoundTool, ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.pipeline import Pipeline
@@ -23,7 +23,7 @@ from evoclaw.edge.outputs import KeepLargeOutput
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.orchestrator.fleet.fetching import FetchFailed
-from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
@@ -50,17 +50,17 @@ async def stream(progress: Progress, pieces: int, fails: bool = False) -> str:
 
 
 @tool("shell")
-async def draw(size: int) -> Output:
+async def draw(size: int) -> ToolOutput:
     """Make a picture."""
     data = b64encode(bytes(range(256)) * (size // 256)).decode()
-    return Output((TextBlock("Here:"), ImageBlock("image/png", data)), {"diff": "d" * 100_000})
+    return ToolOutput((TextBlock("Here:"), ImageBlock("image/png", data)), {"diff": "d" * 100_000})
 
 
 def executor(folder: Path, *bound: BoundTool) -> Pipeline:
     inner = LocalExecutor(
         [say, stream, draw, bash, *bound], exec=LocalProcesses(folder, isolation="none")
     )
-    artifacts = Artifacts(folder / "artifacts")
+    artifacts = ArtifactStore(folder / "artifacts")
     reading = LocalExecutor([artifact_tool(artifacts)])
     return Pipeline([inner, reading], [KeepLargeOutput(artifacts, limit=LIMIT)])
 
@@ -232,7 +232,7 @@ async def kept(tmp_path: Path, *names: str) -> AsyncGenerator[House]:
     """A fleet whose edges keep what is too much."""
     async with house(tmp_path, *names, start=False, tools=[say, draw]) as here:
         for name, device in here.devices.items():
-            device.artifacts = Artifacts(tmp_path / f"{name}.artifacts")
+            device.artifacts = ArtifactStore(tmp_path / f"{name}.artifacts")
             await device.start()
         await here.there(*here.devices)
         yield here

@@ -12,9 +12,9 @@ import pytest
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.orchestrator.fleet.fleet import Fleet, Presence
-from evoclaw.orchestrator.fleet.members import DOUBT
-from evoclaw.transport.clocks import steady, steady_wall
+from evoclaw.orchestrator.fleet.fleet import Fleet, PresenceChange
+from evoclaw.orchestrator.fleet.members import MAX_IGNORED_OLD_BOOT_SIGNS
+from evoclaw.transport.clocks import monotonic_clock, monotonic_wall_clock
 from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import (
     Command,
@@ -41,15 +41,15 @@ async def test_fault_13_the_will_of_a_connection_before_says_nothing_about_this_
     async with house(tmp_path) as here:
         edge = here.pi.edge
         assert edge is not None
-        boot = edge.parts.who.boot_id
-        changes: list[Presence] = []
-        here.orchestrator.listen(changes.append)
+        boot = edge.parts.identity.boot_id
+        changes: list[PresenceChange] = []
+        here.orchestrator.on_presence(changes.append)
         here.pi.link.drop()
         await until(lambda: edge.connection == 2)
         await here.there()
         seen = len(changes)
         here.say(TopicKind.STATUS, encode(status(boot, 1, online=False)), retain=True)
-        await until(lambda: here.orchestrator.reception.counts["stale status"] >= 1)
+        await until(lambda: here.orchestrator.report_receiver.counts["stale status"] >= 1)
         assert changes[seen:] == []
         assert (await here.ask("mark", text="a")).error is None
 
@@ -59,7 +59,7 @@ async def test_fault_13_the_will_of_an_unknown_boot_does_not_shut_the_living_one
 ) -> None:
     async with house(tmp_path) as here:
         here.say(TopicKind.STATUS, encode(status("older", 7, online=False)), retain=True)
-        await until(lambda: here.orchestrator.reception.counts["stale status"] == 1)
+        await until(lambda: here.orchestrator.report_receiver.counts["stale status"] == 1)
         assert here.orchestrator.fleet.is_online("pi")
         await here.restart()  # it finds that will, kept by the broker
         await here.there()
@@ -68,56 +68,56 @@ async def test_fault_13_the_will_of_an_unknown_boot_does_not_shut_the_living_one
 
 async def test_fault_13_a_birth_and_then_its_will_are_seen_as_they_happen(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        changes: list[Presence] = []
-        here.orchestrator.listen(changes.append)
+        changes: list[PresenceChange] = []
+        here.orchestrator.on_presence(changes.append)
         await here.pi.crash()
-        await until(lambda: changes == [Presence("pi", False)])
+        await until(lambda: changes == [PresenceChange("pi", False)])
         await here.pi.start()
-        await until(lambda: changes == [Presence("pi", False), Presence("pi", True)])
+        await until(lambda: changes == [PresenceChange("pi", False), PresenceChange("pi", True)])
 
 
 def test_fault_13_an_older_boot_is_not_believed_while_a_newer_one_speaks() -> None:
     fleet = Fleet()
-    assert fleet.alive("pi", "one", 5)
-    assert fleet.alive("pi", "two", 1)
+    assert fleet.on_life_sign("pi", "one", 5)
+    assert fleet.on_life_sign("pi", "two", 1)
     for _ in range(10):
-        assert not fleet.alive("pi", "one", 6)
-        assert fleet.alive("pi", "two", 1)
-    assert not fleet.status(status("one", 9, online=False), retained=False)
-    assert not fleet.status(status("two", 0, online=False), retained=False)
+        assert not fleet.on_life_sign("pi", "one", 6)
+        assert fleet.on_life_sign("pi", "two", 1)
+    assert not fleet.on_status(status("one", 9, online=False), retained=False)
+    assert not fleet.on_status(status("two", 0, online=False), retained=False)
     assert fleet.is_online("pi")
-    assert fleet.status(status("two", 1, online=False), retained=False)
+    assert fleet.on_status(status("two", 1, online=False), retained=False)
     assert not fleet.is_online("pi")
 
 
 def test_a_boot_that_goes_on_speaking_is_believed_in_the_end() -> None:
     fleet = Fleet()
-    assert fleet.alive("pi", "living", 1)
-    assert fleet.alive("pi", "long ago", 3), "its hello was on its way for long"
-    tries = [fleet.alive("pi", "living", 1) for _ in range(DOUBT + 1)]
-    assert tries == [False] * DOUBT + [True]
-    assert fleet.alive("pi", "living", 1)
+    assert fleet.on_life_sign("pi", "living", 1)
+    assert fleet.on_life_sign("pi", "long ago", 3), "its hello was on its way for long"
+    tries = [fleet.on_life_sign("pi", "living", 1) for _ in range(MAX_IGNORED_OLD_BOOT_SIGNS + 1)]
+    assert tries == [False] * MAX_IGNORED_OLD_BOOT_SIGNS + [True]
+    assert fleet.on_life_sign("pi", "living", 1)
 
 
 def test_what_the_broker_kept_does_not_mean_that_somebody_is_there() -> None:
     fleet = Fleet()
-    assert fleet.status(status("one", 1, online=True), retained=True)
+    assert fleet.on_status(status("one", 1, online=True), retained=True)
     assert not fleet.is_online("pi")
-    assert fleet.status(status("one", 1, online=True), retained=False)
+    assert fleet.on_status(status("one", 1, online=True), retained=False)
     assert fleet.is_online("pi")
 
 
 def test_who_is_silent_for_three_heartbeats_counts_as_gone() -> None:
     now = 0.0
-    fleet = Fleet(heartbeat=30, clock=lambda: now)
-    fleet.beat("pi", Heartbeat("one", 1))
+    fleet = Fleet(heartbeat_s=30, clock=lambda: now)
+    fleet.on_heartbeat("pi", Heartbeat("one", 1))
     now = 89.0
-    fleet.sweep()
+    fleet.mark_silent_offline()
     assert fleet.is_online("pi")
     now = 91.0
-    fleet.sweep()
+    fleet.mark_silent_offline()
     assert not fleet.is_online("pi")
-    assert fleet.beat("pi", Heartbeat("one", 1))
+    assert fleet.on_heartbeat("pi", Heartbeat("one", 1))
     assert fleet.is_online("pi")
 
 
@@ -129,14 +129,14 @@ def test_an_edge_that_says_how_often_it_beats_is_judged_by_that(
     said: float | None, gone: float
 ) -> None:
     now = 0.0
-    fleet = Fleet(heartbeat=30, clock=lambda: now)
-    fleet.alive("pi", "one", 1)
-    fleet.beats("pi", said)
+    fleet = Fleet(heartbeat_s=30, clock=lambda: now)
+    fleet.on_life_sign("pi", "one", 1)
+    fleet.set_heartbeat_interval("pi", said)
     now = gone
-    fleet.sweep()
+    fleet.mark_silent_offline()
     assert fleet.is_online("pi")
     now = gone + 1
-    fleet.sweep()
+    fleet.mark_silent_offline()
     assert not fleet.is_online("pi")
 
 
@@ -145,16 +145,16 @@ async def test_who_is_known_is_waited_for_and_who_stays_away_not_for_long(tmp_pa
         await here.devices["desk"].stop()
         await here.restart()
         async with asyncio.timeout(30):
-            await here.orchestrator.gather(["pi"], 1_000)
+            await here.orchestrator.wait_for_all(["pi"], 1_000)
             assert here.orchestrator.fleet.member("pi").is_known
-            await here.orchestrator.gather(["pi", "desk"], 0.05)
+            await here.orchestrator.wait_for_all(["pi", "desk"], 0.05)
         assert not here.orchestrator.fleet.is_online("desk")
 
 
 async def test_an_edge_says_in_its_hello_how_often_it_beats(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, heartbeat=1_200.0)
     async with house(tmp_path, limits=limits) as here:
-        assert here.orchestrator.fleet.member("pi").every == 1_200.0
+        assert here.orchestrator.fleet.member("pi").heartbeat_interval_s == 1_200.0
 
 
 @pytest.mark.parametrize("skew", [DAYS, -DAYS])
@@ -171,7 +171,7 @@ async def test_fault_14_a_clock_that_is_days_off_changes_no_deadline(
         await until(lambda: bool(ear.ends(late.request_id)))
         assert ear.ends(late.request_id)[0]["error_type"] == "expired"
         assert here.marks.made == ["a"]
-        figures = (await here.orchestrator.say("pi", "get_metrics")).result
+        figures = (await here.orchestrator.query("pi", "get_metrics")).result
         assert figures["clock_skew_s"] == pytest.approx(skew, abs=5)
 
 
@@ -213,11 +213,11 @@ async def test_fault_14_without_anybody_to_say_the_time_the_device_goes_by_its_o
 
 def test_fault_14_the_orchestrators_time_goes_on_steadily_when_its_clock_is_set() -> None:
     wall, ticks = 1000.0, 50.0
-    clock = steady_wall(lambda: wall, lambda: ticks)
+    clock = monotonic_wall_clock(lambda: wall, lambda: ticks)
     assert clock() == 1000.0
     wall, ticks = 1000.0 - DAYS, 55.0
     assert clock() == 1005.0
-    assert steady() <= steady()
+    assert monotonic_clock() <= monotonic_clock()
 
 
 async def test_fault_14_an_edges_idea_of_the_time_goes_on_when_its_clock_jumps() -> None:
@@ -256,11 +256,11 @@ async def test_fault_14_who_was_told_the_time_late_asks_for_it_once_again(tmp_pa
 
         before = hellos()
         edge.clock.loose = 0.0
-        boot = edge.parts.who.boot_id
+        boot = edge.parts.identity.boot_id
         for _ in range(3):
             # As from an orchestrator that stood still for twelve seconds, and is an hour ahead.
             now = time.time() + 3_600
-            edge.welcomed(Welcome(boot, edge.connection, now, steady() - 12))
+            edge.on_welcome(Welcome(boot, edge.connection, now, monotonic_clock() - 12))
         assert edge.clock.loose == pytest.approx(12, abs=1)
         await until(lambda: edge.clock.loose < 1)
         assert hellos() == before + 1
@@ -281,7 +281,7 @@ async def test_fault_22_a_hundred_edges_that_come_back_at_once_are_all_welcomed(
         edges = [device.edge for device in here.devices.values()]
         await until(lambda: all(edge is not None and edge.is_welcomed for edge in edges), 15)
         assert sorted(here.marks.made) == sorted(names)
-        assert not here.orchestrator.reception.counts["too much at once"]
+        assert not here.orchestrator.report_receiver.counts["too much at once"]
 
 
 async def test_an_edge_that_lost_its_journal_is_not_asked_again_for_what_it_may_have_done(
@@ -306,7 +306,7 @@ async def test_an_edge_of_another_version_is_shown_as_such_and_sent_nothing(tmp_
         payload = {"agent_id": "new", "agent_type": "", "report_type": "hello"}
         message = {**payload, "payload": msgspec.to_builtins(hello)}
         here.say(TopicKind.REPORTS, msgspec.json.encode(message), "new")
-        await until(lambda: here.orchestrator.reception.counts["another version"] == 1)
+        await until(lambda: here.orchestrator.report_receiver.counts["another version"] == 1)
         member = here.orchestrator.fleet.find("new")
         assert member is not None and not member.online
         assert "7 to 9" in member.problem
@@ -341,7 +341,7 @@ async def test_a_welcome_that_was_meant_for_an_earlier_hello_changes_nothing(
         await here.marks.waiting.wait()
         edge = here.pi.edge
         assert edge is not None
-        boot, counter = edge.parts.who.boot_id, edge.connection
+        boot, counter = edge.parts.identity.boot_id, edge.connection
         old = ("another", counter) if stale == "boot" else (boot, counter - 1)
         running = [live.request_id for live in edge.calls.live]
         welcome = Welcome(*old, now=0.0, cancels=running)
@@ -361,4 +361,4 @@ async def test_an_edge_whose_advert_was_lost_is_asked_for_its_tools(tmp_path: Pa
         member = here.orchestrator.fleet.member("pi")
         await until(lambda: "mark" in member.tools.names, say="its tools are known")
         assert not member.advertised
-        assert here.orchestrator.reception.counts["advert missed"] >= 1
+        assert here.orchestrator.report_receiver.counts["advert missed"] >= 1

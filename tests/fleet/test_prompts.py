@@ -53,7 +53,7 @@ async def test_the_genome_gives_the_model_its_instructions_and_limits(tmp_path: 
     model = Scripted(*(calls(("look", {"text": str(n)})) for n in range(3)), says("That is all."))
     async with house(tmp_path, provider=model) as here:
         genome = {"prompt": "Be brief.", "max_turns": 2, "temperature": 0.5}
-        await here.orchestrator.say("pi", "update_genome", {"genome": genome})
+        await here.orchestrator.query("pi", "update_genome", {"genome": genome})
         outcome = await prompt(here, "Look.")
         assert model.requests[0].messages[0] == SystemMessage("Be brief.")
         assert outcome.details["stop"] == "max_iterations"
@@ -66,7 +66,7 @@ async def test_a_prompt_ends_when_its_time_is_over(tmp_path: Path) -> None:
         assert outcome.error_type == "timeout"
     two = tmp_path / "two"
     async with house(two, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
-        await here.orchestrator.say("pi", "update_genome", {"genome": {"run_seconds": 0.3}})
+        await here.orchestrator.query("pi", "update_genome", {"genome": {"run_seconds": 0.3}})
         outcome = await prompt(here, "Hold.", timeout_ms=30_000)
         assert outcome.error_type == "timeout", "no longer than the genome gives a run"
 
@@ -78,7 +78,7 @@ async def test_a_device_without_a_model_or_a_question_says_so(tmp_path: Path) ->
 
 
 async def runs(here: House) -> JSON:
-    return (await here.orchestrator.say("pi", "get_metrics")).result["tools"]
+    return (await here.orchestrator.query("pi", "get_metrics")).result["tools"]
 
 
 async def test_what_a_prompts_run_came_to_is_noted_for_tools_and_model_apart(

@@ -15,8 +15,8 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.tools import Context
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.fleet.jobs import NoJob
-from evoclaw.tools.jobs import Jobs, jobs
+from evoclaw.orchestrator.fleet.jobs import JobNotFound
+from evoclaw.tools.jobs import DeviceJobs, jobs
 from tests.support.fleet import House, house, new_id
 
 ACME, UMBRELLA = Principal("acme", "bob"), Principal("umbrella", "bob")
@@ -24,7 +24,7 @@ ACME, UMBRELLA = Principal("acme", "bob"), Principal("umbrella", "bob")
 
 async def use(here: House, who: Principal, **arguments: JSON) -> ToolResult:
     """Have the tool `jobs` used on behalf of somebody."""
-    executor = LocalExecutor([jobs], given={Jobs: here.orchestrator.jobs()})
+    executor = LocalExecutor([jobs], given={DeviceJobs: here.orchestrator.jobs()})
     asked = ToolCall("c", "jobs", msgspec.json.encode({"node": "pi", **arguments}).decode())
     context = Context(principal=who)
     call = prepare(asked, Toolset.of(executor.tools()), request_id=new_id(), context=context)
@@ -50,7 +50,7 @@ async def test_fault_56_a_job_of_another_tenant_is_neither_listed_nor_read_nor_c
             assert guessed.error is unknown.error is ErrorKind.NOT_FOUND
             assert guessed.text == unknown.text.replace("never", job_id)
         assert (await here.orchestrator.job("pi", job_id, tenant="acme")).state == "running"
-        with pytest.raises(NoJob):
+        with pytest.raises(JobNotFound):
             await here.orchestrator.job("pi", job_id)
         here.marks.gate.set()
         assert (await use(here, ACME, action="wait", job_id=job_id)).text == "held a"

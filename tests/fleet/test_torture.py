@@ -15,7 +15,7 @@ import pytest
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.orchestrator.fleet.tidying import Tidying
+from evoclaw.orchestrator.fleet.tidying import CommandCleanup
 from evoclaw.store.calls.command_values import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
@@ -160,11 +160,11 @@ async def outcomes(here: House, request_id: str) -> tuple[CommandState, Outcome 
 
 async def settled(here: House) -> bool:
     """Nobody has anything left to do or to tell."""
-    await Tidying(here.store, here.orchestrator.requests).tidy()
+    await CommandCleanup(here.store, here.orchestrator.requests).clean_up()
     for name, device in here.devices.items():
         if await here.store.wanted(name, 0.0) or await here.store.cancelling(name):
             return False
-        if await device.journal.open_calls() or await device.journal.untold(100):
+        if await device.journal.open_calls() or await device.journal.unacknowledged_ids(100):
             return False
     return True
 

@@ -17,13 +17,13 @@ from evoclaw.core.ports import Ask
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.sessions.sessions import Session
-from evoclaw.tools.question import Person
+from evoclaw.tools.question import UserPrompter
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
-from evoclaw.wiring.brain import Brain, open_brain
-from evoclaw.wiring.policies import ShownPolicies
-from evoclaw.wiring.providing import MOST_KEPT
-from evoclaw.wiring.reloading import reload
-from evoclaw.wiring.store import open_store
+from evoclaw.wiring.brain import Runtime, open_runtime
+from evoclaw.wiring.policies import PoliciesAdapter
+from evoclaw.wiring.providing import MAX_CACHED_MODELS
+from evoclaw.wiring.reloading import reload_settings
+from evoclaw.wiring.store import open_stores
 
 FIRST = """
 [orchestrator]
@@ -48,32 +48,32 @@ class _Held:
 
 
 @asynccontextmanager
-async def brain(home: Path) -> AsyncGenerator[tuple[Brain, dict[str, str]]]:
+async def brain(home: Path) -> AsyncGenerator[tuple[Runtime, dict[str, str]]]:
     """What answers, without a broker or a service around it."""
     env = {"EVOCLAW_HOME": str(home), "HOME": str(home), "EVOCLAW_MODEL": "ollama/none"}
     (home / "evoclaw.toml").write_text(FIRST)
-    async with open_store(env) as stored:
+    async with open_stores(env) as stored:
         orchestrator = Orchestrator(MemoryLink(MemoryBroker()), stored.commands)
-        async with open_brain(orchestrator, stored, env) as made:
+        async with open_runtime(orchestrator, stored, env) as made:
             yield made, env
 
 
 async def test_agents_and_cheaper_models_are_the_new_ones_everywhere(tmp_path: Path) -> None:
     async with brain(tmp_path) as (made, env):
-        assert made.runs.default == "one"
+        assert made.runs.default_agent == "one"
         (tmp_path / "evoclaw.toml").write_text(SECOND)
-        assert set(reload(made, env).changed) == {"agents", "orchestrator"}
-        assert made.runs.default == made.default.name == "two"
-        assert [one.model for one in made.talks.of("acme").cheaper] == ["ollama/small"]
+        assert set(reload_settings(made, env).changed) == {"agents", "orchestrator"}
+        assert made.runs.default_agent == made.default_agent.name == "two"
+        assert [one.model for one in made.conversations.of("acme").cheaper] == ["ollama/small"]
 
 
 async def test_settings_that_no_run_could_go_by_change_nothing(tmp_path: Path) -> None:
     async with brain(tmp_path) as (made, env):
-        before = made.equipment.governance
+        before = made.run_factory.governance
         (tmp_path / "evoclaw.toml").write_text(f'{SECOND}\n[policy]\nrules = "gone.toml"\n')
         with pytest.raises(ConfigError, match=r"gone\.toml"):
-            reload(made, env)
-        assert made.equipment.governance is before
+            reload_settings(made, env)
+        assert made.run_factory.governance is before
         assert list(made.agents) == ["one"]
 
 
@@ -81,8 +81,8 @@ async def test_the_rules_of_an_agent_hold_nothing_of_the_run_that_came_first(
     tmp_path: Path,
 ) -> None:
     async with brain(tmp_path) as (made, _):
-        given: dict[type, object] = {Person: (held := _Held()), History: History()}
-        made.equipment.ports(made.default, Session("s", "one"), given)
+        given: dict[type, object] = {UserPrompter: (held := _Held()), History: History()}
+        made.run_factory.ports(made.default_agent, Session("s", "one"), given)
         left = weakref.ref(held)
         del given, held
         gc.collect()
@@ -91,11 +91,11 @@ async def test_the_rules_of_an_agent_hold_nothing_of_the_run_that_came_first(
 
 async def test_callers_may_name_any_models_and_not_all_are_kept(tmp_path: Path) -> None:
     async with brain(tmp_path) as (made, _):
-        of = made.providers.of
-        models = [of(f"ollama/{number}") for number in range(MOST_KEPT + 5)]
+        of = made.providers.get
+        models = [of(f"ollama/{number}") for number in range(MAX_CACHED_MODELS + 5)]
         assert of("ollama/0") is models[0]
-        assert of(f"ollama/{MOST_KEPT + 4}") is not models[-1]
-        assert models[-1].model == f"ollama/{MOST_KEPT + 4}"
+        assert of(f"ollama/{MAX_CACHED_MODELS + 4}") is not models[-1]
+        assert models[-1].model == f"ollama/{MAX_CACHED_MODELS + 4}"
 
 
 async def test_what_a_session_shows_is_seen_by_no_other(tmp_path: Path) -> None:
@@ -103,7 +103,9 @@ async def test_what_a_session_shows_is_seen_by_no_other(tmp_path: Path) -> None:
 
         async def canvas(tenant: str, id_: str, **arguments: str) -> str:
             session = Session(id_, "one", tenant=tenant)
-            executor = made.equipment.ports(made.default, session, {History: History()}).executor
+            executor = made.run_factory.ports(
+                made.default_agent, session, {History: History()}
+            ).executor
             (tool,) = [one for one in executor.tools() if one.name == "canvas"]
             call = Call("1", tool, dict(arguments), "r.1.0.1", 10.0)
             return (await executor.execute(call, lambda _: None)).text
@@ -116,8 +118,10 @@ async def test_what_a_session_shows_is_seen_by_no_other(tmp_path: Path) -> None:
 
 async def test_an_explanation_is_by_the_very_chain_that_runs_have(tmp_path: Path) -> None:
     async with brain(tmp_path) as (made, env):
-        shown = ShownPolicies(made.equipment, made.agents)
-        ports = made.equipment.ports(made.default, Session("s", "one"), {History: History()})
+        shown = PoliciesAdapter(made.run_factory, made.agents)
+        ports = made.run_factory.ports(
+            made.default_agent, Session("s", "one"), {History: History()}
+        )
         (tool,) = [one for one in ports.executor.tools() if one.name == "canvas"]
         given = {"action": "show", "content": "x"}
         judged = await ports.policy.judge(Call("1", tool, dict(given), "r.1.0.1", 10.0))
@@ -126,7 +130,7 @@ async def test_an_explanation_is_by_the_very_chain_that_runs_have(tmp_path: Path
         assert (told.verdict, told.code) == ("ask", judged.code)
         settings = f'{FIRST}\n[policy]\noff = {{canvas = "not today"}}\n'
         (tmp_path / "evoclaw.toml").write_text(settings)
-        reload(made, env)
+        reload_settings(made, env)
         told = await shown.explain(PolicyQuestion("canvas", dict(given)))
         assert told is not None and (told.verdict, told.by) == ("deny", "ToolStatus")
-        assert (await shown.shown()).settings["off"] == {"canvas": "not today"}
+        assert (await shown.describe()).settings["off"] == {"canvas": "not today"}

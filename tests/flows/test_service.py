@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.settings import WebhookSettings
-from evoclaw.orchestrator.channels.signatures import Signatures
+from evoclaw.orchestrator.channels.signatures import WebhookSignatures
 from tests.api.test_runs import all_events, next_event, watching
 from tests.support.model_server import ModelServer
 from tests.support.service import Client
@@ -263,7 +263,7 @@ async def test_a_workflow_dropped_into_the_folder_runs_with_its_approval(here: H
 
 @module
 async def test_a_signed_letter_is_answered_at_the_callback(here: Here) -> None:
-    signatures = Signatures(WebhookSettings(secret_env="X"), SECRET.encode())
+    signatures = WebhookSignatures(WebhookSettings(secret_env="X"), SECRET.encode())
     body = msgspec.json.encode(
         {"message": "say twelve minutes", "sender": "U1", "conversation": "c", "message_id": "m1"}
     )

@@ -12,14 +12,14 @@ from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.redaction import Redactor
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.approvals import (
-    HUMAN,
-    LONGEST,
+    HUMAN_SCOPE,
+    MAX_SHOWN_ARGUMENT_CHARS,
     Answerer,
     ApprovalSettings,
-    Remembered,
+    SessionApprovalCache,
     call_digest,
+    displayed_arguments,
     scope_of,
-    shown,
 )
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))
@@ -69,16 +69,16 @@ def test_a_session_wide_approval_covers_one_tool_one_reason_one_session_one_user
         scope_of(of(agent="other"), ASK, "s"),
     ]
     assert len({scope.key for scope in (one, *others)}) == len(others) + 1
-    assert "bash" in one.text
-    assert "supervised" in one.text
+    assert "bash" in one.description
+    assert "supervised" in one.description
 
 
 def test_fault_54_only_a_person_of_the_same_tenant_may_answer() -> None:
-    human = frozenset({HUMAN})
-    assert not Answerer("person", "ann", "local", human).why_not("local")
-    assert "only a person" in Answerer("agent", "bot", "local", human).why_not("local")
-    assert "only a person" in Answerer("person", "ann", "local").why_not("local")
-    other = Answerer("person", "ann", "other", human).why_not("local")
+    human = frozenset({HUMAN_SCOPE})
+    assert not Answerer("person", "ann", "local", human).refusal_reason("local")
+    assert "only a person" in Answerer("agent", "bot", "local", human).refusal_reason("local")
+    assert "only a person" in Answerer("person", "ann", "local").refusal_reason("local")
+    other = Answerer("person", "ann", "other", human).refusal_reason("local")
     assert other == "there is no such approval"
 
 
@@ -94,7 +94,7 @@ def test_secrets_are_not_kept_to_be_shown() -> None:
         env=[{"API_KEY": "k"}],
         command=f"curl -u {token} example.org; echo letmein",
     )
-    text = msgspec.json.encode(shown(asked, Redactor(["letmein"]))).decode()
+    text = msgspec.json.encode(displayed_arguments(asked, Redactor(["letmein"]))).decode()
     for secret in ("1234", "hunter2", "Basic abc", '"k"', token, "letmein"):
         assert secret not in text
     assert text.count("[redacted:") == 6
@@ -102,11 +102,11 @@ def test_secrets_are_not_kept_to_be_shown() -> None:
 
 
 def test_what_is_shown_is_bounded_and_says_what_is_left_out() -> None:
-    made = shown(call(content="x" * 100_000, path="a"))
-    assert len(str(made)) < LONGEST + 200
-    assert f"[… {100_000 - LONGEST} characters not shown …]" in made["content"]
-    many = shown(call(items=["y" * 1_000] * 1_000, path="a"))
-    assert len(str(many)) < LONGEST + 200
+    made = displayed_arguments(call(content="x" * 100_000, path="a"))
+    assert len(str(made)) < MAX_SHOWN_ARGUMENT_CHARS + 200
+    assert f"[… {100_000 - MAX_SHOWN_ARGUMENT_CHARS} characters not shown …]" in made["content"]
+    many = displayed_arguments(call(items=["y" * 1_000] * 1_000, path="a"))
+    assert len(str(many)) < MAX_SHOWN_ARGUMENT_CHARS + 200
     assert many["path"] == '"a"'
 
 
@@ -126,7 +126,7 @@ async def test_always_at_the_terminal_holds_for_the_same_tool_and_reason_alone()
             return Approval(Decision.SESSION)
 
     person = Person()
-    approver = Remembered(person)
+    approver = SessionApprovalCache(person)
     for _ in range(2):
         await approver.approve(call(command="ls"), ASK)
     assert person.asked == 1

@@ -6,7 +6,7 @@ import pytest
 
 from evoclaw.core.ports import Ask
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.governance.autonomy import Autonomy, Level, Writes
+from evoclaw.governance.autonomy import Autonomy, Level, WorkspaceWrites
 
 READS = Tool("read", "", {}, effect=Effect.READ)
 WRITES = Tool("write", "", {}, acts=False)
@@ -15,7 +15,7 @@ ACTS = Tool("bash", "", {})
 TELLS = Tool("notify", "", {}, effect=Effect.READ, acts=True)
 
 
-async def verdict(level: Level, tool: Tool, writes: Writes = Writes.ASK) -> str:
+async def verdict(level: Level, tool: Tool, writes: WorkspaceWrites = WorkspaceWrites.ASK) -> str:
     made = await Autonomy(level, writes).judge(Call("1", tool, {}, "r", 1.0))
     return f"{type(made).__name__} {made.code}".strip()
 
@@ -33,9 +33,9 @@ async def test_what_each_level_makes_of_a_tool(
     tool: Tool, supervised: str, free_writes: str, read_only: str
 ) -> None:
     assert await verdict(Level.SUPERVISED, tool) == supervised
-    assert await verdict(Level.SUPERVISED, tool, Writes.ALLOW) == free_writes
+    assert await verdict(Level.SUPERVISED, tool, WorkspaceWrites.ALLOW) == free_writes
     assert await verdict(Level.READ_ONLY, tool) == read_only
-    assert await verdict(Level.READ_ONLY, tool, Writes.ALLOW) == read_only
+    assert await verdict(Level.READ_ONLY, tool, WorkspaceWrites.ALLOW) == read_only
     assert await verdict(Level.FULL, tool) == "Allow"
 
 

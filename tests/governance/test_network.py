@@ -10,7 +10,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import ALLOW, Deny
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.network import Domains, NetworkSettings
+from evoclaw.governance.network import NetworkPolicy, NetworkSettings
 
 
 def call(arguments: dict[str, Any], *permissions: str) -> Call:
@@ -18,17 +18,17 @@ def call(arguments: dict[str, Any], *permissions: str) -> Call:
     return Call("c1", tool, arguments, "r.1.1.1", 10.0)
 
 
-async def code(domains: Domains, arguments: dict[str, Any], *permissions: str) -> str:
+async def code(domains: NetworkPolicy, arguments: dict[str, Any], *permissions: str) -> str:
     verdict = await domains.judge(call(arguments, *permissions))
     assert verdict == ALLOW or isinstance(verdict, Deny)
     return verdict.code
 
 
 async def test_by_default_tools_may_reach_everything_and_commands_nothing() -> None:
-    domains = Domains()
-    assert domains.may("example.org")
-    assert not domains.commands_may("example.org")
-    assert not domains.open_to_commands
+    domains = NetworkPolicy()
+    assert domains.allows("example.org")
+    assert not domains.allows_for_commands("example.org")
+    assert not domains.commands_have_network
     assert await code(domains, {"url": "https://example.org/"}) == ""
 
 
@@ -55,21 +55,21 @@ def test_names_are_exact_or_whole_branches(host: str, allowed: bool) -> None:
     said = NetworkSettings(
         allow=("example.org", "*.wild.test", "192.0.2.1"), deny=("bad.wild.test",)
     )
-    assert Domains(said).may(host) is allowed
+    assert NetworkPolicy(said).allows(host) is allowed
 
 
 def test_what_is_denied_stays_denied_whatever_allows_it() -> None:
     said = NetworkSettings(deny=("*.bad.test",), commands=("*", "x.bad.test"))
-    domains = Domains(said)
-    assert not domains.may("x.bad.test")
-    assert not domains.commands_may("x.bad.test")
-    assert domains.commands_may("good.test")
+    domains = NetworkPolicy(said)
+    assert not domains.allows("x.bad.test")
+    assert not domains.allows_for_commands("x.bad.test")
+    assert domains.allows_for_commands("good.test")
 
 
 def test_commands_reach_no_more_than_tools() -> None:
-    domains = Domains(NetworkSettings(allow=("a.test",), commands=("a.test", "b.test")))
-    assert domains.commands_may("a.test")
-    assert not domains.commands_may("b.test")
+    domains = NetworkPolicy(NetworkSettings(allow=("a.test",), commands=("a.test", "b.test")))
+    assert domains.allows_for_commands("a.test")
+    assert not domains.allows_for_commands("b.test")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_commands_reach_no_more_than_tools() -> None:
     ],
 )
 async def test_a_call_that_names_a_denied_host_is_denied(arguments: dict[str, Any]) -> None:
-    domains = Domains(NetworkSettings(deny=("bad.test",)))
+    domains = NetworkPolicy(NetworkSettings(deny=("bad.test",)))
     assert await code(domains, arguments) == "network_domain"
 
 
@@ -100,23 +100,23 @@ async def test_a_call_that_names_a_denied_host_is_denied(arguments: dict[str, An
     ],
 )
 async def test_an_address_that_can_be_read_in_two_ways_is_denied(url: str) -> None:
-    assert await code(Domains(), {"url": url}) == "network_address"
+    assert await code(NetworkPolicy(), {"url": url}) == "network_address"
 
 
 async def test_what_lies_too_deep_to_be_judged_is_denied() -> None:
     deep: Any = "https://bad.test"
     for _ in range(20):
         deep = [deep]
-    assert await code(Domains(), {"url": deep}) == "network_address"
+    assert await code(NetworkPolicy(), {"url": deep}) == "network_address"
 
 
 async def test_a_name_in_another_alphabet_is_judged_by_its_ascii_form() -> None:
-    domains = Domains(NetworkSettings(deny=("xn--bcher-kva.test",)))
+    domains = NetworkPolicy(NetworkSettings(deny=("xn--bcher-kva.test",)))
     assert await code(domains, {"url": "https://bücher.test/"}) == "network_domain"
 
 
 async def test_tools_that_do_not_reach_out_are_not_judged() -> None:
-    domains = Domains(NetworkSettings(allow=()))
+    domains = NetworkPolicy(NetworkSettings(allow=()))
     assert await code(domains, {"text": "https://bad.test/"}, "files") == ""
     assert await code(domains, {"query": "plain words"}) == ""
 
@@ -127,12 +127,12 @@ async def test_tools_that_do_not_reach_out_are_not_judged() -> None:
 )
 def test_a_pattern_that_means_nothing_is_refused_when_it_is_read(pattern: str) -> None:
     with pytest.raises(ConfigError, match="no host"):
-        Domains(NetworkSettings(deny=(pattern,)))
+        NetworkPolicy(NetworkSettings(deny=(pattern,)))
 
 
 def test_a_port_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="no port"):
-        Domains(NetworkSettings(ports=(0,)))
+        NetworkPolicy(NetworkSettings(ports=(0,)))
 
 
 def test_the_settings_are_read_from_toml() -> None:
@@ -140,9 +140,9 @@ def test_the_settings_are_read_from_toml() -> None:
         b'deny = ["*.internal.test"]\ncommands = ["files.example.org"]\nports = [443]',
         type=NetworkSettings,
     )
-    domains = Domains(said)
-    assert domains.commands_may("files.example.org")
-    assert not domains.may("db.internal.test")
+    domains = NetworkPolicy(said)
+    assert domains.allows_for_commands("files.example.org")
+    assert not domains.allows("db.internal.test")
     assert domains.ports == (443,)
     with pytest.raises(msgspec.ValidationError):
         msgspec.toml.decode(b"allowed = []", type=NetworkSettings)

@@ -7,7 +7,7 @@ import pytest
 from evoclaw.core.chain import Chain
 from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Verdict
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.governance.approvals import Remembered
+from evoclaw.governance.approvals import SessionApprovalCache
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
 
@@ -90,7 +90,7 @@ async def test_an_approval_for_the_session_is_remembered_for_its_tool_alone() ->
             return Approval(Decision.SESSION)
 
     person = Person()
-    approver = Remembered(person)
+    approver = SessionApprovalCache(person)
     ask = Ask("a", "may it?")
     for tool in (COMMIT, COMMIT, FREE):
         assert (await approver.approve(call(tool), ask)).decision is Decision.SESSION

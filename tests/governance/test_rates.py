@@ -17,7 +17,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.ports import Allow, Deny
 from evoclaw.core.tools import Call, Context, Tool
-from evoclaw.governance.rates import OwnWindows, Rate, Rates, RateSettings
+from evoclaw.governance.rates import ProcessRateWindows, RateLimit, RateLimits, RateSettings
 
 ROOT = Path(__file__).parents[2]
 ANN = Principal("local", "ann", "a")
@@ -35,13 +35,13 @@ def call(who: Principal = ANN, tool: str = "bash") -> Call:
     return Call("1", Tool(tool, "", {}), {}, "r", 1.0, context=Context(principal=who))
 
 
-async def allowed(rates: Rates, count: int, who: Principal = ANN, tool: str = "bash") -> int:
+async def allowed(rates: RateLimits, count: int, who: Principal = ANN, tool: str = "bash") -> int:
     return sum([isinstance(await rates.judge(call(who, tool)), Allow) for _ in range(count)])
 
 
 async def test_a_burst_is_bounded_and_free_again_after_a_second() -> None:
     clock = Clock()
-    rates = Rates(RateSettings(per_minute=0, burst=3), clock=clock)
+    rates = RateLimits(RateSettings(per_minute=0, burst=3), clock=clock)
     assert await allowed(rates, 10) == 3
     clock.now += 0.99
     assert await allowed(rates, 1) == 0
@@ -51,7 +51,7 @@ async def test_a_burst_is_bounded_and_free_again_after_a_second() -> None:
 
 async def test_a_minute_is_a_sliding_window() -> None:
     clock = Clock()
-    rates = Rates(RateSettings(per_minute=4, burst=0), clock=clock)
+    rates = RateLimits(RateSettings(per_minute=4, burst=0), clock=clock)
     for _ in range(4):
         assert await allowed(rates, 1) == 1
         clock.now += 10
@@ -62,7 +62,7 @@ async def test_a_minute_is_a_sliding_window() -> None:
 
 async def test_a_denied_call_says_how_long_to_wait_and_does_not_count() -> None:
     clock = Clock()
-    rates = Rates(RateSettings(per_minute=1, burst=0), clock=clock)
+    rates = RateLimits(RateSettings(per_minute=1, burst=0), clock=clock)
     assert await allowed(rates, 1) == 1
     clock.now += 15
     for _ in range(5):
@@ -75,7 +75,7 @@ async def test_a_denied_call_says_how_long_to_wait_and_does_not_count() -> None:
 
 
 async def test_tenants_users_and_agents_are_counted_apart() -> None:
-    rates = Rates(RateSettings(per_minute=0, burst=1), clock=Clock())
+    rates = RateLimits(RateSettings(per_minute=0, burst=1), clock=Clock())
     for who in (ANN, Principal("other", "ann", "a"), Principal("local", "bob", "a"),
                 Principal("local", "ann", "b")):  # fmt: skip
         assert await allowed(rates, 3, who) == 1
@@ -83,8 +83,8 @@ async def test_tenants_users_and_agents_are_counted_apart() -> None:
 
 async def test_a_tool_may_have_a_limit_of_its_own_and_counts_for_both() -> None:
     clock = Clock()
-    settings = RateSettings(per_minute=0, burst=3, tools={"bash": Rate(per_minute=1)})
-    rates = Rates(settings, clock=clock)
+    settings = RateSettings(per_minute=0, burst=3, tools={"bash": RateLimit(per_minute=1)})
+    rates = RateLimits(settings, clock=clock)
     assert await allowed(rates, 5, tool="bash") == 1
     verdict = await rates.judge(call())
     assert isinstance(verdict, Deny)
@@ -95,20 +95,20 @@ async def test_a_tool_may_have_a_limit_of_its_own_and_counts_for_both() -> None:
 
 
 async def test_no_limit_is_no_limit_and_keeps_nothing() -> None:
-    rates = Rates(RateSettings(per_minute=0, burst=0), clock=Clock())
+    rates = RateLimits(RateSettings(per_minute=0, burst=0), clock=Clock())
     assert await allowed(rates, 500) == 500
-    assert isinstance(rates.windows, OwnWindows)
+    assert isinstance(rates.windows, ProcessRateWindows)
     assert len(rates.windows) == 0
 
 
 async def test_memory_is_bounded_and_nobody_gets_rid_of_a_limit_by_many_names() -> None:
     clock = Clock()
-    rates = Rates(RateSettings(per_minute=1, burst=0, most=100), clock=clock)
+    rates = RateLimits(RateSettings(per_minute=1, burst=0, most=100), clock=clock)
     assert await allowed(rates, 1) == 1
     names = [Principal("local", f"user {number}") for number in range(1_000)]
     got = [await allowed(rates, 1, who) for who in names]
     assert sum(got) == 99
-    assert isinstance(rates.windows, OwnWindows)
+    assert isinstance(rates.windows, ProcessRateWindows)
     assert len(rates.windows) == 100
     assert await allowed(rates, 1) == 0
     clock.now += 61
@@ -125,7 +125,7 @@ async def test_no_window_ever_holds_more_than_is_allowed(
     gaps: list[float], per_minute: int, burst: int
 ) -> None:
     clock = Clock()
-    rates = Rates(RateSettings(per_minute=per_minute, burst=burst), clock=clock)
+    rates = RateLimits(RateSettings(per_minute=per_minute, burst=burst), clock=clock)
     passed: list[float] = []
     for gap in gaps:
         clock.now += gap
@@ -149,9 +149,9 @@ def files_in(folder: Path) -> int:
 async def test_shared_counts_are_one_for_all_and_bounded(tmp_path: Path) -> None:
     clock = Clock()
     settings = RateSettings(
-        per_minute=4, burst=0, shared=True, most=3, tools={"bash": Rate(per_minute=3)}
+        per_minute=4, burst=0, shared=True, most=3, tools={"bash": RateLimit(per_minute=3)}
     )
-    one, two = (Rates(settings, clock=clock, folder=tmp_path) for _ in range(2))
+    one, two = (RateLimits(settings, clock=clock, folder=tmp_path) for _ in range(2))
     assert [await allowed(one, 2), await allowed(two, 2), await allowed(one, 1)] == [2, 1, 0]
     assert await allowed(two, 2, tool="read") == 1  # what bash was denied did not count
     bob, eve = Principal("local", "bob"), Principal("local", "eve")
@@ -190,8 +190,8 @@ print(asyncio.run(allowed(Rates(settings, folder=Path(sys.argv[1])), 100)))
 async def test_a_lock_that_nobody_gives_back_refuses_and_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.governance.rates.PATIENCE", 0.02)
-    rates = Rates(RateSettings(shared=True), folder=tmp_path)
+    monkeypatch.setattr("evoclaw.governance.rates.LOCK_TIMEOUT_S", 0.02)
+    rates = RateLimits(RateSettings(shared=True), folder=tmp_path)
     with (tmp_path / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert await allowed(rates, 1) == 0
@@ -200,13 +200,13 @@ async def test_a_lock_that_nobody_gives_back_refuses_and_does_not_hang(
 
 def test_sharing_needs_a_place() -> None:
     with pytest.raises(ConfigError, match="need a folder"):
-        Rates(RateSettings(shared=True))
+        RateLimits(RateSettings(shared=True))
 
 
 def test_settings_are_read_from_tables_and_nonsense_is_refused() -> None:
     given = {"per_minute": 60, "burst": 5, "tools": {"bash": {"per_minute": 6}}}
     settings = msgspec.convert(given, RateSettings)
-    assert settings.tools["bash"] == Rate(per_minute=6)
+    assert settings.tools["bash"] == RateLimit(per_minute=6)
     for wrong in ({"per_minute": -1}, {"bursts": 3}, {"tools": {"bash": {"minute": 3}}}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, RateSettings)

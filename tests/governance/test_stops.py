@@ -20,7 +20,15 @@ from evoclaw.core.run import run, watch
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.governance.stops import FILE, Kind, Stop, StopFile, Stops, UnsoundStops, ended_by
+from evoclaw.governance.stops import (
+    STOPS_FILE_NAME,
+    Stop,
+    StopFile,
+    StopKind,
+    Stops,
+    UntrustedStopFile,
+    cancel_on_stop,
+)
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.sets import named
@@ -29,7 +37,7 @@ READ = Tool("read", "", {}, effect=Effect.READ, aliases=("cat",))
 BASH = Tool("bash", "", {}, frozenset({"shell"}))
 FETCH = Tool("webfetch", "", {}, frozenset({"network"}), effect=Effect.READ)
 EDGES = Tool("edge_call", "", {}, frozenset({"device"}))
-ALL = Stop(Kind.ALL, reason="fire")
+ALL = Stop(StopKind.ALL, reason="fire")
 ADVICE = "evoclaw stop --release --all"
 
 
@@ -39,7 +47,7 @@ def call(tool: Tool = READ, agent: str = "", **arguments: JSON) -> Call:
 
 
 def file(folder: Path) -> StopFile:
-    return StopFile(folder / FILE)
+    return StopFile(folder / STOPS_FILE_NAME)
 
 
 async def denied(stops: Stops, asked: Call) -> bool:
@@ -62,7 +70,7 @@ async def test_a_stop_holds_for_the_next_call_and_until_it_is_released(tmp_path:
         there.put(ALL)
         assert await denied(stops, call())
         assert isinstance(await stops.admit(1), Deny)
-        assert there.release(Kind.ALL) is not None
+        assert there.release(StopKind.ALL) is not None
         assert not await denied(stops, call())
         assert isinstance(await stops.admit(1), Allow)
 
@@ -77,16 +85,16 @@ async def test_the_model_is_told_why_and_not_to_try_another_way(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("stop", "stopped", "free"),
     [
-        (Stop(Kind.TOOL, "bash"), [call(BASH)], [call(READ), call(EDGES, agent_id="pi")]),
-        (Stop(Kind.TOOL, "BASH"), [call(BASH)], [call(READ)]),
-        (Stop(Kind.TOOL, "cat"), [call(READ)], [call(BASH)]),
+        (Stop(StopKind.TOOL, "bash"), [call(BASH)], [call(READ), call(EDGES, agent_id="pi")]),
+        (Stop(StopKind.TOOL, "BASH"), [call(BASH)], [call(READ)]),
+        (Stop(StopKind.TOOL, "cat"), [call(READ)], [call(BASH)]),
         (
-            Stop(Kind.TOOL, "bash"),
+            Stop(StopKind.TOOL, "bash"),
             [call(EDGES, agent_id="pi", action="bash")],
             [call(EDGES, agent_id="pi", action="read"), call(READ, action="bash")],
         ),
         (
-            Stop(Kind.AGENT, "pi"),
+            Stop(StopKind.AGENT, "pi"),
             [
                 call(READ, agent="pi"),
                 call(EDGES, agent_id="pi"),
@@ -98,11 +106,11 @@ async def test_the_model_is_told_why_and_not_to_try_another_way(tmp_path: Path) 
             [call(READ), call(EDGES, agent_id="other"), call(READ, agent_id="pi")],
         ),
         (
-            Stop(Kind.NETWORK),
+            Stop(StopKind.NETWORK),
             [call(FETCH), call(BASH), call(Tool("ask", "", {}, effect=Effect.READ, sends=True))],
             [call(READ), call(EDGES, agent_id="pi")],
         ),
-        (Stop(Kind.ALL), [call(READ), call(EDGES, agent_id="pi")], []),
+        (Stop(StopKind.ALL), [call(READ), call(EDGES, agent_id="pi")], []),
     ],
 )
 async def test_what_each_kind_of_stop_covers(
@@ -115,7 +123,7 @@ async def test_what_each_kind_of_stop_covers(
 
 
 async def test_an_agent_that_is_stopped_asks_its_model_nothing(tmp_path: Path) -> None:
-    file(tmp_path).put(Stop(Kind.AGENT, "pi"))
+    file(tmp_path).put(Stop(StopKind.AGENT, "pi"))
     assert isinstance(await Stops(file(tmp_path), agent="pi").admit(1), Deny)
     assert isinstance(await Stops(file(tmp_path), agent="other").admit(1), Allow)
     assert await denied(Stops(file(tmp_path), targets=["pi"]), call())
@@ -124,7 +132,7 @@ async def test_an_agent_that_is_stopped_asks_its_model_nothing(tmp_path: Path) -
 async def test_commands_without_egress_continue_while_the_network_is_stopped(
     tmp_path: Path,
 ) -> None:
-    file(tmp_path).put(Stop(Kind.NETWORK))
+    file(tmp_path).put(Stop(StopKind.NETWORK))
     sandboxed = Stops(file(tmp_path), shell_offline=True)
     assert not await denied(sandboxed, call(BASH))
     assert await denied(sandboxed, call(FETCH))
@@ -133,11 +141,11 @@ async def test_commands_without_egress_continue_while_the_network_is_stopped(
 async def test_each_of_several_files_counts(tmp_path: Path) -> None:
     here, there = file(tmp_path / "machine"), file(tmp_path / "edge")
     stops = Stops(here, there)
-    there.put(Stop(Kind.TOOL, "bash"))
+    there.put(Stop(StopKind.TOOL, "bash"))
     assert await denied(stops, call(BASH))
     here.put(ALL)
     assert await denied(stops, call(READ))
-    here.release(Kind.ALL)
+    here.release(StopKind.ALL)
     assert not await denied(stops, call(READ))
     assert await denied(stops, call(BASH))
 
@@ -178,7 +186,7 @@ async def test_a_file_that_cannot_be_trusted_stops_everything_until_it_is_set_ri
     tmp_path: Path, how: str
 ) -> None:
     there = file(tmp_path)
-    there.put(Stop(Kind.TOOL, "other"))
+    there.put(Stop(StopKind.TOOL, "other"))
     stops = Stops(there)
     assert not await denied(stops, call())
     damage(there.path, how)
@@ -187,17 +195,17 @@ async def test_a_file_that_cannot_be_trusted_stops_everything_until_it_is_set_ri
         assert isinstance(verdict, Deny)
         assert ADVICE in verdict.reason
     assert isinstance(await stops.admit(1), Deny)
-    with pytest.raises(UnsoundStops):
-        there.put(Stop(Kind.TOOL, "bash"))
-    with pytest.raises(UnsoundStops):
-        there.release(Kind.TOOL, "other")
-    there.release(Kind.ALL)
+    with pytest.raises(UntrustedStopFile):
+        there.put(Stop(StopKind.TOOL, "bash"))
+    with pytest.raises(UntrustedStopFile):
+        there.release(StopKind.TOOL, "other")
+    there.release(StopKind.ALL)
     assert not await denied(stops, call())
 
 
 async def test_everything_can_be_stopped_though_the_file_is_damaged(tmp_path: Path) -> None:
     there = file(tmp_path)
-    tmp_path.joinpath(FILE).write_text("?")
+    tmp_path.joinpath(STOPS_FILE_NAME).write_text("?")
     there.put(ALL)
     assert there.stops() == (ALL,)
 
@@ -226,26 +234,28 @@ async def test_deleting_the_file_releases_nothing(tmp_path: Path) -> None:
     assert await denied(stops, call())
     there.path.unlink()
     assert await denied(stops, call())
-    assert there.release(Kind.ALL) is None
+    assert there.release(StopKind.ALL) is None
     assert not await denied(stops, call())
 
 
 def _put_many(path: Path, name: str) -> None:
     for number in range(25):
-        StopFile(path).put(Stop(Kind.TOOL, f"{name}{number}"))
+        StopFile(path).put(Stop(StopKind.TOOL, f"{name}{number}"))
 
 
 @pytest.mark.process
 def test_processes_that_stop_things_at_once_lose_nothing(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
-    each = [spawn.Process(target=_put_many, args=(tmp_path / FILE, name)) for name in "abc"]
+    each = [
+        spawn.Process(target=_put_many, args=(tmp_path / STOPS_FILE_NAME, name)) for name in "abc"
+    ]
     for process in each:
         process.start()
     for process in each:
         process.join(60)
     assert [process.exitcode for process in each] == [0, 0, 0]
     assert len(file(tmp_path).stops()) == 75
-    assert (tmp_path / FILE).stat().st_mode & 0o022 == 0
+    assert (tmp_path / STOPS_FILE_NAME).stat().st_mode & 0o022 == 0
 
 
 async def test_a_call_under_way_ends_when_everything_is_stopped(tmp_path: Path) -> None:
@@ -266,7 +276,7 @@ async def test_a_call_under_way_ends_when_everything_is_stopped(tmp_path: Path) 
         events.extend([record.event async for record in watch("go", ports, deadline=deadline)])
 
     before = asyncio.all_tasks()
-    async with asyncio.timeout(20), ended_by(stops, deadline.cancel, every=0.01):
+    async with asyncio.timeout(20), cancel_on_stop(stops, deadline.cancel, interval_s=0.01):
         running = asyncio.create_task(follow())
         await began.wait()
         file(tmp_path).put(ALL)
@@ -279,7 +289,7 @@ async def test_a_call_under_way_ends_when_everything_is_stopped(tmp_path: Path) 
 
 
 async def test_a_stopped_tool_is_not_run_and_the_run_goes_on(tmp_path: Path) -> None:
-    file(tmp_path).put(Stop(Kind.TOOL, "read", "broken"))
+    file(tmp_path).put(Stop(StopKind.TOOL, "read", "broken"))
     (tmp_path / "a.txt").write_text("hello")
     model = Scripted(calls(("read", {"path": "a.txt"})), says("It is stopped."))
     executor = LocalExecutor(named(("read",)), files=LocalFiles(tmp_path))

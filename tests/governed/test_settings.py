@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.governance.autonomy import Level
-from evoclaw.wiring.local import capabilities_at
+from evoclaw.wiring.local import capabilities_for_level
 
 
 def said(tmp_path: Path, text: str) -> dict[str, str]:
@@ -29,4 +29,4 @@ def said(tmp_path: Path, text: str) -> dict[str, str]:
 def test_nobody_holds_more_than_is_granted_to_all(
     tmp_path: Path, text: str, level: Level, held: set[str]
 ) -> None:
-    assert capabilities_at(level, said(tmp_path, text)) == held
+    assert capabilities_for_level(level, said(tmp_path, text)) == held

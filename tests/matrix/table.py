@@ -13,12 +13,12 @@ from evoclaw.tools.browser import Browser
 from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.image import Vision
 from evoclaw.tools.nodes import Nodes
-from evoclaw.tools.notes import Todo, Todos
-from evoclaw.tools.question import Person
+from evoclaw.tools.notes import Todo, TodoList
+from evoclaw.tools.question import UserPrompter
 from evoclaw.tools.sessions import Sessions
 from evoclaw.tools.sets import everything, remote
-from evoclaw.tools.skill import SkillTexts
-from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher
+from evoclaw.tools.skill import SkillReader
+from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 
 TOOLS = {bound.name: bound for bound in everything()}
 REMOTE = tuple(bound.name for bound in remote())
@@ -91,19 +91,19 @@ TABLE: Mapping[str, Row] = {
     "git_commit": row({"message": "Remember Ann"}, "Remember Ann", "1 file", leaves="files"),
     "git_branch": row({"action": "create", "name": "topic"}, "topic", leaves="files"),
     "webfetch": row({"url": "{site}/page"}, "Tea is ready", leaves="web", needs=Fetcher),
-    "websearch": row({"query": "tea"}, "All about tea", leaves="web", needs=Searcher),
+    "websearch": row({"query": "tea"}, "All about tea", leaves="web", needs=WebSearcher),
     "codesearch": row({"query": "brew"}, "brew(water)", leaves="web", needs=CodeSearcher),
     "question": row(
         {"question": "Which tea?", "options": ["green", "black"]},
         "answered: green",
         leaves="person",
-        needs=Person,
+        needs=UserPrompter,
     ),
     "todowrite": row(
-        {"todos": [{"content": "make tea"}]}, "[ ] make tea", leaves="todos", needs=Todos
+        {"todos": [{"content": "make tea"}]}, "[ ] make tea", leaves="todos", needs=TodoList
     ),
-    "todoread": row({}, f"[ ] {TODO.content}", needs=Todos),
-    "skill": row({"name": "haiku"}, "Count to five.", needs=SkillTexts),
+    "todoread": row({}, f"[ ] {TODO.content}", needs=TodoList),
+    "skill": row({"name": "haiku"}, "Count to five.", needs=SkillReader),
     "task": row(
         {"prompt": "do it", "agent": "help"},
         "It is done.",

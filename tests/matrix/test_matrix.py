@@ -25,7 +25,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.tools.sets import NAMES, remote
+from evoclaw.tools.sets import TOOL_NAMES, remote
 from tests.matrix.table import HELD, REMOTE, TABLE, TOOLS, changed, lacking, not_made
 from tests.support.fleet import house
 from tests.support.tool_calls import call_of
@@ -34,7 +34,9 @@ from tests.support.tool_environment import Grounds, arguments_of, grounds_in, pl
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BACKENDS = ("local", "ssh", "edge")
 CELLS = [
-    (backend, name) for backend in BACKENDS for name in (REMOTE if backend != "local" else NAMES)
+    (backend, name)
+    for backend in BACKENDS
+    for name in (REMOTE if backend != "local" else TOOL_NAMES)
 ]
 LACKS = [
     (backend, name, lack)
@@ -92,8 +94,8 @@ def rules(held: frozenset[str], *more: Policy) -> Chain:
 
 
 async def test_the_table_has_every_tool_and_what_it_needs() -> None:
-    assert sorted(TABLE) == sorted(NAMES) and len(TABLE) == 30
-    beside = {name: bound.needs - {FileOps, ExecOps} for name, bound in TOOLS.items()}
+    assert sorted(TABLE) == sorted(TOOL_NAMES) and len(TABLE) == 30
+    beside = {name: bound.dependencies - {FileOps, ExecOps} for name, bound in TOOLS.items()}
     assert {name: row.needs for name, row in TABLE.items()} == beside
     assert sorted(REMOTE) == sorted(name for name, needs in beside.items() if not needs)
 
@@ -169,9 +171,9 @@ async def test_a_tool_that_a_rule_denies_is_not_run_and_the_model_is_told_why(
 
 async def test_a_read_only_run_denies_what_writes_and_nothing_else() -> None:
     rule = Autonomy(Level.READ_ONLY)
-    found = {name: await rule.judge(_some_call(name)) for name in NAMES}
+    found = {name: await rule.judge(_some_call(name)) for name in TOOL_NAMES}
     denied = {name for name, verdict in found.items() if isinstance(verdict, Deny)}
-    assert denied == {name for name in NAMES if TOOLS[name].tool.effect is Effect.WRITE}
+    assert denied == {name for name in TOOL_NAMES if TOOLS[name].tool.effect is Effect.WRITE}
     leaving = {name for name, row in TABLE.items() if row.leaves - {"web", "person"}}
     assert leaving <= denied, "what leaves a trace here writes"
 

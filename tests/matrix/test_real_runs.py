@@ -26,7 +26,7 @@ from evoclaw.core.replay import Replay
 from evoclaw.core.tools import Effect
 from evoclaw.governance.autonomy import Level
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.tools.sets import NAMES
+from evoclaw.tools.sets import TOOL_NAMES
 from tests.matrix.table import HELD, TABLE, TOOLS, changed, lacking, not_made
 from tests.support.tool_environment import Grounds, Place, Yes, arguments_of, grounds_in, place_in
 
@@ -43,7 +43,7 @@ async def say(place: Place, name: str) -> list[Record]:
     """Have the model of the session `main` ask for one call."""
     place.lead = Scripted(calls((name, arguments_of(name, place.grounds))), says("Done."))
     async with asyncio.timeout(60):
-        return [record async for record in place.talks.say("main", f"Use {name}.")]
+        return [record async for record in place.talks.send("main", f"Use {name}.")]
 
 
 def of(records: list[Record], kind: type[Event]) -> list[Event]:
@@ -57,7 +57,7 @@ def told(place: Place) -> ToolResult:
     return last
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOOL_NAMES)
 async def test_a_supervised_run_uses_the_tool_and_every_step_is_on_record(
     grounds: Grounds, name: str
 ) -> None:
@@ -95,7 +95,7 @@ async def test_a_supervised_run_uses_the_tool_and_every_step_is_on_record(
         assert _written(await _replayed(records)) == _written(records)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOOL_NAMES)
 async def test_a_run_that_lacks_a_permission_never_sees_the_tool(
     grounds: Grounds, name: str
 ) -> None:
@@ -108,7 +108,7 @@ async def test_a_run_that_lacks_a_permission_never_sees_the_tool(
         offered = place.lead.requests[0].tools
         assert name not in offered and offered
         assert set(offered) == {
-            one for one in NAMES if TOOLS[one].tool.permissions <= held and _here(place, one)
+            one for one in TOOL_NAMES if TOOLS[one].tool.permissions <= held and _here(place, one)
         }
         assert told(place).error is ErrorKind.NOT_FOUND
         assert of(records, CallStarted) == [] == of(records, CallJudged)
@@ -119,7 +119,7 @@ async def test_a_run_that_lacks_a_permission_never_sees_the_tool(
 async def test_only_the_browser_may_be_missing_here(grounds: Grounds) -> None:
     async with place_in(grounds, HELD) as place:
         await say(place, "read")
-        missing = set(NAMES) - set(place.lead.requests[0].tools)
+        missing = set(TOOL_NAMES) - set(place.lead.requests[0].tools)
         assert missing == (set() if _here(place, "browser") else {"browser"})
 
 

@@ -26,7 +26,7 @@ from evoclaw.core.ports import (
     Ask,
     Decision,
     Deny,
-    NobodyThere,
+    NoApprover,
     Policy,
     Ports,
     Progress,
@@ -82,7 +82,7 @@ async def drive(
 ) -> list[dict[str, Any]]:
     """Run a loop with the audit on, and read what was written."""
     with open_audit(data, secrets=secrets) as audit:
-        ports = Ports(provider, executor, policy or AllowAll(), approver or NobodyThere())
+        ports = Ports(provider, executor, policy or AllowAll(), approver or NoApprover())
         bus = Bus("run", [audit.sink(ANN)])
         events = run_loop(new_run((user("do it"),), "run"), ports, LoopSettings(), Deadline())
         async with asyncio.timeout(30):

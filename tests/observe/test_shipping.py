@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.observe.audit.cold import AuditQuery, SqlColdTier, open_cold
 from evoclaw.observe.audit.cold_databases import SqliteColdDatabase
 from evoclaw.observe.audit.reader import cold_lines, export, exported_files, search
@@ -506,9 +506,9 @@ def test_delivered_lines_are_the_very_same(tmp_path: Path) -> None:
 
 async def test_the_file_of_the_cold_tier_is_closed_with_the_audit(tmp_path: Path) -> None:
     settings = AuditSettings(ship_seconds=0.01)
-    async with open_audit(tmp_path, settings, {}, keeps_on=True) as audit:
+    async with open_audit(tmp_path, settings, {}, long_running=True) as audit:
         assert audit is not None
-        audit.record("policy_loaded", AuditContext(principal=LOCAL, agent_id="a"))
+        audit.record("policy_loaded", AuditContext(principal=LOCAL_PRINCIPAL, agent_id="a"))
         await until(lambda: bool(_open_files(tmp_path)))
     assert _open_files(tmp_path) == []
 

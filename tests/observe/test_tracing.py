@@ -31,16 +31,16 @@ from evoclaw.core.ports import AllowAll, Policy, Ports, Progress, Provider
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.core.tracing import (
-    Place,
+    TraceContext,
     call_span,
-    enter,
-    here,
+    current_trace,
+    current_traceparent,
+    enter_run_trace,
     read_traceparent,
+    set_trace,
     span_id_of,
-    stand,
-    standing,
     trace_id_of,
-    traceparent,
+    use_trace,
 )
 from evoclaw.executors.trace_step import TraceCall
 from evoclaw.observe.tracing import attributes as attrs
@@ -51,10 +51,10 @@ from evoclaw.observe.tracing.tracing import (
     Tracing,
     configured_exporters,
 )
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.providers.names import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.wiring.tracing import LAST, open_tracing
+from evoclaw.wiring.tracing import FINAL_EXPORT_TIMEOUT_S, open_tracing
 from tests.support.loop import Denying, Table, echo, fail, tool
 from tests.support.otlp_collector import Collector, Span, collector
 
@@ -207,7 +207,7 @@ async def test_calls_side_by_side_know_each_its_own_place(monkeypatch: pytest.Mo
 
     async def note(call: Call, progress: Progress) -> str:
         await asyncio.sleep(0)
-        seen[call.id] = traceparent()
+        seen[call.id] = current_traceparent()
         return "noted"
 
     table = Table((tool("note", effect=Effect.READ, resources=()), note))
@@ -215,7 +215,7 @@ async def test_calls_side_by_side_know_each_its_own_place(monkeypatch: pytest.Mo
         async with tracing_to(traces, monkeypatch) as tracing:
             asked = calls(("note", {}), ("note", {}), ("note", {}))
             await drive(tracing, Scripted(asked, says("done")), table)
-            assert here() is None
+            assert current_trace() is None
         spans = [span for span in traces.spans if span.name == "execute_tool note"]
     assert len({span.span_id for span in spans}) == 3
     for span in spans:
@@ -282,9 +282,9 @@ async def test_a_caller_who_does_not_sample_is_not_sent_anything(
 ) -> None:
     async with collector() as traces:
         async with tracing_to(traces, monkeypatch) as tracing:
-            with standing(read_traceparent(PARENT[:-2] + "00")):
+            with use_trace(read_traceparent(PARENT[:-2] + "00")):
                 await drive(tracing, Scripted(says("done")), run_id="quiet")
-            with standing(read_traceparent(PARENT)):
+            with use_trace(read_traceparent(PARENT)):
                 await drive(tracing, Scripted(says("done")), run_id="loud")
         spans = traces.sorted
     runs = [span for span in spans if "evoclaw.run_id" in span.attributes]
@@ -310,7 +310,7 @@ async def test_a_collector_that_is_away_holds_nothing_up(
             ran = time.monotonic() - began
         closed = time.monotonic() - began - ran
     assert ran < 5
-    assert closed < LAST + 2
+    assert closed < FINAL_EXPORT_TIMEOUT_S + 2
 
 
 async def test_log_lines_of_a_run_say_which_trace_they_belong_to(
@@ -424,30 +424,30 @@ def test_a_traceparent_is_read_as_it_is_written_or_not_at_all(text: str) -> None
     ],
 )
 def test_what_is_no_traceparent_begins_a_trace_of_our_own(text: str, good: bool) -> None:
-    with standing(None):
-        enter("run", text)
-        place = here()
+    with use_trace(None):
+        enter_run_trace("run", text)
+        place = current_trace()
         assert place is not None
         assert (place.trace_id == int(PARENT[3:35], 16)) is good
-        assert traceparent() == (PARENT if good else "")
+        assert current_traceparent() == (PARENT if good else "")
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
 def test_a_place_survives_its_way_as_text(trace: int, span: int, sampled: bool) -> None:
-    place = Place(trace, span, sampled)
+    place = TraceContext(trace, span, sampled)
     assert read_traceparent(place.traceparent) == place
 
 
 def test_another_attempt_of_a_traced_client_is_the_same_errand() -> None:
-    first, again = Errand("bake", traceparent=PARENT), Errand("bake", traceparent="")
-    assert first.digest() == again.digest() == Errand("bake").digest()
-    assert first.digest() != Errand("cook").digest()
+    first, again = RunRequest("bake", traceparent=PARENT), RunRequest("bake", traceparent="")
+    assert first.digest() == again.digest() == RunRequest("bake").digest()
+    assert first.digest() != RunRequest("cook").digest()
 
 
 def test_a_place_is_left_as_it_was_found() -> None:
-    with standing(Place(1, 2)):
-        stand(Place(3, 4))
-    assert here() is None
+    with use_trace(TraceContext(1, 2)):
+        set_trace(TraceContext(3, 4))
+    assert current_trace() is None
 
 
 async def test_a_finished_reply_is_named_by_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,14 @@ from jwt.algorithms import ECAlgorithm
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.people.access import Access, Caller, FixedToken, Scope, holds
-from evoclaw.orchestrator.people.jwt_access import JwtSettings, SignedTokens
+from evoclaw.orchestrator.people.access import (
+    AccessControl,
+    Caller,
+    ConfiguredToken,
+    TokenScope,
+    has_scope,
+)
+from evoclaw.orchestrator.people.jwt_access import JwtSettings, JwtVerifier
 from evoclaw.store.databases.database import Database
 from evoclaw.store.databases.parts import open_database
 from evoclaw.store.governing.tokens import SCHEMA, TokenStore
@@ -57,10 +63,10 @@ async def database(tmp_path: Path) -> AsyncGenerator[Database]:
 async def test_a_token_opens_what_it_was_made_for_and_is_kept_nowhere(
     database: Database, tmp_path: Path
 ) -> None:
-    access = Access(TokenStore(database, Clock()))
-    id_, whole = await access.new("ci", "acme", "ann", ["runs:read"])
+    access = AccessControl(TokenStore(database, Clock()))
+    id_, whole = await access.create("ci", "acme", "ann", ["runs:read"])
     assert whole.startswith(f"ec_{id_}_")
-    caller = await access.caller(whole)
+    caller = await access.authenticate(whole)
     assert caller == Caller(Principal("acme", "ann"), frozenset({"runs:read"}), id_)
     secret = whole.rpartition("_")[2].encode()
     assert len(secret) == 64
@@ -73,33 +79,33 @@ def _all_in(folder: Path) -> bytes:
 
 
 async def test_a_token_that_is_nearly_right_opens_nothing(database: Database) -> None:
-    access = Access(TokenStore(database, Clock()))
-    id_, whole = await access.new("ci", "acme", "ann", ["*"])
-    other, _ = await access.new("ci", "acme", "ann", ["*"])
+    access = AccessControl(TokenStore(database, Clock()))
+    id_, whole = await access.create("ci", "acme", "ann", ["*"])
+    other, _ = await access.create("ci", "acme", "ann", ["*"])
     secret = whole.rpartition("_")[2]
     for shown in (
         "", "ec", "ec_", f"ec_{id_}", f"ec_{id_}_", whole[:-1], whole + "0", whole.upper(),
         f"ec_{other}_{secret}", f"ec__{secret}", f"xx_{id_}_{secret}", "ec_\\u2603_x", "a" * 9_000,
         f"ec_{id_}_{secret}_",
     ):  # fmt: skip
-        assert await access.caller(shown) is None, shown
+        assert await access.authenticate(shown) is None, shown
 
 
 async def test_a_token_is_worth_nothing_after_its_time_and_once_taken_back(
     database: Database,
 ) -> None:
     clock = Clock()
-    access = Access(TokenStore(database, clock))
-    _, brief = await access.new("ci", "acme", "ann", ["*"], 60)
-    id_, other = await access.new("ci", "acme", "ann", ["*"])
+    access = AccessControl(TokenStore(database, clock))
+    _, brief = await access.create("ci", "acme", "ann", ["*"], 60)
+    id_, other = await access.create("ci", "acme", "ann", ["*"])
     clock.now += 59
-    assert await access.caller(brief) is not None
+    assert await access.authenticate(brief) is not None
     clock.now += 1
-    assert await access.caller(brief) is None
+    assert await access.authenticate(brief) is None
     assert not await access.revoke("another tenant", id_)
-    assert await access.caller(other) is not None
+    assert await access.authenticate(other) is not None
     assert await access.revoke("acme", id_)
-    assert await access.caller(other) is None
+    assert await access.authenticate(other) is None
     listed = {token.id: token for token in await access.list("acme")}
     assert listed[id_].revoked_at == clock.now
     assert listed[id_].used_at == clock.now
@@ -108,35 +114,37 @@ async def test_a_token_is_worth_nothing_after_its_time_and_once_taken_back(
 
 
 async def test_a_token_needs_scopes_that_there_are(database: Database) -> None:
-    access = Access(TokenStore(database))
+    access = AccessControl(TokenStore(database))
     for scopes in ([], ["runs:reed"], ["*", "root"]):
         with pytest.raises(ConfigError, match="scope"):
-            await access.new("ci", "acme", "ann", scopes)
+            await access.create("ci", "acme", "ann", scopes)
     with pytest.raises(ConfigError, match="tenant"):
-        await access.new("ci", "", "ann", ["*"])
+        await access.create("ci", "", "ann", ["*"])
     with pytest.raises(ConfigError, match="scope"):
-        Access(TokenStore(database), fixed=[FixedToken("x", "secret", scopes=frozenset())])
+        AccessControl(
+            TokenStore(database), configured=[ConfiguredToken("x", "secret", scopes=frozenset())]
+        )
 
 
 async def test_a_configured_token_is_known_without_the_store(database: Database) -> None:
-    fixed = FixedToken("boot", "s" * 40, "acme", "ops", frozenset({"admin"}))
-    access = Access(TokenStore(database), fixed=[fixed])
-    caller = await access.caller("s" * 40)
+    fixed = ConfiguredToken("boot", "s" * 40, "acme", "ops", frozenset({"admin"}))
+    access = AccessControl(TokenStore(database), configured=[fixed])
+    caller = await access.authenticate("s" * 40)
     assert caller is not None
     assert (caller.tenant, caller.token) == ("acme", "boot")
 
 
 def test_an_admin_may_everything_but_answer_for_a_person() -> None:
-    assert all(holds({"*"}, scope) for scope in Scope)
-    assert holds({"admin"}, "audit:read")
-    assert not holds({"admin"}, "human")
-    assert not holds({"admin"}, "*")
-    assert not holds({"runs:read"}, "runs:write")
+    assert all(has_scope({"*"}, scope) for scope in TokenScope)
+    assert has_scope({"admin"}, "audit:read")
+    assert not has_scope({"admin"}, "human")
+    assert not has_scope({"admin"}, "*")
+    assert not has_scope({"runs:read"}, "runs:write")
     admin = Caller(Principal("acme", "bot"), frozenset({"admin"}), "t1")
-    assert admin.answerer().why_not("acme")
+    assert admin.answerer().refusal_reason("acme")
     person = Caller(Principal("acme", "ann"), frozenset({"human"}), "t2")
-    assert not person.answerer().why_not("acme")
-    assert person.answerer().why_not("other")
+    assert not person.answerer().refusal_reason("acme")
+    assert person.answerer().refusal_reason("other")
 
 
 def jwks(path: Path, **keys: dict[str, Any]) -> Path:
@@ -161,25 +169,25 @@ def signed(claims: dict[str, Any] | None = None, **header: Any) -> str:
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> SignedTokens:
+def tokens(tmp_path: Path) -> JwtVerifier:
     file = jwks(tmp_path / "jwks.json", one=public(KEY), two=curve())
     settings = JwtSettings(issuer="https://id.example", audience="evoclaw", jwks_file=file)
-    return SignedTokens(settings, clock=Clock())
+    return JwtVerifier(settings, clock=Clock())
 
 
-def test_a_signed_token_says_who_asks(tokens: SignedTokens) -> None:
-    caller = tokens.caller(signed())
+def test_a_signed_token_says_who_asks(tokens: JwtVerifier) -> None:
+    caller = tokens.authenticate(signed())
     assert caller is not None
     assert caller.principal == Principal("acme", "ann")
     assert caller.scopes == {"runs:read", "human"}
-    late = tokens.caller(signed({**CLAIMS, "exp": NOW - 29, "nbf": NOW + 29}))
+    late = tokens.authenticate(signed({**CLAIMS, "exp": NOW - 29, "nbf": NOW + 29}))
     assert late is not None
     other = jwt.encode(CLAIMS, CURVE, algorithm="ES256", headers={"kid": "two"})
-    assert tokens.caller(other) is not None
+    assert tokens.authenticate(other) is not None
 
 
 def test_fault_63_a_signed_token_that_is_wrong_in_any_way_is_nobodys(
-    tokens: SignedTokens, tmp_path: Path
+    tokens: JwtVerifier, tmp_path: Path
 ) -> None:
     raw = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     without = {name: CLAIMS[name] for name in CLAIMS}
@@ -214,27 +222,27 @@ def test_fault_63_a_signed_token_that_is_wrong_in_any_way_is_nobodys(
             for name in ("iss", "aud", "exp", "sub", "scope", "tenant")
         },
     }
-    assert tokens.caller(signed()) is not None
+    assert tokens.authenticate(signed()) is not None
     for why, token in wrong.items():
-        assert tokens.caller(token) is None, why
+        assert tokens.authenticate(token) is None, why
 
 
-def test_fault_63_a_huge_token_costs_no_more_than_a_small_one(tokens: SignedTokens) -> None:
+def test_fault_63_a_huge_token_costs_no_more_than_a_small_one(tokens: JwtVerifier) -> None:
     def cost(token: str) -> float:
         began = time.process_time()
         for _ in range(200):
-            tokens.caller(token)
+            tokens.authenticate(token)
         return time.process_time() - began
 
     assert cost("x" * 1_000_000 + ".y.z") <= cost(signed()) + 0.05
 
 
 def test_a_shared_secret_must_be_long_and_private(tmp_path: Path) -> None:
-    def made(secret: str, mode: int = 0o600) -> SignedTokens:
+    def made(secret: str, mode: int = 0o600) -> JwtVerifier:
         file = tmp_path / f"secret-{len(secret)}-{mode}"
         file.write_text(secret)
         file.chmod(mode)
-        return SignedTokens(
+        return JwtVerifier(
             JwtSettings(
                 issuer="i", audience="evoclaw", algorithms=("HS256",), secret_file=file,
                 tenant="acme",
@@ -248,10 +256,10 @@ def test_a_shared_secret_must_be_long_and_private(tmp_path: Path) -> None:
         made("s" * 40, 0o644)
     claims = {**CLAIMS, "iss": "i", "tenant": "not asked"}
     token = jwt.encode(claims, "s" * 40, algorithm="HS256")
-    caller = made("s" * 40).caller(token)
+    caller = made("s" * 40).authenticate(token)
     assert caller is not None
     assert caller.tenant == "acme"
-    assert made("t" * 40).caller(token) is None
+    assert made("t" * 40).authenticate(token) is None
 
 
 def test_keys_that_cannot_be_used_are_said_at_the_start(tmp_path: Path) -> None:
@@ -271,10 +279,10 @@ def test_keys_that_cannot_be_used_are_said_at_the_start(tmp_path: Path) -> None:
         (twice, "kid"),
     ):
         with pytest.raises(ConfigError, match=says):
-            SignedTokens(settings(file))
+            JwtVerifier(settings(file))
     good = jwks(tmp_path / "good.json", one=public(KEY))
     with pytest.raises(ConfigError, match="scope"):
-        SignedTokens(settings(good, scopes={"read": ("runs:reed",)}))
+        JwtVerifier(settings(good, scopes={"read": ("runs:reed",)}))
 
 
 def test_scopes_of_the_issuer_may_be_called_otherwise(tmp_path: Path) -> None:
@@ -283,8 +291,8 @@ def test_scopes_of_the_issuer_may_be_called_otherwise(tmp_path: Path) -> None:
         issuer="https://id.example", audience="evoclaw", jwks_file=file, scopes_claim="roles",
         scopes={"reader": ("runs:read", "sessions:read")},
     )  # fmt: skip
-    found = SignedTokens(settings, clock=Clock())
-    caller = found.caller(signed({**CLAIMS, "roles": ["reader", "root", 7]}))
+    found = JwtVerifier(settings, clock=Clock())
+    caller = found.authenticate(signed({**CLAIMS, "roles": ["reader", "root", 7]}))
     assert caller is not None
     assert caller.scopes == {"runs:read", "sessions:read"}
-    assert found.caller(signed({**CLAIMS, "roles": ["human"]})) is None
+    assert found.authenticate(signed({**CLAIMS, "roles": ["human"]})) is None

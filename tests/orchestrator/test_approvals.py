@@ -17,14 +17,14 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.tools import Call, Context, Tool
-from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
-from evoclaw.orchestrator.people.approvals import Approvals, Case
-from evoclaw.store.governing.approvals import ApprovalStore, Standing
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalSettings
+from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
+from evoclaw.store.governing.approvals import ApprovalStatus, ApprovalStore
 from tests.support.programs.approval_run import approval_store, go_on
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))
 ASK = Ask("supervised", "bash writes or executes")
-ANN = Answerer("person", "ann", scopes=frozenset({HUMAN}))
+ANN = Answerer("person", "ann", scopes=frozenset({HUMAN_SCOPE}))
 WAIT = ApprovalSettings(nobody="wait")
 ROOT = Path(__file__).parents[2]
 
@@ -66,13 +66,13 @@ async def desk(
     settings: ApprovalSettings = WAIT,
     face: Approver | None = None,
     clock: Clock | None = None,
-) -> AsyncGenerator[Approvals]:
+) -> AsyncGenerator[CallApprovals]:
     path = folder / "approvals.db"
     async with await ApprovalStore.open(path, clock=clock or Clock()) as store, asyncio.timeout(30):
-        yield Approvals(store, settings, face=face)
+        yield CallApprovals(store, settings, local_approver=face)
 
 
-async def waiting_for(approvals: Approvals, count: int) -> Sequence[Case]:
+async def waiting_for(approvals: CallApprovals, count: int) -> Sequence[ApprovalCase]:
     """So many that wait, as soon as there are."""
     for _ in range(3_000):
         if len(found := await approvals.waiting()) == count:
@@ -81,9 +81,9 @@ async def waiting_for(approvals: Approvals, count: int) -> Sequence[Case]:
     raise AssertionError(f"there were never {count}")
 
 
-async def one_waiting(approvals: Approvals, tenant: str = "local") -> str:
+async def one_waiting(approvals: CallApprovals, tenant: str = "local") -> str:
     (case,) = await approvals.waiting(tenant)
-    return case.asking.id
+    return case.request.id
 
 
 async def test_nobody_there_is_a_denial_by_default(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ async def test_a_waiting_call_says_how_it_is_answered_and_runs_once_approved(
         assert "24 h" in said.reason
         assert await approvals.answer(id_, Decision.ONCE, ANN, "fine") == ""
         assert await approvals.approver().approve(call(), ASK) == Approval(Decision.ONCE, "fine")
-        case = await approvals.look(id_)
+        case = await approvals.get(id_)
         assert case is not None
-        assert case.standing is Standing.USED
-        assert case.answered is not None
-        assert case.answered.by == ANN
+        assert case.status is ApprovalStatus.USED
+        assert case.answer is not None
+        assert case.answer.by == ANN
 
 
 async def test_a_denial_and_its_reason_reach_the_model(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_fault_54_approving_after_it_expired_is_refused(tmp_path: Path) ->
 
 
 async def test_fault_54_the_agents_own_token_approves_nothing(tmp_path: Path) -> None:
-    human = frozenset({HUMAN})
+    human = frozenset({HUMAN_SCOPE})
     async with desk(tmp_path) as approvals:
         await approvals.approver().approve(call(), ASK)
         id_ = await one_waiting(approvals)
@@ -172,7 +172,7 @@ async def test_tenants_do_not_see_each_others(tmp_path: Path) -> None:
         await approvals.approver().approve(call(tenant="b"), ASK)
         theirs = await one_waiting(approvals, "a")
         assert theirs != await one_waiting(approvals, "b")
-        assert await approvals.look(theirs, "b") is None
+        assert await approvals.get(theirs, "b") is None
         assert await approvals.waiting() == []
 
 
@@ -189,7 +189,7 @@ async def test_for_the_session_covers_the_same_tool_and_reason_and_can_be_taken_
         flow = Ask("flow", "a web page was read")
         assert (await mine.approve(call(4), flow)).decision is Decision.PENDING
         assert (await other.approve(call(5), ASK)).decision is Decision.PENDING
-        (case,) = await approvals.in_force()
+        (case,) = await approvals.session_approvals()
         assert case.uses == 3
         assert await approvals.withdraw(id_, ANN) == ""
         assert (await mine.approve(call(6), ASK)).decision is Decision.PENDING
@@ -203,10 +203,10 @@ async def test_fifty_at_once_are_never_mixed_up(tmp_path: Path) -> None:
             for number in range(50)
         ]
         for case in reversed(await waiting_for(approvals, 50)):
-            number = int(case.asking.request_id.split(".")[1])
-            assert case.asking.arguments == {"command": f"echo {number}"}
+            number = int(case.request.request_id.split(".")[1])
+            assert case.request.arguments == {"command": f"echo {number}"}
             said = Decision.ONCE if number % 3 else Decision.DENY
-            assert await approvals.answer(case.asking.id, said, ANN, f"number {number}") == ""
+            assert await approvals.answer(case.request.id, said, ANN, f"number {number}") == ""
     for number, task in enumerate(asked):
         wanted = Decision.ONCE if number % 3 else Decision.DENY
         assert task.result() == Approval(wanted, f"number {number}")
@@ -245,13 +245,13 @@ async def test_the_keyboard_is_asked_about_one_call_at_a_time(tmp_path: Path) ->
 async def test_an_answer_by_another_process_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.orchestrator.people.approvals.POLL", 0.01)
+    monkeypatch.setattr("evoclaw.orchestrator.people.approvals.ANSWER_POLL_INTERVAL_S", 0.01)
     clock = Clock()
     settings = ApprovalSettings(patience_s=20)
     async with desk(tmp_path, settings, clock=clock) as here, desk(tmp_path, clock=clock) as there:
         asked = asyncio.create_task(here.approver().approve(call(), ASK))
         (case,) = await waiting_for(there, 1)
-        assert await there.answer(case.asking.id, Decision.ONCE, ANN, "from there") == ""
+        assert await there.answer(case.request.id, Decision.ONCE, ANN, "from there") == ""
         assert await asked == Approval(Decision.ONCE, "from there")
 
 
@@ -290,7 +290,7 @@ async def test_a_run_stops_as_waiting_and_goes_on_once_approved(tmp_path: Path) 
     assert "waiting" in str(records[-1].event)
     assert not (tmp_path / "marker").exists()
     async with approval_store(tmp_path) as store:
-        approvals = Approvals(store)
+        approvals = CallApprovals(store)
         assert await approvals.answer(await one_waiting(approvals), Decision.ONCE, ANN) == ""
     records = await go_on(tmp_path, WAIT)
     assert "completed" in str(records[-1].event)
@@ -318,11 +318,11 @@ async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once
     async with asyncio.timeout(60):
         running = await start("tests.support.programs.approval_run", home, "50")
         async with approval_store(tmp_path) as store:
-            (case,) = await waiting_for(Approvals(store), 1)
+            (case,) = await waiting_for(CallApprovals(store), 1)
         os.kill(running.pid, signal.SIGKILL)
         await running.wait()
         assert not (tmp_path / "marker").exists()
-        id_ = case.asking.id
+        id_ = case.request.id
         code, said = await run(*command)
         assert code == 0
         assert id_ in said

@@ -13,9 +13,9 @@ from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.profile import Profile
 from evoclaw.governance.budget.foresight import Price
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.governance.budget.settings import BudgetSettings, Kinds
-from evoclaw.orchestrator.sessions.subruns import Limits
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.governance.budget.settings import AccountLimits, BudgetSettings
+from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import Session
 from tests.support.budgets import Person, account
@@ -28,7 +28,7 @@ def ask(prompt: str = "do it", who: str = "help") -> tuple[str, dict[str, str]]:
     return "task", {"prompt": prompt, "agent": who}
 
 
-def digs(asked: Asked) -> Reply:
+def digs(asked: ScriptedRequest) -> Reply:
     return calls(("work", {"what": str(len(asked.messages))}))
 
 
@@ -57,7 +57,7 @@ async def test_fault_57_sub_runs_side_by_side_never_take_more_than_there_is_toge
         async with house(
             tmp_path / kind,
             agents=(lead_agent, help_agent),
-            limits=Limits(budget=limits, side_by_side=MANY, at_once=MANY),
+            limits=RunLimits(budget=limits, max_concurrent_per_run=MANY, max_active=MANY),
             lead=lead,
             help=help_,
         ) as home:
@@ -73,13 +73,13 @@ async def test_fault_57_sub_runs_side_by_side_never_take_more_than_there_is_toge
 async def test_fault_57_tokens_are_shared_and_set_aside_before_each_reply(tmp_path: Path) -> None:
     profile = Profile(context_tokens=50, max_output_tokens=10)
 
-    def costly(asked: Asked) -> Reply:
+    def costly(asked: ScriptedRequest) -> Reply:
         found = digs(asked)
         return Reply("", found.calls, found.finish, Usage(50, 10), "m", 0.0)
 
     lead = Scripted(calls(*[ask(str(n)) for n in range(4)]), says("ok"), profile=profile)
     help_ = Scripted(*[costly] * 200, profile=profile)
-    limits = Limits(budget=BudgetSettings(tokens=1_000))
+    limits = RunLimits(budget=BudgetSettings(tokens=1_000))
     async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
         await home.say("go")
         used = (await spent(home)).spent["tokens"]
@@ -87,7 +87,7 @@ async def test_fault_57_tokens_are_shared_and_set_aside_before_each_reply(tmp_pa
 
 
 async def test_fault_57_sub_runs_go_three_deep_and_no_deeper(tmp_path: Path) -> None:
-    def deeper(asked: Asked) -> Reply:
+    def deeper(asked: ScriptedRequest) -> Reply:
         if len(asked.messages) > 2 or "task" not in asked.tools:
             return says("up")
         return calls(("task", {"prompt": "deeper"}))
@@ -112,7 +112,7 @@ async def test_fault_57_an_agent_never_hands_work_back_to_one_that_waits_for_it(
 
 
 async def test_one_of_its_own_kind_may_be_asked(tmp_path: Path) -> None:
-    def speak(asked: Asked) -> Reply:
+    def speak(asked: ScriptedRequest) -> Reply:
         last = asked.messages[-1]
         return calls(ask("part", "lead")) if str(last).count("'go'") else says("done")
 
@@ -123,7 +123,7 @@ async def test_one_of_its_own_kind_may_be_asked(tmp_path: Path) -> None:
 
 async def test_what_a_sub_run_is_told_is_left_is_what_all_have_left(tmp_path: Path) -> None:
     status = calls(("session_status", {}))
-    limits = Limits(budget=BudgetSettings(turns=50, calls=10))
+    limits = RunLimits(budget=BudgetSettings(turns=50, calls=10))
     lead, help_ = Scripted(calls(ask()), says("ok")), Scripted(status, says("done"))
     async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
         await home.say("go")
@@ -134,12 +134,12 @@ async def test_what_a_sub_run_is_told_is_left_is_what_all_have_left(tmp_path: Pa
 async def test_the_budget_of_a_tenant_outlives_the_process_and_bounds_every_session(
     tmp_path: Path,
 ) -> None:
-    settings = BudgetSettings(tenant=Kinds(turns=3, per="1d"))
+    settings = BudgetSettings(tenant=AccountLimits(turns=3, per="1d"))
     for number, stop in enumerate(["completed", "budget_exceeded"]):
         model = Scripted(digs, says("ok"))
         async with (
             await StoredLedger.open_file(tmp_path / "budget.db") as ledger,
-            house(tmp_path, limits=Limits(budget=settings), lead=model) as home,
+            house(tmp_path, limits=RunLimits(budget=settings), lead=model) as home,
         ):
             home.talks.ledger = ledger
             records = await home.say("go", session=f"s{number}")
@@ -149,7 +149,7 @@ async def test_the_budget_of_a_tenant_outlives_the_process_and_bounds_every_sess
 async def test_money_is_bounded_by_the_price_of_the_model_and_without_one_nothing_is_asked(
     tmp_path: Path,
 ) -> None:
-    limits = Limits(budget=BudgetSettings(dollars=1.0))
+    limits = RunLimits(budget=BudgetSettings(dollars=1.0))
     async with house(tmp_path, limits=limits, lead=Scripted(says("hi"), says("hi"))) as home:
         assert "no known price" in ended(await home.say("go", session="one")).reason
         home.talks.price = costing(0.25)
@@ -166,12 +166,12 @@ async def test_each_user_and_agent_has_an_account_by_who_asks(tmp_path: Path) ->
             return Ports(ports.provider, ports.executor, ports.policy, ports.approver, who)
 
     async with house(tmp_path, lead=Scripted(says("hi"))) as plain:
-        home = Asking(plain.store, (agent("lead"),), Limits())
+        home = Asking(plain.store, (agent("lead"),), RunLimits())
         home.models = plain.models
         home.talks.ledger = ledger = MemoryLedger()
         talks = home.talks.of("acme")
         await talks.open("lead", session_id="main", owner="bob")
-        assert ended([record async for record in talks.say("main", "go")]).text == "hi"
+        assert ended([record async for record in talks.send("main", "go")]).text == "hi"
         names = [one.name for one in await ledger.accounts()]
         assert names == ["tenant:acme", "tenant:acme/user:bob", "tenant:acme/user:bob/agent:lead"]
         found = await account(ledger, names[-1])
@@ -181,7 +181,10 @@ async def test_each_user_and_agent_has_an_account_by_who_asks(tmp_path: Path) ->
 async def test_a_person_is_asked_when_a_limit_is_near_and_the_session_goes_on_with_a_yes(
     tmp_path: Path,
 ) -> None:
-    limits, person = Limits(budget=BudgetSettings(turns=5)), Person(Decision.PENDING, Decision.ONCE)
+    limits, person = (
+        RunLimits(budget=BudgetSettings(turns=5)),
+        Person(Decision.PENDING, Decision.ONCE),
+    )
     async with house(tmp_path, limits=limits, lead=Scripted(*[digs] * 4, says("done"))) as home:
         home.talks.attended, home.approver = True, person
         assert ended(await home.say("go")).stop == "waiting"

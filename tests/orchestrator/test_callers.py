@@ -31,17 +31,17 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.sessions.callers import (
-    CODE,
-    Callers,
-    NameTaken,
-    Parked,
-    Place,
+    CALLER_ASK_CODE,
+    CallerCallStore,
+    CallPosition,
+    DeliveredResults,
     ResultsMissing,
     ResultsUnknown,
+    ToolNameTaken,
     caller_tool,
-    check_tools,
-    place_of,
-    with_callers,
+    check_caller_tools,
+    parse_call_id,
+    with_caller_tools,
 )
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import SessionStore
@@ -65,14 +65,14 @@ def text(words: str) -> tuple[Block, ...]:
 
 
 def shown(turn: int, index: int, run_id: str = RUN) -> str:
-    return Place(run_id, turn, index).shown()
+    return CallPosition(run_id, turn, index).call_id()
 
 
 class Desk:
     """A run with a caller's tools, driven by hand; its records are all that is kept of it."""
 
     def __init__(self, store: SessionStore, model: Scripted) -> None:
-        self.callers, self.model = Callers(store.questions), model
+        self.callers, self.model = CallerCallStore(store.questions), model
         self.policy: Policy = AllowAll()
         self.counted: Policy = AllowAll()
         self.records: list[Record] = []
@@ -86,7 +86,7 @@ class Desk:
             return f"worked on {what}"
 
         ports = Ports(self.model, LocalExecutor((work,)), self.policy, _Pending())
-        return with_callers(ports, (WEATHER, CLOCK), self.callers, "s1", self.counted)
+        return with_caller_tools(ports, (WEATHER, CLOCK), self.callers, "s1", self.counted)
 
     async def go(self, asked: str = "How is it in Bern?") -> RunFinished:
         """Begin, or go on; as a new process would, from the records alone."""
@@ -134,8 +134,8 @@ async def test_a_run_waits_for_its_caller_and_goes_on_with_what_he_gives(tmp_pat
         assert "weather is to be run by the caller" in parked.reason
         assert not [r for r in one.records if isinstance(r.event, CallStarted)]
 
-        taken = await one.callers.take({shown(1, 0): text("rain, 9 °C")}, anybody)
-        assert taken == Parked(RUN, "s1", frozenset({Place(RUN, 1, 0)}))
+        taken = await one.callers.deliver({shown(1, 0): text("rain, 9 °C")}, anybody)
+        assert taken == DeliveredResults(RUN, "s1", frozenset({CallPosition(RUN, 1, 0)}))
         end = await one.go()
         assert (end.stop, end.text) == (StopReason.COMPLETED, "It rains.")
         assert one.results() == ["rain, 9 °C"]
@@ -145,7 +145,7 @@ async def test_a_run_waits_for_its_caller_and_goes_on_with_what_he_gives(tmp_pat
 async def test_results_of_the_caller_are_from_the_outside(tmp_path: Path) -> None:
     async with desk(tmp_path, calls(("clock", {})), says("noon")) as one:
         await one.go()
-        await one.callers.take({shown(1, 0): text("12:00")}, anybody)
+        await one.callers.deliver({shown(1, 0): text("12:00")}, anybody)
         await one.go()
         (result,) = [r.event.result for r in one.records if isinstance(r.event, CallFinished)]
         assert label_of(result) == Label(untrusted=True, sources=("clock",))
@@ -157,7 +157,7 @@ async def test_our_calls_of_the_same_turn_run_once(tmp_path: Path) -> None:
         parked = await one.go()
         assert parked.stop is StopReason.WAITING
         assert one.ran == ["a", "b"]
-        await one.callers.take({shown(1, 1): text("rain")}, anybody)
+        await one.callers.deliver({shown(1, 1): text("rain")}, anybody)
         assert (await one.go()).text == "done"
         assert one.ran == ["a", "b"]
         asked = one.model.requests[1].messages
@@ -178,9 +178,9 @@ async def test_a_run_that_is_resumed_too_early_waits_again(tmp_path: Path) -> No
 async def test_the_same_results_given_twice_are_harmless(tmp_path: Path) -> None:
     async with desk(tmp_path, calls(("clock", {})), says("noon")) as one:
         await one.go()
-        first = await one.callers.take({shown(1, 0): text("12:00")}, anybody)
-        assert await one.callers.take({shown(1, 0): text("12:00")}, anybody) == first
-        assert await one.callers.take({shown(1, 0): text("13:00")}, anybody) is None
+        first = await one.callers.deliver({shown(1, 0): text("12:00")}, anybody)
+        assert await one.callers.deliver({shown(1, 0): text("12:00")}, anybody) == first
+        assert await one.callers.deliver({shown(1, 0): text("13:00")}, anybody) is None
         await one.go()
         assert one.results() == ["12:00"]
 
@@ -189,11 +189,13 @@ async def test_missing_and_strange_results_are_named(tmp_path: Path) -> None:
     async with desk(tmp_path, calls(("clock", {}), ("weather", {"town": "Bern"}))) as one:
         await one.go()
         with pytest.raises(ResultsMissing) as missing:
-            await one.callers.take({shown(1, 0): text("12:00")}, anybody)
+            await one.callers.deliver({shown(1, 0): text("12:00")}, anybody)
         assert missing.value.ids == (shown(1, 1),)
         both = {shown(1, 0): text("12:00"), shown(1, 1): text("rain")}
         with pytest.raises(ResultsUnknown) as unknown:
-            await one.callers.take({**both, "call_x": text("?"), shown(7, 0): text("?")}, anybody)
+            await one.callers.deliver(
+                {**both, "call_x": text("?"), shown(7, 0): text("?")}, anybody
+            )
         assert unknown.value.ids == ("call_x", shown(7, 0))
         assert (await one.go()).stop is StopReason.WAITING, "nothing may have been kept"
 
@@ -202,15 +204,15 @@ async def test_results_that_nobody_waits_for_are_nobodys(tmp_path: Path) -> None
     async with desk(tmp_path, calls(("clock", {}))) as one:
         await one.go()
         for strange in ("call_abc", "", "call_1_2", shown(2, 0), shown(1, 0, "f" * 32)):
-            assert await one.callers.take({strange: text("12:00")}, anybody) is None
+            assert await one.callers.deliver({strange: text("12:00")}, anybody) is None
 
         async def nobody(session_id: str) -> bool:
             assert session_id == "s1"
             return False
 
-        assert await one.callers.take({shown(1, 0): text("12:00")}, nobody) is None
+        assert await one.callers.deliver({shown(1, 0): text("12:00")}, nobody) is None
         others = one.callers.of("other")
-        assert await others.take({shown(1, 0): text("12:00")}, anybody) is None
+        assert await others.deliver({shown(1, 0): text("12:00")}, anybody) is None
         assert (await one.go()).stop is StopReason.WAITING, "nothing may have been kept"
 
 
@@ -218,7 +220,7 @@ async def test_an_agent_without_capabilities_may_use_the_callers_tools(tmp_path:
     async with desk(tmp_path, calls(("clock", {}), ("work", {})), says("noon")) as one:
         one.policy = Permissions(frozenset())
         await one.go()
-        await one.callers.take({shown(1, 0): text("12:00")}, anybody)
+        await one.callers.deliver({shown(1, 0): text("12:00")}, anybody)
         assert (await one.go()).text == "noon"
         assert one.ran == []
 
@@ -230,7 +232,7 @@ async def test_the_budget_judges_a_call_of_the_callers_once_its_result_is_there(
         one.counted = denies = Denies(Deny("budget_calls", "no calls are left"))
         await one.go()
         assert denies.judged == []
-        await one.callers.take({shown(1, 0): text("12:00")}, anybody)
+        await one.callers.deliver({shown(1, 0): text("12:00")}, anybody)
         await one.go()
         assert denies.judged == ["clock"]
         assert "no calls are left" in one.results()[0]
@@ -240,7 +242,7 @@ async def test_a_person_is_still_asked_about_our_own_tools(tmp_path: Path) -> No
     async with desk(tmp_path, calls(("clock", {}), ("work", {})), says("noon")) as one:
         one.policy = Denies(Ask("approval", "may it work?"))
         await one.go()
-        await one.callers.take({shown(1, 0): text("12:00")}, anybody)
+        await one.callers.deliver({shown(1, 0): text("12:00")}, anybody)
         waiting = await one.go()
         assert (waiting.stop, waiting.reason) == (StopReason.WAITING, "a person is asked")
         one.policy = Denies(ALLOW)
@@ -264,35 +266,35 @@ async def test_a_tool_of_ours_that_comes_later_does_not_take_a_callers_name(tmp_
             return "ours"
 
         ports = Ports(one.model, LocalExecutor((clock,)), AllowAll())
-        both = with_callers(ports, (CLOCK,), one.callers, "s1", AllowAll())
+        both = with_caller_tools(ports, (CLOCK,), one.callers, "s1", AllowAll())
         assert list(both.executor.tools()) == [CLOCK]
         assert both.executor.tools() is both.executor.tools()
-        assert with_callers(ports, (), one.callers, "s1", AllowAll()) is ports
+        assert with_caller_tools(ports, (), one.callers, "s1", AllowAll()) is ports
 
 
 def test_tools_of_a_caller_are_checked_like_any_others() -> None:
-    check_tools((WEATHER, CLOCK), ours=("bash",))
-    with pytest.raises(NameTaken, match="'clock'"):
-        check_tools((WEATHER, CLOCK), ours=("clock",))
+    check_caller_tools((WEATHER, CLOCK), agent_tools=("bash",))
+    with pytest.raises(ToolNameTaken, match="'clock'"):
+        check_caller_tools((WEATHER, CLOCK), agent_tools=("clock",))
     with pytest.raises(DuplicateTool):
-        check_tools((CLOCK, CLOCK))
+        check_caller_tools((CLOCK, CLOCK))
     for name, schema in (
         ("two words", {"type": "object"}),
         ("remote", {"type": "object", "properties": {"a": {"$ref": "http://example.org/x"}}}),
         ("array", {"type": "array"}),
     ):
         with pytest.raises(SchemaError):
-            check_tools((caller_tool(name, "", schema),))
+            check_caller_tools((caller_tool(name, "", schema),))
 
 
 def test_an_id_is_read_back_as_the_call_it_names_and_only_within_the_tenant() -> None:
-    place = Place(RUN, 3, 2)
-    assert place_of("local", place.shown()) == place
-    theirs = place_of("acme", place.shown())
+    place = CallPosition(RUN, 3, 2)
+    assert parse_call_id("local", place.call_id()) == place
+    theirs = parse_call_id("acme", place.call_id())
     assert theirs is not None
     assert theirs.run_id.endswith(f"-{RUN}")
     assert theirs.run_id != RUN
-    assert place_of("acme", theirs.shown()) == theirs
+    assert parse_call_id("acme", theirs.call_id()) == theirs
     odd: Sequence[str] = (
         "",
         "call_",
@@ -301,5 +303,5 @@ def test_an_id_is_read_back_as_the_call_it_names_and_only_within_the_tenant() ->
         f"call_{RUN}_1_1\n",
         "a" * 300,
     )
-    assert [place_of("local", one) for one in odd] == [None] * len(odd)
-    assert CODE == "caller"
+    assert [parse_call_id("local", one) for one in odd] == [None] * len(odd)
+    assert CALLER_ASK_CODE == "caller"

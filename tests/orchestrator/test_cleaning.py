@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoclaw.orchestrator.cleaning import one_line, plain
+from evoclaw.orchestrator.cleaning import one_line, plain_text
 
 
 @given(st.text(max_size=60))
@@ -19,4 +19,4 @@ def test_a_line_keeps_every_character_that_is_seen_and_no_other(text: str) -> No
 
 def test_what_turns_or_hides_is_gone_and_decent_text_is_left_as_it_is() -> None:
     assert one_line("a\x1b[31mb\u202ec\u200bd\ne") == "a [31mb c d e"
-    assert plain("über\nalles\t!") == "über\nalles !"
+    assert plain_text("über\nalles\t!") == "über\nalles !"

@@ -16,12 +16,12 @@ from evoclaw.core.messages import JSON
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.orchestrator.agents.definitions import (
-    BadInputs,
+    InvalidAgentInputs,
     agents_of,
     budget_of,
     check_inputs,
     default_of,
-    iterative,
+    iterative_settings,
     level_of,
     require_inputs,
 )
@@ -85,8 +85,14 @@ def test_limits_are_the_agents_own_or_those_of_all(made: Made) -> None:
 
 def test_the_iterative_api_has_its_own_turns_unless_some_were_chosen(made: Made) -> None:
     chosen = made('[[agents]]\nid = "a"\n[agents.limits]\nmax_turns = 3\ntemperature = 0.5')["a"]
-    assert (iterative(chosen).max_turns, iterative(chosen).temperature) == (3, 0.5)
-    assert (iterative(made()["evoclaw"]).max_turns, iterative(chosen).confirm) == (20, True)
+    assert (iterative_settings(chosen).max_turns, iterative_settings(chosen).temperature) == (
+        3,
+        0.5,
+    )
+    assert (
+        iterative_settings(made()["evoclaw"]).max_turns,
+        iterative_settings(chosen).confirm,
+    ) == (20, True)
 
 
 def test_a_budget_of_an_agent_never_widens_the_usual_one() -> None:
@@ -101,8 +107,8 @@ def test_a_level_is_never_above_what_the_process_allows() -> None:
     silent, free = Agent("a", ""), Agent("b", "", autonomy="full")
     assert level_of(silent) is Level.SUPERVISED
     assert level_of(free) is Level.FULL
-    assert level_of(free, most=Level.READ_ONLY) is Level.READ_ONLY
-    assert level_of(silent, usual=Level.FULL, most=Level.SUPERVISED) is Level.SUPERVISED
+    assert level_of(free, maximum=Level.READ_ONLY) is Level.READ_ONLY
+    assert level_of(silent, default=Level.FULL, maximum=Level.SUPERVISED) is Level.SUPERVISED
 
 
 ASKED = Agent(
@@ -143,7 +149,7 @@ def test_an_agent_that_does_not_say_takes_anything() -> None:
 
 
 def test_bad_inputs_tell_the_caller_what_to_change() -> None:
-    with pytest.raises(BadInputs) as refused:
+    with pytest.raises(InvalidAgentInputs) as refused:
         require_inputs(ASKED, {"town": "Oslo"})
     assert "city: is missing; it is required" in str(refused.value)
     assert "town: is unknown; known inputs: city, days" in str(refused.value)

@@ -13,19 +13,19 @@ import pytest
 from msgspec import Raw
 
 from evoclaw.core.labels import Principal
-from evoclaw.governance.approvals import Asking, Scope
+from evoclaw.governance.approvals import ApprovalRequest, ApprovalScope
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.overview import feed as feeds
 from evoclaw.orchestrator.overview import sources
 from evoclaw.orchestrator.overview.feed import Feed, FeedItem, FeedUpdate
 from evoclaw.orchestrator.overview.sources import ApprovalSource, EdgeSource, RunSource
-from evoclaw.orchestrator.people.approvals import Approvals, Case
-from evoclaw.orchestrator.runs.runs import Errand
-from evoclaw.orchestrator.seldom import Seldom, times
-from evoclaw.store.databases.changes import Mark, mark_of
+from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
+from evoclaw.orchestrator.runs.runs import RunRequest
+from evoclaw.orchestrator.seldom import LogThrottle, repeat_suffix
+from evoclaw.store.databases.changes import CommitMark, commit_mark
 from evoclaw.store.databases.database import StoreFull
-from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.governing.approvals import ApprovalClaim, ApprovalStore, StoredApproval
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.transport.wire import Heartbeat
 from tests.support.databases import Place
@@ -80,7 +80,7 @@ def a_feed(things: Things, bell: Bell, *, pace: float = 0.01, look: float = 3600
     """One that looks when the bell rings."""
     numbers = count()
 
-    async def written() -> Mark:
+    async def written() -> CommitMark:
         return next(numbers), ""
 
     return Feed(
@@ -231,15 +231,15 @@ async def test_nothing_is_left_when_everybody_left() -> None:
 async def test_a_mark_changes_with_what_others_write_and_with_nothing_else(place: Place) -> None:
     ours, theirs = await place.open(session_tables.SCHEMA), await place.open(session_tables.SCHEMA)
     try:
-        first = await mark_of(ours)
+        first = await commit_mark(ours)
         await theirs.read(lambda c: c.execute("SELECT count(*) FROM runs").fetchone())
-        assert await mark_of(ours) == first
+        assert await commit_mark(ours) == first
         for database in (theirs, ours):
-            before = await mark_of(ours)
+            before = await commit_mark(ours)
             await database.write(lambda c: c.execute("DELETE FROM todos"))
             put = "INSERT INTO todos VALUES ('t', 's', ?)"
             await database.write(lambda c: c.execute(put, (b"x",)))  # noqa: B023
-            assert await mark_of(ours) != before
+            assert await commit_mark(ours) != before
     finally:
         await ours.close()
         await theirs.close()
@@ -269,7 +269,7 @@ async def test_a_run_of_another_tenant_is_no_news(place: Place) -> None:
     async with service(place) as here:
         runs = RunSource(here.store)
         await runs.poll()
-        view, _ = await here.runs.start(Principal("else", "eve"), Errand("psst"))
+        view, _ = await here.runs.start(Principal("else", "eve"), RunRequest("psst"))
         await here.ended(view.run_id, "else")
         assert list(await runs.poll()) == []
         assert [one.owner for one in await RunSource(here.store.of("else")).all_items(None)] == [
@@ -281,11 +281,11 @@ async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Pla
     now = 1_000.0
     async with service(place, serve=False) as here:
         store = ApprovalStore(here.store.database, lambda: now)
-        asking = Asking(
+        asking = ApprovalRequest(
             id="a",
             run_id="r",
             request_id="r.1.0.0",
-            scope=Scope("local", "ann", "lead", "", "work", "", "c"),
+            scope=ApprovalScope("local", "ann", "lead", "", "work", "", "c"),
             sha256="s",
             arguments={},
             reason="why",
@@ -294,8 +294,8 @@ async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Pla
         )
         blob = msgspec.json.encode(asking)
         row = StoredApproval("a", "local", "r.1.0.0", "s", "k", blob, now + 10)
-        await store.claim(Claim(row, 1, "me"))
-        cases = ApprovalSource(Approvals(store), "local", _tool, lambda: now)
+        await store.claim(ApprovalClaim(row, 1, "me"))
+        cases = ApprovalSource(CallApprovals(store), "local", _tool, lambda: now)
         assert [item.owner for item in await cases.poll()] == ["ann"]
         assert not cases.is_due(False)
         now += 10
@@ -310,8 +310,8 @@ class Shown(msgspec.Struct):
     load: int = 0
 
 
-def _tool(case: Case) -> Shown:
-    return Shown(case.asking.scope.tool)
+def _tool(case: ApprovalCase) -> Shown:
+    return Shown(case.request.scope.tool)
 
 
 def _edge(name: str, member: Member | None, device: str | None) -> Shown:
@@ -322,10 +322,10 @@ async def test_of_a_thousand_edges_only_those_that_beat_are_news() -> None:
     fleet, joined = Fleet(), {"edge-7": "approved"}
     edges = EdgeSource(fleet, lambda: dict(joined), _edge)
     for number in range(1_000):
-        fleet.beat(f"edge-{number}", Heartbeat("b", 1, number))
+        fleet.on_heartbeat(f"edge-{number}", Heartbeat("b", 1, number))
     assert len(await edges.poll()) == 1_000
     assert list(await edges.poll()) == []
-    fleet.beat("edge-7", Heartbeat("b", 1, 1, 1))
+    fleet.on_heartbeat("edge-7", Heartbeat("b", 1, 1, 1))
     (item,) = await edges.poll()
     assert msgspec.json.decode(item.shown, type=Shown) == Shown("edge-7 approved", 9)
     joined["edge-8"] = "revoked"
@@ -334,13 +334,13 @@ async def test_of_a_thousand_edges_only_those_that_beat_are_news() -> None:
 
 
 def test_the_loads_of_an_edge_are_bounded_and_nonsense_is_not_believed() -> None:
-    fleet = Fleet(wall=lambda: 1_700_000_000.1234)
+    fleet = Fleet(wall_clock=lambda: 1_700_000_000.1234)
     for number in range(100):
-        fleet.beat("lamp", Heartbeat("b", 1, number, 1))
+        fleet.on_heartbeat("lamp", Heartbeat("b", 1, number, 1))
     member = fleet.member("lamp")
     assert list(member.loads) == list(range(71, 101))
     assert member.last_seen == 1_700_000_000.123
-    fleet.beat("lamp", Heartbeat("b", 1, -5, 10**30, -1, float("inf"), float("nan"), -1.0))
+    fleet.on_heartbeat("lamp", Heartbeat("b", 1, -5, 10**30, -1, float("inf"), float("nan"), -1.0))
     beat = member.heartbeat
     assert beat is not None
     assert (beat.in_flight, beat.queued, beat.room) == (0, 10**15, 0)
@@ -349,11 +349,11 @@ def test_the_loads_of_an_edge_are_bounded_and_nonsense_is_not_believed() -> None
 
 def test_the_same_trouble_is_said_at_once_and_then_once_a_minute() -> None:
     now = 0.0
-    seldom = Seldom(clock=lambda: now)
+    seldom = LogThrottle(clock=lambda: now)
     assert seldom.count("full") == 1
     assert [seldom.count("full") for _ in range(10)] == [0] * 10
     assert seldom.count("other") == 1
     now = 60.0
     assert seldom.count("full") == 11
-    assert times(11) == " (11 times since this was last logged)"
-    assert times(1) == ""
+    assert repeat_suffix(11) == " (11 times since this was last logged)"
+    assert repeat_suffix(1) == ""

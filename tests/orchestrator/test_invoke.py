@@ -13,9 +13,9 @@ from evoclaw.core.errors import AgentNotFound, ProviderError, ProviderErrorKind
 from evoclaw.core.events import RunFinished, RunStarted, StopReason
 from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import Request
-from evoclaw.orchestrator.agents.definitions import BadInputs
+from evoclaw.orchestrator.agents.definitions import InvalidAgentInputs
 from evoclaw.orchestrator.runs.invoke import Invocations, NoAnswer
-from evoclaw.orchestrator.runs.runs import KeyReused, RunSettings, State
+from evoclaw.orchestrator.runs.runs import KeyReused, RunSettings, RunStatus
 from evoclaw.providers.scripted import calls, says
 from evoclaw.workflows.agents import invoke_agent
 from tests.support.databases import Place
@@ -50,19 +50,19 @@ async def test_the_loop_uses_tools_and_confirms_and_all_of_it_is_kept(tmp_path: 
     place = Place(tmp_path / "e.db")
     async with service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
-        answer = await asks(house).of(WHO).invoke_iterative("worker", {"task": "x"})
+        answer = await asks(house).for_principal(WHO).invoke_iterative("worker", {"task": "x"})
         assert (answer.output, answer.tools_used) == ({"answer": "done"}, ("work",))
         assert (answer.iterations, answer.termination_reason) == (3, StopReason.COMPLETED)
         assert answer.model == "scripted/model"
-        view = await house.runs.look("local", answer.run_id)
+        view = await house.runs.get("local", answer.run_id)
         assert view is not None
-        assert (view.state, view.owner, view.asked) == (State.ENDED, "ann", '{"task":"x"}')
+        assert (view.state, view.owner, view.asked) == (RunStatus.ENDED, "ann", '{"task":"x"}')
 
 
 async def test_a_single_shot_has_no_tools_and_is_not_confirmed(tmp_path: Path) -> None:
     async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
-        answer = await asks(house).of(WHO).invoke("worker", {"task": "x"})
+        answer = await asks(house).for_principal(WHO).invoke("worker", {"task": "x"})
         assert (answer.output, answer.tokens_used) == ({"answer": "done"}, 15)
         assert house.ran == []
 
@@ -71,23 +71,23 @@ async def test_an_invocation_that_was_begun_is_answered_after_a_restart(tmp_path
     place = Place(tmp_path / "e.db")
     async with service(place, agents=AGENTS) as house:
         house.answer, house.gate = works, Gate()
-        view = await asks(house).begin(WHO, "worker", {"task": "x"}, key="k")
+        view = await asks(house).start(WHO, "worker", {"task": "x"}, key="k")
         await house.gate.next()
     async with service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
-        same = await asks(house).begin(WHO, "worker", {"task": "x"}, key="k")
+        same = await asks(house).start(WHO, "worker", {"task": "x"}, key="k")
         assert same.run_id == view.run_id
-        answer = (await asks(house).outcome("local", same)).looped()
+        answer = (await asks(house).outcome("local", same)).iterative_response()
         assert (answer.output, answer.tool_calls_made) == ({"answer": "done"}, 1)
         with pytest.raises(KeyReused):
-            await asks(house).begin(WHO, "worker", {"task": "y"}, key="k")
+            await asks(house).start(WHO, "worker", {"task": "y"}, key="k")
 
 
 async def test_limits_of_one_asking_stand_in_for_the_agents(tmp_path: Path) -> None:
     async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         limits = {"confirm": False, "temperature": 0.1}
-        view = await asks(house).begin(WHO, "worker", {"task": "x"}, settings=limits, model="m/x")
+        view = await asks(house).start(WHO, "worker", {"task": "x"}, settings=limits, model="m/x")
         outcome = await asks(house).outcome("local", view)
         assert (outcome.result.turns, outcome.model) == (2, "m/x")
         end = (await house.records(view.run_id))[-1].event
@@ -97,10 +97,10 @@ async def test_limits_of_one_asking_stand_in_for_the_agents(tmp_path: Path) -> N
 async def test_an_agent_that_cannot_be_asked_so_begins_nothing(tmp_path: Path) -> None:
     async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house:
         with pytest.raises(AgentNotFound):
-            await asks(house).begin(WHO, "nobody", {})
+            await asks(house).start(WHO, "nobody", {})
         for inputs in ({}, {"task": 1}, {"task": "x", "more": 1}):
-            with pytest.raises(BadInputs):
-                await asks(house).begin(WHO, "worker", inputs)
+            with pytest.raises(InvalidAgentInputs):
+                await asks(house).start(WHO, "worker", inputs)
         assert await house.runs.list("local") == []
 
 
@@ -113,25 +113,28 @@ async def test_a_provider_that_fails_is_told_as_one_and_a_limit_as_no_answer(
             raise ProviderError(ProviderErrorKind.SERVER_ERROR, "it is down")
 
         house.answer = fails
-        for way in (asks(house).of(WHO).invoke, asks(house).of(WHO).invoke_iterative):
+        for way in (
+            asks(house).for_principal(WHO).invoke,
+            asks(house).for_principal(WHO).invoke_iterative,
+        ):
             with pytest.raises(ProviderError, match="it is down") as down:
                 await way("talker", {})
             assert down.value.kind is ProviderErrorKind.SERVER_ERROR
         house.answer, house.gate = works, Gate()
-        view = await asks(house).begin(WHO, "talker", {}, single=True)
+        view = await asks(house).start(WHO, "talker", {}, single=True)
         await house.gate.next()
         await house.runs.cancel("local", view.run_id)
         outcome = await asks(house).outcome("local", view)
         with pytest.raises(NoAnswer) as none:
-            outcome.single()
+            outcome.single_response()
         assert none.value.result.stop is StopReason.CANCELLED
-        assert outcome.looped().termination_reason == "cancelled"
+        assert outcome.iterative_response().termination_reason == "cancelled"
 
 
 async def test_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
     async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
-        asked = asks(house).of(WHO)
+        asked = asks(house).for_principal(WHO)
         assert await invoke_agent(asked, "worker", {"task": "x"}) == {"answer": "done"}
         assert house.ran == ["it"]
         assert await invoke_agent(asked, "talker", {}) == {"result": "done"}
@@ -152,7 +155,9 @@ async def test_an_answer_that_comes_in_one_rush_is_given_all_the_same(tmp_path: 
         asyncio.TaskGroup() as group,
     ):
         house.answer, house.gate = rush, Gate()
-        asked = group.create_task(asks(house).of(WHO).invoke_iterative("worker", {"task": "x"}))
+        asked = group.create_task(
+            asks(house).for_principal(WHO).invoke_iterative("worker", {"task": "x"})
+        )
         assert await house.gate.next() == "calls"
         (view,) = await house.runs.list("local")
         async with aclosing(house.runs.watch("local", view.run_id)) as records:

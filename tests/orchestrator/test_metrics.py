@@ -30,7 +30,7 @@ from evoclaw.store.databases.parts import open_database
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.store import MetricsStore
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 
 NOW = 1_000_000.0
 
@@ -48,11 +48,11 @@ class Past:
         """Have one, asked for when its first event happened."""
         self._clock[0] = events[0][0]
         await self._store.create(Session(f"s-{run_id}", agent, owner))
-        run = await self._store.begin(run_id, f"s-{run_id}", "hi", parent_run=parent)
+        run = await self._store.create_run(run_id, f"s-{run_id}", "hi", parent_run=parent)
         records = [Record(run_id, seq, at, event) for seq, (at, event) in enumerate(events, 1)]
         self._clock[0], last = events[-1]
         stop = last.stop if isinstance(last, RunFinished) else None
-        await self._store.append(run, records, [], Spent(turns=turns), stop)
+        await self._store.append(run, records, [], RunUsage(turns=turns), stop)
 
 
 @asynccontextmanager

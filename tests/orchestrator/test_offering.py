@@ -16,7 +16,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 from evoclaw.tools.define import tool
 from tests.support.skills import guide, put
 
@@ -98,6 +98,6 @@ def test_the_tools_are_the_same_object_while_nothing_changed() -> None:
 
 def test_active_skills_leave_only_what_they_work_with(tmp_path: Path) -> None:
     put(tmp_path, "seeing", SKILL_md=guide("seeing", allowed_tools="look"))
-    (skill,) = Shelf([tmp_path]).skills()
+    (skill,) = SkillRegistry([tmp_path]).skills()
     agent = Agent("a", "", capabilities=frozenset({"*"}))
     assert [one.name for one in offered(agent, AgentSkills((skill,))).tools()] == ["look"]

@@ -9,16 +9,16 @@ from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.run import run
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.agents.memory import EventType, Observation, told
+from evoclaw.orchestrator.agents.memory import EventType, Observation, recall_message
 from evoclaw.orchestrator.agents.prompt import (
-    absent_skills,
     active_skills,
     agent_prompt,
+    missing_skills,
     system_prompt,
 )
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.loading import Skill
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 from tests.support.skills import guide, put
 
 SCOUT = Agent(
@@ -45,7 +45,7 @@ WORKSPACE = Path("/srv/work")
 def skills_in(folder: Path) -> tuple[Skill, ...]:
     put(folder, "mapping", SKILL_md=guide("mapping", "Draws maps.", "Always face north."))
     put(folder, "cooking", SKILL_md=guide("cooking", "Cooks.", "Salt last."))
-    return tuple(Shelf([folder]).skills())
+    return tuple(SkillRegistry([folder]).skills())
 
 
 def test_every_section_is_there_and_what_changes_least_comes_first(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_an_agent_that_says_nothing_is_told_no_empty_sections() -> None:
 def test_skills_that_are_not_there_are_named(tmp_path: Path) -> None:
     skills = skills_in(tmp_path)
     assert [one.name for one in active_skills(SCOUT, skills)] == ["mapping"]
-    assert absent_skills(SCOUT, skills) == ("missing",)
+    assert missing_skills(SCOUT, skills) == ("missing",)
 
 
 def test_instructions_that_are_too_long_are_loaded_by_the_tool(tmp_path: Path) -> None:
     put(tmp_path, "epic", SKILL_md=guide("epic", body="word " * 30_000))
-    text = agent_prompt(Agent("a", "", skills=("epic",)), skills=Shelf([tmp_path]).skills())
+    text = agent_prompt(Agent("a", "", skills=("epic",)), skills=SkillRegistry([tmp_path]).skills())
     assert "load it with the tool `skill`" in text and len(text) < 10_000
 
 
@@ -108,7 +108,7 @@ async def test_two_runs_of_one_agent_differ_only_in_what_is_recalled() -> None:
     ports = Ports(provider, LocalExecutor(()), AllowAll())
     prompt = agent_prompt(SCOUT, workspace=WORKSPACE, peers=PEERS)
     for note in ("it rains in Oslo", "it snows in Oslo"):
-        recalled = told([Observation("1", "s", "scout", EventType.LLM_RESPONSE, note)])
+        recalled = recall_message([Observation("1", "s", "scout", EventType.LLM_RESPONSE, note)])
         opening: list[Message] = [
             SystemMessage(agent_prompt(SCOUT, workspace=WORKSPACE, peers=PEERS)),
             recalled,

@@ -23,14 +23,14 @@ from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.receipts.signer import LOCAL_AGENT_ID, LocalReceiptSigner, agent_id_of
 from evoclaw.orchestrator.receipts.verifier import ReceiptBreach, ReceiptVerifier
 from evoclaw.store.calls import command_tables
-from evoclaw.store.calls.receipts import SCHEMA, Kept, Place, ReceiptStore
+from evoclaw.store.calls.receipts import SCHEMA, ChainPosition, ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Connection
-from evoclaw.store.databases.parts import Parts
+from evoclaw.store.databases.parts import MultiSchemaFormat
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Report, ReportType
-from evoclaw.trust.receipts import DeviceKey, Receipt, Signed, read
+from evoclaw.trust.receipts import DeviceKey, Receipt, SignedReceipt, read_receipt
 from tests.edge.test_receipts import KEY, broken, sign
 from tests.support.fleet import Fault, House, house, new_id
 from tests.support.waiting import until
@@ -54,9 +54,9 @@ class Kit:
     def kinds(self) -> list[str]:
         return [one.kind for one in self.breaches]
 
-    async def kept(self) -> list[Kept]:
+    async def kept(self) -> list[StoredReceipt]:
         await self.book.close()
-        return await self.store.listed()
+        return await self.store.list_receipts()
 
     async def ask(self, name: str = "mark", agent_id: str = "pi", **given: JSON) -> ToolResult:
         return await self.here.ask(name, agent_id, **given)
@@ -72,7 +72,7 @@ async def kit(
         house(folder, *agents, start=False, **settings) as here,
     ):
         book = ReceiptVerifier(store, required=required, on_breach=breaches.append)
-        here.orchestrator.reception.receipts = book
+        here.orchestrator.report_receiver.receipts = book
         for n, device in enumerate(here.devices.values()):
             await device.start()
             if keys:
@@ -154,7 +154,7 @@ async def test_a_device_without_a_key_is_served_unless_receipts_are_required(
     async with kit(tmp_path / "b", keys=False, required=True) as found:
         assert (await found.ask(text="a")).error is ErrorKind.UNKNOWN
         assert found.kinds == ["absent"]
-        assert (await found.here.orchestrator.say("pi", "ping")).result["pong"] is True
+        assert (await found.here.orchestrator.query("pi", "ping")).result["pong"] is True
 
 
 CHANGES: dict[str, Callable[[dict[str, JSON]], None]] = {
@@ -263,11 +263,11 @@ async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it
         await found.book.close()
         assert found.kinds == ["first_use", "gap"]
         (chain,) = await found.store.chains()
-        assert await found.store.holes("pi", chain[1]) == [(2, 2)]
+        assert await found.store.gaps("pi", chain[1]) == [(2, 2)]
         here.pi.link.fault = lambda topic, payload: Fault.NONE
         assert (await late).details["receipt"]["state"] == "valid"
         await found.book.close()
-        assert await found.store.holes("pi", chain[1]) == []
+        assert await found.store.gaps("pi", chain[1]) == []
         assert found.kinds == ["first_use", "gap"]
 
 
@@ -275,7 +275,7 @@ async def test_a_receipt_that_another_orchestrator_got_is_not_missing(tmp_path: 
     async with kit(tmp_path) as found:
         other = ReceiptVerifier(found.store, on_breach=found.breaches.append)
         await found.ask(text="a")
-        reception = found.here.orchestrator.reception
+        reception = found.here.orchestrator.report_receiver
         for book, text in ((other, "b"), (found.book, "c"), (other, "d")):
             reception.receipts = book
             assert (await found.ask(text=text)).details["receipt"]["state"] == "valid"
@@ -331,7 +331,7 @@ async def test_a_fork_is_noticed_also_by_an_orchestrator_that_was_restarted(tmp_
         await found.ask(text="a")
         (kept,) = await found.kept()
         again = ReceiptVerifier(found.store, on_breach=found.breaches.append)
-        found.here.orchestrator.reception.receipts = again
+        found.here.orchestrator.report_receiver.receipts = again
         await found.here.pi.stop()
         found.here.pi.lose_journal()
         await found.here.pi.start()
@@ -340,13 +340,13 @@ async def test_a_fork_is_noticed_also_by_an_orchestrator_that_was_restarted(tmp_
         result = await found.ask(text="b")
         assert result.details["receipt"]["state"] == "valid"
         assert found.kinds[-1] == "new_chain", "a lost journal is another chain, and told"
-        receipt, _ = read({"body": kept.body, "signature": kept.signature})
+        receipt, _ = read_receipt({"body": kept.body, "signature": kept.signature})
         other = KEY.sign(msgspec.structs.replace(receipt, tool="another"))
         await _tell(found, other)
         assert found.kinds[-1] in ("fork", "other_result")
 
 
-async def _tell(found: Kit, signed: Signed) -> None:
+async def _tell(found: Kit, signed: SignedReceipt) -> None:
     body = json.loads(signed.body)
     payload = {
         "status": "success",
@@ -456,12 +456,14 @@ async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path:
 async def test_what_is_handed_out_is_what_is_kept_when_a_transaction_is_done_again(
     tmp_path: Path,
 ) -> None:
-    made: list[Kept] = []
+    made: list[StoredReceipt] = []
 
-    def make(place: Place) -> tuple[Kept, Place]:
+    def make(place: ChainPosition) -> tuple[StoredReceipt, ChainPosition]:
         mark = new_id()
-        made.append(Kept(LOCAL_AGENT_ID, mark, 1, mark, "", "r", "run", "local", 1.0, "{}", ""))
-        return made[-1], Place(mark, 1, mark)
+        made.append(
+            StoredReceipt(LOCAL_AGENT_ID, mark, 1, mark, "", "r", "run", "local", 1.0, "{}", "")
+        )
+        return made[-1], ChainPosition(mark, 1, mark)
 
     def fails(connection: Connection) -> None:
         raise ValueError("not this one")
@@ -474,7 +476,7 @@ async def test_what_is_handed_out_is_what_is_kept_when_a_transaction_is_done_aga
             store.sign(make, wait=False), store.database.write(fails), first, return_exceptions=True
         )
         assert len(made) > 1 and isinstance(found[1], ValueError)
-        assert [found[0]] == await store.listed() == [made[-1]]
+        assert [found[0]] == await store.list_receipts() == [made[-1]]
 
 
 async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outcome(
@@ -487,15 +489,15 @@ async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outco
         rows = await found.here.store.database.read(
             lambda c: c.execute(f"SELECT {columns} FROM commands").fetchall()
         )
-    both = Parts((SCHEMA, command_tables.SCHEMA))
+    both = MultiSchemaFormat((SCHEMA, command_tables.SCHEMA))
     async with ReceiptStore(await SqliteDatabase.open(tmp_path / "both.db", both)) as store:
         put = f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         await store.database.write(lambda c: c.executemany(put, rows))
-        assert len(await store.unbooked(0.0)) == 1
+        assert len(await store.outcomes_without_receipt(0.0)) == 1
         await ReceiptVerifier(store).repair(0.0)
-        assert [one.hash for one in await store.listed()] == [kept.hash]
+        assert [one.hash for one in await store.list_receipts()] == [kept.hash]
         # Who starts next has nothing to look through.
-        assert await store.unbooked(0.0) == []
+        assert await store.outcomes_without_receipt(0.0) == []
 
 
 def _call(offered: Tool, request_id: str) -> Call:
@@ -508,7 +510,7 @@ async def test_a_book_forgets_what_is_old_but_not_where_a_chain_ends(tmp_path: P
             await found.ask(text=text)
         await found.book.close()
         assert await found.store.prune(before=1e12) == 2
-        assert [one.counter for one in await found.store.listed()] == [3]
+        assert [one.counter for one in await found.store.list_receipts()] == [3]
         assert (await found.ask(text="d")).details["receipt"]["state"] == "valid"
 
 
@@ -538,7 +540,7 @@ async def test_fault_56_a_tenant_is_handed_the_receipts_of_what_it_asked_for_and
             data = b"\n".join(msgspec.json.encode(line) for line in lines)
             if texts:
                 assert verify.verify(verify.read_bundle(data), {}, partial=True)[1] == []
-            ids = [kept.hash[:12] for kept in await found.store.listed()]
+            ids = [kept.hash[:12] for kept in await found.store.list_receipts()]
             seen = [len(await view.receipts.find(id_)) for id_ in ids]
             assert sum(seen) == len(texts)
 
@@ -562,9 +564,12 @@ async def test_fault_56_a_device_cannot_put_a_receipt_into_another_tenants_book(
         assert checked["state"] == "invalid" and "another tenant" in checked["problem"]
         await found.book.inspect(report, None)
         await found.kept()
-        assert await found.store.of("umbrella").listed() == []
-        assert [one.flaw for one in await found.store.of("acme").listed()] == ["", "other_request"]
-        assert len(await found.store.of("local").listed()) == 1, "nobody asked for it"
+        assert await found.store.of("umbrella").list_receipts() == []
+        assert [one.flaw for one in await found.store.of("acme").list_receipts()] == [
+            "",
+            "other_request",
+        ]
+        assert len(await found.store.of("local").list_receipts()) == 1, "nobody asked for it"
 
 
 async def test_what_ran_on_this_machine_is_in_the_book_of_who_asked(tmp_path: Path) -> None:
@@ -577,8 +582,8 @@ async def test_what_ran_on_this_machine_is_in_the_book_of_who_asked(tmp_path: Pa
             context = msgspec.structs.replace(call.context, principal=Principal(tenant))
             ours = msgspec.structs.replace(call, context=context)
             await executor.execute(ours, lambda text: None)
-        assert [one.counter for one in await store.of("acme").listed()] == [1, 3]
-        assert [one.counter for one in await store.of("local").listed()] == [2]
+        assert [one.counter for one in await store.of("acme").list_receipts()] == [1, 3]
+        assert [one.counter for one in await store.of("local").list_receipts()] == [2]
 
 
 @tool("shell")

@@ -9,7 +9,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import ALLOW, Deny, Policy, Ports, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.sessions.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.support.conversations import HELP, LEAD, House, results
@@ -52,7 +52,7 @@ class Piped(House):
 
 async def piped(folder: Path, lead: Scripted, help: Scripted) -> tuple[SessionStore, Piped]:
     store = await SessionStore.open(folder / "sessions.db", durable=False)
-    house = Piped(store, (LEAD, HELP), Limits())
+    house = Piped(store, (LEAD, HELP), RunLimits())
     house.shared = Counting()
     house.models = {"lead": lead, "help": help}
     return store, house

@@ -15,15 +15,15 @@ from evoclaw.core.messages import SystemMessage, UserMessage, user
 from evoclaw.core.ports import Request
 from evoclaw.orchestrator.runs.runs import (
     Draining,
-    Errand,
+    EmptyMessage,
     KeyReused,
-    NoRun,
-    NothingAsked,
-    OtherHistory,
-    State,
-    TooMany,
+    RunNotFound,
+    RunQueueFull,
+    RunRequest,
+    RunStatus,
+    SessionHasHistory,
 )
-from evoclaw.orchestrator.sessions.sessions import NoSession
+from evoclaw.orchestrator.sessions.sessions import SessionNotFound
 from evoclaw.providers.scripted import Reply, calls, says
 from tests.support.databases import Place
 from tests.support.runs import QUICK, WHO, Gate, service
@@ -34,24 +34,27 @@ OTHERS = Principal("other", "bob")
 async def test_a_run_is_kept_before_it_begins_and_answers(place: Place) -> None:
     async with service(place, serve=False) as idle:
         queued = await idle.begin("hello\nthere, this is a long story")
-        assert (queued.state, queued.asked) == (State.QUEUED, "hello\nthere, this is a long story")
+        assert (queued.state, queued.asked) == (
+            RunStatus.QUEUED,
+            "hello\nthere, this is a long story",
+        )
         session = await idle.store.session(queued.session_id)
         assert session is not None
         assert (session.title, session.owner) == ("hello there, this is a long story", "ann")
     async with service(place) as house:
         view = await house.ended(queued.run_id)
-        assert (view.state, view.stop) == (State.ENDED, StopReason.COMPLETED)
+        assert (view.state, view.stop) == (RunStatus.ENDED, StopReason.COMPLETED)
         assert view.text.startswith("lead: hello")
         assert (view.turns, view.tokens_in, view.owner, view.agent) == (1, 10, "ann", "lead")
 
 
 async def test_what_nobody_can_answer_is_refused_and_leaves_nothing(place: Place) -> None:
     async with service(place) as house:
-        with pytest.raises(NothingAsked):
+        with pytest.raises(EmptyMessage):
             await house.begin("  \n")
         with pytest.raises(AgentNotFound):
-            await house.runs.start(WHO, Errand("hi", agent="nobody"))
-        with pytest.raises(NoSession):
+            await house.runs.start(WHO, RunRequest("hi", agent="nobody"))
+        with pytest.raises(SessionNotFound):
             await house.begin("hi", session="gone")
         assert await house.runs.list("local") == []
 
@@ -67,7 +70,7 @@ async def test_messages_to_one_session_are_answered_one_after_the_other(place: P
         assert await gate.next() == "lead: beside"
         gate.open("lead: beside")
         await house.ended(elsewhere.run_id)
-        assert second.state is third.state is State.QUEUED
+        assert second.state is third.state is RunStatus.QUEUED
         gate.wide = True
         gate.open("lead: one")
         for one in (first, second, third):
@@ -84,13 +87,13 @@ async def test_no_more_go_on_than_may_and_tenants_take_turns(place: Place) -> No
         for number in range(4):
             await house.begin(f"ours {number}")
         order = [await gate.next(), await gate.next()]
-        assert house.runs.live == 2
+        assert house.runs.active_count == 2
         for number in range(2):
             await house.begin(f"theirs {number}", who=OTHERS)
         for _ in range(4):
             gate.open(order[-2])
             order.append(await gate.next())
-            assert house.runs.live <= 2
+            assert house.runs.active_count <= 2
         # Ours had every place; as soon as there is room, those come who have nobody at work.
         assert [text.split()[1] for text in order[:4]] == ["ours", "ours", "theirs", "ours"]
         gate.wide = True
@@ -118,35 +121,35 @@ async def test_more_than_may_be_queued_are_refused(place: Place) -> None:
     async with service(place, settings=settings, serve=False) as house:
         first = await house.begin("1")
         await house.begin("2", session=first.session_id)
-        with pytest.raises(TooMany, match="2 runs of this session"):
+        with pytest.raises(RunQueueFull, match="2 runs of this session"):
             await house.begin("3", session=first.session_id)
         await house.begin("4")
-        with pytest.raises(TooMany, match="3 runs of your tenant"):
+        with pytest.raises(RunQueueFull, match="3 runs of your tenant"):
             await house.begin("5")
         await house.begin("6", who=OTHERS)
-        with pytest.raises(TooMany, match="4 runs of all tenants"):
+        with pytest.raises(RunQueueFull, match="4 runs of all tenants"):
             await house.begin("7", who=OTHERS)
 
 
 async def test_a_run_of_ones_own_id_is_begun_once(place: Place) -> None:
     async with service(place) as house:
-        one, fresh = await house.runs.start(WHO, Errand("hi"), run_id="mine")
-        again, second = await house.runs.start(WHO, Errand("hi"), run_id="mine")
+        one, fresh = await house.runs.start(WHO, RunRequest("hi"), run_id="mine")
+        again, second = await house.runs.start(WHO, RunRequest("hi"), run_id="mine")
         assert (one.run_id, again.run_id, fresh, second) == ("mine", "mine", True, False)
-        theirs, fresh = await house.runs.start(OTHERS, Errand("hi"), run_id="mine")
+        theirs, fresh = await house.runs.start(OTHERS, RunRequest("hi"), run_id="mine")
         assert fresh
         assert theirs.run_id != "mine"
 
 
 async def test_a_key_used_twice_gives_one_run(place: Place) -> None:
     async with service(place) as house:
-        errand = Errand("hi")
+        errand = RunRequest("hi")
         asked = [house.runs.start(WHO, errand, key="k") for _ in range(50)]
         found = await asyncio.gather(*asked)
         assert len({view.run_id for view, _ in found}) == 1
         assert sum(fresh for _, fresh in found) == 1
         with pytest.raises(KeyReused):
-            await house.runs.start(WHO, Errand("ho"), key="k")
+            await house.runs.start(WHO, RunRequest("ho"), key="k")
         other, fresh = await house.runs.start(Principal(user="eve"), errand, key="k")
         assert fresh, "a key is its user's"
         assert other.run_id != found[0][0].run_id
@@ -160,16 +163,16 @@ async def test_another_tenants_run_is_as_one_that_nobody_has(place: Place) -> No
     async with service(place) as house:
         view = await house.begin("secret")
         await house.ended(view.run_id)
-        assert await house.runs.look("other", view.run_id) is None
+        assert await house.runs.get("other", view.run_id) is None
         assert await house.runs.list("other") == []
         assert not await house.runs.cancel("other", view.run_id)
         for work in (
             anext(house.runs.watch("other", view.run_id)),
             house.runs.result("other", view.run_id),
             house.runs.steer("other", view.run_id, "x"),
-            house.runs.wake("other", view.run_id),
+            house.runs.resume("other", view.run_id),
         ):
-            with pytest.raises(NoRun):
+            with pytest.raises(RunNotFound):
                 await work
 
 
@@ -186,13 +189,13 @@ async def test_runs_are_listed_newest_first_by_page_and_state(place: Place) -> N
         assert [view.asked for view in page] == ["2", "1"]
         states = {
             state: [view.asked for view in await house.runs.list("local", state=state, limit=2)]
-            for state in State
+            for state in RunStatus
         }
         assert states == {
-            State.QUEUED: ["4", "3"],
-            State.RUNNING: ["1"],
-            State.WAITING: [],
-            State.ENDED: ["0"],
+            RunStatus.QUEUED: ["4", "3"],
+            RunStatus.RUNNING: ["1"],
+            RunStatus.WAITING: [],
+            RunStatus.ENDED: ["0"],
         }
         assert await house.runs.list("local", owner="bob") == []
         assert len(await house.runs.list("local", owner="ann")) == 5
@@ -202,7 +205,7 @@ async def test_an_errand_brings_its_own_history_model_and_limits(place: Place) -
     async with service(place) as house:
         history = (SystemMessage("Be brief."), user("first"), says("one"), user("second"))
         settings = LoopSettings(max_turns=2)
-        errand = Errand(messages=history, agent="help", model="scripted/big", settings=settings)
+        errand = RunRequest(messages=history, agent="help", model="scripted/big", settings=settings)
         view, _ = await house.runs.start(WHO, errand)
         await house.ended(view.run_id)
         opening = (await house.records(view.run_id))[0].event
@@ -210,14 +213,14 @@ async def test_an_errand_brings_its_own_history_model_and_limits(place: Place) -
         assert opening.messages == (SystemMessage("You help."), *history)
         assert (opening.model, opening.settings) == ("scripted/big", settings)
         assert view.asked == "second"
-        with pytest.raises(OtherHistory):
+        with pytest.raises(SessionHasHistory):
             await house.runs.start(WHO, replace(errand, session_id=view.session_id))
 
 
 async def test_a_single_shot_is_offered_no_tools(place: Place) -> None:
     async with service(place) as house:
         confirming = LoopSettings(confirm=True)
-        view, _ = await house.runs.start(WHO, Errand("hi", single=True, settings=confirming))
+        view, _ = await house.runs.start(WHO, RunRequest("hi", single=True, settings=confirming))
         await house.ended(view.run_id)
         events = [record.event for record in await house.records(view.run_id)]
         assert not [event for event in events if isinstance(event, ToolsChanged) and event.tools]
@@ -227,7 +230,7 @@ async def test_a_single_shot_is_offered_no_tools(place: Place) -> None:
 async def test_a_message_bears_the_label_it_was_given(place: Place) -> None:
     async with service(place) as house:
         label = Label(untrusted=True, sources=("mail",))
-        view, _ = await house.runs.start(WHO, Errand("hi", label=label))
+        view, _ = await house.runs.start(WHO, RunRequest("hi", label=label))
         await house.ended(view.run_id)
         opening = (await house.records(view.run_id))[0].event
         assert isinstance(opening, RunStarted)
@@ -245,7 +248,7 @@ async def test_a_fault_of_ours_ends_the_run_and_no_other(place: Place) -> None:
 
         house.answer = answer
         view = await house.ended((await house.begin("hi")).run_id)
-        assert (view.state, view.stop) == (State.ENDED, StopReason.ERROR)
+        assert (view.state, view.stop) == (RunStatus.ENDED, StopReason.ERROR)
         assert "ZeroDivisionError: a fault of ours" in view.reason
         house.answer = lambda agent, request: says("fine")
         next_ = await house.begin("again", session=view.session_id)
@@ -271,7 +274,7 @@ async def test_what_is_drained_goes_on_in_the_next_process(place: Place) -> None
         await house.ended(quick.run_id)
         draining.cancel()
         assert await house.runs.drain(0) == 1
-        assert house.runs.live == 0
+        assert house.runs.active_count == 0
         stored = await house.store.run(slow.run_id)
         assert stored is not None
         assert stored.holder == "", "the next process need not wait for a lease"

@@ -21,12 +21,12 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
-from evoclaw.orchestrator.runs.runs import State
-from evoclaw.orchestrator.sessions.pieces import Pieces
+from evoclaw.orchestrator.runs.runs import RunStatus
+from evoclaw.orchestrator.sessions.pieces import RecordBuffer
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice
-from evoclaw.tools.question import Answer
+from evoclaw.tools.question import UserAnswer
 from tests.store.test_notices import end_listeners
 from tests.support.databases import Place
 from tests.support.runs import QUICK, Gate, Service, service
@@ -45,8 +45,8 @@ def _shared(postgres_url: str) -> Place:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_found_by_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.ASSURED", LONG)
-    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.SELDOM", LONG)
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.NOTIFIED_POLL_INTERVAL_S", LONG)
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.MAX_WAITING_POLL_INTERVAL_S", LONG)
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def door(place: Place) -> AsyncGenerator[Service]:
     """An orchestrator that hears of everything, and drives nothing."""
     async with service(place, settings=CALM, serve=False) as house:
         database = house.store.database
-        with database.notices.heard_by(house.runs.hub.told):
+        with database.notices.subscribe(house.runs.hub.on_notice):
             async with database.listening():
                 yield house
 
@@ -67,9 +67,9 @@ async def reached(*houses: Service) -> None:
         def told(_: Notice | None, there: asyncio.Event = there) -> None:
             there.set()
 
-        with notices.heard_by(told):
+        with notices.subscribe(told):
             async with asyncio.timeout(PATIENCE):
-                while not notices.reach:
+                while not notices.is_live:
                     there.clear()
                     await there.wait()
 
@@ -172,7 +172,7 @@ async def test_what_is_said_elsewhere_is_heard_at_once(shared: Place) -> None:
 
 def steered(house: Service, run_id: str) -> asyncio.Task[None]:
     """Ends when a run has been told what was said to it."""
-    driven = house.runs._driving.live["local", run_id]  # pyright: ignore[reportPrivateUsage]
+    driven = house.runs._driver.active["local", run_id]  # pyright: ignore[reportPrivateUsage]
     steering = driven.steering
     assert steering is not None
     there = asyncio.Event()
@@ -187,7 +187,7 @@ def steered(house: Service, run_id: str) -> asyncio.Task[None]:
             self._hear(*arguments)
             there.set()
 
-    steering.hear = Known(steering.hear)  # pyright: ignore[reportAttributeAccessIssue]
+    steering.add = Known(steering.add)  # pyright: ignore[reportAttributeAccessIssue]
 
     async def wait() -> None:
         async with asyncio.timeout(PATIENCE):
@@ -206,10 +206,10 @@ async def test_an_answer_given_elsewhere_is_heard_at_once(shared: Place) -> None
         house.answer = reply
         view = await house.begin("go")
         watcher = Watcher(house, view.run_id, follow=True)
-        await house.until(view.run_id, State.WAITING)
+        await house.until(view.run_id, RunStatus.WAITING)
         ((_, question),) = await desk.questions.waiting()
         # As at another machine's command line: it drives nothing, and wakes nobody.
-        assert await desk.questions.answer(question.id, Answer(text="blue")) == ""
+        assert await desk.questions.answer(question.id, UserAnswer(text="blue")) == ""
         end = (await watcher.all())[-1].event
         assert isinstance(end, RunFinished)
         assert (end.stop, end.text) == (StopReason.COMPLETED, "thank you")
@@ -277,7 +277,7 @@ async def test_a_storm_of_runs_is_watched_elsewhere(shared: Place) -> None:
     async with door(shared) as house, door(shared) as elsewhere:
         await reached(house, elsewhere)
         made = await asyncio.gather(*(house.talks.open("lead") for _ in range(STORM)))
-        begun = (house.store.begin(token_hex(8), session.id, "hello") for session in made)
+        begun = (house.store.create_run(token_hex(8), session.id, "hello") for session in made)
         runs = await asyncio.gather(*begun)
         watchers = [Watcher(elsewhere, run.id) for run in runs]
 
@@ -285,7 +285,7 @@ async def test_a_storm_of_runs_is_watched_elsewhere(shared: Place) -> None:
 
         async def drive(session_id: str, run_id: str) -> list[Record]:
             nonlocal done
-            said = house.talks.say(session_id, "hello", run_id=run_id)
+            said = house.talks.send(session_id, "hello", run_id=run_id)
             records = [record async for record in said]
             done += 1
             if done % (STORM // 4) == 0:
@@ -323,18 +323,18 @@ def record(seq: int) -> Record:
 
 async def test_pieces_are_kept_in_order_beside_what_matters() -> None:
     shelf = Shelf()
-    pieces = Pieces(shelf, lambda: True)
+    pieces = RecordBuffer(shelf, lambda: True)
     async with asyncio.timeout(PATIENCE):
         pieces.add(record(1))
         await shelf.came.wait()
         pieces.add(record(2))
-        settling = asyncio.create_task(pieces.settled())
+        settling = asyncio.create_task(pieces.wait_flushed())
         await asyncio.sleep(0)
         assert not settling.done(), "what was asked for first is kept first"
         shelf.go.set()
         await settling
         assert shelf.kept == [[record(1)]]
-        assert pieces.take() == [record(2)]
+        assert pieces.drain() == [record(2)]
         assert len(pieces) == 0
         await pieces.close()
 
@@ -342,14 +342,14 @@ async def test_pieces_are_kept_in_order_beside_what_matters() -> None:
 async def test_pieces_that_nobody_wants_wait() -> None:
     shelf = Shelf()
     shelf.go.set()
-    pieces = Pieces(shelf, lambda: False)
+    pieces = RecordBuffer(shelf, lambda: False)
     pieces.add(record(1))
     async with asyncio.timeout(PATIENCE):
-        await pieces.settled()
+        await pieces.wait_flushed()
         assert shelf.kept == []
-        pieces.hurry()
+        pieces.schedule_flush()
         await shelf.came.wait()
-        await pieces.settled()
+        await pieces.wait_flushed()
         assert shelf.kept == [[record(1)]]
         await pieces.close()
 
@@ -358,12 +358,12 @@ async def test_what_went_wrong_with_pieces_is_told_to_who_keeps_the_next() -> No
     shelf = Shelf()
     shelf.problem = StoreError("no")
     shelf.go.set()
-    pieces = Pieces(shelf, lambda: True)
+    pieces = RecordBuffer(shelf, lambda: True)
     async with asyncio.timeout(PATIENCE):
         pieces.add(record(1))
         await shelf.came.wait()
         with pytest.raises(StoreError, match="no"):
-            await pieces.settled()
+            await pieces.wait_flushed()
         pieces.add(record(2))
         await pieces.close()
     assert shelf.kept == []

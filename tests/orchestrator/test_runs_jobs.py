@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.replay import Replay
-from evoclaw.orchestrator.runs.runs import State
+from evoclaw.orchestrator.runs.runs import RunStatus
 from evoclaw.store.databases.database import Database, Schema, StoreError
 from evoclaw.store.databases.moving import export_to, import_from
-from evoclaw.store.runs.job_engine import found
+from evoclaw.store.runs.job_engine import create_tables
 from evoclaw.store.runs.job_queue import JobQueue
 from tests.support.databases import Place
 from tests.support.postgres import Postgres, why_no_postgres
@@ -61,7 +61,7 @@ async def wait_for_answer(
         return await ask(house, statement) == expected
 
     async with asyncio.timeout(30):
-        await house.runs.hub.until(("", ""), so)
+        await house.runs.hub.wait_until(("", ""), so)
 
 
 async def whole(house: Service, run_id: str) -> None:
@@ -79,7 +79,7 @@ async def test_a_driver_that_was_silent_is_replaced_and_frees_nothing_when_it_wa
         first = await old.begin("one")
         await sleeper.next()
         second = await old.begin("two", session=first.session_id)
-        await tell(old, SILENCE, queue(old).worker)
+        await tell(old, SILENCE, queue(old).worker_id)
         async with service(shared) as new:
             gate = new.gate = Gate()
             assert await gate.next() == "lead: one", "taken over, by the server's clock"
@@ -87,9 +87,9 @@ async def test_a_driver_that_was_silent_is_replaced_and_frees_nothing_when_it_wa
             sleeper.wide = True
             sleeper.open("lead: one")
             async with asyncio.timeout(30):
-                while old.runs.live:
-                    await old.runs.hub.change()
-            assert (await new.until(second.run_id, State.QUEUED)).state is State.QUEUED
+                while old.runs.active_count:
+                    await old.runs.hub.wait_for_change()
+            assert (await new.until(second.run_id, RunStatus.QUEUED)).state is RunStatus.QUEUED
             assert gate.came.empty(), "the next run of the session has not begun"
             gate.open("lead: one")
             gate.wide = True
@@ -104,14 +104,14 @@ async def test_a_driver_that_was_silent_is_replaced_and_frees_nothing_when_it_wa
 async def test_one_that_is_known_no_longer_begins_anew(shared: Place) -> None:
     async with service(shared, settings=replace(QUICK, lease_s=0.3)) as house:
         await house.ended((await house.begin("one")).run_id)
-        before = queue(house).worker
+        before = queue(house).worker_id
         await tell(house, "DELETE FROM procrastinate_workers")
 
         async def anew() -> bool:
-            return queue(house).worker not in (0, before)
+            return queue(house).worker_id not in (0, before)
 
         async with asyncio.timeout(30):
-            await house.runs.hub.until(("", ""), anew)
+            await house.runs.hub.wait_until(("", ""), anew)
         assert (await house.ended((await house.begin("two")).run_id)).text == "lead: two"
 
 
@@ -130,7 +130,7 @@ async def test_two_that_see_the_same_silence_put_a_job_back_once(shared: Place) 
         pass  # the tables are there
     async with service(shared, serve=False) as one, service(shared, serve=False) as two:
         run_id = await left_behind(one)
-        looks = [queue(house).tend(lambda _: False) for house in (one, two, one, two)]
+        looks = [queue(house).reclaim_abandoned(lambda _: False) for house in (one, two, one, two)]
         await asyncio.gather(*looks)
         assert await ask(one, "SELECT attempts FROM procrastinate_jobs") == [(1,)]
     async with service(shared) as house:
@@ -169,7 +169,7 @@ async def test_what_one_drains_another_has_at_once(shared: Place) -> None:
             assert (await other.ended(first.run_id)).text == "lead: one"
             after = await one.store.run(first.run_id)
             assert after is not None
-            assert (after.epoch, one.runs.live) == (2, 0)
+            assert (after.epoch, one.runs.active_count) == (2, 0)
 
 
 async def test_nothing_is_left_of_jobs_that_are_done(shared: Place) -> None:
@@ -193,7 +193,7 @@ async def test_a_tenant_with_many_does_not_hold_up_another_on_any_of_them(shared
         for number in range(6):
             await one.begin(f"ours {number}")
         assert {await gate.next(), await gate.next()} == {"lead: ours 0", "lead: ours 1"}
-        assert (one.runs.live, two.runs.live) == (1, 1), "one of a tenant in each"
+        assert (one.runs.active_count, two.runs.active_count) == (1, 1), "one of a tenant in each"
         view = await two.begin("theirs", who=OTHERS)
         assert await gate.next() == "lead: theirs", "there is room for another one"
         gate.wide = True
@@ -209,7 +209,7 @@ async def test_tables_of_a_newer_one_are_left_alone(shared: Place) -> None:
     async with service(shared) as house:
         await tell(house, "UPDATE parts SET version = 999 WHERE name = 'procrastinate'")
         with pytest.raises(ConfigError, match="newer version"):
-            await found(house.store.database)
+            await create_tables(house.store.database)
 
 
 async def test_who_may_make_no_tables_is_told(shared: Place) -> None:
@@ -310,14 +310,16 @@ async def test_after_an_outage_all_are_given_time_to_say_that_they_live(server: 
         run_id = await left_behind(idle)
         server.stop(signal.SIGQUIT)
         with pytest.raises(StoreError):
-            await queue(idle).tend(lambda _: False)
+            await queue(idle).reclaim_abandoned(lambda _: False)
         server.start()
         for _ in range(3):
-            await queue(idle).tend(lambda _: False)
+            await queue(idle).reclaim_abandoned(lambda _: False)
         find = "SELECT attempts FROM procrastinate_jobs"
         assert await ask(idle, find) == [(0,)], "nobody is taken for dead yet"
         async with service(place, serve=False, settings=SLOW) as other:
-            await queue(other).tend(lambda _: False)  # to this one the server was never away
+            await queue(other).reclaim_abandoned(
+                lambda _: False
+            )  # to this one the server was never away
             assert await ask(other, find) == [(1,)]
     async with service(place) as house:
         assert (await house.ended(run_id)).text == "lead: hello"

@@ -6,7 +6,7 @@ import pytest
 
 from evoclaw.core.messages import Reply, ToolResult, UserMessage
 from evoclaw.core.ports import Request
-from evoclaw.orchestrator.runs.runs import Busy, NoSession
+from evoclaw.orchestrator.runs.runs import SessionBusy, SessionNotFound
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.sessions.sessions import Session
 from tests.support.databases import Place
@@ -29,9 +29,9 @@ async def test_a_branch_goes_on_by_itself(place: Place) -> None:
         await house.ended((await house.begin("three", session=session.id)).run_id)
         assert await spoken(house, session.id) == ["one", "lead: one", "three", "lead: three"]
         assert await spoken(house, first.session_id) == ["one", "lead: one", "two", "lead: two"]
-        with pytest.raises(NoSession):
+        with pytest.raises(SessionNotFound):
             await house.talks.branch("nobody", 1)
-        with pytest.raises(NoSession):
+        with pytest.raises(SessionNotFound):
             await house.talks.of("other").branch(session.id, 1)
 
 
@@ -63,7 +63,7 @@ async def test_a_title_is_one_line(place: Place) -> None:
         session = await house.talks.rename(view.session_id, "a\nnew \x1b[1mname")
         assert session.title == "a new [1mname"
         assert await house.store.session(view.session_id) == session
-        with pytest.raises(NoSession):
+        with pytest.raises(SessionNotFound):
             await house.talks.of("other").rename(view.session_id, "x")
 
 
@@ -72,28 +72,28 @@ async def test_a_forgotten_session_leaves_nothing(place: Place) -> None:
         gate = house.gate = Gate()
         view = await house.begin("secret")
         await gate.next()
-        with pytest.raises(Busy):
-            await house.talks.forget(view.session_id)
+        with pytest.raises(SessionBusy):
+            await house.talks.delete(view.session_id)
         gate.open("lead: secret")
         await house.ended(view.run_id)
-        with pytest.raises(NoSession):
-            await house.talks.of("other").forget(view.session_id)
+        with pytest.raises(SessionNotFound):
+            await house.talks.of("other").delete(view.session_id)
         below = await house.store.create(Session("below", "help", "ann", parent=view.session_id))
-        assert set(await house.talks.forget(view.session_id)) == {view.session_id, below.id}
+        assert set(await house.talks.delete(view.session_id)) == {view.session_id, below.id}
         assert await house.store.session(view.session_id) is None
         assert await house.store.session(below.id) is None
-        assert await house.runs.look("local", view.run_id) is None
+        assert await house.runs.get("local", view.run_id) is None
         assert await house.store.records(view.run_id) == []
         assert await house.store.messages(view.session_id) == []
-        with pytest.raises(NoSession):
-            await house.talks.forget(view.session_id)
+        with pytest.raises(SessionNotFound):
+            await house.talks.delete(view.session_id)
 
 
 async def test_the_key_of_a_run_that_was_forgotten_begins_another(place: Place) -> None:
     async with service(place) as house:
         first = await house.begin("hello", key="k")
         await house.ended(first.run_id)
-        await house.talks.forget(first.session_id)
+        await house.talks.delete(first.session_id)
         second = await house.begin("hello", key="k")
         assert second.run_id != first.run_id
         assert (await house.ended(second.run_id)).text == "lead: hello"

@@ -12,13 +12,13 @@ from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
 from evoclaw.core.replay import Replay
-from evoclaw.orchestrator.runs.driving import Driven
-from evoclaw.orchestrator.runs.holders import is_gone, this_process
-from evoclaw.orchestrator.runs.runs import Errand, State
+from evoclaw.orchestrator.runs.driving import ActiveRun
+from evoclaw.orchestrator.runs.holders import current_process_identity, is_process_dead
+from evoclaw.orchestrator.runs.runs import RunRequest, RunStatus
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.runs.queue import RunQueue, adopt
+from evoclaw.store.runs.queue import RunQueue, adopt_subrun
 from evoclaw.store.sessions.sessions import Fenced
-from evoclaw.tools.question import Answer
+from evoclaw.tools.question import UserAnswer
 from tests.support.databases import Place
 from tests.support.runs import LEAD, QUICK, WHO, Gate, Service, service
 
@@ -43,9 +43,9 @@ async def test_a_queue_that_one_leaves_is_served_by_the_other(place: Place) -> N
         view = await idle.begin("hello")
         async with service(place) as busy:
             assert (await busy.ended(view.run_id)).text == "lead: hello"
-        found = await idle.runs.look("local", view.run_id)
+        found = await idle.runs.get("local", view.run_id)
         assert found is not None
-        assert found.state is State.ENDED
+        assert found.state is RunStatus.ENDED
 
 
 async def test_what_was_taken_over_is_refused_and_left_alone(place: Place) -> None:
@@ -55,14 +55,14 @@ async def test_what_was_taken_over_is_refused_and_left_alone(place: Place) -> No
         view = await old.begin("hello")
         await gate.next()
         async with service(place) as new:
-            await queue(new).outlived([queue(old).holder])
+            await queue(new).expire_holders([queue(old).holder])
             assert (await new.ended(view.run_id)).text == "lead: hello"
         gate.open("lead: hello")
         assert (await old.ended(view.run_id)).text == "lead: hello"
         records = await old.store.records(view.run_id)
         assert sum(isinstance(record.event, RunFinished) for record in records) == 1
         assert [record async for record in Replay(records).records()] == records
-        assert old.runs.live == 0
+        assert old.runs.active_count == 0
 
 
 async def _sign_of_life(house: Service, run_id: str) -> object:
@@ -88,7 +88,7 @@ async def test_a_holder_shows_that_it_lives_while_the_run_goes_on(place: Place) 
             return len(signs) > 2
 
         async with asyncio.timeout(20):
-            await house.runs.hub.until(("local", view.run_id), renewed)
+            await house.runs.hub.wait_until(("local", view.run_id), renewed)
         gate.open("lead: hello")
         assert (await house.ended(view.run_id)).stop is StopReason.COMPLETED
         stored = await house.store.run(view.run_id)
@@ -115,11 +115,11 @@ async def test_a_sub_run_is_fenced_with_the_run_above(place: Place) -> None:
         assert await gate.next() == "helped"
         (child,) = [run for run in await house.store.runs() if run.parent_run]
         assert child.epoch == 1
-        await queue(house).outlived([queue(house).holder])
+        await queue(house).expire_holders([queue(house).holder])
         assert await queue(house).claim("local", view.run_id) is not None
         with pytest.raises(Fenced):
-            await adopt(house.store, child.id, view.run_id, 1)
-        assert await adopt(house.store, child.id, view.run_id, 2) == 2
+            await adopt_subrun(house.store, child.id, view.run_id, 1)
+        assert await adopt_subrun(house.store, child.id, view.run_id, 2) == 2
         gate.wide = True
         gate.open("helped")
         await asyncio.wait([one.task for one in _live(house)])
@@ -128,8 +128,8 @@ async def test_a_sub_run_is_fenced_with_the_run_above(place: Place) -> None:
         assert stored.stop is None, "what it said after it was out is not kept"
 
 
-def _live(house: Service) -> list[Driven]:
-    return list(house.runs._driving.live.values())  # pyright: ignore[reportPrivateUsage]
+def _live(house: Service) -> list[ActiveRun]:
+    return list(house.runs._driver.active.values())  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_cancelled_run_takes_its_waiting_sub_runs_with_it(place: Place) -> None:
@@ -145,29 +145,29 @@ async def test_a_cancelled_run_takes_its_waiting_sub_runs_with_it(place: Place) 
 
         house.answer = reply
         view = await house.begin("go")
-        await house.until(view.run_id, State.WAITING)
+        await house.until(view.run_id, RunStatus.WAITING)
         assert len(await house.questions.waiting()) == 2
         assert await house.runs.cancel("local", view.run_id)
-        await house.until(view.run_id, State.ENDED)
+        await house.until(view.run_id, RunStatus.ENDED)
         assert await house.questions.waiting() == []
         found = {run.id: run.stop for run in await house.store.runs()}
         assert set(found.values()) == {StopReason.CANCELLED}
 
 
 async def test_a_process_that_runs_is_not_gone() -> None:
-    name = this_process()
-    assert not is_gone(name)
+    name = current_process_identity()
+    assert not is_process_dead(name)
     machine, pid, _, rest = name.split("/")
-    assert is_gone(f"{machine}/{pid}/1/{rest}"), "another one had that number"
-    assert not is_gone(f"elsewhere/{pid}/1/{rest}")
-    assert not is_gone("named by somebody")
+    assert is_process_dead(f"{machine}/{pid}/1/{rest}"), "another one had that number"
+    assert not is_process_dead(f"elsewhere/{pid}/1/{rest}")
+    assert not is_process_dead("named by somebody")
 
 
 async def test_agents_that_are_gone_end_their_runs_with_a_reason(place: Place) -> None:
     async with service(place, serve=False) as idle:
-        view, _ = await idle.runs.start(WHO, Errand("hi", agent="help"))
+        view, _ = await idle.runs.start(WHO, RunRequest("hi", agent="help"))
     async with service(place, agents=(LEAD,)) as house:
-        ended = await house.until(view.run_id, State.ENDED)
+        ended = await house.until(view.run_id, RunStatus.ENDED)
         assert (ended.stop, "help" in ended.reason) == (StopReason.ERROR, True)
 
 
@@ -176,8 +176,8 @@ async def test_one_whose_lease_ran_out_does_not_shut_itself_out(place: Place) ->
         gate = house.gate = Gate()
         view = await house.begin("hello")
         await gate.next()
-        await queue(house).outlived([queue(house).holder])
-        assert await queue(house).next({}, 10, 10) == ()
+        await queue(house).expire_holders([queue(house).holder])
+        assert await queue(house).claim_next({}, 10, 10) == ()
         await queue(house).renew()
         gate.open("lead: hello")
         assert (await house.ended(view.run_id)).stop is StopReason.COMPLETED
@@ -192,7 +192,7 @@ async def test_one_that_was_cut_off_before_it_was_parked_is_parked_by_the_next(
     async with service(place) as house:
         house.answer = lambda agent, request: calls(("question", {"question": "Which?"}))
         view = await house.begin("go")
-        await house.until(view.run_id, State.WAITING)
+        await house.until(view.run_id, RunStatus.WAITING)
     async with service(place, serve=False) as idle:
         claim = await queue(idle).claim("local", view.run_id)
         assert claim is not None
@@ -200,5 +200,5 @@ async def test_one_that_was_cut_off_before_it_was_parked_is_parked_by_the_next(
     async with service(place) as other:
         other.answer = lambda agent, request: says("fine")
         ((_, question),) = await other.questions.waiting()
-        await other.questions.answer(question.id, Answer(text="x"))
-        assert (await other.until(view.run_id, State.ENDED)).text == "fine"
+        await other.questions.answer(question.id, UserAnswer(text="x"))
+        assert (await other.until(view.run_id, RunStatus.ENDED)).text == "fine"

@@ -20,18 +20,18 @@ from evoclaw.core.messages import ErrorKind, Reply, TextBlock, ToolResult, UserM
 from evoclaw.core.ports import ALLOW, Ask, Policy, Request, Verdict
 from evoclaw.core.replay import Replay
 from evoclaw.core.tools import Call
-from evoclaw.governance.approvals import HUMAN, Answerer, ApprovalSettings
-from evoclaw.orchestrator.people.approvals import Approvals, Decision
-from evoclaw.orchestrator.runs.driving import Driven
-from evoclaw.orchestrator.runs.runs import Busy, Errand, NoRun, State
-from evoclaw.orchestrator.sessions.callers import Callers, caller_tool, place_of
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalSettings
+from evoclaw.orchestrator.people.approvals import CallApprovals, Decision
+from evoclaw.orchestrator.runs.driving import ActiveRun
+from evoclaw.orchestrator.runs.runs import RunNotFound, RunRequest, RunStatus, SessionBusy
+from evoclaw.orchestrator.sessions.callers import CallerCallStore, caller_tool, parse_call_id
 from evoclaw.providers.scripted import calls, says
-from evoclaw.store.databases.database import sealed
-from evoclaw.tools.question import Answer
+from evoclaw.store.databases.database import add_checksum
+from evoclaw.tools.question import UserAnswer
 from tests.support.databases import Place
 from tests.support.runs import QUICK, WHO, Gate, Service, service
 
-PERSON = Answerer("person", "ann", "local", frozenset({HUMAN}))
+PERSON = Answerer("person", "ann", "local", frozenset({HUMAN_SCOPE}))
 
 
 class AskAll(Policy):
@@ -61,19 +61,19 @@ async def parked(house: Service) -> str:
     """A run that waits for an answer; its id."""
     house.answer = asks_then_says
     view = await house.ended((await house.begin("go")).run_id)
-    assert view.state is State.WAITING
-    await house.until(view.run_id, State.WAITING)
+    assert view.state is RunStatus.WAITING
+    await house.until(view.run_id, RunStatus.WAITING)
     return view.run_id
 
 
 async def answer(house: Service, text: str) -> None:
     ((_, question),) = await house.questions.waiting()
-    assert await house.questions.answer(question.id, Answer(text=text)) == ""
+    assert await house.questions.answer(question.id, UserAnswer(text=text)) == ""
 
 
-def driven(house: Service, run_id: str) -> Driven:
+def driven(house: Service, run_id: str) -> ActiveRun:
     """A run as it goes on here."""
-    return house.runs._driving.live["local", run_id]  # pyright: ignore[reportPrivateUsage]
+    return house.runs._driver.active["local", run_id]  # pyright: ignore[reportPrivateUsage]
 
 
 def steered(records: list[Record]) -> list[str]:
@@ -84,12 +84,12 @@ def steered(records: list[Record]) -> list[str]:
 async def test_a_run_that_waits_costs_nothing_and_goes_on_when_woken(place: Place) -> None:
     async with service(place, settings=replace(QUICK, look_s=60)) as house:
         run_id = await parked(house)
-        assert house.runs.live == 0
+        assert house.runs.active_count == 0
         await answer(house, "the red one")
-        await house.runs.wake("local", run_id)
+        await house.runs.resume("local", run_id)
         view = await house.ended(run_id)
-        assert (view.state, view.text) == (State.ENDED, "The user answered: the red one")
-        await house.runs.wake("local", run_id)
+        assert (view.state, view.text) == (RunStatus.ENDED, "The user answered: the red one")
+        await house.runs.resume("local", run_id)
         assert (await house.ended(run_id)).stop is StopReason.COMPLETED
 
 
@@ -98,7 +98,7 @@ async def test_an_answer_that_another_process_took_is_found(place: Place) -> Non
         run_id = await parked(house)
         async with service(place, serve=False) as elsewhere:
             await answer(elsewhere, "blue")
-        view = await house.until(run_id, State.ENDED)
+        view = await house.until(run_id, RunStatus.ENDED)
         assert view.text == "The user answered: blue"
 
 
@@ -109,19 +109,19 @@ async def test_what_was_answered_while_nobody_was_up_goes_on_at_the_start(place:
         await answer(elsewhere, "green")
     async with service(place) as house:
         house.answer = asks_then_says
-        assert (await house.until(run_id, State.ENDED)).text == "The user answered: green"
+        assert (await house.until(run_id, RunStatus.ENDED)).text == "The user answered: green"
 
 
 async def test_a_run_waits_for_an_approval_and_uses_it_once(place: Place) -> None:
     async with service(place) as house:
         house.answer, house.policy = works_then_says, AskAll()
-        approvals = Approvals(house.approvals, ApprovalSettings(nobody="wait"))
+        approvals = CallApprovals(house.approvals, ApprovalSettings(nobody="wait"))
         house.approver = approvals.approver("s")
         run_id = (await house.begin("go")).run_id
-        await house.until(run_id, State.WAITING)
+        await house.until(run_id, RunStatus.WAITING)
         (case,) = await approvals.waiting()
-        assert await approvals.answer(case.asking.id, Decision.ONCE, PERSON) == ""
-        view = await house.until(run_id, State.ENDED)
+        assert await approvals.answer(case.request.id, Decision.ONCE, PERSON) == ""
+        view = await house.until(run_id, RunStatus.ENDED)
         assert (view.text, house.ran) == ("worked on it", ["it"])
 
 
@@ -129,8 +129,8 @@ async def test_an_asking_that_expired_does_not_hold_a_run_for_ever(place: Place)
     async with service(place) as house:
         house.answer, house.policy = works_then_says, AskAll()
         settings = ApprovalSettings(nobody="wait", expires_s=1)
-        house.approver = Approvals(house.approvals, settings).approver("s")
-        view = await house.until((await house.begin("go")).run_id, State.ENDED)
+        house.approver = CallApprovals(house.approvals, settings).approver("s")
+        view = await house.until((await house.begin("go")).run_id, RunStatus.ENDED)
         assert "not approved" in view.text
         assert house.ran == []
 
@@ -143,18 +143,18 @@ async def test_a_callers_tool_parks_the_run_until_its_result_is_there(place: Pla
             return says(last.text) if isinstance(last, ToolResult) else calls(("weather", {}))
 
         house.answer = reply
-        view, _ = await house.runs.start(WHO, Errand("go", tools=(caller_tool("weather"),)))
-        await house.until(view.run_id, State.WAITING)
+        view, _ = await house.runs.start(WHO, RunRequest("go", tools=(caller_tool("weather"),)))
+        await house.until(view.run_id, RunStatus.WAITING)
         shown = f"call_{view.run_id}_1_0"
-        assert place_of("local", shown) is not None
+        assert parse_call_id("local", shown) is not None
 
         async def may(session_id: str) -> bool:
             return session_id == view.session_id
 
-        callers = Callers(house.store.questions)
-        assert await callers.take({shown: (TextBlock("rain"),)}, may)
-        await house.runs.wake("local", view.run_id)
-        assert (await house.until(view.run_id, State.ENDED)).text == "rain"
+        callers = CallerCallStore(house.store.questions)
+        assert await callers.deliver({shown: (TextBlock("rain"),)}, may)
+        await house.runs.resume("local", view.run_id)
+        assert (await house.until(view.run_id, RunStatus.ENDED)).text == "rain"
 
 
 async def test_a_watcher_follows_a_run_over_its_waiting(place: Place) -> None:
@@ -164,7 +164,7 @@ async def test_a_watcher_follows_a_run_over_its_waiting(place: Place) -> None:
         assert isinstance(first[-1].event, RunFinished)
         following = asyncio.create_task(house.records(run_id, follow=True))
         await answer(house, "x")
-        await house.runs.wake("local", run_id)
+        await house.runs.resume("local", run_id)
         all_ = await following
         assert all_[: len(first)] == first
         assert isinstance(all_[len(first)].event, RunResumed)
@@ -179,7 +179,7 @@ async def test_a_run_that_goes_on_is_cancelled(place: Place) -> None:
         await gate.next()
         assert await house.runs.cancel("local", view.run_id)
         ended = await house.ended(view.run_id)
-        assert (ended.state, ended.stop) == (State.ENDED, StopReason.CANCELLED)
+        assert (ended.state, ended.stop) == (RunStatus.ENDED, StopReason.CANCELLED)
         assert not await house.runs.cancel("local", view.run_id)
         assert len(house.requests) == 1
 
@@ -206,7 +206,7 @@ async def test_a_waiting_run_is_cancelled_and_nobody_is_asked_any_more(place: Pl
     async with service(place) as house:
         run_id = await parked(house)
         assert await house.runs.cancel("local", run_id)
-        view = await house.until(run_id, State.ENDED)
+        view = await house.until(run_id, RunStatus.ENDED)
         assert view.stop is StopReason.CANCELLED
         assert await house.questions.waiting() == []
         records = await house.records(run_id)
@@ -221,12 +221,12 @@ async def test_a_waiting_run_is_cancelled_and_nobody_is_asked_any_more(place: Pl
 async def test_askings_of_a_cancelled_run_are_given_up(place: Place) -> None:
     async with service(place) as house:
         house.answer, house.policy = works_then_says, AskAll()
-        approvals = Approvals(house.approvals, ApprovalSettings(nobody="wait"))
+        approvals = CallApprovals(house.approvals, ApprovalSettings(nobody="wait"))
         house.approver = approvals.approver("s")
         run_id = (await house.begin("go")).run_id
-        await house.until(run_id, State.WAITING)
+        await house.until(run_id, RunStatus.WAITING)
         assert await house.runs.cancel("local", run_id)
-        await house.until(run_id, State.ENDED)
+        await house.until(run_id, RunStatus.ENDED)
         assert await approvals.waiting() == []
         assert house.ran == []
 
@@ -236,7 +236,7 @@ async def test_a_cancellation_outlives_the_process(place: Place) -> None:
         view = await idle.begin("never")
         assert await idle.runs._inbox.cancel("local", view.run_id)  # pyright: ignore[reportPrivateUsage]
     async with service(place) as house:
-        assert (await house.until(view.run_id, State.ENDED)).stop is StopReason.CANCELLED
+        assert (await house.until(view.run_id, RunStatus.ENDED)).stop is StopReason.CANCELLED
         assert house.requests == []
 
 
@@ -265,9 +265,9 @@ async def test_what_is_said_meanwhile_is_heard_once(place: Place) -> None:
         assert (ended.text, ended.turns) == ("lead: and short", 2)
         records = await house.records(view.run_id)
         assert steered(records) == ["in French", "and short"]
-        with pytest.raises(Busy):
+        with pytest.raises(SessionBusy):
             await house.runs.steer("local", view.run_id, "too late")
-        with pytest.raises(NoRun):
+        with pytest.raises(RunNotFound):
             await house.runs.steer("local", "nobody", "hello")
         assert len(await house.runs.list("local")) == 1
 
@@ -283,10 +283,10 @@ async def test_what_another_process_was_told_is_heard(place: Place) -> None:
         assert steering is not None
 
         async def heard() -> bool:
-            return steering.known == 1
+            return steering.received == 1
 
         async with asyncio.timeout(30):
-            await house.runs.hub.until(("local", view.run_id), heard)
+            await house.runs.hub.wait_until(("local", view.run_id), heard)
         gate.wide = True
         gate.open("lead: begin")
         assert (await house.ended(view.run_id)).text == "lead: from afar"
@@ -346,7 +346,7 @@ async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
     async with service(place) as house:
         broken = await house.begin("hello")
         await house.ended(broken.run_id)
-        row = ("local", broken.run_id, 0, sealed(b"no message"))
+        row = ("local", broken.run_id, 0, add_checksum(b"no message"))
         put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
         await house.store.database.write(lambda c: c.execute(put, row))
     told = Told("an internal error")
@@ -356,5 +356,5 @@ async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
             await told.heard.wait()  # the first look of a new process finds it
         run_id = await parked(house)
         await answer(house, "the red one")  # as another process would: nobody wakes the run
-        view = await house.until(run_id, State.ENDED)
+        view = await house.until(run_id, RunStatus.ENDED)
         assert "the red one" in view.text

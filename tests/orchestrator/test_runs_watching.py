@@ -20,10 +20,10 @@ from evoclaw.core.events import (
     TextDelta,
     TurnStarted,
 )
-from evoclaw.orchestrator.runs.hub import Hub, TooSlow
-from evoclaw.orchestrator.runs.together import Together
-from evoclaw.orchestrator.sessions.subruns import HELD, PASSING
-from evoclaw.store.databases.notices import Kind, Notice, Notices
+from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
+from evoclaw.orchestrator.runs.together import SingleFlight
+from evoclaw.orchestrator.sessions.subruns import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
+from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 from tests.support.databases import Place
 from tests.support.properties import examples
 from tests.support.runs import QUICK, Gate, service
@@ -42,7 +42,7 @@ class Shelf:
         self.slow = 0
         """How often the loop goes round while something is read."""
 
-    async def stop(self) -> StopReason | None:
+    async def stop_reason(self) -> StopReason | None:
         await self._wait()
         return self.stopped
 
@@ -66,8 +66,8 @@ class Run:
 
     async def drive(self, events: Sequence[Event], pauses: Sequence[int]) -> None:
         with self._hub.topic(KEY) as topic:
-            topic.live = True
-            topic.stir()
+            topic.is_local = True
+            topic.notify()
             self._shelf.stopped = None
             for event, pause in zip(events, pauses, strict=True):
                 for _ in range(pause):
@@ -75,7 +75,10 @@ class Run:
                 self._seq += 1
                 record = Record(KEY[1], self._seq, 0.0, event)
                 self._shelf.held.append(record)
-                if not isinstance(event, PASSING) or len(self._shelf.held) >= HELD:
+                if (
+                    not isinstance(event, TRANSIENT_EVENTS)
+                    or len(self._shelf.held) >= MAX_BUFFERED_RECORDS
+                ):
                     self._shelf.kept.extend(self._shelf.held)
                     self._shelf.held.clear()
                     if isinstance(event, RunFinished):
@@ -83,9 +86,9 @@ class Run:
                     await asyncio.sleep(0)
                 self.said.append(record)
                 topic.publish(record)
-            topic.live = False
-            topic.tail.clear()
-            topic.stir()
+            topic.is_local = False
+            topic.unstored.clear()
+            topic.notify()
 
 
 async def watch(
@@ -102,7 +105,7 @@ async def watch(
                 for _ in range(reads[len(found) % len(reads)]):
                     await asyncio.sleep(0)
             return found
-        except TooSlow as slow:
+        except WatcherTooSlow as slow:
             assert slow.after == (found[-1].seq if found else after)
             after = slow.after
 
@@ -169,13 +172,13 @@ def test_of_a_run_elsewhere_nothing_is_missed_whatever_becomes_of_the_notices(
 
     async def story() -> None:
         notices, shelf = Notices(), Shelf()
-        hub, shelf.slow = Hub(poll=0.002, notices=notices), slow
-        notices.reach = True
-        told = Notice(Kind.KEPT, *KEY)
+        hub, shelf.slow = Hub(poll_interval_s=0.002, notices=notices), slow
+        notices.is_live = True
+        told = Notice(NoticeKind.RECORDS_STORED, *KEY)
         tasks = [
             asyncio.create_task(watch(hub, shelf, start, wait, [0])) for wait, start in watchers
         ]
-        with notices.heard_by(hub.told):
+        with notices.subscribe(hub.on_notice):
             for events, tellings, pause in [*commits, ([ENDS], 1, 0)]:
                 seq = len(shelf.kept)
                 shelf.kept += [
@@ -184,10 +187,10 @@ def test_of_a_run_elsewhere_nothing_is_missed_whatever_becomes_of_the_notices(
                 ]
                 shelf.stopped = StopReason.COMPLETED if ENDS in events else None
                 for _ in range(tellings):
-                    notices.tell((told,), own=False)
+                    notices.deliver((told,), own=False)
                 for _ in range(pause):
                     await asyncio.sleep(0)
-            notices.miss(reach=False)
+            notices.report_missed(is_live=False)
             async with asyncio.timeout(20):
                 for (_, start), task in zip(watchers, tasks, strict=True):
                     assert await task == shelf.kept[start:]
@@ -197,37 +200,37 @@ def test_of_a_run_elsewhere_nothing_is_missed_whatever_becomes_of_the_notices(
 
 async def test_who_watches_says_so_once_in_a_while_and_again_to_who_comes() -> None:
     notices, shelf, asked = Notices(), Shelf(), list[Notice]()
-    notices.reach = True
+    notices.is_live = True
 
     async def announce(told: Sequence[Notice]) -> None:
         asked.extend(told)
 
     hub = Hub(notices=notices, announce=announce)
     watching = asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
-    with notices.heard_by(hub.told):
+    with notices.subscribe(hub.on_notice):
         async with asyncio.timeout(20):
             await _idle()
-            assert asked == [Notice(Kind.WATCHED, *KEY)]
-            notices.tell((Notice(Kind.KEPT, *KEY),), own=False)
+            assert asked == [Notice(NoticeKind.WATCHED, *KEY)]
+            notices.deliver((Notice(NoticeKind.RECORDS_STORED, *KEY),), own=False)
             await _idle()
             assert len(asked) == 1, "whoever drives it knows"
-            notices.tell((Notice(Kind.NEWCOMER, "", ""),), own=False)
+            notices.deliver((Notice(NoticeKind.LISTENER_JOINED, "", ""),), own=False)
             await _idle()
             assert len(asked) == 2, "he may drive it soon"
-            notices.miss(reach=True)
+            notices.report_missed(is_live=True)
             await _idle()
             assert len(asked) == 3
             shelf.stopped = StopReason.WAITING
-            notices.tell((Notice(Kind.STANDS, *KEY),), own=False)
+            notices.deliver((Notice(NoticeKind.STATE_CHANGED, *KEY),), own=False)
             await _idle()
             assert len(asked) == 3, "nobody drives a run that waits"
-            notices.miss(reach=True)
+            notices.report_missed(is_live=True)
             shelf.stopped = None
-            notices.tell((Notice(Kind.STANDS, *KEY),), own=False)
+            notices.deliver((Notice(NoticeKind.STATE_CHANGED, *KEY),), own=False)
             await _idle()
             assert len(asked) == 4
             shelf.stopped = StopReason.COMPLETED
-            notices.tell((Notice(Kind.STANDS, *KEY),), own=False)
+            notices.deliver((Notice(NoticeKind.STATE_CHANGED, *KEY),), own=False)
             assert await watching == []
         assert await watch(hub, shelf, 0, 0, [0]) == []
         assert len(asked) == 4, "nobody asks about what is over"
@@ -236,10 +239,10 @@ async def test_who_watches_says_so_once_in_a_while_and_again_to_who_comes() -> N
 async def test_who_still_watches_says_so_for_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.AGAIN", 0.05)
-    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.ASSURED", 0.01)
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.WATCH_NOTICE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.NOTIFIED_POLL_INTERVAL_S", 0.01)
     notices, shelf, letters, enough = Notices(), Shelf(), list[int](), asyncio.Event()
-    notices.reach = True
+    notices.is_live = True
 
     async def announce(told: Sequence[Notice]) -> None:
         letters.append(len(told))
@@ -268,7 +271,7 @@ async def _idle() -> None:
 
 
 async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
-    hub, shelf = Hub(slow=10), Shelf()
+    hub, shelf = Hub(max_lag=10), Shelf()
     run = Run(hub, shelf)
     slow, quick = hub.watch(KEY, shelf), asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
     reading = asyncio.create_task(anext(slow))
@@ -278,7 +281,7 @@ async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
         first = await reading
         assert await quick == run.said
         got = [first]
-        with pytest.raises(TooSlow) as dropped:
+        with pytest.raises(WatcherTooSlow) as dropped:
             while True:
                 got.append(await anext(slow))
         assert got == run.said[: len(got)]
@@ -309,17 +312,17 @@ async def test_hundreds_who_watch_a_run_elsewhere_read_it_together() -> None:
             reads += 1
             return await super().records(after, limit)
 
-    hub, shelf = Hub(poll=60, notices=notices), Counting()
+    hub, shelf = Hub(poll_interval_s=60, notices=notices), Counting()
     tasks = [asyncio.create_task(watch(hub, shelf, 0, 0, [0])) for _ in range(500)]
     gone = asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
-    with notices.heard_by(hub.told):
+    with notices.subscribe(hub.on_notice):
         async with asyncio.timeout(60):
             for number in range(1, 21):
                 await _idle()
                 ends = number == 20
                 shelf.kept.append(Record(KEY[1], number, 0.0, ENDS if ends else TURN))
                 shelf.stopped = StopReason.COMPLETED if ends else None
-                notices.tell((Notice(Kind.KEPT, *KEY),), own=False)
+                notices.deliver((Notice(NoticeKind.RECORDS_STORED, *KEY),), own=False)
             gone.cancel()
             for task in tasks:
                 assert await task == shelf.kept
@@ -329,7 +332,7 @@ async def test_hundreds_who_watch_a_run_elsewhere_read_it_together() -> None:
 
 
 async def test_who_leaves_alone_leaves_nothing_behind() -> None:
-    together, begun = Together[int](), asyncio.Event()
+    together, begun = SingleFlight[int](), asyncio.Event()
 
     async def slow() -> int:
         begun.set()
@@ -342,7 +345,7 @@ async def test_who_leaves_alone_leaves_nothing_behind() -> None:
     before = asyncio.all_tasks()
     async with asyncio.timeout(20):
         for wait in (False, True):
-            alone = asyncio.create_task(together.read("k", slow))
+            alone = asyncio.create_task(together.run("k", slow))
             await asyncio.sleep(0)
             if wait:
                 await begun.wait()
@@ -350,7 +353,7 @@ async def test_who_leaves_alone_leaves_nothing_behind() -> None:
             await asyncio.wait([alone])
             assert alone.cancelled()
             assert asyncio.all_tasks() == before
-        both = await asyncio.gather(*(together.read("k", quick) for _ in range(2)))
+        both = await asyncio.gather(*(together.run("k", quick) for _ in range(2)))
         assert both == [2, 2]
 
 
@@ -418,7 +421,7 @@ async def test_a_run_that_waits_is_looked_at_more_and_more_seldom() -> None:
     enough = asyncio.Event()
 
     class Waiting:
-        async def stop(self) -> StopReason | None:
+        async def stop_reason(self) -> StopReason | None:
             looks.append(asyncio.get_running_loop().time())
             if len(looks) == 6:  # after 5, 10, 20, 40 and 80 ms at the least
                 enough.set()
@@ -427,7 +430,7 @@ async def test_a_run_that_waits_is_looked_at_more_and_more_seldom() -> None:
         async def records(self, after: int, limit: int) -> Sequence[Record]:
             return ()
 
-    watched = Hub(poll=0.005).watch(("local", "r"), Waiting(), follow=True)
+    watched = Hub(poll_interval_s=0.005).watch(("local", "r"), Waiting(), follow=True)
     async with asyncio.timeout(20), aclosing(watched):
         watching = asyncio.create_task(anext(watched))
         await enough.wait()

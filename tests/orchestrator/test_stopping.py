@@ -10,23 +10,30 @@ from evoclaw.core.chain import Chain
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.stops import FILE, Kind, Stop, StopFile, Stops, ended_by
-from evoclaw.orchestrator.stopping import Stopping, following
+from evoclaw.governance.stops import (
+    STOPS_FILE_NAME,
+    Stop,
+    StopFile,
+    StopKind,
+    Stops,
+    cancel_on_stop,
+)
+from evoclaw.orchestrator.stopping import StoppableGrants, enforce_stops
 from evoclaw.transport.wire import Command
 from tests.support.fleet import EVERYTHING, house, new_id
 from tests.support.waiting import until
 
-SMOKE = Stop(Kind.AGENT, "pi", "it smokes")
+SMOKE = Stop(StopKind.AGENT, "pi", "it smokes")
 
 
 def file(folder: Path) -> StopFile:
-    return StopFile(folder / FILE)
+    return StopFile(folder / STOPS_FILE_NAME)
 
 
 async def test_nothing_is_granted_to_a_stopped_device_but_what_ends_its_work(
     tmp_path: Path,
 ) -> None:
-    granting = Stopping(Stops(file(tmp_path)), lambda agent_id, command, call: "grant")
+    granting = StoppableGrants(Stops(file(tmp_path)), lambda agent_id, command, call: "grant")
     bash = Call("1", Tool("bash", "", {}, frozenset({"shell"})), {}, "r.1.0.1", 1.0)
     tool, cancel = Command("tool", {}, "r.1.0.1"), Command("cancel", {}, "c")
     assert granting("pi", tool, bash) == "grant"
@@ -37,7 +44,7 @@ async def test_nothing_is_granted_to_a_stopped_device_but_what_ends_its_work(
         assert refused.value.kind is ErrorKind.PERMISSION_DENIED
     assert granting("pi", cancel, None) == "grant"
     assert granting("other", tool, bash) == "grant"
-    file(tmp_path).put(Stop(Kind.TOOL, "bash"))
+    file(tmp_path).put(Stop(StopKind.TOOL, "bash"))
     with pytest.raises(ToolFailure):
         granting("other", tool, bash)
 
@@ -45,7 +52,7 @@ async def test_nothing_is_granted_to_a_stopped_device_but_what_ends_its_work(
 async def test_a_stopped_device_is_sent_nothing_and_is_used_again_when_released(
     tmp_path: Path,
 ) -> None:
-    grants = Stopping(Stops(file(tmp_path)))
+    grants = StoppableGrants(Stops(file(tmp_path)))
     async with house(tmp_path, "pi", "other", grants=grants) as here:
         file(tmp_path).put(SMOKE)
         refused = await here.ask("mark", text="a")
@@ -54,7 +61,7 @@ async def test_a_stopped_device_is_sent_nothing_and_is_used_again_when_released(
         with pytest.raises(ToolFailure, match="it smokes"):
             await here.orchestrator.start_job("pi", "mark", {"text": "b"})
         assert (await here.ask("mark", "other", text="c")).error is None
-        file(tmp_path).release(Kind.AGENT, "pi")
+        file(tmp_path).release(StopKind.AGENT, "pi")
         assert (await here.ask("mark", text="d")).error is None
         assert here.marks.made == ["c", "d"]
 
@@ -62,8 +69,8 @@ async def test_a_stopped_device_is_sent_nothing_and_is_used_again_when_released(
 async def test_calls_and_jobs_on_a_stopped_device_end_and_others_go_on(tmp_path: Path) -> None:
     stops = Stops(file(tmp_path))
     async with (
-        house(tmp_path, "pi", "other", grants=Stopping(stops)) as here,
-        following(stops, here.orchestrator, here.store, every=0.01),
+        house(tmp_path, "pi", "other", grants=StoppableGrants(stops)) as here,
+        enforce_stops(stops, here.orchestrator, here.store, interval_s=0.01),
     ):
         job = await here.orchestrator.start_job("pi", "hold", {"text": "job"})
         asked = here.asked("look", text="call", hold=True)
@@ -87,14 +94,14 @@ async def test_what_waits_for_a_device_that_is_away_is_never_sent_once_it_is_sto
     tmp_path: Path,
 ) -> None:
     stops = Stops(file(tmp_path))
-    async with house(tmp_path, grants=Stopping(stops)) as here:
+    async with house(tmp_path, grants=StoppableGrants(stops)) as here:
         await here.pi.stop()
         await until(lambda: not here.orchestrator.fleet.online())
         request_id = new_id()
         asked = here.asked("mark", text="a", request_id=request_id)
         await here.reached(request_id, "queued")
-        file(tmp_path).put(Stop(Kind.ALL))
-        async with following(stops, here.orchestrator, here.store, every=0.01):
+        file(tmp_path).put(Stop(StopKind.ALL))
+        async with enforce_stops(stops, here.orchestrator, here.store, interval_s=0.01):
             assert (await asked).error is ErrorKind.CANCELLED
         await here.pi.start()
         await here.there("pi")
@@ -111,7 +118,7 @@ async def test_an_edge_obeys_a_stop_of_its_own_whoever_asks(tmp_path: Path) -> N
             for live in edge.calls.live:
                 edge.calls.cancel(live.request_id)
 
-        async with ended_by(own, end_calls, every=0.01):
+        async with cancel_on_stop(own, end_calls, interval_s=0.01):
             asked = here.asked("hold", text="a")
             await here.marks.waiting.wait()
             file(tmp_path).put(SMOKE)

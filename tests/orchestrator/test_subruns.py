@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.core.agent import narrowed
+from evoclaw.core.agent import intersect_capabilities
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import CallFinished, RunFinished
 from evoclaw.core.messages import ErrorKind, Reply, SystemMessage, ToolResult, UserMessage
 from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.sessions.sessions import Busy, NoSession
-from evoclaw.orchestrator.sessions.subruns import Limits
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.orchestrator.sessions.sessions import SessionBusy, SessionNotFound
+from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.store.databases.database import Connection
-from evoclaw.tools.question import Answer
+from evoclaw.tools.question import UserAnswer
 from evoclaw.tools.sessions import task
 from tests.support.conversations import agent, ended, house, results
 from tests.support.tool_calls import call_of
@@ -45,7 +45,7 @@ async def test_a_task_is_a_real_run_of_its_own_and_its_answer_comes_back(tmp_pat
         assert isinstance(first[0], SystemMessage) and first[0].text == "You help."
         assert isinstance(first[1], UserMessage) and first[1].text == "do it"
         assert len(first) == 2, "it knows nothing of the conversation above"
-        below = await home.store.look(session_id)
+        below = await home.store.summary(session_id)
         assert below is not None and below.last is not None
         assert (below.session.parent, below.session.depth) == ("main", 1)
         assert below.last.stop == "completed" and below.messages == 5
@@ -67,11 +67,11 @@ async def test_tasks_of_one_reply_go_on_side_by_side_but_no_more_than_may(tmp_pa
 
     three = calls(*[("task", {"prompt": str(n), "agent": "help"}) for n in range(3)])
 
-    def speak(asked: Asked) -> Reply:
+    def speak(asked: ScriptedRequest) -> Reply:
         return work() if len(asked.messages) == 2 else says("ok")
 
     lead, help_ = Scripted(three, says("all done")), Scripted(*[speak] * 6)
-    limits = Limits(side_by_side=2)
+    limits = RunLimits(max_concurrent_per_run=2)
     async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
         home.body = body
         records = await home.say("go")
@@ -125,15 +125,15 @@ async def test_the_rules_of_the_run_above_judge_the_sub_run_too(tmp_path: Path) 
 
 async def test_sub_runs_spend_turns_and_calls_from_one_budget(tmp_path: Path) -> None:
     for limits, why in (
-        (Limits(budget=BudgetSettings(turns=3)), "turns"),
-        (Limits(budget=BudgetSettings(calls=2)), "calls"),
+        (RunLimits(budget=BudgetSettings(turns=3)), "turns"),
+        (RunLimits(budget=BudgetSettings(calls=2)), "calls"),
     ):
         lead = Scripted(ask(), says("so be it"))
         help_ = Scripted(work("1"), work("2"), work("3"), says("done"))
         folder = tmp_path / why
         async with house(folder, limits=limits, lead=lead, help=help_) as home:
             records = await home.say("go")
-            spent = await home.store.spent(records[0].run_id)
+            spent = await home.store.usage(records[0].run_id)
             if why == "calls":
                 assert len(home.ran) == 1, "the task itself was the first call"
                 continue
@@ -163,13 +163,13 @@ async def test_a_sub_run_ends_before_the_time_of_its_call_and_says_so(tmp_path: 
 async def test_sub_runs_nest_only_so_deep_and_the_deepest_is_not_offered_more(
     tmp_path: Path,
 ) -> None:
-    def speak(asked: Asked) -> Reply:
+    def speak(asked: ScriptedRequest) -> Reply:
         if len(asked.messages) > 2 or "task" not in asked.tools:
             return says("bottom" if "task" not in asked.tools else "up")
         return calls(("task", {"prompt": "deeper"}))
 
     help_ = Scripted(*[speak] * 9)
-    limits = Limits(depth=2)
+    limits = RunLimits(max_depth=2)
     async with house(tmp_path, limits=limits, lead=Scripted(ask(), says("ok")), help=help_) as home:
         await home.say("go")
         assert ["task" in asked.tools for asked in help_.requests] == [True, False, True]
@@ -195,7 +195,7 @@ async def test_cancelling_the_run_above_cancels_the_sub_run_and_its_records_say_
         assert ended(records).stop == "cancelled"
         below = (await home.store.sessions(""))[0]
         assert below.last is not None and below.last.stop == "cancelled"
-        assert stopped == ["it"] and not home.talks.children and not home.talks.running
+        assert stopped == ["it"] and not home.talks.subruns and not home.talks.running
 
 
 async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_starting_a_second(
@@ -217,7 +217,7 @@ async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_startin
         running.cancel()  # as when the process is ended
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert not home.talks.children
+        assert not home.talks.subruns
         (below,) = [one for one in await home.store.sessions("") if one.session.depth]
         assert below.last is not None and below.last.stop is None, "a resume point, not an end"
     lead, help_ = Scripted(says("ok")), Scripted(says("half done, now whole"))
@@ -250,18 +250,18 @@ async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text.startswith("done once\n")
         assert ended(records).text == "second" and help_.requests == []
-        with pytest.raises(Busy, match="no unfinished run to resume"):
+        with pytest.raises(SessionBusy, match="no unfinished run to resume"):
             _ = [record async for record in home.talks.resume("main")]
 
 
-def known_session(asked: Asked) -> str:
+def known_session(asked: ScriptedRequest) -> str:
     """The session that the first result of a conversation speaks of."""
     found = [one for one in asked.messages if isinstance(one, ToolResult)]
     return found[0].details["session_id"]
 
 
 async def test_a_spawned_sub_run_goes_on_beside_and_its_answer_is_fetched(tmp_path: Path) -> None:
-    def fetch(asked: Asked) -> Reply:
+    def fetch(asked: ScriptedRequest) -> Reply:
         wanted = {"session_id": known_session(asked), "wait_seconds": 5}
         return calls(("session_status", wanted))
 
@@ -299,7 +299,7 @@ async def test_a_spawned_sub_run_ends_with_the_run_above(tmp_path: Path) -> None
         assert ended(records).text == "bye"
         below = (await home.store.sessions(""))[0]
         assert below.last is not None and below.last.stop == "cancelled"
-        assert not home.talks.children
+        assert not home.talks.subruns
 
 
 async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_resumed(
@@ -325,7 +325,7 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
         await asyncio.wait([running])
     finished = asyncio.Event()
 
-    def done(asked: Asked) -> Reply:
+    def done(asked: ScriptedRequest) -> Reply:
         finished.set()
         return says("dug")
 
@@ -334,8 +334,8 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
         async def body(what: str) -> str:
             if what == "lead":
                 await finished.wait()
-                while home.talks.children:
-                    await asyncio.wait([c.task for c in home.talks.children.values()])
+                while home.talks.subruns:
+                    await asyncio.wait([c.task for c in home.talks.subruns.values()])
             return what
 
         home.body = body
@@ -347,7 +347,7 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
 
 
 async def test_sending_goes_on_with_the_conversation_of_a_sub_run(tmp_path: Path) -> None:
-    def send(asked: Asked) -> Reply:
+    def send(asked: ScriptedRequest) -> Reply:
         wanted = {"session_id": known_session(asked), "message": "and more?"}
         return calls(("sessions_send", wanted))
 
@@ -359,7 +359,7 @@ async def test_sending_goes_on_with_the_conversation_of_a_sub_run(tmp_path: Path
         assert second.details["session_id"] == first.details["session_id"]
         said = [getattr(message, "text", "") for message in help_.requests[1].messages]
         assert said == ["You help.", "start", "one", "and more?"]
-        listed = await home.store.look(first.details["session_id"])
+        listed = await home.store.summary(first.details["session_id"])
         assert listed is not None and listed.messages == 5
 
 
@@ -368,7 +368,7 @@ async def test_a_sub_run_that_waits_for_a_person_says_so_and_goes_on_when_sent_t
 ) -> None:
     query = calls(("question", {"question": "Which way?"}))
 
-    def send(asked: Asked) -> Reply:
+    def send(asked: ScriptedRequest) -> Reply:
         wanted = {"session_id": known_session(asked), "message": "go on"}
         return calls(("sessions_send", wanted))
 
@@ -378,7 +378,7 @@ async def test_a_sub_run_that_waits_for_a_person_says_so_and_goes_on_when_sent_t
         (result,) = results(await home.say("go"))
         assert "waits for a person: Which way?" in result.text
         ((_, asked),) = await home.questions.waiting(result.details["session_id"])
-        assert await home.questions.answer(asked.id, Answer(text="left")) == ""
+        assert await home.questions.answer(asked.id, UserAnswer(text="left")) == ""
         (sent,) = results(await home.say("now?"))
         assert sent.text.startswith("gone on\n")
         said = [getattr(message, "text", "") for message in help_.requests[2].messages]
@@ -389,12 +389,12 @@ async def test_a_run_resumed_after_an_answer_goes_on_in_its_own_session(tmp_path
     query = calls(("question", {"question": "Sure?", "options": ["yes", "no"]}))
     async with house(tmp_path, lead=Scripted(query)) as home:
         assert ended(await home.say("go")).stop == "waiting"
-        with pytest.raises(Busy, match="has an unfinished run"):
+        with pytest.raises(SessionBusy, match="has an unfinished run"):
             await home.say("hello?")
     async with house(tmp_path, lead=Scripted(says("then I do it"))) as home:
         ((session_id, asked),) = await home.questions.waiting()
         assert (session_id, asked.options) == ("main", ("yes", "no"))
-        await home.questions.answer(asked.id, Answer(("yes",)))
+        await home.questions.answer(asked.id, UserAnswer(("yes",)))
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text == "The user answered: yes"
         assert ended(records).text == "then I do it"
@@ -425,21 +425,21 @@ async def test_approvals_of_a_sub_run_are_asked_of_the_person_of_the_run_above(
 
 async def test_what_was_spent_before_a_restart_is_spent(tmp_path: Path) -> None:
     query = calls(("question", {"question": "Sure?"}))
-    limits = Limits(budget=BudgetSettings(turns=3))
+    limits = RunLimits(budget=BudgetSettings(turns=3))
     lead, help_ = Scripted(ask(), query), Scripted(says("done"))
     async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
         assert ended(await home.say("go")).stop == "waiting"
     async with house(tmp_path, limits=limits, lead=Scripted(says("x")), help=Scripted()) as home:
         ((_, asked),) = await home.questions.waiting()
-        await home.questions.answer(asked.id, Answer(text="yes"))
+        await home.questions.answer(asked.id, UserAnswer(text="yes"))
         records = [record async for record in home.talks.resume("main")]
         assert ended(records).stop == "budget_exceeded"
 
 
 async def test_a_session_that_is_not_there_cannot_be_talked_to(tmp_path: Path) -> None:
     async with house(tmp_path) as home:
-        with pytest.raises(NoSession, match="'nowhere'"):
-            _ = [record async for record in home.talks.say("nowhere", "hi")]
+        with pytest.raises(SessionNotFound, match="'nowhere'"):
+            _ = [record async for record in home.talks.send("nowhere", "hi")]
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,9 @@ async def test_a_session_that_is_not_there_cannot_be_talked_to(tmp_path: Path) -
     ],
 )
 def test_capabilities_only_ever_get_fewer(wanted: str, held: str, left: str) -> None:
-    assert narrowed(frozenset(wanted.split()), frozenset(held.split())) == set(left.split())
+    assert intersect_capabilities(frozenset(wanted.split()), frozenset(held.split())) == set(
+        left.split()
+    )
 
 
 async def test_a_call_that_is_cancelled_leaves_no_sub_run_behind(tmp_path: Path) -> None:
@@ -473,7 +475,7 @@ async def test_a_call_that_is_cancelled_leaves_no_sub_run_behind(tmp_path: Path)
             await digging.wait()
             asking.cancel()
             await asyncio.wait([asking])
-            return f"{len(home.talks.children)} left"
+            return f"{len(home.talks.subruns)} left"
 
         home.body = body
         home.models["lead"] = Scripted(work("lead"), says("ok"))
@@ -489,7 +491,7 @@ async def test_beyond_so_many_at_once_a_sub_run_is_refused(tmp_path: Path) -> No
         await asyncio.Event().wait()
         return what
 
-    async with house(tmp_path, limits=Limits(at_once=1), lead=lead, help=help_) as home:
+    async with house(tmp_path, limits=RunLimits(max_active=1), lead=lead, help=help_) as home:
         home.body = stuck
         errors = [result.error for result in results(await home.say("go"))]
         assert sorted(errors, key=str) == [None, ErrorKind.QUEUE_FULL]

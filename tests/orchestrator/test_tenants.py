@@ -17,11 +17,11 @@ from evoclaw.core.messages import ErrorKind, Reply
 from evoclaw.core.ports import ALLOW, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.sessions.sessions import Conversations, NoSession
-from evoclaw.orchestrator.sessions.subruns import run_id_of
+from evoclaw.orchestrator.sessions.sessions import Conversations, SessionNotFound
+from evoclaw.orchestrator.sessions.subruns import tenant_run_id
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session
-from evoclaw.tools.question import Answer, Question
+from evoclaw.tools.question import Question, UserAnswer
 from tests.support.conversations import agent, ended, house, results
 
 ASKS = calls(("question", {"question": "Which?", "options": ["red", "blue"]}))
@@ -36,7 +36,7 @@ async def said(
 ) -> list[Record]:
     await talks.open("lead", session_id=session, owner=owner)
     async with asyncio.timeout(30):
-        return [record async for record in talks.say(session, message, run_id=run_id)]
+        return [record async for record in talks.send(session, message, run_id=run_id)]
 
 
 class Noted(Policy):
@@ -73,18 +73,18 @@ async def test_fault_56_two_tenants_talk_in_a_session_of_the_same_id_at_the_same
             text = repr(await view.store.messages("main"))
             assert f"secret of {name}" in text
             assert not [other for other in views if other != name and other in text]
-        assert not home.talks.running and await home.talks.store.look("main") is None
+        assert not home.talks.running and await home.talks.store.summary("main") is None
 
 
 async def test_fault_56_a_session_of_another_tenant_is_not_there(tmp_path: Path) -> None:
     async with house(tmp_path, lead=Scripted(says("hi"))) as home:
         await said(home.talks.of("acme"), "hello")
         for session in ("main", "never"):
-            with pytest.raises(NoSession, match=f"there is no session '{session}'"):
-                await anext(home.talks.say(session, "hello"))
-            with pytest.raises(NoSession, match=f"there is no session '{session}'"):
+            with pytest.raises(SessionNotFound, match=f"there is no session '{session}'"):
+                await anext(home.talks.send(session, "hello"))
+            with pytest.raises(SessionNotFound, match=f"there is no session '{session}'"):
                 await anext(home.talks.resume(session))
-            assert not await home.talks.unfinished(session)
+            assert not await home.talks.has_unfinished_run(session)
 
 
 async def test_fault_56_the_tools_of_a_run_see_only_sessions_of_its_tenant(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ async def test_a_run_and_its_sub_runs_are_made_on_behalf_of_the_sessions_tenant_
         (result,) = results(await said(acme, "go"))
         who = Principal("acme", "bob")
         assert noted.seen == [("task", who), ("work", who)]
-        below = await acme.store.look(result.details["session_id"])
+        below = await acme.store.summary(result.details["session_id"])
         assert below is not None and below.last is not None
         assert (below.session.tenant, below.session.owner) == ("acme", "bob")
-        assert below.last.id == run_id_of("acme", below.last.id), "its calls are nobody else's"
+        assert below.last.id == tenant_run_id("acme", below.last.id), "its calls are nobody else's"
         names = {one.name for one in await home.talks.ledger.accounts()}
         assert "tenant:acme/user:bob" in names and "tenant:local" not in names
 
@@ -126,12 +126,12 @@ async def test_fault_56_nobody_drives_a_run_of_another_tenant(tmp_path: Path) ->
     async with house(tmp_path, lead=Scripted()) as home:
         acme = home.talks.of("acme")
         theirs = await acme.open("lead", session_id="main")
-        run = await acme.store.begin("r", "main", "hi")
-        with pytest.raises(NoSession):
+        run = await acme.store.create_run("r", "main", "hi")
+        with pytest.raises(SessionNotFound):
             await home.talks.prepare(theirs, run, Deadline(1), None, None)
         above = await acme.prepare(theirs, run, Deadline(1), None, None)
         mine = await home.talks.open("lead", session_id="mine")
-        with pytest.raises(NoSession):
+        with pytest.raises(SessionNotFound):
             await home.talks.prepare(mine, run, Deadline(1), above, None)
 
 
@@ -141,9 +141,9 @@ async def test_fault_56_a_question_is_answered_by_its_own_tenant_alone(tmp_path:
         assert ended(await said(acme, "paint")).stop == "waiting"
         ((session, asked),) = await acme.questions.waiting()
         assert session == "main" and await home.questions.waiting() == []
-        stranger = await home.questions.answer(asked.id, Answer(chosen=("blue",)))
-        assert stranger == await home.questions.answer("never", Answer(chosen=("blue",)))
-        assert await acme.questions.answer(asked.id, Answer(chosen=("red",))) == ""
+        stranger = await home.questions.answer(asked.id, UserAnswer(chosen=("blue",)))
+        assert stranger == await home.questions.answer("never", UserAnswer(chosen=("blue",)))
+        assert await acme.questions.answer(asked.id, UserAnswer(chosen=("red",))) == ""
         assert ended([record async for record in acme.resume("main")]).text == "Red it is."
 
 
@@ -154,17 +154,19 @@ async def test_the_person_at_the_terminal_is_asked_only_what_their_own_tenant_as
         def __init__(self) -> None:
             self.asked: list[str] = []
 
-        async def ask(self, question: Question) -> Answer | None:
+        async def ask(self, question: Question) -> UserAnswer | None:
             self.asked.append(question.text)
-            return Answer(chosen=("red",))
+            return UserAnswer(chosen=("red",))
 
     async with house(tmp_path) as home:
         face = Terminal()
-        questions = Questions(home.store.questions, face=face)
+        questions = Questions(home.store.questions, local_person=face)
         which = Question("r.1", "Which?", options=("red", "blue"))
         assert await questions.of("acme").ask("main", which) is None
         assert face.asked == []
-        assert await questions.of("acme").of("local").ask("main", which) == Answer(chosen=("red",))
+        assert await questions.of("acme").of("local").ask("main", which) == UserAnswer(
+            chosen=("red",)
+        )
 
 
 async def test_a_waiting_question_of_one_tenant_is_not_woken_by_the_same_id_of_another(
@@ -174,14 +176,14 @@ async def test_a_waiting_question_of_one_tenant_is_not_woken_by_the_same_id_of_a
         which = Question("r.1", "Which?", options=("red", "blue"))
         views = [home.questions.of(name) for name in ("acme", "umbrella")]
         for view in views:
-            await view.given("main", which)
+            await view.stored_answer("main", which)
         asking = [asyncio.create_task(view.ask("main", which)) for view in views]
         async with asyncio.timeout(30):
             assert not (await asyncio.wait(asking, timeout=0.05))[0], "both wait"
-            assert await views[0].answer("r.1", Answer(chosen=("red",))) == ""
-            assert await asking[0] == Answer(chosen=("red",)) and not asking[1].done()
-            assert await views[1].answer("r.1", Answer(chosen=("blue",))) == ""
-            assert await asking[1] == Answer(chosen=("blue",))
+            assert await views[0].answer("r.1", UserAnswer(chosen=("red",))) == ""
+            assert await asking[0] == UserAnswer(chosen=("red",)) and not asking[1].done()
+            assert await views[1].answer("r.1", UserAnswer(chosen=("blue",))) == ""
+            assert await asking[1] == UserAnswer(chosen=("blue",))
 
 
 async def test_a_run_of_ones_own_id_is_gone_on_with_by_the_same_tenant(tmp_path: Path) -> None:
@@ -189,9 +191,9 @@ async def test_a_run_of_ones_own_id_is_gone_on_with_by_the_same_tenant(tmp_path:
         acme = home.talks.of("acme")
         first = await said(acme, "paint", run_id="mine")
         ((_, asked),) = await acme.questions.waiting()
-        await acme.questions.answer(asked.id, Answer(chosen=("red",)))
+        await acme.questions.answer(asked.id, UserAnswer(chosen=("red",)))
         for run_id in ("mine", first[0].run_id):
-            stored = await acme.store.run(run_id_of("acme", run_id))
+            stored = await acme.store.run(tenant_run_id("acme", run_id))
             assert stored is not None and stored.id == first[0].run_id
         assert ended(await said(acme, "paint", run_id=first[0].run_id)).text == "ok"
 
@@ -206,14 +208,14 @@ async def test_every_agent_is_there_for_every_tenant_and_nothing_else_is(tmp_pat
 
 
 names = st.sampled_from(("local", "acme", "umbrella", "")) | st.text(max_size=4)
-ids = st.text(max_size=6) | st.builds(run_id_of, names, st.text(max_size=3))
+ids = st.text(max_size=6) | st.builds(tenant_run_id, names, st.text(max_size=3))
 
 
 @given(one=names, other=names, first=ids, second=ids)
 def test_fault_56_no_choice_of_ids_makes_runs_of_two_tenants_the_same(
     one: str, other: str, first: str, second: str
 ) -> None:
-    made = run_id_of(one, first)
-    assert run_id_of(one, made) == made
+    made = tenant_run_id(one, first)
+    assert tenant_run_id(one, made) == made
     if one != other:
-        assert made != run_id_of(other, second) and made != run_id_of(other, made)
+        assert made != tenant_run_id(other, second) and made != tenant_run_id(other, made)

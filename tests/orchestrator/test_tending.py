@@ -30,17 +30,17 @@ class FullDisk:
         self.tried = asyncio.Event()
         self.notices = Notices()
 
-    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
+    async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         self._left -= 1
         if self._left <= 0:
             self.tried.set()
         raise StoreFull("here")
 
-    async def read(self, work: Work[T], *, aside: bool = False) -> T:
+    async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
         return await self.write(work)
 
-    async def announce(self, tells: Sequence[Notice]) -> None:
-        self.notices.tell(tells)
+    async def announce(self, notices: Sequence[Notice]) -> None:
+        self.notices.deliver(notices)
 
     def listening(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()

@@ -18,7 +18,7 @@ from evoclaw.core.routes import Route
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import calls, says
-from evoclaw.providers.settled import Settled as SettledProvider
+from evoclaw.providers.settled import WriteBarrierProvider as SettledProvider
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governing import ledger
 from evoclaw.store.governing.ledger import StoredLedger
@@ -58,8 +58,8 @@ async def test_a_reply_and_all_that_follows_from_it_is_one_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine nothing is late.
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
-    monkeypatch.setattr("evoclaw.store.databases.sqlite.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.sqlite.DEFERRED_COMMIT_DELAY_S", 60.0)
     async with opened(place) as database:
         model, store = Counting(database), SessionStore(database)
         seen: list[tuple[int, set[str], int]] = []
@@ -89,10 +89,10 @@ async def test_a_reply_and_all_that_follows_from_it_is_one_commit(
             {"lead": LEAD},
             equip,
             ledger=StoredLedger(database, wait=False),
-            together=True,
+            defer_commits=True,
         )
         await talks.open("lead", session_id="s1")
-        async for _ in talks.say("s1", "work", run_id="r1"):
+        async for _ in talks.send("s1", "work", run_id="r1"):
             pass
     commits, kinds, held = seen[0]
     assert commits == 1

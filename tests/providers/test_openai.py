@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evoclaw.core.events import ReasoningDelta, TextDelta
-from evoclaw.core.history import History, Writer
+from evoclaw.core.history import History, MessageEncoder
 from evoclaw.core.messages import Finish, Reply, TextBlock, ToolCall, ToolResult, Usage, user
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
@@ -164,7 +164,7 @@ async def test_half_characters_and_odd_names_are_made_harmless(http: Http) -> No
 async def test_each_message_is_encoded_once_and_pictures_on_or_off_are_two_dialects(
     http: Http,
 ) -> None:
-    def never() -> Writer:
+    def never() -> MessageEncoder:
         raise AssertionError("this dialect was written before")
 
     talk = history()
@@ -173,13 +173,13 @@ async def test_each_message_is_encoded_once_and_pictures_on_or_off_are_two_diale
         seeing = provider_for("openai", server.url, http, profile=SEEING)
         for provider in (blind, seeing, blind):
             await reply_of(provider, Request(talk))
-        first = talk.written("openai", never)
+        first = talk.encoded("openai", never)
         talk.append(user("more"))
         await reply_of(blind, Request(talk))
     one, two, three, four = (request.json["messages"] for request in server.requests)
     assert one == three == four[:-1]
     assert len(two) == len(one) + 1
-    assert talk.written("openai", never) is first
+    assert talk.encoded("openai", never) is first
 
 
 async def test_interleaved_calls_are_put_together_by_index(http: Http) -> None:

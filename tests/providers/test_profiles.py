@@ -3,8 +3,13 @@ from genai_prices.data_snapshot import get_snapshot
 
 from evoclaw.core.messages import Finish, Reply, ToolCall
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers.names import DEFAULTS
-from evoclaw.providers.profiles import UNKNOWN, UNKNOWN_LOCAL, known_profile, profile_for
+from evoclaw.providers.names import DEFAULT_MODELS
+from evoclaw.providers.profiles import (
+    UNKNOWN_LOCAL_PROFILE,
+    UNKNOWN_PROFILE,
+    known_profile,
+    profile_for,
+)
 from evoclaw.providers.scripted import calls, says
 
 
@@ -69,12 +74,12 @@ def test_windows_agree_with_the_maintained_catalogue() -> None:
 def test_the_default_models_are_in_the_catalogue() -> None:
     vendors = get_snapshot().providers
     ids = {(vendor.id, model.id) for vendor in vendors for model in vendor.models}
-    assert {tuple(name.split("/", 1)) for name in DEFAULTS.values()} <= ids
+    assert {tuple(name.split("/", 1)) for name in DEFAULT_MODELS.values()} <= ids
 
 
 def test_an_unknown_model_gets_a_sane_default_and_a_small_one_on_ones_own_machine() -> None:
-    assert profile_for("openai/some-new-thing") == UNKNOWN
-    assert profile_for("vllm/some-new-thing") == UNKNOWN_LOCAL
+    assert profile_for("openai/some-new-thing") == UNKNOWN_PROFILE
+    assert profile_for("vllm/some-new-thing") == UNKNOWN_LOCAL_PROFILE
 
 
 def test_ones_own_machine_is_not_trusted_with_a_huge_window() -> None:

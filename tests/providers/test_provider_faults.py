@@ -13,7 +13,7 @@ import pytest
 from evoclaw.core.errors import ProviderErrorKind as Kind
 from evoclaw.core.events import Replied, ReplyRetried, TextDelta
 from evoclaw.core.messages import Usage
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.http import Http, RetryPolicy
 from tests.support.llm_servers import (
     Answer,
     anthropic_says,
@@ -288,7 +288,9 @@ async def test_fault_47_silence_is_a_timeout(dialect: str, when: str) -> None:
     said = SAYS[dialect]("half")[: CUTS[dialect]] if when == "after a word" else []
     mute = silent(said, head=when != "before the head")
     async with Http(read_timeout=0.1) as http, serving(mute) as server:
-        error = await error_of(provider_for(dialect, server.url, http, retry=Retry(attempts=1)))
+        error = await error_of(
+            provider_for(dialect, server.url, http, retry=RetryPolicy(attempts=1))
+        )
         await asyncio.wait_for(server.hung_up.wait(), 10)
     assert error.kind is Kind.TIMEOUT
     assert "sent nothing for 0.1 s" in str(error)

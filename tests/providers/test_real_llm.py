@@ -27,12 +27,12 @@ from evoclaw.core.messages import Finish, Reply, TextBlock, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports, Progress, Provider, Request
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.providers import find_default, provider_for
+from evoclaw.providers import find_default_model, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.local import LOCAL_PROFILE, MODEL, LocalProvider, LocalServer
 from evoclaw.providers.openai import OpenAIProvider
-from evoclaw.providers.textform import TextForm
+from evoclaw.providers.textform import TextCallProvider
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -175,7 +175,7 @@ async def test_a_cancelled_stream_leaves_room_for_the_next(
 async def test_calls_can_be_read_from_plain_text(
     http: Http, served: tuple[LocalServer, str]
 ) -> None:
-    provider = TextForm(dial("openai", http, served))
+    provider = TextCallProvider(dial("openai", http, served))
     reply = await reply_of(
         provider, Request(History([user(QUESTION)]), [LOOKUP], temperature=0.0, max_tokens=120)
     )
@@ -186,7 +186,9 @@ async def test_calls_can_be_read_from_plain_text(
 async def test_nobody_without_the_key_is_served(
     http: Http, served: tuple[LocalServer, str]
 ) -> None:
-    provider = OpenAIProvider(MODEL, http=http, base_url=f"{served[1]}/v1", retry=Retry(attempts=1))
+    provider = OpenAIProvider(
+        MODEL, http=http, base_url=f"{served[1]}/v1", retry=RetryPolicy(attempts=1)
+    )
     with pytest.raises(ProviderError) as caught:
         await reply_of(provider, Request(History([user("hello")])))
     assert caught.value.kind is ProviderErrorKind.AUTH_ERROR
@@ -197,7 +199,7 @@ async def nobody(url: str) -> bytes | None:
 
 
 async def test_the_provider_starts_its_server_when_asked_and_again_if_it_died(http: Http) -> None:
-    assert await find_default({}, nobody) == "local"
+    assert await find_default_model({}, nobody) == "local"
     server = LocalServer()
     async with aclosing(LocalProvider(http=http, server=server)) as provider:
         assert not server.running

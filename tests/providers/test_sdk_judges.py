@@ -15,7 +15,7 @@ from evoclaw.core.messages import Message, Reply, TextBlock, ToolCall, ToolResul
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.http import Http
-from evoclaw.providers.sse import Events
+from evoclaw.providers.sse import EventSplitter
 from tests.support.lazy_imports import LazyModule
 from tests.support.llm_servers import (
     Answer,
@@ -249,7 +249,7 @@ async def test_we_and_the_official_client_hear_the_same(
 
 
 def payloads(pieces: list[str]) -> list[bytes]:
-    splitter = Events()
+    splitter = EventSplitter()
     return splitter.feed("".join(pieces).encode()) + splitter.end()
 
 

@@ -25,14 +25,14 @@ from evoclaw.providers.fallback import Fallback
 from evoclaw.providers.hermes import HermesScanner
 from evoclaw.providers.react import ReActScanner
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.providers.textform import Style, TextForm
-from evoclaw.providers.textscan import UNREADABLE, Scanner
+from evoclaw.providers.textform import Style, TextCallProvider
+from evoclaw.providers.textscan import UNREADABLE_CALL, CallScanner
 
 LIST = Tool("list", "List a folder.", {"type": "object", "properties": {"path": {}}})
 READ = Tool("read", "Read a file.", {"type": "object", "properties": {"path": {}}})
 
 
-def scan(scanner: Scanner, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
+def scan(scanner: CallScanner, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
     deltas = [delta for piece in pieces for delta in scanner.feed(piece)] + scanner.finish()
     text = "".join(d.text for d in deltas if isinstance(d, TextDelta))
     thought = "".join(d.text for d in deltas if isinstance(d, ReasoningDelta))
@@ -96,17 +96,17 @@ def test_fences_extra_braces_and_a_missing_close_are_forgiven(text: str) -> None
     [
         ('<tool_call>{"name": "list", "arguments": {"path": "/"', "list"),
         ('<tool_call>{"name": "list", "arguments": {"path": "/"}</tool_call>', "list"),
-        ("<tool_call>{'name': 'list'}</tool_call>", UNREADABLE),
-        ("<tool_call>list /</tool_call>", UNREADABLE),
-        ("<tool_call></tool_call>", UNREADABLE),
-        ("<tool_call>", UNREADABLE),
-        ('<tool_call>{"x": {"name": "list"}}</tool_call>', UNREADABLE),
+        ("<tool_call>{'name': 'list'}</tool_call>", UNREADABLE_CALL),
+        ("<tool_call>list /</tool_call>", UNREADABLE_CALL),
+        ("<tool_call></tool_call>", UNREADABLE_CALL),
+        ("<tool_call>", UNREADABLE_CALL),
+        ('<tool_call>{"x": {"name": "list"}}</tool_call>', UNREADABLE_CALL),
     ],
 )
 def test_a_broken_call_is_kept_for_the_model_to_be_told(text: str, name: str) -> None:
     _, found = hermes(*text)
     assert [call[0] for call in found] == [name]
-    if name != UNREADABLE:
+    if name != UNREADABLE_CALL:
         with pytest.raises(json.JSONDecodeError):
             json.loads(found[0][1])
 
@@ -209,14 +209,14 @@ def test_react_keeps_broken_input_and_reads_nothing_after_it() -> None:
     assert scan(ReActScanner(), *text)[2] == [("list", "/home\nAction: bash\nAction Input: {}")]
     text = "Action: list\nAction Input: {'path': 1}\nAction: bash\nAction Input: {}"
     assert scan(ReActScanner(), *text)[2] == [("list", "{'path': 1}")]
-    assert scan(ReActScanner(), "Action Input: {}")[2] == [(UNREADABLE, "{}")]
+    assert scan(ReActScanner(), "Action Input: {}")[2] == [(UNREADABLE_CALL, "{}")]
 
 
 async def test_tools_are_described_in_the_instructions_and_not_offered_natively() -> None:
     inner = Scripted(says(CALL))
     request = Request(History([SystemMessage("Be brief."), user("what is here?")]), [LIST])
 
-    reply = await reply_of(TextForm(inner), request)
+    reply = await reply_of(TextCallProvider(inner), request)
 
     asked = inner.requests[0]
     instructions = asked.messages[0]
@@ -231,7 +231,7 @@ async def test_tools_are_described_in_the_instructions_and_not_offered_natively(
 async def test_the_past_is_told_as_text_and_ids_count_on(style: Style) -> None:
     first = CALL if style == "hermes" else 'Action: list\nAction Input: {"path": "/"}'
     inner = Scripted(says(first), says(first), says("There is one file."))
-    provider, history = TextForm(inner, style), History([user("what is here?")])
+    provider, history = TextCallProvider(inner, style), History([user("what is here?")])
     for _ in range(2):
         reply = await reply_of(provider, Request(history, [LIST]))
         history.append(reply)
@@ -257,7 +257,7 @@ async def test_results_that_look_like_calls_are_made_harmless_without_changing_t
     shown: dict[str, str] = {}
     for style in ("hermes", "react"):
         inner = Scripted(says("ok"))
-        await reply_of(TextForm(inner, style), Request(history, [READ]))
+        await reply_of(TextCallProvider(inner, style), Request(history, [READ]))
         last = inner.requests[0].messages[-1]
         assert isinstance(last, UserMessage)
         shown[style] = last.text
@@ -272,7 +272,7 @@ async def test_a_call_copied_from_a_result_is_only_read_if_the_model_says_it() -
     history = History([user("read"), Reply("", (ToolCall("1", "read", "oops"),))])
     history.append(ToolResult("1", "read", (TextBlock(CALL),)))
     reply = await reply_of(
-        TextForm(Scripted(says("It describes a call."))), Request(history, [READ])
+        TextCallProvider(Scripted(says("It describes a call."))), Request(history, [READ])
     )
     assert reply.calls == ()
     assert reply.finish is Finish.STOP
@@ -287,7 +287,7 @@ async def test_each_message_is_rewritten_once() -> None:
 
     kept: list[History] = []
     inner = Keeping(*[says("ok")] * 4)
-    provider, history, other = TextForm(inner), History([user("a")]), History([user("b")])
+    provider, history, other = TextCallProvider(inner), History([user("a")]), History([user("b")])
     await reply_of(provider, Request(history, [LIST]))
     history.append(says("ok"))
     history.append(user("more"))
@@ -302,19 +302,19 @@ async def test_each_message_is_rewritten_once() -> None:
 async def test_a_closing_reply_is_told_of_no_tools_and_makes_no_calls() -> None:
     inner = Scripted(says("So: " + CALL))
     request = Request(History([SystemMessage("S"), user("go")]), [LIST], offer_tools=False)
-    reply = await reply_of(TextForm(inner), request)
+    reply = await reply_of(TextCallProvider(inner), request)
     assert inner.requests[0].messages[0] == SystemMessage("S")
     assert (reply.text, reply.calls, reply.finish) == ("So:", (), Finish.STOP)
 
 
 async def test_without_tools_text_is_just_text() -> None:
-    reply = await reply_of(TextForm(Scripted(says(CALL))), Request(History([user("go")])))
+    reply = await reply_of(TextCallProvider(Scripted(says(CALL))), Request(History([user("go")])))
     assert (reply.text, reply.calls) == (CALL, ())
 
 
 async def test_a_cut_off_reply_stays_cut_off() -> None:
     inner = Scripted(says(CALL, finish=Finish.LENGTH))
-    reply = await reply_of(TextForm(inner), Request(History([user("go")]), [LIST]))
+    reply = await reply_of(TextCallProvider(inner), Request(History([user("go")]), [LIST]))
     assert reply.finish is Finish.LENGTH
 
 
@@ -325,7 +325,7 @@ async def test_deltas_and_text_agree_and_a_retry_starts_over() -> None:
             raise ProviderError(ProviderErrorKind.SERVER_ERROR, "gone")
 
     inner = Fallback([Broken(), Scripted(says("Whole.\n" + CALL))])
-    events = await ask(TextForm(inner), Request(History([user("go")]), [LIST]))
+    events = await ask(TextCallProvider(inner), Request(History([user("go")]), [LIST]))
     retried = next(i for i, event in enumerate(events) if isinstance(event, ReplyRetried))
     shown = "".join(e.text for e in events[retried:] if isinstance(e, TextDelta))
     last = events[-1]
@@ -340,13 +340,13 @@ async def test_a_provider_that_streams_no_deltas_is_read_too() -> None:
             yield ReasoningDelta("hm")
             yield Replied(Reply("<think>so</think>" + CALL, reasoning="hm"))
 
-    reply = await reply_of(TextForm(Whole()), Request(History([user("go")]), [LIST]))
+    reply = await reply_of(TextCallProvider(Whole()), Request(History([user("go")]), [LIST]))
     assert len(reply.calls) == 1
     assert reply.reasoning == "hm\nso"
 
 
 async def test_it_says_that_calls_are_in_text_and_closes_what_it_wraps() -> None:
-    provider = TextForm(Scripted(model="x/y"))
+    provider = TextCallProvider(Scripted(model="x/y"))
     assert provider.profile.calls is CallStyle.TEXT
     assert provider.model == "x/y"
     await provider.aclose()

@@ -16,11 +16,11 @@ from evoclaw.core.replay import Replay
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.governance.budget.terms import Terms
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
-from evoclaw.providers.thrifty import Thrifty
+from evoclaw.governance.budget.terms import BudgetOptions
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
+from evoclaw.providers.thrifty import BudgetFallback
 from tests.support.budgets import Person
 from tests.support.loop import Table, run, tool
 
@@ -29,7 +29,7 @@ async def long_answer(call: Call, progress: object) -> str:
     return "x" * 6_000
 
 
-def looks(asked: Asked) -> Reply:
+def looks(asked: ScriptedRequest) -> Reply:
     return calls(("look", {"text": str(len(asked.messages))}))
 
 
@@ -39,7 +39,7 @@ def table() -> Table:
 
 async def test_with_enough_left_the_first_choice_answers_and_nothing_is_cut() -> None:
     model, other = Scripted(looks, looks, says("ok")), Scripted()
-    ran = await run(Thrifty(model, lambda: 0.31, [other]), table())
+    ran = await run(BudgetFallback(model, lambda: 0.31, [other]), table())
     assert ran.end.text == "ok" and other.requests == []
     assert "ContextTrimmed" not in ran.kinds
 
@@ -50,12 +50,14 @@ async def test_below_the_first_rung_the_conversation_is_made_shorter_and_again_f
     left = [1.0, 0.5, 0.29, 0.28, 0.27, 0.18, 0.17]
     now, share = iter(left), [1.0]
 
-    def step(asked: Asked) -> Reply:
+    def step(asked: ScriptedRequest) -> Reply:
         share[0] = next(now)
         return looks(asked) if share[0] > 0.17 else says("done")
 
     model = Scripted(*[step] * 40)
-    ran = await run(Thrifty(model, lambda: share[0]), table(), settings=LoopSettings(max_turns=40))
+    ran = await run(
+        BudgetFallback(model, lambda: share[0]), table(), settings=LoopSettings(max_turns=40)
+    )
     retried = [event for event in ran.events if isinstance(event, ReplyRetried)]
     assert [event.kind for event in retried] == ["context_too_long"] * 2
     assert "29% of the budget" in retried[0].reason and "18%" in retried[1].reason
@@ -64,7 +66,7 @@ async def test_below_the_first_rung_the_conversation_is_made_shorter_and_again_f
 
 
 async def test_a_short_conversation_is_left_as_it_is() -> None:
-    ran = await run(Thrifty(Scripted(calls(("echo", {})), says("ok")), lambda: 0.2))
+    ran = await run(BudgetFallback(Scripted(calls(("echo", {})), says("ok")), lambda: 0.2))
     assert ran.end.text == "ok" and "ReplyRetried" not in ran.kinds
 
 
@@ -75,33 +77,33 @@ async def test_below_the_second_rung_a_cheaper_model_answers_and_later_a_cheaper
     left: float, who: str
 ) -> None:
     models = {name: Scripted(says(name), model=f"x/{name}") for name in ("dear", "mid", "low")}
-    thrifty = Thrifty(models["dear"], lambda: left, [models["mid"], models["low"]])
-    assert thrifty.answering == f"x/{who}" and thrifty.model == "x/dear"
+    thrifty = BudgetFallback(models["dear"], lambda: left, [models["mid"], models["low"]])
+    assert thrifty.current_model == f"x/{who}" and thrifty.model == "x/dear"
     assert (await run(thrifty)).end.text == who
 
 
 async def test_it_promises_only_what_each_of_them_can_do() -> None:
     small = Scripted(profile=Profile(context_tokens=10, max_output_tokens=5, images=False))
     large = Scripted(profile=Profile(images=True))
-    found = Thrifty(large, lambda: 1.0, [small]).profile
+    found = BudgetFallback(large, lambda: 1.0, [small]).profile
     assert found == Profile(context_tokens=10, max_output_tokens=5, images=False)
     mute = Scripted(profile=Profile(calls=CallStyle.NONE))
     with pytest.raises(ConfigError, match="must be able to call tools"):
-        Thrifty(large, lambda: 1.0, [mute])
+        BudgetFallback(large, lambda: 1.0, [mute])
 
 
 async def test_the_whole_ladder_shorter_then_cheaper_then_a_person_and_it_replays() -> None:
     count = iter(range(100))
 
-    def reply(asked: Asked) -> Reply:
+    def reply(asked: ScriptedRequest) -> Reply:
         found = calls(("look", {"text": str(next(count))}))
         return Reply("", found.calls, found.finish, Usage(5_000, 100), "m", 0.0)
 
     profile = Profile(context_tokens=20_000, max_output_tokens=100)
     dear, low = (Scripted(*[reply] * 30, model=f"x/{n}", profile=profile) for n in ("dear", "low"))
     settings = BudgetSettings(tokens=100_000, warn_at=0.75, ask_at=0.75)
-    budget = Budget(MemoryLedger(), "r", settings, Terms(attended=True))
-    thrifty = Thrifty(dear, budget.share, [low])
+    budget = RunBudget(MemoryLedger(), "r", settings, BudgetOptions(attended=True))
+    thrifty = BudgetFallback(dear, budget.remaining_share, [low])
     person = Person(*[Decision.ONCE] * 3)
     state = new_run([user("go")], "r")
     loop = run_loop(state, Ports(thrifty, table(), budget, person), LoopSettings(max_turns=50))

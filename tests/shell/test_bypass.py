@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from evoclaw.core.ports import Allow
 from evoclaw.core.tools import Call
-from evoclaw.governance.rules.disk import ThisDisk
+from evoclaw.governance.rules.disk import LocalPathResolver
 from evoclaw.governance.rules.document import CallExample, parse_rules
 from evoclaw.governance.rules.examples import example_call
-from evoclaw.governance.rules.policy import Rules
+from evoclaw.governance.rules.policy import RulePolicy
 from tests.shell import attacks
 from tests.shell.sandbox import FuzzSandbox, why_not
 from tests.support.properties import examples
@@ -48,18 +48,18 @@ class Attempts:
         self.sandbox, self.kind = sandbox, kind
         text = f'[[rules]]\nname = "{kind}"\nthen = "deny"\n{RULES[kind]}\n'
         self.workspace = str(sandbox.workspace)
-        self.rules = Rules(
+        self.rules = RulePolicy(
             parse_rules(text, kind),
             workspace=self.workspace,
             home=self.workspace,
-            disk=ThisDisk(),
+            resolver=LocalPathResolver(),
         )
         self.examples = self.ran = 0
         self.escapes: list[str] = []
 
     def allows(self, call: Call) -> bool:
         """Whether the rules let it pass."""
-        return isinstance(self.rules.look(call).verdict, Allow)
+        return isinstance(self.rules.evaluate(call).verdict, Allow)
 
     def command(self, command: str, *, judged: bool = True) -> bool:
         """Try a command; True if it got through."""

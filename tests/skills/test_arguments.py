@@ -6,7 +6,12 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON
-from evoclaw.skills.arguments import LONGEST, Line, command_line, ways_of
+from evoclaw.skills.arguments import (
+    MAX_ARGUMENT_BYTES,
+    CommandLine,
+    argument_bindings,
+    build_command_line,
+)
 
 SCHEMA: dict[str, JSON] = {
     "type": "object",
@@ -22,10 +27,10 @@ SCHEMA: dict[str, JSON] = {
 }
 
 
-def line(args: str | dict[str, str] = "options", **arguments: JSON) -> Line:
-    ways, problem = ways_of(SCHEMA, args)
+def line(args: str | dict[str, str] = "options", **arguments: JSON) -> CommandLine:
+    ways, problem = argument_bindings(SCHEMA, args)
     assert not problem
-    return command_line(ways, arguments, args if isinstance(args, str) else "")
+    return build_command_line(ways, arguments, args if isinstance(args, str) else "")
 
 
 def test_values_are_joined_to_their_options() -> None:
@@ -45,7 +50,7 @@ def test_arrays_and_objects_are_json() -> None:
 
 
 def test_content_goes_by_standard_input() -> None:
-    assert line({"content": "stdin"}, path="x", content="é\n") == Line(
+    assert line({"content": "stdin"}, path="x", content="é\n") == CommandLine(
         ("--path=x",), "é\n".encode()
     )
 
@@ -55,7 +60,7 @@ def test_null_is_not_given_at_all() -> None:
 
 
 def test_a_whole_call_can_go_as_json() -> None:
-    assert line("json", path="-x") == Line((), b'{"path":"-x"}')
+    assert line("json", path="-x") == CommandLine((), b'{"path":"-x"}')
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_fault_41_a_value_is_never_an_option(value: str) -> None:
 @pytest.mark.parametrize("key", ["-x", "--exec", "a=b", "a\nb", "", "a b", "é"])
 def test_fault_41_a_key_that_is_no_plain_word_is_refused(key: str) -> None:
     schema: dict[str, JSON] = {"type": "object", "properties": {key: {"type": "string"}}}
-    _, problem = ways_of(schema, "options")
+    _, problem = argument_bindings(schema, "options")
     assert "cannot be an option" in problem
 
 
@@ -87,10 +92,12 @@ def test_a_nul_character_or_too_long_a_value_is_told_to_the_model() -> None:
     with pytest.raises(ToolFailure, match="NUL"):
         line(path="a\0b")
     with pytest.raises(ToolFailure, match="bytes"):
-        line(path="x" * (LONGEST + 1))
+        line(path="x" * (MAX_ARGUMENT_BYTES + 1))
     with pytest.raises(ToolFailure, match="Unicode"):
         line(path="\ud800")
-    assert line({"content": "stdin"}, content="x" * (LONGEST * 2)).stdin == b"x" * (LONGEST * 2)
+    assert line({"content": "stdin"}, content="x" * (MAX_ARGUMENT_BYTES * 2)).stdin == b"x" * (
+        MAX_ARGUMENT_BYTES * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_a_nul_character_or_too_long_a_value_is_told_to_the_model() -> None:
     ],
 )
 def test_a_mapping_that_cannot_work_is_refused(args: str | dict[str, str], said: str) -> None:
-    assert said in ways_of(SCHEMA, args)[1]
+    assert said in argument_bindings(SCHEMA, args)[1]
 
 
 def test_an_option_can_be_spelt_as_the_program_wants_it() -> None:

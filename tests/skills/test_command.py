@@ -10,7 +10,7 @@ import pytest
 
 from evoclaw.cli import exits
 from evoclaw.core.errors import ConfigError
-from evoclaw.wiring.skills import approvals
+from evoclaw.wiring.skills import skill_approvals
 from tests.support.programs.governed_commands import typed
 from tests.support.skills import guide, load, put, put_tool
 
@@ -18,7 +18,7 @@ from tests.support.skills import guide, load, put, put_tool
 class House:
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = home / "skills"
-        self.approvals = approvals(home)
+        self.approvals = skill_approvals(home)
         self._capsys = capsys
 
     def __call__(self, *words: str, code: int = exits.OK) -> str:

@@ -13,39 +13,39 @@ import pytest
 
 from evoclaw.cli.dt import parser_of
 from evoclaw.cli.skills import copy_and_approve
-from evoclaw.core.bound import BoundTool, Machine
+from evoclaw.core.bound import BoundTool, ToolEnvironment
 from evoclaw.core.messages import JSON
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.skills.approvals import ApprovalFile
-from evoclaw.skills.arguments import command_line
-from evoclaw.skills.binary import bind
+from evoclaw.skills.approvals import SkillApprovalFile
+from evoclaw.skills.arguments import build_command_line
+from evoclaw.skills.binary import bind_program
 from evoclaw.skills.generated import (
-    NAME,
+    DESKTOP_TOOLS,
     PROGRAM,
-    guide_of,
-    manifest_of,
-    shipped,
+    bundled_skills_folder,
+    skill_markdown,
+    skill_toml,
     stdin_parameter,
     without_nulls,
     write_desktop_tools,
     write_programs,
 )
 from evoclaw.skills.manifest import read_manifest
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 from evoclaw.tools.sets import everything
 from tests.support.skills import load
 
-FOLDER = shipped() / NAME
+FOLDER = bundled_skills_folder() / DESKTOP_TOOLS
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The skill as `evoclaw skills add desktop-tools` puts it beside the others."""
     place = tmp_path_factory.mktemp("skills")
-    copy_and_approve(Path(NAME), place, ApprovalFile(place / "approved.json"))
-    return place / NAME
+    copy_and_approve(Path(DESKTOP_TOOLS), place, SkillApprovalFile(place / "approved.json"))
+    return place / DESKTOP_TOOLS
 
 
 class Programs:
@@ -74,8 +74,8 @@ def dt(installed: Path, tmp_path: Path) -> Programs:
 
 def test_the_shipped_files_are_what_the_built_in_tools_say() -> None:
     tools = [bound.tool for bound in everything()]
-    assert (FOLDER / "skill.toml").read_text() == manifest_of(tools), "run `make docs`"
-    assert (FOLDER / "SKILL.md").read_text() == guide_of(tools), "run `make docs`"
+    assert (FOLDER / "skill.toml").read_text() == skill_toml(tools), "run `make docs`"
+    assert (FOLDER / "SKILL.md").read_text() == skill_markdown(tools), "run `make docs`"
     programs = {path.name: path for path in (FOLDER / "bin").iterdir()}
     assert programs.keys() == {f"dt-{tool.name}" for tool in tools}, "run `make docs`"
     assert {path.read_text() for path in programs.values()} == {
@@ -115,8 +115,8 @@ def test_a_tool_that_is_added_only_needs_its_files_written_again(tmp_path: Path)
         "additionalProperties": False,
     }
     tool = Tool("fresh", "Does\nthings.", schema, timeout=1.5, resources=())
-    write_desktop_tools([tool], tmp_path / NAME)
-    text = (tmp_path / NAME / "skill.toml").read_text()
+    write_desktop_tools([tool], tmp_path / DESKTOP_TOOLS)
+    text = (tmp_path / DESKTOP_TOOLS / "skill.toml").read_text()
     text = text.replace("[tools.parameters]", 'args = "json"\n[tools.parameters]', 1)
     (program,) = read_manifest(tmp_path, text, platform="linux").programs
     assert program.tool.parameters == without_nulls("fresh", schema)
@@ -170,7 +170,7 @@ def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(
 ) -> None:
     (program,) = [one for one in load(FOLDER).programs if one.tool.name == "write"]
     assert stdin_parameter(program.tool) == "content"
-    line = command_line(program.ways, {"path": "-x", "content": "hello"})
+    line = build_command_line(program.bindings, {"path": "-x", "content": "hello"})
     assert line.stdin == b"hello"
     done = dt("write", *line.arguments, stdin="hello")
     assert done.returncode == 0, done.stderr
@@ -188,8 +188,8 @@ def test_a_tool_that_needs_a_run_says_so(dt: Programs) -> None:
 async def test_the_skills_tools_run_its_own_programs(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (program,) = [one for one in load(installed).programs if one.tool.name == "read"]
-    bound = bind(load(installed), program, pinned=True)
-    machine = Machine({ExecOps: LocalProcesses(tmp_path)}, lambda text: None)
+    bound = bind_program(load(installed), program, pinned=True)
+    machine = ToolEnvironment({ExecOps: LocalProcesses(tmp_path)}, lambda text: None)
     call = Call("c", bound.tool, {"path": "a.txt", "offset": 2}, "r.1.0.1", 30)
 
     result = await bound.run(call, machine)
@@ -198,7 +198,9 @@ async def test_the_skills_tools_run_its_own_programs(installed: Path, tmp_path: 
 
 
 def test_the_added_skill_is_no_rival_of_the_built_in_tools(installed: Path) -> None:
-    shelf = Shelf([installed.parent], reserved={bound.name: "built in" for bound in everything()})
+    shelf = SkillRegistry(
+        [installed.parent], reserved={bound.name: "built in" for bound in everything()}
+    )
     assert shelf.tools() == ()
     (problem,) = shelf.problems()
     assert not problem.refused and "from a shell" in problem.reason
@@ -227,7 +229,9 @@ def test_the_only_command_that_the_wheel_installs_is_evoclaw(
             *("[console_scripts]", "evoclaw=evoclaw.__main__:main")
         ]
         programs = [
-            one for one in wheel.infolist() if one.filename.startswith(f"evoclaw/skills/{NAME}/bin")
+            one
+            for one in wheel.infolist()
+            if one.filename.startswith(f"evoclaw/skills/{DESKTOP_TOOLS}/bin")
         ]
         assert len(programs) == len(everything())
         assert all(one.external_attr >> 16 & 0o111 for one in programs)

@@ -10,9 +10,14 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.skills.disclosure import Disclosure, catalogue, instructions, narrow
-from evoclaw.skills.watching import Shelf
-from evoclaw.tools.skill import SkillTexts, skill
+from evoclaw.skills.disclosure import (
+    RegistrySkillReader,
+    restrict_tools,
+    skill_instructions,
+    skill_list,
+)
+from evoclaw.skills.watching import SkillRegistry
+from evoclaw.tools.skill import SkillReader, skill
 from tests.support.skills import guide, load, put, put_tool
 
 
@@ -21,12 +26,12 @@ def offered(*names: str) -> list[Tool]:
 
 
 def left(tools: list[Tool], *folders: Path) -> list[str]:
-    return [tool.name for tool in narrow(tools, [load(folder) for folder in folders])]
+    return [tool.name for tool in restrict_tools(tools, [load(folder) for folder in folders])]
 
 
 async def ask(root: Path, **arguments: JSON) -> str:
-    texts = Disclosure(Shelf([root], every=0))
-    executor = LocalExecutor([skill], given={SkillTexts: texts})
+    texts = RegistrySkillReader(SkillRegistry([root], poll_interval=0))
+    executor = LocalExecutor([skill], given={SkillReader: texts})
     call = Call("c", skill.tool, arguments, "r.1.0.1", 5)
     return (await executor.execute(call, lambda _: None)).text
 
@@ -34,11 +39,11 @@ async def ask(root: Path, **arguments: JSON) -> str:
 def test_the_first_level_is_one_line_of_each(tmp_path: Path) -> None:
     put(tmp_path, "haiku", SKILL_md=guide("haiku", "Writes haiku.", "Count to five."))
     put(tmp_path, "long", SKILL_md=guide("long", "x" * 1000))
-    text = catalogue(Shelf([tmp_path]).skills())
+    text = skill_list(SkillRegistry([tmp_path]).skills())
     assert "- haiku: Writes haiku." in text
     assert "Count" not in text
     assert max(map(len, text.splitlines())) < 320
-    assert catalogue([]) == ""
+    assert skill_list([]) == ""
 
 
 def test_what_a_reader_does_not_see_the_model_does_not_see(tmp_path: Path) -> None:
@@ -46,8 +51,8 @@ def test_what_a_reader_does_not_see_the_model_does_not_see(tmp_path: Path) -> No
     folder = put(
         tmp_path, "odd", SKILL_md=guide("odd", f"Fine{hidden}\u200b.", f"A\u202eb{hidden}")
     )
-    assert "- odd: Fine." in catalogue([load(folder)])
-    assert "\nAb" in instructions(load(folder))
+    assert "- odd: Fine." in skill_list([load(folder)])
+    assert "\nAb" in skill_instructions(load(folder))
 
 
 async def test_the_second_level_is_the_instructions_and_what_files_there_are(
@@ -86,8 +91,8 @@ async def test_a_file_that_is_not_text_is_not_shown(tmp_path: Path) -> None:
 
 async def test_a_file_that_was_changed_since_is_not_shown(tmp_path: Path) -> None:
     folder = put(tmp_path, "haiku", SKILL_md=guide("haiku"), note="old")
-    shelf = Shelf([tmp_path], every=1e9)
-    texts = Disclosure(shelf)
+    shelf = SkillRegistry([tmp_path], poll_interval=1e9)
+    texts = RegistrySkillReader(shelf)
     assert await texts.reference("haiku", "note") == "old"
     (folder / "note").write_text("new")
     with pytest.raises(ToolFailure, match="Load the skill again"):

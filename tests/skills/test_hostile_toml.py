@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evoclaw.skills.folders import SkillRefused
-from evoclaw.skills.generated import NAME, shipped
+from evoclaw.skills.generated import DESKTOP_TOOLS, bundled_skills_folder
 from evoclaw.skills.manifest import read_manifest
 from tests.support.properties import examples
 from tests.support.skills import load, put
 
 CORPUS = Path(__file__).parents[2] / ".venv" / "toml-test" / "tests"
-SHIPPED = (shipped() / NAME / "skill.toml").read_text()
+SHIPPED = (bundled_skills_folder() / DESKTOP_TOOLS / "skill.toml").read_text()
 PIECES = (
     *("[[tools]]", "[tools.parameters]", "[tools]", "[skill]", "name", "=", '"x"', "'", '"""', "{"),
     *("}", "[", "]", ",", "\n", ".", "#", "0x", "1e999", "nan", "inf", "1979-05-27T07:32:00Z"),

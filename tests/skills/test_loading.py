@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.skills.folders import MAX_FILES, SkillRefused, digest
+from evoclaw.skills.folders import MAX_FILES, SkillRefused, folder_digest
 from evoclaw.skills.manifest import MAX_TOOLS
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 from tests.support.skills import HELLO, guide, load, manifest, put, put_tool, reasons
 
 PROPERTY = '[tools.parameters.properties.x]\ntype = "string"\n'
@@ -129,7 +129,7 @@ def test_fault_59_a_hostile_skill_is_refused_and_the_others_load(tmp_path: Path,
     put_tool(root, "good", "fine")
     harm(put_tool(root, "bad", "thing"))
 
-    shelf = Shelf([root])
+    shelf = SkillRegistry([root])
 
     assert [skill.name for skill in shelf.skills()] == ["good"]
     assert said in reasons(shelf)
@@ -231,42 +231,42 @@ def test_only_what_is_for_this_platform_is_there(tmp_path: Path) -> None:
     whole = '[skill]\nplatforms = ["macos"]\n' + manifest("far")
     put(tmp_path, "foreign", skill_toml=whole, run=HELLO)
     put(tmp_path, "parts", skill_toml=manifest("p", extra='platforms = ["macos"]'), run=HELLO)
-    shelf = Shelf([tmp_path], platform="linux")
+    shelf = SkillRegistry([tmp_path], platform="linux")
 
     assert [p.tool.name for skill in shelf.skills() for p in skill.programs] == ["here"]
     assert [problem.refused for problem in shelf.problems()] == [False, False]
     assert "the skill is for macos" in reasons(shelf)
     assert "none of the skill's tools is for this platform" in reasons(shelf)
-    there = Shelf([tmp_path], platform="darwin")
+    there = SkillRegistry([tmp_path], platform="darwin")
     assert [skill.name for skill in there.skills()] == ["foreign", "mixed", "parts"]
 
 
 def test_the_digest_is_of_every_file_its_name_and_whether_it_runs(tmp_path: Path) -> None:
     folder = put_tool(tmp_path, "pinned", "thing")
-    seen = {digest(folder)}
+    seen = {folder_digest(folder)}
     assert load(folder).digest in seen
     (folder / "bin" / "run").chmod(0o644)
-    seen.add(digest(folder))
+    seen.add(folder_digest(folder))
     (folder / "bin" / "run").rename(folder / "bin" / "ru")
-    seen.add(digest(folder))
+    seen.add(folder_digest(folder))
     (folder / "more").touch()
-    seen.add(digest(folder))
+    seen.add(folder_digest(folder))
     assert len(seen) == 4
     (folder / ".git").mkdir()
     (folder / ".git" / "index").touch()
-    assert digest(folder) in seen
+    assert folder_digest(folder) in seen
 
 
 def test_a_root_that_everybody_may_write_to_gives_nothing(tmp_path: Path) -> None:
     put_tool(tmp_path / "skills", "good", "fine")
     (tmp_path / "skills").chmod(0o777)
-    shelf = Shelf([tmp_path / "skills"])
+    shelf = SkillRegistry([tmp_path / "skills"])
     assert not shelf.skills()
     assert "everybody" in reasons(shelf)
 
 
 def test_a_root_that_is_not_there_is_no_problem(tmp_path: Path) -> None:
-    shelf = Shelf([tmp_path / "none"])
+    shelf = SkillRegistry([tmp_path / "none"])
     assert not shelf.skills()
     assert not shelf.problems()
 
@@ -286,6 +286,6 @@ def test_both_files_must_agree(tmp_path: Path) -> None:
 def test_a_folder_of_neither_file_is_reported(tmp_path: Path) -> None:
     put(tmp_path, "empty", note="x")
     put(tmp_path, "text", SKILL_md=guide("text"))
-    shelf = Shelf([tmp_path])
+    shelf = SkillRegistry([tmp_path])
     assert "neither SKILL.md nor skill.toml" in reasons(shelf)
     assert [skill.name for skill in shelf.skills()] == ["text"]

@@ -15,7 +15,7 @@ from evoclaw.skills import frontmatter
 from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.frontmatter import FrontMatterError
 from evoclaw.skills.loading import load_skill
-from evoclaw.skills.markdown import Guide, read_guide
+from evoclaw.skills.markdown import SkillGuide, read_guide
 from tests.support.properties import examples
 from tests.support.skills import guide, put
 
@@ -23,7 +23,7 @@ validator: Any = pytest.importorskip("skills_ref.validator")
 reference: Any = pytest.importorskip("skills_ref.parser")
 
 
-def read(text: str) -> Guide:
+def read(text: str) -> SkillGuide:
     return read_guide(Path("SKILL.md"), text)
 
 
@@ -58,19 +58,21 @@ def test_a_whole_head_is_read_as_the_reference_reads_it(tmp_path: Path) -> None:
     assert (ours.license, ours.compatibility) == (theirs.license, theirs.compatibility)
     assert ours.metadata == theirs.metadata == {"version": "1.20", "author": "someone else"}
     assert ours.instructions == "# How\n\nBody --- with dashes."
-    assert ours.allowed == {"read", "bash"}
+    assert ours.allowed_tools == {"read", "bash"}
     assert "the pattern in brackets is ignored" in ours.notes[0]
 
 
 def test_no_value_becomes_anything_but_text() -> None:
-    head = frontmatter.read(["a: no", "b: 1.0", "c: 2024-01-01", "d: null", "e: ~", "f:"])
+    head = frontmatter.parse_front_matter(
+        ["a: no", "b: 1.0", "c: 2024-01-01", "d: null", "e: ~", "f:"]
+    )
     assert head == {"a": "no", "b": "1.0", "c": "2024-01-01", "d": "null", "e": "~", "f": ""}
 
 
 def test_escapes_and_quotes_over_several_lines_are_read_as_yaml_says() -> None:
     lines = ['a: "\\x41\\n"', "b: 'one", "  two'", "\"c\": ['s, t',", "  u]", "d:", "- v", "- "]
     head = {"a": "A\n", "b": "one two", "c": ["s, t", "u"], "d": ["v", ""]}
-    assert frontmatter.read(lines) == head
+    assert frontmatter.parse_front_matter(lines) == head
 
 
 @pytest.mark.process
@@ -81,7 +83,7 @@ def test_the_yaml_library_is_loaded_when_the_first_head_is_read() -> None:
 
 def test_texts_over_several_lines_and_lists_are_read() -> None:
     lines = ["a: one", "  two", "b: |", "  x", "    y", "", "c:", "  - p", "  - 'q r'", "d: [s, t]"]
-    assert frontmatter.read(lines) == {
+    assert frontmatter.parse_front_matter(lines) == {
         "a": "one two",
         "b": "x\n  y\n",
         "c": ["p", "q r"],
@@ -125,7 +127,7 @@ def test_what_is_not_understood_is_refused_with_its_line(
     lines: list[str], number: int, said: str
 ) -> None:
     with pytest.raises(FrontMatterError, match=said) as caught:
-        frontmatter.read(lines)
+        frontmatter.parse_front_matter(lines)
     assert caught.value.line == number
 
 
@@ -172,8 +174,8 @@ def test_fields_of_other_programs_are_ignored_with_a_note() -> None:
 
 
 def test_an_empty_list_of_tools_means_none() -> None:
-    assert read(guide("x", allowed_tools="''")).allowed == frozenset()
-    assert read(guide("x")).allowed is None
+    assert read(guide("x", allowed_tools="''")).allowed_tools == frozenset()
+    assert read(guide("x")).allowed_tools is None
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -181,7 +183,7 @@ def test_an_empty_list_of_tools_means_none() -> None:
 def test_what_is_read_is_read_as_the_reference_does_or_not_at_all(lines: list[str]) -> None:
     text = "\n".join(f"k{number}: {line}" for number, line in enumerate(lines))
     try:
-        ours = frontmatter.read(text.split("\n"))
+        ours = frontmatter.parse_front_matter(text.split("\n"))
     except FrontMatterError:
         return
     try:

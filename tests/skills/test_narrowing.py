@@ -11,22 +11,22 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.skills.disclosure import Disclosure
-from evoclaw.skills.skill_tools import SkillsInUse
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.disclosure import RegistrySkillReader
+from evoclaw.skills.skill_tools import ActiveSkillTools
+from evoclaw.skills.watching import SkillRegistry
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
 from evoclaw.tools.search import grep
-from evoclaw.tools.skill import SkillTexts, skill
+from evoclaw.tools.skill import SkillReader, skill
 from tests.support.skills import guide, put
 
 
 def narrowed(root: Path) -> Pipeline:
-    shelf = Shelf([root])
-    given: dict[type, object] = {SkillTexts: Disclosure(shelf)}
+    shelf = SkillRegistry([root])
+    given: dict[type, object] = {SkillReader: RegistrySkillReader(shelf)}
     machine = FakeOps({"a.txt": "hello"})
     tools = LocalExecutor([read, write, grep, skill], files=machine, given=given)
-    return Pipeline([tools], [SkillsInUse(shelf)])
+    return Pipeline([tools], [ActiveSkillTools(shelf)])
 
 
 def names(executor: Pipeline) -> list[str]:
@@ -64,7 +64,7 @@ async def test_two_active_skills_leave_what_both_work_with(tmp_path: Path) -> No
         await use(executor, "skill", name=name)
     assert names(executor) == ["read", "skill"]
     (step,) = executor.offer
-    assert isinstance(step, SkillsInUse)
+    assert isinstance(step, ActiveSkillTools)
     assert [skill.name for skill in step.active] == ["one", "two"]
 
 

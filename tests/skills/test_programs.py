@@ -14,10 +14,10 @@ from evoclaw.core.ops import ExecOps
 from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.skills.approvals import ApprovalFile
+from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.binary import Sandboxes
 from evoclaw.skills.executing import SkillExecutor
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 from tests.support.skills import manifest, put, put_tool
 
 pytestmark = pytest.mark.process
@@ -48,11 +48,11 @@ async def call(executor: SkillExecutor, name: str, **arguments: JSON) -> ToolRes
         return await executor.execute(Call("c", found[0], arguments, "r.1.0.1", 10), lambda _: None)
 
 
-def shop(tmp_path: Path) -> tuple[Shelf, SkillExecutor]:
+def shop(tmp_path: Path) -> tuple[SkillRegistry, SkillExecutor]:
     root, workspace = tmp_path / "skills", tmp_path / "work"
     root.mkdir(exist_ok=True)
     workspace.mkdir(exist_ok=True)
-    shelf = Shelf([root], every=0)
+    shelf = SkillRegistry([root], poll_interval=0)
     return shelf, SkillExecutor(shelf, LocalProcesses(workspace))
 
 
@@ -98,7 +98,7 @@ async def test_fault_59_a_program_that_was_changed_behind_our_back_is_not_run(
     tmp_path: Path,
 ) -> None:
     folder = put_tool(tmp_path / "skills", "greeting", "greet")
-    shelf = Shelf([tmp_path / "skills"], every=1e9)
+    shelf = SkillRegistry([tmp_path / "skills"], poll_interval=1e9)
     executor = SkillExecutor(shelf, LocalProcesses(tmp_path))
     assert (await call(executor, "greet")).text == "hello"
 
@@ -117,8 +117,8 @@ async def test_fault_59_an_approved_program_is_not_run_when_anything_beside_it_c
     tmp_path: Path,
 ) -> None:
     folder = put_tool(tmp_path / "skills", "greeting", "greet")
-    approvals = ApprovalFile(tmp_path / "approved.json")
-    shelf = Shelf([tmp_path / "skills"], approvals=approvals, every=1e9)
+    approvals = SkillApprovalFile(tmp_path / "approved.json")
+    shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, poll_interval=1e9)
     approvals.pin("greeting", shelf.skills()[0].digest)
     executor = SkillExecutor(shelf, LocalProcesses(tmp_path))
     assert (await call(executor, "greet")).text == "hello"
@@ -159,7 +159,7 @@ async def test_a_tool_that_needs_a_sandbox_does_not_run_without_one(tmp_path: Pa
     ops = LocalProcesses(tmp_path)
     sandbox = OneSandbox(ops)
     assert (
-        await call(SkillExecutor(shelf, ops, given={Sandboxes: sandbox}), "sandboxed")
+        await call(SkillExecutor(shelf, ops, dependencies={Sandboxes: sandbox}), "sandboxed")
     ).text == "in"
     assert sandbox.asked == ["bubblewrap"]
 
@@ -175,6 +175,6 @@ async def test_a_call_that_may_have_run_is_not_run_again(tmp_path: Path) -> None
 
 def test_what_is_bound_is_a_tool_like_any_other(tmp_path: Path) -> None:
     put_tool(tmp_path, "greeting", "greet")
-    (bound,) = Shelf([tmp_path]).tools()
+    (bound,) = SkillRegistry([tmp_path]).tools()
     assert isinstance(bound, BoundTool)
-    assert bound.needs == {ExecOps}
+    assert bound.dependencies == {ExecOps}

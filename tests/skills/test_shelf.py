@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.skills.approvals import ApprovalFile
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.approvals import SkillApprovalFile
+from evoclaw.skills.watching import SkillRegistry
 from tests.support.skills import guide, manifest, put, put_tool, reasons
 
 
@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def names(shelf: Shelf) -> list[str]:
+def names(shelf: SkillRegistry) -> list[str]:
     return [skill.key for skill in shelf.skills()]
 
 
@@ -31,7 +31,7 @@ def test_fault_58_one_tool_name_in_two_skills_is_refused_with_both_paths(
     one = put_tool(tmp_path, "one", "weather")
     two = put_tool(tmp_path, "two", other)
     put_tool(tmp_path, "three", "tides")
-    shelf = Shelf([tmp_path])
+    shelf = SkillRegistry([tmp_path])
 
     assert names(shelf) == ["three@0"]
     for mine, theirs in ((one, two), (two, one)):
@@ -45,7 +45,7 @@ def test_fault_58_a_skill_cannot_take_the_place_of_a_built_in_tool(
     tmp_path: Path, name: str
 ) -> None:
     put_tool(tmp_path, "thief", name)
-    shelf = Shelf([tmp_path], reserved={"read": "a built-in tool"})
+    shelf = SkillRegistry([tmp_path], reserved={"read": "a built-in tool"})
     assert not shelf.skills()
     assert "a built-in tool" in reasons(shelf)
 
@@ -53,7 +53,7 @@ def test_fault_58_a_skill_cannot_take_the_place_of_a_built_in_tool(
 def test_fault_58_skills_whose_names_look_alike_are_refused(tmp_path: Path) -> None:
     one = put_tool(tmp_path, "tools1", "a_tool")
     two = put_tool(tmp_path, "toolsl", "b_tool")
-    shelf = Shelf([tmp_path])
+    shelf = SkillRegistry([tmp_path])
     assert not shelf.skills()
     assert {problem.path for problem in shelf.problems()} == {one, two}
 
@@ -61,13 +61,13 @@ def test_fault_58_skills_whose_names_look_alike_are_refused(tmp_path: Path) -> N
 def test_fault_58_the_earlier_root_stays(tmp_path: Path) -> None:
     mine = put_tool(tmp_path / "mine", "one", "weather")
     put_tool(tmp_path / "theirs", "two", "weather")
-    shelf = Shelf([tmp_path / "mine", tmp_path / "theirs"])
+    shelf = SkillRegistry([tmp_path / "mine", tmp_path / "theirs"])
     assert [skill.folder for skill in shelf.skills()] == [mine]
 
 
 def test_fault_58_a_newcomer_cannot_push_out_who_is_in_use(tmp_path: Path) -> None:
     put_tool(tmp_path, "old", "weather")
-    shelf = Shelf([tmp_path], every=0)
+    shelf = SkillRegistry([tmp_path], poll_interval=0)
     assert names(shelf) == ["old@0"]
     put_tool(tmp_path, "new", "weather")
     assert names(shelf) == ["old@0"]
@@ -77,7 +77,7 @@ def test_fault_58_a_newcomer_cannot_push_out_who_is_in_use(tmp_path: Path) -> No
 def test_of_several_versions_the_highest_is_used(tmp_path: Path) -> None:
     for version in ("1.9.0", "1.10.0", "1.10.0-beta"):
         put_tool(tmp_path, f"weather@{version}", "weather", version=version)
-    shelf = Shelf([tmp_path])
+    shelf = SkillRegistry([tmp_path])
 
     assert names(shelf) == ["weather@1.10.0"]
     assert {skill.key for skill in shelf.shadowed()} == {"weather@1.9.0", "weather@1.10.0-beta"}
@@ -93,20 +93,20 @@ def test_of_several_versions_one_that_does_not_fit_here_is_left_out(tmp_path: Pa
     folder = put_tool(tmp_path, "weather@2.0", "weather", version="2.0")
     text = (folder / "skill.toml").read_text()
     (folder / "skill.toml").write_text(text.replace("[skill]", '[skill]\nplatforms = ["macos"]'))
-    assert names(Shelf([tmp_path], platform="linux")) == ["weather@1.0"]
+    assert names(SkillRegistry([tmp_path], platform="linux")) == ["weather@1.0"]
 
 
 def test_the_same_version_twice_is_refused(tmp_path: Path) -> None:
     put_tool(tmp_path, "weather", "weather", version="1.0")
     put_tool(tmp_path, "weather@1.0.0", "weather", version="1.0.0")
-    shelf = Shelf([tmp_path])
+    shelf = SkillRegistry([tmp_path])
     assert not shelf.skills()
     assert len(shelf.problems()) == 2
 
 
 def test_a_newcomers_one_file_skill_shows_up_without_a_restart(tmp_path: Path) -> None:
     clock = Clock()
-    shelf = Shelf([tmp_path], every=2, clock=clock)
+    shelf = SkillRegistry([tmp_path], poll_interval=2, clock=clock)
     assert names(shelf) == []
     put(tmp_path, "haiku", SKILL_md=guide("haiku", "Writes haiku."))
     assert names(shelf) == []  # looked at a moment ago
@@ -116,7 +116,7 @@ def test_a_newcomers_one_file_skill_shows_up_without_a_restart(tmp_path: Path) -
 
 def test_a_change_is_noticed_when_asked(tmp_path: Path) -> None:
     folder = put(tmp_path, "haiku", SKILL_md=guide("haiku", body="Old."))
-    shelf = Shelf([tmp_path], every=1e9)
+    shelf = SkillRegistry([tmp_path], poll_interval=1e9)
     assert shelf.skills()[0].instructions == "Old."
     (folder / "SKILL.md").write_text(guide("haiku", body="New."))
     assert shelf.skills()[0].instructions == "Old."
@@ -126,7 +126,7 @@ def test_a_change_is_noticed_when_asked(tmp_path: Path) -> None:
 
 def test_what_did_not_change_is_not_loaded_again(tmp_path: Path) -> None:
     put_tool(tmp_path, "same", "thing")
-    shelf = Shelf([tmp_path], every=0)
+    shelf = SkillRegistry([tmp_path], poll_interval=0)
     skill, tools = shelf.skills()[0], shelf.tools()
     put_tool(tmp_path, "other", "else_")
     assert shelf.skills()[1] is skill
@@ -135,7 +135,7 @@ def test_what_did_not_change_is_not_loaded_again(tmp_path: Path) -> None:
 
 def test_a_skill_that_breaks_stays_as_it_was_and_that_is_told(tmp_path: Path) -> None:
     folder = put_tool(tmp_path, "weather", "weather", version="1")
-    shelf = Shelf([tmp_path], every=0)
+    shelf = SkillRegistry([tmp_path], poll_interval=0)
     assert names(shelf) == ["weather@1"]
 
     (folder / "skill.toml").write_text("oops")
@@ -149,7 +149,7 @@ def test_a_skill_that_breaks_stays_as_it_was_and_that_is_told(tmp_path: Path) ->
 
 def test_a_skill_that_is_removed_is_gone(tmp_path: Path) -> None:
     folder = put(tmp_path, "haiku", SKILL_md=guide("haiku"))
-    shelf = Shelf([tmp_path], every=0)
+    shelf = SkillRegistry([tmp_path], poll_interval=0)
     assert names(shelf)
     (folder / "SKILL.md").unlink()
     folder.rmdir()
@@ -160,8 +160,8 @@ def test_a_skill_that_is_removed_is_gone(tmp_path: Path) -> None:
 def test_fault_59_a_skill_that_changes_after_its_approval_is_refused(tmp_path: Path) -> None:
     folder = put_tool(tmp_path / "skills", "weather", "weather")
     (folder / "lib.sh").write_text("one")
-    approvals = ApprovalFile(tmp_path / "approved.json")
-    shelf = Shelf([tmp_path / "skills"], approvals=approvals, every=0)
+    approvals = SkillApprovalFile(tmp_path / "approved.json")
+    shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, poll_interval=0)
     approvals.pin("weather", shelf.skills()[0].digest)
     assert shelf.pinned(shelf.skills()[0])
 
@@ -175,8 +175,8 @@ def test_fault_59_a_skill_that_changes_after_its_approval_is_refused(tmp_path: P
 
 def test_fault_59_an_approved_skill_does_not_live_on_when_it_breaks(tmp_path: Path) -> None:
     folder = put_tool(tmp_path / "skills", "weather", "weather")
-    approvals = ApprovalFile(tmp_path / "approved.json")
-    shelf = Shelf([tmp_path / "skills"], approvals=approvals, every=0)
+    approvals = SkillApprovalFile(tmp_path / "approved.json")
+    shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, poll_interval=0)
     approvals.pin("weather", shelf.skills()[0].digest)
     (folder / "skill.toml").write_text("oops")
     assert not shelf.skills()
@@ -184,8 +184,8 @@ def test_fault_59_an_approved_skill_does_not_live_on_when_it_breaks(tmp_path: Pa
 
 def test_where_every_skill_needs_approval_a_new_one_waits(tmp_path: Path) -> None:
     put_tool(tmp_path / "skills", "weather", "weather")
-    approvals = ApprovalFile(tmp_path / "approved.json")
-    shelf = Shelf([tmp_path / "skills"], approvals=approvals, strict=True, every=0)
+    approvals = SkillApprovalFile(tmp_path / "approved.json")
+    shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, strict=True, poll_interval=0)
     assert not shelf.skills()
     assert "evoclaw skills add" in reasons(shelf)
 
@@ -197,13 +197,15 @@ def test_where_every_skill_needs_approval_a_new_one_waits(tmp_path: Path) -> Non
 def test_a_damaged_file_of_approvals_lets_nothing_in(tmp_path: Path, content: bytes) -> None:
     put_tool(tmp_path / "skills", "weather", "weather")
     (tmp_path / "approved.json").write_bytes(content)
-    shelf = Shelf([tmp_path / "skills"], approvals=ApprovalFile(tmp_path / "approved.json"))
+    shelf = SkillRegistry(
+        [tmp_path / "skills"], approvals=SkillApprovalFile(tmp_path / "approved.json")
+    )
     assert not shelf.skills()
     assert "damaged" in reasons(shelf)
 
 
 def test_approvals_are_kept_for_their_owner_only_and_can_be_taken_back(tmp_path: Path) -> None:
-    approvals = ApprovalFile(tmp_path / "deep" / "approved.json")
+    approvals = SkillApprovalFile(tmp_path / "deep" / "approved.json")
     approvals.pin("a", "1")
     approvals.pin("a", "2")
     approvals.pin("b", "3")

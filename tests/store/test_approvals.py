@@ -13,11 +13,11 @@ import pytest
 
 from evoclaw.store.databases.database import DamagedStore
 from evoclaw.store.governing.approvals import (
-    KEPT,
+    APPROVAL_RETENTION_S,
     SCHEMA,
+    ApprovalClaim,
+    ApprovalStatus,
     ApprovalStore,
-    Claim,
-    Standing,
     StoredApproval,
 )
 from tests.support.databases import Place
@@ -37,7 +37,7 @@ class Clock:
 @asynccontextmanager
 async def opened(place: Place, clock: Clock | None = None) -> AsyncGenerator[ApprovalStore]:
     async with ApprovalStore(await place.open(SCHEMA), clock or Clock()) as store:
-        await store.tidy()
+        await store.prune()
         yield store
 
 
@@ -52,7 +52,7 @@ def claim(
     resumed: bool = False,
     keep: bool = True,
     most: int = 1_000,
-) -> Claim:
+) -> ApprovalClaim:
     row = StoredApproval(
         f"{tenant}-{number}-{sha}",
         tenant,
@@ -62,14 +62,14 @@ def claim(
         b"asked",
         1_000_000.0 + DAY,
     )
-    return Claim(row, epoch, holder, resumed, keep, most)
+    return ApprovalClaim(row, epoch, holder, resumed, keep, most)
 
 
-async def approve(store: ApprovalStore, one: Claim, decision: str = "once") -> bool:
+async def approve(store: ApprovalStore, one: ApprovalClaim, decision: str = "once") -> bool:
     return (await store.answer(one.row.id, one.row.tenant, decision, b"said"))[1]
 
 
-async def standing(store: ApprovalStore, one: Claim) -> Standing:
+async def standing(store: ApprovalStore, one: ApprovalClaim) -> ApprovalStatus:
     return (await store.claim(one))[0]
 
 
@@ -77,13 +77,16 @@ async def test_an_asking_waits_until_it_is_answered_and_the_first_answer_counts(
     place: Place,
 ) -> None:
     async with opened(place) as store:
-        assert await standing(store, claim()) is Standing.WAITING
-        assert await standing(store, claim()) is Standing.WAITING
+        assert await standing(store, claim()) is ApprovalStatus.WAITING
+        assert await standing(store, claim()) is ApprovalStatus.WAITING
         assert [row.id for row in await store.waiting("local")] == [claim().row.id]
         assert await approve(store, claim())
-        assert await store.answer(claim().row.id, "local", "deny", b"no") == (Standing.ONCE, False)
+        assert await store.answer(claim().row.id, "local", "deny", b"no") == (
+            ApprovalStatus.ONCE,
+            False,
+        )
         assert await store.waiting("local") == []
-        assert await standing(store, claim()) is Standing.ONCE
+        assert await standing(store, claim()) is ApprovalStatus.ONCE
 
 
 async def test_an_answer_outlives_the_process(place: Place) -> None:
@@ -93,7 +96,7 @@ async def test_an_answer_outlives_the_process(place: Place) -> None:
         assert await approve(store, claim())
     async with opened(place) as store:
         found, row = await store.claim(claim(epoch=2))
-        assert found is Standing.ONCE
+        assert found is ApprovalStatus.ONCE
         assert row is not None
         assert row.answer == b"said"
 
@@ -104,20 +107,22 @@ async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(place: Place
         await approve(store, claim())
         each = [claim(holder=f"holder {number}") for number in range(50)]
         found = await asyncio.gather(*(standing(store, one) for one in each))
-    assert found.count(Standing.ONCE) == 1
-    assert found.count(Standing.USED) == 49
+    assert found.count(ApprovalStatus.ONCE) == 1
+    assert found.count(ApprovalStatus.USED) == 49
 
 
 async def test_the_same_call_gone_on_with_is_the_same_use(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
         await approve(store, claim())
-        assert await standing(store, claim()) is Standing.ONCE
-        assert await standing(store, claim()) is Standing.ONCE
-        assert await standing(store, claim(epoch=2, holder="after a restart")) is Standing.ONCE
+        assert await standing(store, claim()) is ApprovalStatus.ONCE
+        assert await standing(store, claim()) is ApprovalStatus.ONCE
+        assert (
+            await standing(store, claim(epoch=2, holder="after a restart")) is ApprovalStatus.ONCE
+        )
         # Two that take the run up at the same time: the second is out, as is who had it before.
-        assert await standing(store, claim(epoch=2, holder="a twin")) is Standing.USED
-        assert await standing(store, claim(epoch=1)) is Standing.USED
+        assert await standing(store, claim(epoch=2, holder="a twin")) is ApprovalStatus.USED
+        assert await standing(store, claim(epoch=1)) is ApprovalStatus.USED
         row = await store.get(claim().row.id, "local")
         assert row is not None
         assert row.uses == 1
@@ -127,8 +132,8 @@ async def test_fault_54_what_was_asked_with_other_arguments_is_asked_again(place
     async with opened(place) as store:
         await store.claim(claim(sha="one"))
         await approve(store, claim(sha="one"))
-        assert await standing(store, claim(sha="two")) is Standing.WAITING
-        assert await standing(store, claim(sha="one")) is Standing.CLOSED
+        assert await standing(store, claim(sha="two")) is ApprovalStatus.WAITING
+        assert await standing(store, claim(sha="one")) is ApprovalStatus.CLOSED
 
 
 async def test_fault_54_nothing_is_approved_or_used_after_it_expired(place: Place) -> None:
@@ -138,17 +143,17 @@ async def test_fault_54_nothing_is_approved_or_used_after_it_expired(place: Plac
             await store.claim(claim(number))
         await approve(store, claim(1))
         await approve(store, claim(3))
-        assert await standing(store, claim(3)) is Standing.ONCE
+        assert await standing(store, claim(3)) is ApprovalStatus.ONCE
         clock.now += DAY
         assert await store.answer(claim(2).row.id, "local", "once", b"") == (
-            Standing.EXPIRED,
+            ApprovalStatus.EXPIRED,
             False,
         )
-        assert await standing(store, claim(2)) is Standing.EXPIRED
-        assert await standing(store, claim(1)) is Standing.EXPIRED
+        assert await standing(store, claim(2)) is ApprovalStatus.EXPIRED
+        assert await standing(store, claim(1)) is ApprovalStatus.EXPIRED
         # Approved in time but never begun: too late. Begun in time: its end is another matter.
-        assert await standing(store, claim(3, epoch=2)) is Standing.EXPIRED
-        assert await standing(store, claim(3, epoch=2, resumed=True)) is Standing.ONCE
+        assert await standing(store, claim(3, epoch=2)) is ApprovalStatus.EXPIRED
+        assert await standing(store, claim(3, epoch=2, resumed=True)) is ApprovalStatus.ONCE
         assert await store.waiting("local") == []
 
 
@@ -160,15 +165,15 @@ async def test_an_approval_for_the_session_covers_its_scope_until_it_expires(
         await store.claim(claim(1))
         await store.claim(claim(2))
         await approve(store, claim(1), "session")
-        assert await standing(store, claim(2)) is Standing.SESSION
+        assert await standing(store, claim(2)) is ApprovalStatus.SESSION
         assert await store.waiting("local") == []
-        assert await standing(store, claim(3, sha="other")) is Standing.SESSION
-        assert await standing(store, claim(4, scope="other")) is Standing.WAITING
-        assert await standing(store, claim(5, tenant="other")) is Standing.WAITING
-        assert [row.uses for row in await store.in_force("local")] == [2]
+        assert await standing(store, claim(3, sha="other")) is ApprovalStatus.SESSION
+        assert await standing(store, claim(4, scope="other")) is ApprovalStatus.WAITING
+        assert await standing(store, claim(5, tenant="other")) is ApprovalStatus.WAITING
+        assert [row.uses for row in await store.session_approvals("local")] == [2]
         clock.now += DAY
-        assert await standing(store, claim(6)) is Standing.WAITING
-        assert await store.in_force("local") == []
+        assert await standing(store, claim(6)) is ApprovalStatus.WAITING
+        assert await store.session_approvals("local") == []
 
 
 async def test_a_denial_of_one_call_stays_though_the_session_was_approved(place: Place) -> None:
@@ -177,7 +182,7 @@ async def test_a_denial_of_one_call_stays_though_the_session_was_approved(place:
         await store.claim(claim(2))
         await approve(store, claim(1), "deny")
         await approve(store, claim(2), "session")
-        assert await standing(store, claim(1)) is Standing.DENIED
+        assert await standing(store, claim(1)) is ApprovalStatus.DENIED
 
 
 async def test_an_approval_that_was_taken_back_covers_nothing(place: Place) -> None:
@@ -192,15 +197,15 @@ async def test_an_approval_that_was_taken_back_covers_nothing(place: Place) -> N
         assert await store.close(claim(2).row.id, "local")
         assert not await store.close(claim(3).row.id, "local")  # it runs already
         assert not await store.close(claim(2).row.id, "other")
-        assert await standing(store, claim(4, scope="1")) is Standing.WAITING
-        assert await standing(store, claim(2, scope="2")) is Standing.CLOSED
+        assert await standing(store, claim(4, scope="1")) is ApprovalStatus.WAITING
+        assert await standing(store, claim(2, scope="2")) is ApprovalStatus.CLOSED
 
 
 async def test_a_tenant_neither_sees_nor_answers_what_another_asked(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
         id_ = claim().row.id
-        assert await store.answer(id_, "other", "once", b"") == (Standing.UNKNOWN, False)
+        assert await store.answer(id_, "other", "once", b"") == (ApprovalStatus.UNKNOWN, False)
         assert await store.get(id_, "other") is None
         assert await store.waiting("other") == []
         assert not await store.close(id_, "other")
@@ -209,22 +214,22 @@ async def test_a_tenant_neither_sees_nor_answers_what_another_asked(place: Place
 async def test_only_so_many_wait(place: Place) -> None:
     async with opened(place) as store:
         found = [await standing(store, claim(n, most=3)) for n in range(5)]
-        assert found == [*[Standing.WAITING] * 3, Standing.FULL, Standing.FULL]
-        assert await standing(store, claim(9, tenant="other", most=3)) is Standing.WAITING
+        assert found == [*[ApprovalStatus.WAITING] * 3, ApprovalStatus.FULL, ApprovalStatus.FULL]
+        assert await standing(store, claim(9, tenant="other", most=3)) is ApprovalStatus.WAITING
 
 
 async def test_nothing_is_kept_that_nobody_is_to_answer(place: Place) -> None:
     async with opened(place) as store:
-        assert await store.claim(claim(keep=False)) == (Standing.UNKNOWN, None)
+        assert await store.claim(claim(keep=False)) == (ApprovalStatus.UNKNOWN, None)
         assert await store.waiting("local") == []
 
 
 async def test_a_run_that_ended_waits_for_nothing(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
-        await store.give_up("ru", "local")
+        await store.close_waiting("ru", "local")
         assert await store.waiting("local") != []
-        await store.give_up("run", "local")
+        await store.close_waiting("run", "local")
         assert await store.waiting("local") == []
         assert not await approve(store, claim())
 
@@ -233,7 +238,7 @@ async def test_what_is_long_over_is_forgotten(place: Place) -> None:
     clock = Clock()
     async with opened(place, clock) as store:
         await store.claim(claim())
-    clock.now += DAY + KEPT - 1
+    clock.now += DAY + APPROVAL_RETENTION_S - 1
     async with opened(place, clock) as store:
         assert await store.get(claim().row.id, "local") is not None
     clock.now += 2

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.calls.artifacts import Artifact, Artifacts, Excerpt, Line, NoArtifact
+from evoclaw.store.calls.artifacts import (
+    Artifact,
+    ArtifactNotFound,
+    ArtifactStore,
+    Excerpt,
+    GrepLine,
+)
 from evoclaw.store.databases.sqlite import StoreFull
 from tests.support.stores import fill, open_descriptors, small_disk
 
@@ -29,7 +35,7 @@ def names_of(*artifacts: Artifact) -> list[str]:
 
 
 async def test_bytes_are_kept_under_their_hash(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path / "deep" / "artifacts", clock=lambda: 100.0)
+    artifacts = ArtifactStore(tmp_path / "deep" / "artifacts", clock=lambda: 100.0)
     artifact = await artifacts.put(LINES, "text/plain")
     handle = f"sha256:{sha256(LINES).hexdigest()}"
     assert artifact == Artifact(handle, len(LINES), len(LINES), "text/plain", 86_500.0)
@@ -48,7 +54,7 @@ async def test_what_comes_in_pieces_is_the_same_as_what_comes_whole(tmp_path: Pa
         for start in range(0, len(LINES), 50_000):
             yield LINES[start : start + 50_000]
 
-    artifacts = Artifacts(tmp_path, clock=lambda: 100.0)
+    artifacts = ArtifactStore(tmp_path, clock=lambda: 100.0)
     whole = await artifacts.put(LINES, "text/plain")
     assert await artifacts.put(trickle(), "text/plain") == whole
     assert await artifacts.put([LINES[:10], b"", LINES[10:]], "text/plain") == whole
@@ -56,7 +62,7 @@ async def test_what_comes_in_pieces_is_the_same_as_what_comes_whole(tmp_path: Pa
 
 
 async def test_what_is_too_much_is_counted_and_not_kept(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path, keep_bytes=300_000)
+    artifacts = ArtifactStore(tmp_path, max_artifact_bytes=300_000)
     artifact = await artifacts.put((LINES[:100_000] for _ in range(10)), "text/plain")
     assert (artifact.size, artifact.kept) == (1_000_000, 300_000)
     kept = LINES[:100_000] * 3
@@ -67,7 +73,7 @@ async def test_what_is_too_much_is_counted_and_not_kept(tmp_path: Path) -> None:
 
 
 async def test_head_and_tail_of_little_is_all_of_it(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path)
+    artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(b"0123456789", "text/plain")).handle
     assert await artifacts.head_and_tail(handle, 5) == Excerpt(b"0123456789", b"", 0, 0)
     assert await artifacts.head_and_tail(handle, 4) == Excerpt(b"0123", b"6789", 2, 0)
@@ -86,21 +92,24 @@ async def test_head_and_tail_of_little_is_all_of_it(tmp_path: Path) -> None:
     ],
 )
 async def test_the_last_lines(tmp_path: Path, data: bytes, lines: int, expected: bytes) -> None:
-    artifacts = Artifacts(tmp_path)
+    artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(data, "text/plain")).handle
     assert await artifacts.tail(handle, lines) == expected
 
 
 async def test_lines_are_found_with_their_numbers(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path)
+    artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(LINES, "text/plain")).handle
     found = await artifacts.grep(handle, "^line (77|99999)$")
-    assert (found.lines, found.more) == ([Line(77, b"line 77"), Line(99_999, b"line 99999")], False)
-    found = await artifacts.grep(handle, "LINE 1", ignore_case=True, most=3)
+    assert (found.lines, found.more) == (
+        [GrepLine(77, b"line 77"), GrepLine(99_999, b"line 99999")],
+        False,
+    )
+    found = await artifacts.grep(handle, "LINE 1", ignore_case=True, max_lines=3)
     assert ([line.number for line in found.lines], found.more) == ([1, 10, 11], True)
     found = await artifacts.grep(handle, "")
     assert (len(found.lines), found.more) == (200, True)
-    found = await artifacts.grep(handle, "line", most=10**6, most_bytes=70)
+    found = await artifacts.grep(handle, "line", max_lines=10**6, max_bytes=70)
     assert (len(found.lines), found.more) == (11, True)
     assert (await artifacts.grep(handle, "nothing of the kind")).lines == []
 
@@ -108,24 +117,24 @@ async def test_lines_are_found_with_their_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "pattern", "expected"),
     [
-        (b"a\r\nb\r\n", "b$", [Line(2, b"b")]),
-        (b"a\n\nb", "$", [Line(1, b"a"), Line(2, b""), Line(3, b"b")]),
+        (b"a\r\nb\r\n", "b$", [GrepLine(2, b"b")]),
+        (b"a\n\nb", "$", [GrepLine(1, b"a"), GrepLine(2, b""), GrepLine(3, b"b")]),
         (b"a\nb\n", r"a\nb", []),
-        ("ä\nö".encode(), "^.$", [Line(1, "ä".encode()), Line(2, "ö".encode())]),
-        (b"\xff\xfe x\n", "x", [Line(1, b"\xff\xfe x")]),
-        (b"y" * 3_000_000 + b"x\nz", "x|z", [Line(1, b"y" * 500), Line(2, b"z")]),
+        ("ä\nö".encode(), "^.$", [GrepLine(1, "ä".encode()), GrepLine(2, "ö".encode())]),
+        (b"\xff\xfe x\n", "x", [GrepLine(1, b"\xff\xfe x")]),
+        (b"y" * 3_000_000 + b"x\nz", "x|z", [GrepLine(1, b"y" * 500), GrepLine(2, b"z")]),
     ],
 )
 async def test_odd_text_is_searched_too(
-    tmp_path: Path, data: bytes, pattern: str, expected: list[Line]
+    tmp_path: Path, data: bytes, pattern: str, expected: list[GrepLine]
 ) -> None:
-    artifacts = Artifacts(tmp_path)
+    artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(data, "text/plain")).handle
     assert (await artifacts.grep(handle, pattern)).lines == expected
 
 
 async def test_fault_44_no_expression_takes_for_ever(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path)
+    artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(b"a" * 1_000_000 + b"!", "text/plain")).handle
     async with asyncio.timeout(WAIT):
         assert (await artifacts.grep(handle, "^(a+)+$")).lines == []
@@ -151,16 +160,16 @@ async def test_fault_44_no_expression_takes_for_ever(tmp_path: Path) -> None:
     ],
 )
 async def test_a_handle_that_is_none_leads_nowhere(tmp_path: Path, handle: str) -> None:
-    artifacts = Artifacts(tmp_path)
-    with pytest.raises(NoArtifact, match="64 hexadecimal digits"):
+    artifacts = ArtifactStore(tmp_path)
+    with pytest.raises(ArtifactNotFound, match="64 hexadecimal digits"):
         await artifacts.read(handle, 0, 10)
-    with pytest.raises(NoArtifact, match="64 hexadecimal digits"):
+    with pytest.raises(ArtifactNotFound, match="64 hexadecimal digits"):
         await artifacts.get(handle)
 
 
 async def test_what_has_expired_is_removed_and_said_to_be_gone(tmp_path: Path) -> None:
     now = 0.0
-    artifacts = Artifacts(tmp_path, life=10.0, clock=lambda: now)
+    artifacts = ArtifactStore(tmp_path, retention_s=10.0, clock=lambda: now)
     old = await artifacts.put(b"old", "text/plain")
     now = 5.0
     new = await artifacts.put(b"new", "text/plain")
@@ -168,13 +177,13 @@ async def test_what_has_expired_is_removed_and_said_to_be_gone(tmp_path: Path) -
     assert await artifacts.prune(10.0) == 1
     assert held(tmp_path) == names_of(new)
     for asked in (artifacts.get(old.handle), artifacts.read(old.handle, 0, 1)):
-        with pytest.raises(NoArtifact, match="expired"):
+        with pytest.raises(ArtifactNotFound, match="expired"):
             await asked
-    assert await Artifacts(tmp_path / "not yet").prune(0.0) == 0
+    assert await ArtifactStore(tmp_path / "not yet").prune(0.0) == 0
 
 
 async def test_what_a_crash_left_is_swept_away_when_it_is_old(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path)
+    artifacts = ArtifactStore(tmp_path)
     whole = await artifacts.put(b"whole", "text/plain")
     for name in (".draft-old", "a" * 64, "b" * 64 + ".json", ".draft-new"):
         (tmp_path / name).write_bytes(b"half")
@@ -186,7 +195,9 @@ async def test_what_a_crash_left_is_swept_away_when_it_is_old(tmp_path: Path) ->
 
 async def test_the_oldest_make_room_for_the_newest(tmp_path: Path) -> None:
     now = 0.0
-    artifacts = Artifacts(tmp_path, keep_bytes=400, total_bytes=1000, clock=lambda: now)
+    artifacts = ArtifactStore(
+        tmp_path, max_artifact_bytes=400, max_total_bytes=1000, clock=lambda: now
+    )
     put: list[Artifact] = []
     for number in range(4):
         now += 1
@@ -197,7 +208,7 @@ async def test_the_oldest_make_room_for_the_newest(tmp_path: Path) -> None:
 @pytest.mark.process
 async def test_fault_26_no_room_leaves_nothing_half_done(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        artifacts = Artifacts(disk / "artifacts")
+        artifacts = ArtifactStore(disk / "artifacts")
         small = await artifacts.put(b"small", "text/plain")
         with pytest.raises(StoreFull):
             await artifacts.put(b"x" * 2_000_000, "text/plain")
@@ -218,7 +229,7 @@ async def test_what_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
         began.set()
         await asyncio.Event().wait()
 
-    putting = asyncio.create_task(Artifacts(tmp_path).put(endless(), "text/plain"))
+    putting = asyncio.create_task(ArtifactStore(tmp_path).put(endless(), "text/plain"))
     async with asyncio.timeout(WAIT):
         await began.wait()
         assert len(held(tmp_path)) == 1
@@ -235,12 +246,12 @@ async def test_what_fails_to_come_leaves_nothing_behind(tmp_path: Path) -> None:
         raise EOFError
 
     with pytest.raises(EOFError):
-        await Artifacts(tmp_path).put(broken(), "text/plain")
+        await ArtifactStore(tmp_path).put(broken(), "text/plain")
     assert held(tmp_path) == []
 
 
 async def test_many_may_keep_the_same_at_the_same_time(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path, clock=lambda: 0.0)
+    artifacts = ArtifactStore(tmp_path, clock=lambda: 0.0)
     put = await asyncio.gather(*(artifacts.put(LINES, "text/plain") for _ in range(8)))
     assert len({one.handle for one in put}) == 1
     assert held(tmp_path) == names_of(put[0])

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from evoclaw.core.errors import Standstill
-from evoclaw.store.databases.database import Conflict, StoreAway, StoreError
+from evoclaw.core.errors import RunSuspended
+from evoclaw.store.databases.database import Conflict, StoreError, StoreUnavailable
 from tests.support.waiting import until_sync
 
 pytest.importorskip("psycopg")
@@ -26,23 +26,25 @@ pytest.importorskip("psycopg")
 def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None:
     from psycopg import errors
 
-    from evoclaw.store.databases.postgres_link import explained
+    from evoclaw.store.databases.postgres_link import translate_error
 
-    found = explained(getattr(errors, name)("the server is gone"), "the store")
-    assert isinstance(found, StoreAway)
+    found = translate_error(getattr(errors, name)("the server is gone"), "the store")
+    assert isinstance(found, StoreUnavailable)
     assert isinstance(found, StoreError)
-    assert isinstance(found, Standstill)
+    assert isinstance(found, RunSuspended)
 
 
 def test_what_is_wrong_with_a_statement_is_no_reason_to_wait() -> None:
     from psycopg import errors
 
-    from evoclaw.store.databases.postgres_link import explained
+    from evoclaw.store.databases.postgres_link import translate_error
 
-    assert isinstance(explained(errors.UniqueViolation("there already"), "the store"), Conflict)
-    wrong = explained(errors.NumericValueOutOfRange("too large"), "the store")
+    assert isinstance(
+        translate_error(errors.UniqueViolation("there already"), "the store"), Conflict
+    )
+    wrong = translate_error(errors.NumericValueOutOfRange("too large"), "the store")
     assert isinstance(wrong, StoreError)
-    assert not isinstance(wrong, Standstill)
+    assert not isinstance(wrong, RunSuspended)
 
 
 @pytest.mark.process
@@ -54,10 +56,10 @@ def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
 
     from evoclaw.store.databases import postgres_link
 
-    monkeypatch.setattr(postgres_link, "STALLED", 1)
-    server = postgres_link.Server(postgres_url, "evoclaw_stalled")
+    monkeypatch.setattr(postgres_link, "STALLED_TRANSACTION_TIMEOUT_S", 1)
+    server = postgres_link.PostgresServer(postgres_url, "evoclaw_stalled")
     with closing(server.connect()) as raw, psycopg.connect(postgres_url, autocommit=True) as other:
-        spoken = postgres_link.Spoken(raw)
+        spoken = postgres_link.PostgresConnection(raw)
         spoken.execute("BEGIN")
         spoken.execute("CREATE TEMPORARY TABLE things (id BIGINT)")
         if last == "execute":
@@ -83,9 +85,9 @@ async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_wh
         asleep.execute(f"CREATE SCHEMA {schema}")
         asleep.execute("BEGIN")
         asleep.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema),))
-        monkeypatch.setattr(postgres_link, "STALLED", 1)
-        monkeypatch.setattr(postgres_link, "ASKED", 0.5)
-        server = postgres_link.Server(postgres_url, schema)
+        monkeypatch.setattr(postgres_link, "STALLED_TRANSACTION_TIMEOUT_S", 1)
+        monkeypatch.setattr(postgres_link, "LOCK_CHECK_INTERVAL_S", 0.5)
+        server = postgres_link.PostgresServer(postgres_url, schema)
         database = await PostgresDatabase.open(server, lambda connection: None)
         try:
             work = "SELECT 1"
@@ -106,14 +108,14 @@ async def test_who_has_its_turn_for_long_and_works_is_waited_for(
     from evoclaw.store.databases.postgres_link import lock_key
 
     schema = "evoclaw_waited"
-    monkeypatch.setattr(postgres_link, "ASKED", 0.2)
-    monkeypatch.setattr(postgres_link, "STALLED", 1)
+    monkeypatch.setattr(postgres_link, "LOCK_CHECK_INTERVAL_S", 0.2)
+    monkeypatch.setattr(postgres_link, "STALLED_TRANSACTION_TIMEOUT_S", 1)
     async with await psycopg.AsyncConnection.connect(postgres_url) as busy:
         await busy.execute(f"CREATE SCHEMA {schema}")
         await busy.commit()
         await busy.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema),))
         database = await PostgresDatabase.open(
-            postgres_link.Server(postgres_url, schema), lambda connection: None
+            postgres_link.PostgresServer(postgres_url, schema), lambda connection: None
         )
         writing = asyncio.create_task(database.write(lambda c: c.execute("SELECT 1").fetchone()))
         await busy.execute("SELECT pg_sleep(1.5)")

@@ -13,9 +13,9 @@ from evoclaw.store.channels import (
     SCHEMA,
     SENT,
     ChannelStore,
-    NewLetter,
+    NewInboundMessage,
     StoredDelivery,
-    StoredLetter,
+    StoredInboundMessage,
 )
 from tests.support.databases import Place
 
@@ -45,28 +45,30 @@ async def store(place: Place, clock: Clock) -> AsyncIterator[ChannelStore]:
 
 def new(
     id_: str = "m1", *, tenant: str = "local", sender: str = "ann", says: str = "hi", to: str = "c1"
-) -> NewLetter:
-    return NewLetter(tenant, "box", sender, id_, to, says, says.encode(), f"new session {id_}")
+) -> NewInboundMessage:
+    return NewInboundMessage(
+        tenant, "box", sender, id_, to, says, says.encode(), f"new session {id_}"
+    )
 
 
-async def kept(store: ChannelStore, id_: str = "m1", **more: str) -> StoredLetter:
-    letter, fresh = await store.keep(new(id_, **more))
+async def kept(store: ChannelStore, id_: str = "m1", **more: str) -> StoredInboundMessage:
+    letter, fresh = await store.add_message(new(id_, **more))
     assert fresh
     return letter
 
 
 async def claimed(store: ChannelStore, most: int = 10) -> list[StoredDelivery]:
-    found, _ = await store.claim(("box",), 60.0, most)
+    found, _ = await store.claim_deliveries(("box",), 60.0, most)
     return list(found)
 
 
 async def test_a_letter_is_kept_once_and_known_when_it_comes_again(store: ChannelStore) -> None:
     first = await kept(store)
-    again, fresh = await store.keep(new(says="something else"))
+    again, fresh = await store.add_message(new(says="something else"))
 
     assert not fresh
     assert again == first
-    assert again.letter == b"hi"
+    assert again.message == b"hi"
 
 
 async def test_a_conversation_keeps_its_session(store: ChannelStore) -> None:
@@ -79,11 +81,11 @@ async def test_a_conversation_keeps_its_session(store: ChannelStore) -> None:
 
 async def test_a_letter_that_failed_may_come_again_but_not_as_another(store: ChannelStore) -> None:
     letter = await kept(store)
-    await store.owe(letter, "a1", b"no", closes=FAILED)
+    await store.add_delivery(letter, "a1", b"no", message_state=FAILED)
 
-    _, other = await store.keep(new(says="something else"))
-    _, same = await store.keep(new())
-    _, third = await store.keep(new())
+    _, other = await store.add_message(new(says="something else"))
+    _, same = await store.add_message(new())
+    _, third = await store.add_message(new())
     assert (other, same, third) == (False, True, False)
 
 
@@ -91,28 +93,28 @@ async def test_what_nobody_was_told_the_end_of_is_open_after_a_restart(
     store: ChannelStore,
 ) -> None:
     one, two, three = [await kept(store, id_) for id_ in ("m1", "m2", "m3")]
-    await store.started(two.seq, "run 2")
-    await store.owe(three, "a3", b"done", closes=DONE)
+    await store.mark_started(two.seq, "run 2")
+    await store.add_delivery(three, "a3", b"done", message_state=DONE)
 
-    found = await store.open_letters(("box",))
+    found = await store.open_messages(("box",))
     assert [(letter.id, letter.run_id) for letter in found] == [("m1", ""), ("m2", "run 2")]
     assert one.seq == found[0].seq
-    assert not await store.open_letters(("other",))
-    assert not await store.open_letters(())
+    assert not await store.open_messages(("other",))
+    assert not await store.open_messages(())
 
 
 async def test_an_answer_is_owed_once_and_claimed_by_one(store: ChannelStore, clock: Clock) -> None:
     letter = await kept(store)
-    assert await store.owe(letter, "a1", b"twelve")
-    assert not await store.owe(letter, "a1", b"twelve")
+    assert await store.add_delivery(letter, "a1", b"twelve")
+    assert not await store.add_delivery(letter, "a1", b"twelve")
 
     (mine,) = await claimed(store)
-    assert (mine.answer, mine.letter, mine.attempts) == (b"twelve", b"hi", 0)
+    assert (mine.answer, mine.message, mine.attempts) == (b"twelve", b"hi", 0)
     assert not await claimed(store)
     clock.now += 61  # whoever had it has died
     (again,) = await claimed(store)
     assert again.attempts == 1
-    await store.settle(again.seq, SENT)
+    await store.settle_delivery(again.seq, SENT)
     clock.now += 61
     assert not await claimed(store)
 
@@ -120,27 +122,27 @@ async def test_an_answer_is_owed_once_and_claimed_by_one(store: ChannelStore, cl
 async def test_answers_about_one_letter_are_delivered_in_order(store: ChannelStore) -> None:
     letter, other = await kept(store), await kept(store, "m2")
     for id_ in ("a1", "a2"):
-        await store.owe(letter, id_, id_.encode())
-    await store.owe(other, "b1", b"b1")
+        await store.add_delivery(letter, id_, id_.encode())
+    await store.add_delivery(other, "b1", b"b1")
 
     first, beside = await claimed(store)
     assert (first.id, beside.id) == ("a1", "b1")
     assert not await claimed(store)
-    await store.settle(first.seq, SENT)
+    await store.settle_delivery(first.seq, SENT)
     assert [one.id for one in await claimed(store)] == ["a2"]
 
 
 async def test_what_was_put_off_is_due_later_or_when_the_way_is_free(
     store: ChannelStore, clock: Clock
 ) -> None:
-    await store.owe(await kept(store), "a1", b"twelve")
+    await store.add_delivery(await kept(store), "a1", b"twelve")
     (owed,) = await claimed(store)
-    await store.settle(owed.seq, DUE, "not now", clock.now + 100)
+    await store.settle_delivery(owed.seq, DUE, "not now", clock.now + 100)
 
-    found, next_at = await store.claim(("box",), 60.0, 10)
+    found, next_at = await store.claim_deliveries(("box",), 60.0, 10)
     assert (list(found), next_at) == ([], 1_100.0)
-    assert await store.waiting() == 1
-    await store.hurry("box")
+    assert await store.count_due() == 1
+    await store.retry_now("box")
     (again,) = await claimed(store)
     assert again.problem == "not now"
 
@@ -148,28 +150,28 @@ async def test_what_was_put_off_is_due_later_or_when_the_way_is_free(
 async def test_what_was_given_up_is_seen_by_its_tenant_and_can_be_revived(
     store: ChannelStore,
 ) -> None:
-    await store.owe(await kept(store), "a1", b"twelve")
+    await store.add_delivery(await kept(store), "a1", b"twelve")
     (owed,) = await claimed(store)
-    await store.settle(owed.seq, DEAD, "nobody there")
+    await store.settle_delivery(owed.seq, DEAD, "nobody there")
 
     (dead,) = await store.deliveries("local")
     assert (dead.problem, dead.state) == ("nobody there", DEAD)
     assert not await store.deliveries("other")
-    assert not await store.revive("other", "a1")
-    assert await store.revive("local", "a1")
-    assert not await store.revive("local", "a1")
+    assert not await store.retry_dead("other", "a1")
+    assert await store.retry_dead("local", "a1")
+    assert not await store.retry_dead("local", "a1")
     assert [one.attempts for one in await claimed(store)] == [0]
 
 
 async def test_what_was_said_last_can_be_said_again(store: ChannelStore) -> None:
     letter = await kept(store)
-    assert not await store.say_again(letter)
+    assert not await store.redeliver_last(letter)
     for id_ in ("a1", "a2"):
-        await store.owe(letter, id_, id_.encode())
+        await store.add_delivery(letter, id_, id_.encode())
         (owed,) = await claimed(store)
-        await store.settle(owed.seq, SENT)
+        await store.settle_delivery(owed.seq, SENT)
 
-    assert await store.say_again(letter)
+    assert await store.redeliver_last(letter)
     assert [one.id for one in await claimed(store)] == ["a2"]
 
 
@@ -178,17 +180,17 @@ async def test_only_what_is_over_is_forgotten_and_some_letters_never(
 ) -> None:
     for id_ in ("m1", "m2"):
         letter = await kept(store, id_)
-        await store.owe(letter, f"a {id_}", b"x", closes=DONE)
+        await store.add_delivery(letter, f"a {id_}", b"x", message_state=DONE)
     (first, _) = await claimed(store)
-    await store.settle(first.seq, SENT)
+    await store.settle_delivery(first.seq, SENT)
     clock.now += 100
 
-    assert await store.forget(clock.now - 200, ("box",)) == 0
-    assert await store.forget(clock.now, ()) == 0
-    assert await store.forget(clock.now, ("box",)) == 1
-    _, fresh = await store.keep(new("m1"))
+    assert await store.prune(clock.now - 200, ("box",)) == 0
+    assert await store.prune(clock.now, ()) == 0
+    assert await store.prune(clock.now, ("box",)) == 1
+    _, fresh = await store.add_message(new("m1"))
     assert fresh  # it is not known any more
-    _, fresh = await store.keep(new("m2"))
+    _, fresh = await store.add_message(new("m2"))
     assert not fresh  # its answer is still owed
 
 
@@ -198,7 +200,7 @@ async def test_of_two_processes_one_delivers(place: Place, clock: Clock) -> None
         stores = ChannelStore(one, clock), ChannelStore(two, clock)
         for number in range(20):
             letter = await kept(stores[number % 2], f"m{number}")
-            await stores[0].owe(letter, f"a{number}", b"x")
+            await stores[0].add_delivery(letter, f"a{number}", b"x")
         rounds = await asyncio.gather(*(claimed(store, 20) for store in stores))
 
         claims = [delivery.id for claim in rounds for delivery in claim]

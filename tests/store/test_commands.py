@@ -10,12 +10,12 @@ import pytest
 
 from evoclaw.store.calls.command_tables import SCHEMA
 from evoclaw.store.calls.command_values import (
+    CommandPutKind,
+    CommandPutResult,
     CommandRow,
     CommandState,
-    Kind,
     QueueFull,
-    Settled,
-    Stored,
+    SettleResult,
 )
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.sqlite import StoreError, StoreFull
@@ -37,7 +37,7 @@ async def put(
     payload: bytes = b"payload",
     expires_at: float | None = LATER,
     cap: int = 10_000,
-) -> Stored:
+) -> CommandPutResult:
     return await store.put(request_id, agent, "run", payload, expires_at, cap=cap)
 
 
@@ -47,18 +47,18 @@ def ids(rows: list[CommandRow]) -> list[str]:
 
 async def test_a_command_is_kept_until_it_is_settled(place: Place) -> None:
     async with await opened(place) as store:
-        assert await put(store, "run.1") == Stored(Kind.NEW)
+        assert await put(store, "run.1") == CommandPutResult(CommandPutKind.NEW)
         waiting = await put(store, "run.1")
-        assert waiting.kind is Kind.KNOWN and waiting.row is not None
+        assert waiting.kind is CommandPutKind.KNOWN and waiting.row is not None
         assert (waiting.row.state, waiting.row.outcome) == (CommandState.QUEUED, None)
     async with await opened(place) as store:
         assert ids(await store.wanted("pi", 1000.0)) == ["run.1"]
-        assert await store.settle("run.1", "pi", b"outcome") is Settled.FIRST
+        assert await store.settle("run.1", "pi", b"outcome") is SettleResult.FIRST
         known = await put(store, "run.1", payload=b"other")
         row = CommandRow(
             "run.1", "pi", "run", b"payload", LATER, CommandState.SETTLED, b"outcome", 1000.0
         )
-        assert known == Stored(Kind.KNOWN, row)
+        assert known == CommandPutResult(CommandPutKind.KNOWN, row)
         assert await store.get("run.1") == row
         assert await store.wanted("pi", 1000.0) == []
         assert await store.get("run.2") is None
@@ -120,8 +120,8 @@ async def test_fault_07_an_outcome_that_comes_again_is_no_news(place: Place) -> 
     async with await opened(place) as store:
         await put(store, "run.1")
         answers = await asyncio.gather(*(store.settle("run.1", "pi", b"done") for _ in range(5)))
-        assert sorted(answers) == [Settled.AGAIN] * 4 + [Settled.FIRST]
-        assert await store.notes("run.1") == []
+        assert sorted(answers) == [SettleResult.AGAIN] * 4 + [SettleResult.FIRST]
+        assert await store.late_outcomes("run.1") == []
 
 
 async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(place: Place) -> None:
@@ -129,23 +129,26 @@ async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(place: Plac
         await put(store, "run.1")
         await store.settle("run.1", "pi", b"unknown")
         for outcome in (b"succeeded", b"succeeded", b"failed"):
-            assert await store.settle("run.1", "pi", outcome) is Settled.AGAIN
+            assert await store.settle("run.1", "pi", outcome) is SettleResult.AGAIN
         row = await store.get("run.1")
         assert row is not None and row.outcome == b"unknown"
-        assert [note.outcome for note in await store.notes("run.1")] == [b"succeeded", b"failed"]
+        assert [note.outcome for note in await store.late_outcomes("run.1")] == [
+            b"succeeded",
+            b"failed",
+        ]
         for number in range(100):
             await store.settle("run.1", "pi", b"%d" % number)
-        assert len(await store.notes("run.1")) == 20
+        assert len(await store.late_outcomes("run.1")) == 20
 
 
 async def test_fault_18_an_outcome_from_another_agent_is_foreign(place: Place) -> None:
     async with await opened(place) as store:
         await put(store, "run.1")
-        assert await store.settle("run.1", "desktop", b"forged") is Settled.FOREIGN
-        assert await store.settle("never", "pi", b"forged") is Settled.FOREIGN
-        assert await store.settle("run.1", "pi", b"real") is Settled.FIRST
-        assert await store.settle("run.1", "desktop", b"forged") is Settled.FOREIGN
-        assert await store.notes("run.1") == []
+        assert await store.settle("run.1", "desktop", b"forged") is SettleResult.FOREIGN
+        assert await store.settle("never", "pi", b"forged") is SettleResult.FOREIGN
+        assert await store.settle("run.1", "pi", b"real") is SettleResult.FIRST
+        assert await store.settle("run.1", "desktop", b"forged") is SettleResult.FOREIGN
+        assert await store.late_outcomes("run.1") == []
 
 
 async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
@@ -164,11 +167,11 @@ async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
         assert ids(await store.wanted("pi", LATER)) == ["sent", "accepted", "later", "never"]
         assert ids(await store.overdue(LATER)) == ["sent", "accepted", "cancelling"]
         assert await store.overdue(LATER - 1) == []
-        assert await store.settle("queued", "pi", b"late") is Settled.AGAIN
+        assert await store.settle("queued", "pi", b"late") is SettleResult.AGAIN
         row = await store.get("queued")
         assert row is not None
         assert (row.state, row.outcome) == (CommandState.EXPIRED, None)
-        assert len(await store.notes("queued")) == 1
+        assert len(await store.late_outcomes("queued")) == 1
 
 
 @pytest.mark.slow
@@ -180,17 +183,17 @@ async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_pa
         with pytest.raises(QueueFull, match="has 10,000 commands waiting") as refused:
             await put(store, "one more")
         assert (refused.value.agent_id, refused.value.cap) == ("pi", 10_000)
-        assert (await put(store, names[0])).kind is Kind.KNOWN, "it is in already"
-        assert (await put(store, "elsewhere", agent="desktop")).kind is Kind.NEW
+        assert (await put(store, names[0])).kind is CommandPutKind.KNOWN, "it is in already"
+        assert (await put(store, "elsewhere", agent="desktop")).kind is CommandPutKind.NEW
         await store.settle(names[0], "pi", b"outcome")
-        assert (await put(store, "one more")).kind is Kind.NEW
+        assert (await put(store, "one more")).kind is CommandPutKind.NEW
         with pytest.raises(QueueFull):
             await put(store, "and another")
     async with await opened(place) as store:
         assert ids(await store.wanted("pi", 1000.0)) == [*names[1:], "one more"]
         assert len(await store.expire(LATER)) == 10_001
         assert await store.wanted("pi", 1000.0) == []
-        assert (await put(store, "again", cap=1)).kind is Kind.NEW
+        assert (await put(store, "again", cap=1)).kind is CommandPutKind.NEW
 
 
 async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> None:
@@ -203,7 +206,7 @@ async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> N
         assert await store.prune(1000.0) == 0
         assert await store.prune(1001.0) == 2
         assert await store.known(["waits", "settled", "expired"]) == {"waits": CommandState.QUEUED}
-        assert await store.notes("settled") == []
+        assert await store.late_outcomes("settled") == []
         with pytest.raises(QueueFull):
             await put(store, "more", cap=1)
 
@@ -220,7 +223,7 @@ async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_pa
                     kept.append(f"run.{number}")
             assert ids(await store.wanted("pi", 1000.0)) == kept
             ballast.unlink()
-            assert (await put(store, "after")).kind is Kind.NEW
+            assert (await put(store, "after")).kind is CommandPutKind.NEW
 
 
 @pytest.mark.process

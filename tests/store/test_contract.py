@@ -17,8 +17,8 @@ from evoclaw.store.databases.database import (
     Schema,
     StoreError,
     Work,
-    sealed,
-    unsealed,
+    add_checksum,
+    verify_checksum,
 )
 from tests.support.databases import Place
 from tests.support.waiting import until
@@ -31,7 +31,7 @@ THINGS = Schema(
             "size REAL, n INTEGER, CHECK (name <> 'what is ? ''INTEGER''')) STRICT",
         ),
     ),
-    sealed=(("things", ("value",)),),
+    checksummed=(("things", ("value",)),),
 )
 WAIT = 20.0
 
@@ -47,7 +47,7 @@ async def opened(place: Place, *, durable: bool = False) -> AsyncGenerator[Datab
 
 def add(name: str, n: int = 0) -> Work[int]:
     statement = "INSERT INTO things (name, value, n) VALUES (?, ?, ?) RETURNING id"
-    values = (name, sealed(name.encode()), n)
+    values = (name, add_checksum(name.encode()), n)
     return lambda connection: connection.execute(statement, values).fetchone()[0]
 
 
@@ -270,7 +270,7 @@ async def test_parts_are_brought_up_to_date_each_by_itself(place: Place) -> None
     database = await place.open(first, second)
     await database.write(lambda c: c.execute("INSERT INTO one VALUES ('a')"))
     await database.close()
-    newer = Schema("first", (*first.steps, ("ALTER TABLE one ADD COLUMN n INTEGER",)))
+    newer = Schema("first", (*first.migrations, ("ALTER TABLE one ADD COLUMN n INTEGER",)))
     database = await place.open(newer)
     assert await database.read(lambda c: c.execute("SELECT * FROM one").fetchall()) == [("a", None)]
     await database.close()
@@ -282,10 +282,10 @@ async def test_parts_are_brought_up_to_date_each_by_itself(place: Place) -> None
 async def test_a_step_that_fails_leaves_the_part_as_it_was(place: Place) -> None:
     first = Schema("first", (("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",),))
     await (await place.open(first)).close()
-    broken = Schema("first", (*first.steps, ("CREATE TABLE more (n INTEGER)", "no statement")))
+    broken = Schema("first", (*first.migrations, ("CREATE TABLE more (n INTEGER)", "no statement")))
     with pytest.raises(Exception, match="no"):
         await place.open(broken)
-    mended = Schema("first", (*first.steps, ("CREATE TABLE more (n INTEGER)",)))
+    mended = Schema("first", (*first.migrations, ("CREATE TABLE more (n INTEGER)",)))
     database = await place.open(mended)
     assert await database.read(lambda c: c.execute("SELECT * FROM more").fetchall()) == []
     await database.close()
@@ -306,7 +306,7 @@ async def test_a_changed_value_is_noticed(place: Place) -> None:
         await database.write(lambda c: c.execute("UPDATE things SET value = ?", (b"onx1234",)))
         blob = await database.read(lambda c: c.execute("SELECT value FROM things").fetchone()[0])
         with pytest.raises(StoreError, match="checksum"):
-            unsealed(blob, database.name)
+            verify_checksum(blob, database.name)
     if place.is_file:
         with pytest.raises(StoreError, match="checksum"):
             await place.open(THINGS)
@@ -317,15 +317,15 @@ async def test_what_goes_beside_sees_all_that_was_waited_for_and_may_change_noth
 ) -> None:
     async with opened(place) as database, asyncio.timeout(WAIT):
         await database.write(add("waited for"))
-        assert await database.read(names, aside=True) == ["waited for"]
+        assert await database.read(names, allow_stale=True) == ["waited for"]
         await database.write(add("promised"), wait=False)
-        assert (await database.read(names, aside=True))[0] == "waited for"
+        assert (await database.read(names, allow_stale=True))[0] == "waited for"
         assert await database.read(names) == ["waited for", "promised"]
         await database.write(nothing)
-        assert await database.read(names, aside=True) == ["waited for", "promised"]
+        assert await database.read(names, allow_stale=True) == ["waited for", "promised"]
         if database.dialect == "postgres":
             with pytest.raises(Exception, match="read-only transaction"):
-                await database.read(add("never"), aside=True)
+                await database.read(add("never"), allow_stale=True)
         assert await database.read(names) == ["waited for", "promised"]
 
 
@@ -360,7 +360,7 @@ async def test_postgresql_may_take_a_step_of_its_own_in_the_same_place(place: Pl
     await (await place.open(first)).close()
     here, there = (f"INSERT INTO one VALUES ('{name}')" for name in ("sqlite", "postgres"))
     more = "INSERT INTO one VALUES ('both')"
-    newer = Schema("first", (tables, (here,), (more,)), postgres=(None, (there,)))
+    newer = Schema("first", (tables, (here,), (more,)), postgres_migrations=(None, (there,)))
     for _ in range(2):
         database = await place.open(newer)
         found = await database.read(lambda c: c.execute("SELECT id FROM one").fetchall())

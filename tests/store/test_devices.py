@@ -12,18 +12,18 @@ import pytest
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.fleet.fleet import Fleet
-from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
+from evoclaw.orchestrator.fleet.permitted import ApprovedTools, watch_approvals
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governing.devices import SCHEMA, DeviceStore
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 from evoclaw.trust.pairing import (
-    Change,
     Devices,
     DeviceState,
     PairingRefused,
-    Surface,
+    ToolsChange,
+    ToolsComparison,
 )
-from evoclaw.trust.shared_devices import SharedBook
+from evoclaw.trust.shared_devices import SharedDeviceRepository
 from tests.support.databases import Place
 from tests.support.waiting import until
 
@@ -39,10 +39,10 @@ async def shared(
     """The devices as one orchestrator has them, over a connection of its own."""
     database = await place.open(SCHEMA)
     try:
-        book = SharedBook(DeviceStore(database))
+        book = SharedDeviceRepository(DeviceStore(database))
         if folder is not None:
-            await book.take_in(folder)
-        await book.look()
+            await book.import_folder(folder)
+        await book.refresh()
         yield Devices(book), database
     finally:
         await database.close()
@@ -50,25 +50,27 @@ async def shared(
 
 async def test_what_one_approves_another_knows_at_its_next_look(place: Place) -> None:
     async with shared(place) as (one, _), shared(place) as (two, _):
-        assert await one.surface("pi", TOOLS, NOW) == Surface(Change.FIRST, ("bash", "read"))
-        assert await two.look() == ["pi"]
+        assert await one.compare_tools("pi", TOOLS, NOW) == ToolsComparison(
+            ToolsChange.FIRST, ("bash", "read")
+        )
+        assert await two.refresh() == ["pi"]
         approved = await two.approve("pi", NOW + 1)
         assert approved.tools == ("bash", "read")
-        assert await one.look() == ["pi"]
+        assert await one.refresh() == ["pi"]
         assert one.get("pi") == approved
-        assert await one.surface("pi", TOOLS, NOW + 2) == Surface(Change.SAME)
-        assert [await one.look(), await two.look(), await two.look()] == [[], ["pi"], []]
+        assert await one.compare_tools("pi", TOOLS, NOW + 2) == ToolsComparison(ToolsChange.SAME)
+        assert [await one.refresh(), await two.refresh(), await two.refresh()] == [[], ["pi"], []]
         await one.revoke("pi", NOW + 3)
         # Also who has not looked yet is told.
-        assert await two.surface("pi", TOOLS, NOW + 4) == Surface(Change.REVOKED)
+        assert await two.compare_tools("pi", TOOLS, NOW + 4) == ToolsComparison(ToolsChange.REVOKED)
         assert [device.state for device in two.all()] == [DeviceState.REVOKED]
 
 
 async def test_nothing_is_approved_but_what_was_seen_whoever_changed_it(place: Place) -> None:
     async with shared(place) as (one, _), shared(place) as (two, _):
-        await one.surface("pi", TOOLS, NOW)
+        await one.compare_tools("pi", TOOLS, NOW)
         seen = one.all()[0].surface
-        await two.surface("pi", [*TOOLS, ("rm", "!")], NOW)
+        await two.compare_tools("pi", [*TOOLS, ("rm", "!")], NOW)
         with pytest.raises(PairingRefused, match="have changed since you looked"):
             await one.approve("pi", NOW, seen=seen)
         with pytest.raises(ConfigError, match="no device 'nobody' has joined; known: pi"):
@@ -78,22 +80,22 @@ async def test_nothing_is_approved_but_what_was_seen_whoever_changed_it(place: P
 async def test_words_said_at_once_are_all_kept(place: Place) -> None:
     async with shared(place) as (one, _), shared(place) as (two, _):
         names = [f"edge {number}" for number in range(20)]
-        both = [books.surface(name, TOOLS, NOW) for name in names for books in (one, two)]
+        both = [books.compare_tools(name, TOOLS, NOW) for name in names for books in (one, two)]
         await asyncio.gather(*both)
         await asyncio.gather(*(one.approve(name, NOW) for name in names[::2]))
         await asyncio.gather(*(two.revoke(name, NOW) for name in names[1::2]))
         for books in (one, two):
-            await books.look()
+            await books.refresh()
             states = [device.state for device in books.all() if device.agent_id in names]
             assert states.count(DeviceState.APPROVED) == states.count(DeviceState.REVOKED) == 10
 
 
 async def test_an_edge_that_is_as_it_was_writes_nothing(place: Place) -> None:
     async with shared(place) as (devices, database):
-        await devices.surface("pi", TOOLS, NOW)
+        await devices.compare_tools("pi", TOOLS, NOW)
         before = database.commits
         for _ in range(5):
-            await devices.surface("pi", TOOLS, NOW + 1)
+            await devices.compare_tools("pi", TOOLS, NOW + 1)
         assert database.commits == before
 
 
@@ -103,10 +105,10 @@ async def test_the_folders_of_earlier_versions_are_taken_in_and_who_was_revoked_
     first, second = (tmp_path / name for name in ("first", "second"))
     for folder in (first, second):
         for name in ("pi", "lamp"):
-            await Devices(folder).surface(name, TOOLS, NOW)
+            await Devices(folder).compare_tools(name, TOOLS, NOW)
             await Devices(folder).approve(name, NOW)
     await Devices(second).revoke("lamp", NOW)
-    await Devices(second).surface("door", TOOLS, NOW)
+    await Devices(second).compare_tools("door", TOOLS, NOW)
     async with shared(place, folder=first) as (devices, _):
         states = {device.agent_id: str(device.state) for device in devices.all()}
         assert states == {"lamp": "approved", "pi": "approved"}
@@ -130,14 +132,14 @@ async def until_offered(fleet: Fleet, *names: str) -> None:
 async def test_a_running_orchestrator_goes_by_what_was_said_to_another(place: Place) -> None:
     hashes = {tool.name: tool_hash(tool) for tool in (READ, BASH)}
     async with shared(place) as (here, _), shared(place) as (there, _):
-        permitted = Permitted(here)
+        permitted = ApprovedTools(here)
         fleet = Fleet(permit=permitted)
         refs = [AdvertisedTool(name, hash=hash_) for name, hash_ in hashes.items()]
-        fleet.advert(Advert("pi", "", tools=refs))
-        async with following_approvals(here, permitted, fleet, every=0.01):
-            await fleet.tools("pi", [READ, BASH], hashes)
+        fleet.on_advert(Advert("pi", "", tools=refs))
+        async with watch_approvals(here, permitted, fleet, interval_s=0.01):
+            await fleet.set_tools("pi", [READ, BASH], hashes)
             assert "not approved: bash, read" in fleet.member("pi").problem
-            await there.look()
+            await there.refresh()
             await there.approve("pi", NOW)
             await until_offered(fleet, "read", "bash")
             assert fleet.member("pi").problem == ""
@@ -148,14 +150,14 @@ async def test_a_running_orchestrator_goes_by_what_was_said_to_another(place: Pl
             assert not fleet.outdated("pi")
             await there.invite("pi", NOW)
             await until(lambda: fleet.outdated("pi"), 30)
-            await fleet.tools("pi", [READ], hashes)
+            await fleet.set_tools("pi", [READ], hashes)
             assert list(fleet.member("pi").tools.names) == ["read"]
 
 
 async def test_without_the_store_nothing_new_is_offered(place: Place) -> None:
     async with shared(place) as (devices, database):
-        fleet = Fleet(permit=Permitted(devices))
+        fleet = Fleet(permit=ApprovedTools(devices))
         await database.close()
         with pytest.raises(EvoClawError):
-            await fleet.tools("pi", [READ], {"read": "r1"})
-        assert not fleet.member("pi").tools.names and fleet.member("pi").fetched == {}
+            await fleet.set_tools("pi", [READ], {"read": "r1"})
+        assert not fleet.member("pi").tools.names and fleet.member("pi").fetched_hashes == {}

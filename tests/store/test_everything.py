@@ -9,14 +9,14 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.databases.tables import tables_of
-from evoclaw.store.governing.approvals import Claim, StoredApproval
+from evoclaw.store.governing.approvals import ApprovalClaim, StoredApproval
 from evoclaw.store.sessions.sessions import Session
-from evoclaw.wiring.store import every_part, open_store, opened
+from evoclaw.wiring.store import all_schemas, connect_database, open_stores
 from tests.support.databases import Place
 
 
 async def test_every_kind_of_store_is_in_one_database(place: Place) -> None:
-    parts = every_part()
+    parts = all_schemas()
     names = [table.name for part in parts for table in tables_of(part)]
     assert len(names) == len(set(names)), "no two have a table of the same name"
     for _ in range(2):
@@ -31,18 +31,18 @@ async def test_every_kind_of_store_is_in_one_database(place: Place) -> None:
 
 async def test_what_was_kept_is_there_after_the_next_start(tmp_path: Path) -> None:
     env = {"EVOCLAW_HOME": str(tmp_path)}
-    async with open_store(env) as stored:
+    async with open_stores(env) as stored:
         await stored.sessions.create(Session("s1", "a"))
         row = StoredApproval("a1", "local", "r.1.1", "sha", "scope", b"asked", 1e12)
-        await stored.approvals.claim(Claim(row, 1, "us"))
+        await stored.approvals.claim(ApprovalClaim(row, 1, "us"))
         await stored.ledger.open("tenant", {}, {"calls": 3})
     for _ in range(2):
-        async with open_store(env) as stored:
+        async with open_stores(env) as stored:
             assert await stored.sessions.session("s1") is not None
             assert [one.id for one in await stored.approvals.waiting("local")] == ["a1"]
             (account,) = await stored.ledger.accounts()
             assert account.spent == {"calls": 3}
-            async with opened(env, *every_part(), given=stored.database) as same:
+            async with connect_database(env, *all_schemas(), existing=stored.database) as same:
                 assert same is stored.database
 
 
@@ -56,13 +56,13 @@ async def test_a_postgresql_is_used_if_the_settings_say_so(
         "EVOCLAW_STORE_SCHEMA": schema,
         "EVOCLAW_STORE_PASSWORD": "not needed here",
     }
-    async with open_store(env) as stored:
+    async with open_stores(env) as stored:
         assert stored.database.dialect == "postgres" and schema in stored.database.name
         await stored.sessions.create(Session("s1", "a"))
-    async with open_store(env) as stored:
+    async with open_stores(env) as stored:
         assert await stored.sessions.session("s1") is not None
     assert not (tmp_path / "evoclaw.db").exists()
     env["EVOCLAW_STORE_PASSWORD_FILE"] = str(tmp_path / "missing")
     with pytest.raises(ConfigError, match="password"):
-        async with open_store(env):
+        async with open_stores(env):
             pass

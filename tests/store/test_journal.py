@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
+from evoclaw.store.calls.journal import CallState, Journal, JournalEntry, JournalRow, ReceiveKind
 from evoclaw.store.databases.sqlite import DamagedStore, StoreFull
 from tests.support.properties import examples
 from tests.support.stores import fill, flip, killed_after, small_disk
@@ -26,23 +26,23 @@ TERMINAL = [state for state in CallState if state.terminal]
 
 def entry(
     request_id: str = "run.1.1.1", *, run_id: str = "run", epoch: int = 1, digest: str = "d"
-) -> Entry:
-    return Entry(request_id, run_id, epoch, digest, f"command {request_id}".encode())
+) -> JournalEntry:
+    return JournalEntry(request_id, run_id, epoch, digest, f"command {request_id}".encode())
 
 
 async def opened(folder: Path, now: float = 1000.0) -> Journal:
     return await Journal.open(folder / "journal.db", clock=lambda: now)
 
 
-def ids(rows: list[Row]) -> list[str]:
+def ids(rows: list[JournalRow]) -> list[str]:
     return [row.request_id for row in rows]
 
 
 async def test_a_call_is_followed_from_first_to_last(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
-        assert (await journal.receive(entry())).kind is Kind.NEW
+        assert (await journal.receive(entry())).kind is ReceiveKind.NEW
         row = await journal.get("run.1.1.1")
-        assert row == Row(
+        assert row == JournalRow(
             "run.1.1.1", "run", 1, "d", b"command run.1.1.1", CallState.RECEIVED, "", 1000.0,
             None, None, None, False,
         )  # fmt: skip
@@ -62,7 +62,7 @@ async def test_a_call_is_followed_from_first_to_last(tmp_path: Path) -> None:
 async def test_received_and_begun_are_one_write(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         before = journal.database.commits
-        assert (await journal.receive(entry(), start="boot")).kind is Kind.NEW
+        assert (await journal.receive(entry(), start="boot")).kind is ReceiveKind.NEW
         assert journal.database.commits == before + 1
         row = await journal.get("run.1.1.1")
         assert row is not None
@@ -76,22 +76,22 @@ async def test_fault_01_a_command_that_comes_twice_is_known_with_what_came_of_it
         both = await asyncio.gather(
             journal.receive(entry(), start="boot"), journal.receive(entry(), start="boot")
         )
-        assert sorted(one.kind for one in both) == [Kind.KNOWN, Kind.NEW]
+        assert sorted(one.kind for one in both) == [ReceiveKind.KNOWN, ReceiveKind.NEW]
         await journal.finish("run.1.1.1", CallState.SUCCEEDED, b"report")
         again = await journal.receive(entry(), start="other boot")
-        assert again.kind is Kind.KNOWN and again.row is not None
+        assert again.kind is ReceiveKind.KNOWN and again.row is not None
         assert (again.row.state, again.row.report) == (CallState.SUCCEEDED, b"report")
         assert again.row.boot_id == "boot"
 
 
 @pytest.mark.parametrize("other", [entry(digest="other"), entry(run_id="other")])
 async def test_fault_02_an_id_with_other_arguments_is_a_conflict(
-    tmp_path: Path, other: Entry
+    tmp_path: Path, other: JournalEntry
 ) -> None:
     async with await opened(tmp_path) as journal:
         await journal.receive(entry())
         answer = await journal.receive(other, start="boot")
-        assert answer.kind is Kind.CONFLICT
+        assert answer.kind is ReceiveKind.CONFLICT
         assert ids(await journal.open_calls()) == ["run.1.1.1"]
         row = await journal.get("run.1.1.1")
         assert row is not None and row.state is CallState.RECEIVED
@@ -101,13 +101,13 @@ async def test_fault_10_who_lost_the_run_is_fenced_out(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         await journal.receive(entry("run.1.1.1", epoch=1))
         await journal.receive(entry("run.1.1.2", epoch=3))
-        assert (await journal.receive(entry("run.1.1.3", epoch=2))).kind is Kind.FENCED
-        assert (await journal.receive(entry("run.1.1.4", epoch=3))).kind is Kind.NEW
+        assert (await journal.receive(entry("run.1.1.3", epoch=2))).kind is ReceiveKind.FENCED
+        assert (await journal.receive(entry("run.1.1.4", epoch=3))).kind is ReceiveKind.NEW
         other = entry("other.1.1.1", run_id="other", epoch=1)
-        assert (await journal.receive(other)).kind is Kind.NEW
+        assert (await journal.receive(other)).kind is ReceiveKind.NEW
         assert await journal.get("run.1.1.3") is None
     async with await opened(tmp_path) as journal:
-        assert (await journal.receive(entry("run.1.1.5", epoch=2))).kind is Kind.FENCED
+        assert (await journal.receive(entry("run.1.1.5", epoch=2))).kind is ReceiveKind.FENCED
 
 
 async def test_fault_10_asking_again_for_a_known_call_fences_out_the_one_before(
@@ -115,10 +115,10 @@ async def test_fault_10_asking_again_for_a_known_call_fences_out_the_one_before(
 ) -> None:
     async with await opened(tmp_path) as journal:
         await journal.receive(entry("run.1.1.1", epoch=1))
-        assert (await journal.receive(entry("run.1.1.1", epoch=2))).kind is Kind.KNOWN
-        assert (await journal.receive(entry("run.1.1.2", epoch=1))).kind is Kind.FENCED
+        assert (await journal.receive(entry("run.1.1.1", epoch=2))).kind is ReceiveKind.KNOWN
+        assert (await journal.receive(entry("run.1.1.2", epoch=1))).kind is ReceiveKind.FENCED
         # What it knows it tells anyone: nothing begins by that.
-        assert (await journal.receive(entry("run.1.1.1", epoch=1))).kind is Kind.KNOWN
+        assert (await journal.receive(entry("run.1.1.1", epoch=1))).kind is ReceiveKind.KNOWN
 
 
 async def test_the_first_end_is_final(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ async def test_open_calls_come_as_they_arrived_and_ends_as_they_ended(tmp_path: 
             await journal.finish(name, CallState.SUCCEEDED, b"")
         assert ids(await journal.open_calls()) == ["b"]
         assert ids(await journal.unacknowledged(2)) == ["d", "c"]
-        assert await journal.untold(2) == ["c", "a"]
+        assert await journal.unacknowledged_ids(2) == ["c", "a"]
         await journal.acknowledge(["d", "a", "b"])
         await journal.finish("b", CallState.SUCCEEDED, b"")
         assert ids(await journal.unacknowledged()) == ["c", "b"]
@@ -167,9 +167,9 @@ async def test_only_what_is_over_and_acknowledged_is_forgotten(tmp_path: Path) -
         for name in ("unacknowledged", "old"):
             await journal.finish(name, CallState.SUCCEEDED, b"")
         await journal.acknowledge(["open", "old"])
-        assert await journal.prune(86_399.0, least=0) == 0
+        assert await journal.prune(86_399.0, min_calls=0) == 0
         assert await journal.prune(86_401.0) == 0, "so few are kept whatever the clock says"
-        assert await journal.prune(86_401.0, least=0) == 1
+        assert await journal.prune(86_401.0, min_calls=0) == 1
         assert await journal.get("old") is None
         assert ids(await journal.open_calls()) == ["open"]
         assert ids(await journal.unacknowledged()) == ["unacknowledged"]
@@ -184,7 +184,7 @@ async def test_no_more_ids_are_kept_than_wanted_and_the_oldest_go(tmp_path: Path
             now += 1.0
             await journal.finish(name, CallState.SUCCEEDED, b"")
         await journal.acknowledge(names)
-        assert await journal.prune(now, most=10) == 1190
+        assert await journal.prune(now, max_calls=10) == 1190
         kept = [name for name in names if await journal.get(name) is not None]
         assert kept == names[-10:]
 
@@ -247,11 +247,11 @@ async def test_fault_26_on_a_full_disk_nothing_is_taken_in_and_nothing_is_lost(
             assert ids(await journal.unacknowledged()) == ["before"]
 
 
-async def rows_of(journal: Journal, names: list[str]) -> list[Row | None]:
+async def rows_of(journal: Journal, names: list[str]) -> list[JournalRow | None]:
     return [await journal.get(name) for name in names]
 
 
-def essence(row: Row | None) -> object:
+def essence(row: JournalRow | None) -> object:
     """What decides whether a call begins, and what is told of it."""
     assert row is not None
     return row.request_id, row.run_id, row.digest, row.state, row.command, row.report
@@ -318,17 +318,19 @@ class JournalMachine(RuleBasedStateMachine):
     )
     def receive(self, name: str, epoch: int, digest: str, start: str | None) -> None:
         run_id = name[0]
-        got = self.run(self.journal.receive(Entry(name, run_id, epoch, digest, b"c"), start=start))
+        got = self.run(
+            self.journal.receive(JournalEntry(name, run_id, epoch, digest, b"c"), start=start)
+        )
         row = self.rows.get(name)
         if row is not None and row["digest"] != digest:
-            assert got.kind is Kind.CONFLICT
+            assert got.kind is ReceiveKind.CONFLICT
         elif row is not None:
-            assert got.kind is Kind.KNOWN and got.row is not None
+            assert got.kind is ReceiveKind.KNOWN and got.row is not None
             assert (got.row.state, got.row.report) == (row["state"], row["report"])
         elif self.fences.get(run_id, (0, 0.0))[0] > epoch:
-            assert got.kind is Kind.FENCED
+            assert got.kind is ReceiveKind.FENCED
         else:
-            assert got.kind is Kind.NEW
+            assert got.kind is ReceiveKind.NEW
             state = CallState.RECEIVED if start is None else CallState.RUNNING
             self.rows[name] = {
                 "digest": digest,
@@ -337,7 +339,7 @@ class JournalMachine(RuleBasedStateMachine):
                 "acked": False,
                 "at": 0.0,
             }
-        if got.kind in (Kind.NEW, Kind.KNOWN):
+        if got.kind in (ReceiveKind.NEW, ReceiveKind.KNOWN):
             highest, _ = self.fences.get(run_id, (0, 0.0))
             if epoch > highest:
                 self.fences[run_id] = epoch, self.now
@@ -377,7 +379,7 @@ class JournalMachine(RuleBasedStateMachine):
             for name, row in self.rows.items()
             if row["acked"] and row["at"] < self.now - window
         ]
-        pruned = self.run(self.journal.prune(self.now, window_seconds=window, least=0))
+        pruned = self.run(self.journal.prune(self.now, window_seconds=window, min_calls=0))
         assert pruned == len(old)
         for name in old:
             del self.rows[name]

@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 
-from evoclaw.core.ledgers import Limit, Refusal, Reservation
+from evoclaw.core.ledgers import InsufficientFunds, Limit, Reservation
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.store.databases.database import Connection, Rows
+from evoclaw.store.databases.database import Connection, QueryResult
 from evoclaw.store.databases.opening import DamagedStore
 from evoclaw.store.databases.sqlite import StoreError
-from evoclaw.store.governing.books import Books
-from evoclaw.store.governing.ledger import BEHIND, FORGOTTEN, KEPT, StoredLedger
+from evoclaw.store.governing.books import LedgerTransaction
+from evoclaw.store.governing.ledger import (
+    CLOSED_ACCOUNT_RETENTION_S,
+    RESERVATION_TIMEOUT_S,
+    WRITE_BEHIND_DELAY_S,
+    StoredLedger,
+)
 from tests.support.budgets import Clock, account
 from tests.support.databases import Place
 from tests.support.databases import opened_ledger as opened
@@ -110,14 +115,14 @@ async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_i
         assert found.spent == {"calls": 2, "action.relay": 1}
         assert found.held == {"calls": 2, "action.relay": 1}, "one was settled too late to be kept"
         again = await ledger.reserve(RUN, {"calls": 1, "action.relay": 1}, "r.3")
-        assert isinstance(again, Reservation) and not again.fresh
+        assert isinstance(again, Reservation) and not again.is_new
         late = await ledger.reserve(RUN, {"action.relay": 2}, "more")
-        assert isinstance(late, Refusal) and late.left == 1
-    async with await StoredLedger.open_file(path, alone=True) as ledger:
+        assert isinstance(late, InsufficientFunds) and late.left == 1
+    async with await StoredLedger.open_file(path, exclusive=True) as ledger:
         found = await account(ledger, "run")
         assert (found.spent, found.held) == ({"calls": 4, "action.relay": 2}, {})
         again = await ledger.reserve(RUN, {"calls": 1, "action.relay": 1}, "r.3")
-        assert isinstance(again, Reservation) and not again.fresh, "it is not paid for twice"
+        assert isinstance(again, Reservation) and not again.is_new, "it is not paid for twice"
 
 
 async def test_what_nobody_settled_for_a_day_is_taken_for_spent(place: Place) -> None:
@@ -125,13 +130,13 @@ async def test_what_nobody_settled_for_a_day_is_taken_for_spent(place: Place) ->
     async with opened(place, clock) as ledger:
         await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
         await ledger.reserve(("tenant",), {"action.relay": 1}, "lost")
-    clock.now += FORGOTTEN - 1
+    clock.now += RESERVATION_TIMEOUT_S - 1
     async with opened(place, clock) as ledger:
         assert (await account(ledger, "tenant")).held == {"action.relay": 1}
     clock.now += 2
     async with opened(place, clock) as ledger:
         found = await ledger.reserve(("tenant",), {"action.relay": 1}, "next")
-        assert isinstance(found, Refusal), "it counts from when it was given up"
+        assert isinstance(found, InsufficientFunds), "it counts from when it was given up"
         clock.now += 3_600
         found = await ledger.reserve(("tenant",), {"action.relay": 1}, "next")
         assert isinstance(found, Reservation)
@@ -146,7 +151,9 @@ async def test_time_in_a_ledger_never_goes_back(place: Place) -> None:
     before, clock.now = clock.now, 0.0
     async with opened(place, clock) as ledger:
         # A board without a battery wakes up in 1970, and learns the time a little later.
-        assert isinstance(await ledger.reserve(("tenant",), {"action.relay": 1}, "b"), Refusal)
+        assert isinstance(
+            await ledger.reserve(("tenant",), {"action.relay": 1}, "b"), InsufficientFunds
+        )
         clock.now = before + 3_600
         assert isinstance(await ledger.reserve(("tenant",), {"action.relay": 1}, "b"), Reservation)
         clock.now = 0.0
@@ -161,7 +168,7 @@ async def test_accounts_of_runs_that_ended_are_kept_a_while_and_then_gone(place:
         await ledger.open("tenant", {}, {})
         await ledger.reserve(RUN, {"calls": 1}, "a")
         ledger.close("run")
-    for later, there in ((KEPT - 1, True), (2, False)):
+    for later, there in ((CLOSED_ACCOUNT_RETENTION_S - 1, True), (2, False)):
         clock.now += later
         async with opened(place, clock) as ledger:
             assert ("run" in [one.name for one in await ledger.accounts()]) is there
@@ -179,9 +186,9 @@ async def test_what_was_settled_is_seen_by_whoever_asks_next_and_written_soon(
         first.settle("a", {"calls": 1})
         assert isinstance(await first.reserve(RUN, {"calls": 1}, "b"), Reservation)
         first.release("b")
-        assert isinstance(await second.reserve(RUN, {"calls": 1}, "c"), Refusal)
+        assert isinstance(await second.reserve(RUN, {"calls": 1}, "c"), InsufficientFunds)
         due = asyncio.Event()
-        asyncio.get_running_loop().call_later(2 * BEHIND, due.set)
+        asyncio.get_running_loop().call_later(2 * WRITE_BEHIND_DELAY_S, due.set)
         await due.wait()
         assert isinstance(await second.reserve(RUN, {"calls": 1}, "c"), Reservation)
 
@@ -240,7 +247,7 @@ class Noting:
         self._connection, self.rows = connection, 0
         self.execute = connection.execute
 
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> QueryResult:
         given = list(rows)
         self.rows += len(given)
         return self._connection.executemany(statement, given)
@@ -252,9 +259,9 @@ async def test_an_account_is_written_only_if_opening_it_changes_it(place: Place)
         async def written(most: int) -> int:
             def work(connection: Connection) -> int:
                 noting = Noting(connection)
-                books = Books(noting, "test")
+                books = LedgerTransaction(noting, "test")
                 books.open("tenant", {"calls": Limit(most)}, {}, 1_000.0)
-                books.put()
+                books.flush()
                 return noting.rows
 
             return await ledger.database.write(work)

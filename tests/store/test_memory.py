@@ -20,11 +20,11 @@ from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.memory import (
     SCHEMA,
     EventType,
+    MemoryFilter,
     MemoryStore,
     Observation,
-    Scope,
-    why_unsearchable,
-    words_of,
+    full_text_search_problem,
+    query_words,
 )
 from tests.support.properties import examples
 
@@ -73,8 +73,8 @@ def note(
     )
 
 
-async def found(store: MemoryStore, query: str, scope: Scope | None = None) -> list[str]:
-    return [one.observation.content for one in await store.find(query, 10, scope or Scope())]
+async def found(store: MemoryStore, query: str, scope: MemoryFilter | None = None) -> list[str]:
+    return [one.observation.content for one in await store.find(query, 10, scope or MemoryFilter())]
 
 
 async def test_what_fits_best_comes_first_and_of_the_same_the_newer(place: Path | str) -> None:
@@ -124,8 +124,8 @@ async def test_nobody_finds_what_is_of_another_tenant_or_user(place: Path | str)
         stranger = store.of("other", "ann")
         assert await found(stranger, "secret") == []
         assert await stranger.get("same") is None
-        assert await stranger.forget("s") == 0
-        assert await store.of("acme", "ann").forget("s") == 1
+        assert await stranger.delete_session("s") == 0
+        assert await store.of("acme", "ann").delete_session("s") == 1
         assert await found(store.of("acme", "bob"), "secret") == ["secret of acme bob"]
 
 
@@ -139,10 +139,10 @@ async def test_a_scope_narrows_by_agent_session_and_label(place: Path | str) -> 
                 note("apples four", session="b", agent="lead", label=Label(private=True)),
             ]
         )
-        assert await found(store, "apples", Scope(agent="help")) == ["apples two"]
-        assert await found(store, "apples", Scope(session_id="a")) == ["apples one"]
-        assert len(await found(store, "apples", Scope(besides="a"))) == 3
-        assert sorted(await found(store, "apples", Scope(clean=True))) == [
+        assert await found(store, "apples", MemoryFilter(agent="help")) == ["apples two"]
+        assert await found(store, "apples", MemoryFilter(session_id="a")) == ["apples one"]
+        assert len(await found(store, "apples", MemoryFilter(excluded_session="a"))) == 3
+        assert sorted(await found(store, "apples", MemoryFilter(clean_only=True))) == [
             "apples one",
             "apples two",
         ]
@@ -164,26 +164,26 @@ async def test_what_is_forgotten_is_not_found_again(place: Path | str) -> None:
     async with opened(place) as store:
         await store.add([note(f"pears {n}", session="a", at=float(n)) for n in range(10)])
         await store.add([note("pears other", session="b", at=3.5)])
-        assert await store.forget_before(4.0) == 5
+        assert await store.delete_before(4.0) == 5
         assert len(await found(store, "pears")) == 6
-        assert await store.forget("a") == 6
+        assert await store.delete_session("a") == 6
         assert await found(store, "pears") == []
-        assert await store.forget("a") == 0
+        assert await store.delete_session("a") == 0
 
 
 async def test_more_than_one_batch_is_forgotten(
     place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "BATCH", 3)
+    monkeypatch.setattr(memory, "DELETE_BATCH_ROWS", 3)
     async with opened(place) as store:
         await store.add([note("plums") for _ in range(7)])
-        assert await store.forget("s") == 7
+        assert await store.delete_session("s") == 7
 
 
 async def test_only_the_newest_of_an_owner_are_looked_through(
     place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "RECENT", 3)
+    monkeypatch.setattr(memory, "MAX_SEARCHED_OBSERVATIONS", 3)
     async with opened(place) as store:
         await store.add([note(f"figs {n}") for n in range(6)])
         await store.of("acme").add([note("figs theirs") for _ in range(6)])
@@ -195,7 +195,7 @@ async def test_it_is_all_there_after_it_was_closed_and_opened_again(place: Path 
         await store.add([note("a note that lasts", "one")])
     async with opened(place, "again") as store:
         assert await found(store, "lasts") == ["a note that lasts"]
-        assert await store.forget("s") == 1
+        assert await store.delete_session("s") == 1
     async with opened(place, "again") as store:
         assert await found(store, "lasts") == []
 
@@ -216,7 +216,7 @@ async def test_what_a_query_language_would_take_for_its_own_is_words(
 def test_no_text_is_a_syntax_error(query: str) -> None:
     async def go() -> None:
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        for step in SCHEMA.steps:
+        for step in SCHEMA.migrations:
             for statement in step:
                 connection.execute(statement)
         async with SqliteDatabase(Path("memory"), connection, durable=False) as database:
@@ -224,7 +224,7 @@ def test_no_text_is_a_syntax_error(query: str) -> None:
             await store.add([note(f"known {query}"), note("known, too")])
             assert len(await store.find(f"known {query}")) == 2
             await store.find(query)
-            assert await store.forget("s") == 2
+            assert await store.delete_session("s") == 2
             assert await store.find(f"known {query}") == []
             check = "INSERT INTO memory_words (memory_words) VALUES ('integrity-check')"
             await database.write(lambda c: c.execute(check))
@@ -250,7 +250,7 @@ def test_any_texts_can_be_noted_and_looked_for(place: Path | str, texts: list[st
 
 
 def test_words_are_few_and_each_is_there_once() -> None:
-    assert words_of("The RED red fox's tail_end, and then") == (
+    assert query_words("The RED red fox's tail_end, and then") == (
         "red",
         "fox",
         "s",
@@ -258,18 +258,18 @@ def test_words_are_few_and_each_is_there_once() -> None:
         "end",
         "then",
     )
-    assert len(words_of(" ".join(f"w{n}" for n in range(1000)))) == memory.MOST_WORDS
-    assert words_of("x" * 10_000) == ()
+    assert len(query_words(" ".join(f"w{n}" for n in range(1000)))) == memory.MAX_QUERY_WORDS
+    assert query_words("x" * 10_000) == ()
 
 
 def test_this_sqlite_can_find_words() -> None:
-    assert why_unsearchable() == ""
+    assert full_text_search_problem() == ""
 
 
 async def test_of_very_many_that_fit_the_newest_are_put_in_order(
     place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "RANKED", 3)
+    monkeypatch.setattr(memory, "MAX_RANKED_OBSERVATIONS", 3)
     async with opened(place) as store:
         texts = ["fox fox fox", "a fox", "fox and fox", "nothing", "a fox", "the fox"]
         kept = [

@@ -28,20 +28,20 @@ from evoclaw.core.messages import JSON, ErrorBlock, ErrorKind, Reply, TextBlock,
 from evoclaw.core.profile import Profile
 from evoclaw.store.databases.database import Database
 from evoclaw.store.databases.moving import export_to, import_from
-from evoclaw.store.databases.opening import Held, inspect_file
-from evoclaw.store.databases.parts import Parts, open_database
+from evoclaw.store.databases.opening import FileContents, inspect_file
+from evoclaw.store.databases.parts import MultiSchemaFormat, open_database
 from evoclaw.store.databases.tables import tables_of
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.fold import RunFold, plain
 from evoclaw.store.metrics.store import MetricsStore, MetricsWindow
 from evoclaw.store.metrics.tables import CallRow
 from evoclaw.store.runs import queue
-from evoclaw.store.runs.queue import Bounds, Entry, RunQueue
+from evoclaw.store.runs.queue import QueuedRun, QueueLimits, RunQueue
 from evoclaw.store.sessions import changes as session_changes
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.forgetting import OF_RUNS, OF_SESSIONS
-from evoclaw.store.sessions.retention import forget_sessions
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
+from evoclaw.store.sessions.forgetting import TABLES_BY_RUN_ID, TABLES_BY_SESSION_ID
+from evoclaw.store.sessions.retention import delete_expired_sessions
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from tests.support.databases import Place
 
 SCHEMAS = (session_tables.SCHEMA, queue.SCHEMA, metrics_tables.SCHEMA)
@@ -81,7 +81,7 @@ class Talk:
             self.turns += isinstance(event, TurnStarted)
             records.append(Record(self.run.id, self.seq, at, event))
         self.kept += records
-        await self.store.append(self.run, records, [], Spent(turns=self.turns), stop)
+        await self.store.append(self.run, records, [], RunUsage(turns=self.turns), stop)
 
 
 @dataclass
@@ -100,7 +100,9 @@ class House:
         store = SessionStore(self.database, lambda: self.clock[0], tenant)
         self.clock[0] = at
         await store.create(Session(f"s-{run_id}", agent, owner))
-        run = await store.begin(run_id, f"s-{run_id}", "hi", parent_run=parent, root_run=parent)
+        run = await store.create_run(
+            run_id, f"s-{run_id}", "hi", parent_run=parent, root_run=parent
+        )
         return Talk(store, self.clock, run)
 
     async def calls(self, window: MetricsWindow = EVER) -> list[CallRow]:
@@ -311,8 +313,8 @@ async def test_metrics_are_deleted_with_their_session(place: Place, by: str) -> 
     async with opened(place) as house:
         talk = await house.talk()
         runs = RunQueue(talk.store, "us", clock=lambda: 100.0)
-        entry = Entry("q1", Session("s-q1", "helper"), True, "hi", b"{}", key="k", digest="d")
-        await runs.put("local", entry, Bounds(9, 9, 9), claim=False)
+        entry = QueuedRun("q1", Session("s-q1", "helper"), True, "hi", b"{}", key="k", digest="d")
+        await runs.enqueue("local", entry, QueueLimits(9, 9, 9), claim=False)
         for run_id in ("r1", "q1"):
             filled = [
                 ("INSERT INTO queue_pending VALUES ('local', ?, 'here')", (run_id,)),
@@ -330,14 +332,14 @@ async def test_metrics_are_deleted_with_their_session(place: Place, by: str) -> 
                 (103, ended()),
             )
         await house.metrics.find(EVER)
-        for table in OF_RUNS:
+        for table in TABLES_BY_RUN_ID:
             assert await house.count(table), f"{table} has nothing to delete"
         if by == "hand":
             for session in ("s-r1", "s-q1"):
-                gone = await session_changes.forget(talk.store, session)
+                gone = await session_changes.delete_session(talk.store, session)
                 assert gone is not None and gone.runs == (session.removeprefix("s-"),)
         else:
-            assert await forget_sessions(house.database, 5_000.0) == 2
+            assert await delete_expired_sessions(house.database, 5_000.0) == 2
         for schema in SCHEMAS:
             for table in tables_of(schema):
                 assert not await house.count(table.name), f"{table.name} is left"
@@ -354,16 +356,16 @@ async def test_every_table_with_a_run_or_a_session_is_cleared() -> None:
     for schema in SCHEMAS:
         for table in tables_of(schema):
             if "run_id" in table.columns:
-                assert table.name in (*OF_RUNS, *OF_SESSIONS), table.name
+                assert table.name in (*TABLES_BY_RUN_ID, *TABLES_BY_SESSION_ID), table.name
             elif "session_id" in table.columns:
-                assert table.name in OF_SESSIONS, table.name
+                assert table.name in TABLES_BY_SESSION_ID, table.name
 
 
 async def test_a_session_is_deleted_where_no_metrics_are_stored(place: Place) -> None:
     database = await place.open(session_tables.SCHEMA)
     store = SessionStore(database, lambda: 1.0)
     await store.create(Session("s1", "a"))
-    gone = await session_changes.forget(store, "s1")
+    gone = await session_changes.delete_session(store, "s1")
     assert gone is not None and gone.sessions == ("s1",)
     await database.close()
 
@@ -379,7 +381,7 @@ async def test_metrics_are_not_exported_and_are_derived_after_an_import(
         manifest = await export_to(file, house.database, SCHEMAS)
         moved = {table.name for part in manifest.parts for table in part.tables}
         assert "runs" in moved and not moved & set(metrics_tables.TABLES)
-        await session_changes.forget(talk.store, "s-r1")
+        await session_changes.delete_session(talk.store, "s-r1")
         await import_from(file, house.database, SCHEMAS)
         assert await house.metrics.find(EVER) == found
 
@@ -390,15 +392,15 @@ def test_untrusted_text_is_stored_as_one_short_line() -> None:
     plain("\ud800", 10).encode()
 
 
-class Overtaken(Parts, frozen=True):
+class Overtaken(MultiSchemaFormat, frozen=True):
     """A file that somebody else brings up to date while we look at it."""
 
-    def held(self, connection: sqlite3.Connection) -> Held:
+    def held(self, connection: sqlite3.Connection) -> FileContents:
         """How far it is; figures are added right after that was found out."""
-        found = super().held(connection)
+        found = super().read_contents(connection)
         file = Path(connection.execute("PRAGMA database_list").fetchone()[2])
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
-            Parts(SCHEMAS).migrate(other)
+            MultiSchemaFormat(SCHEMAS).migrate(other)
         return found
 
 
@@ -408,4 +410,4 @@ async def test_a_file_that_gains_a_part_while_it_is_looked_at_is_not_damaged(
     file = tmp_path / "evoclaw.db"
     await (await open_database(file, [session_tables.SCHEMA])).close()
     inspect_file(file, Overtaken((session_tables.SCHEMA,)))
-    inspect_file(file, Parts(SCHEMAS))
+    inspect_file(file, MultiSchemaFormat(SCHEMAS))

@@ -11,14 +11,14 @@ import pytest
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.ledgers import Limit, Reservation
 from evoclaw.core.messages import Reply, user
-from evoclaw.store.calls.command_values import Kind, QueueFull
+from evoclaw.store.calls.command_values import CommandPutKind, QueueFull
 from evoclaw.store.calls.commands import CommandStore
-from evoclaw.store.calls.receipts import Kept, ReceiptStore
+from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Database
-from evoclaw.store.databases.moving import MANIFEST, NotMoved, export_to, import_from
-from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.databases.moving import MANIFEST_NAME, ImportRefused, export_to, import_from
+from evoclaw.store.governing.approvals import ApprovalClaim, ApprovalStore, StoredApproval
 from evoclaw.store.governing.ledger import StoredLedger
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.databases import SCHEMAS, Place
 
 
@@ -31,13 +31,15 @@ async def fill(database: Database, tenant: str, runs: int = 3) -> None:
     store = SessionStore(database, now, tenant)
     await store.create(Session("same", "ägent\n", "ann", "Title 🙂", capabilities=frozenset("ab")))
     for number in range(runs):
-        run = await store.begin(f"r{number}", "same", f"asked {number}", errand=b"\0\xff")
+        run = await store.create_run(f"r{number}", "same", f"asked {number}", run_request=b"\0\xff")
         records = [
             Record(run.id, seq, 0.1 + seq, Replied(Reply(f"{tenant} {seq}"))) for seq in range(1, 9)
         ]
         cost = None if number else 0.30000000000000004
         said = [(number, user(f"{tenant} {number}"))]
-        await store.append(run, records, said, Spent(1, 2, 1 << 40, 4, cost), StopReason.COMPLETED)
+        await store.append(
+            run, records, said, RunUsage(1, 2, 1 << 40, 4, cost), StopReason.COMPLETED
+        )
     await store.put_todos("same", b"[]")
     await store.questions.ask("r0.1", "same", b"?")
     await store.questions.answer("r0.1", b"!")
@@ -47,15 +49,17 @@ async def fill(database: Database, tenant: str, runs: int = 3) -> None:
     await commands.settle(f"{tenant}.0", "pi", b"outcome")
     await commands.settle(f"{tenant}.0", "pi", b"too late")
     row = StoredApproval(f"{tenant}-1", tenant, "r0.1.1", "sha", "scope", b"asked", 1e12)
-    await ApprovalStore(database, now).claim(Claim(row, 1, "us"))
+    await ApprovalStore(database, now).claim(ApprovalClaim(row, 1, "us"))
     async with StoredLedger(database, now) as ledger:
-        await ledger.begin()
+        await ledger.start()
         await ledger.open(tenant, {"calls": Limit(10)}, {})
         assert isinstance(await ledger.reserve((tenant,), {"calls": 2}, f"{tenant}.h"), Reservation)
     receipts = ReceiptStore(database, now)
     await receipts.pin(f"{tenant}-pi", "key", "pairing")
     await receipts.add(
-        Kept("pi", "chain", 1, f"hash{tenant}", "", "r0.1", "r0", tenant, 1.5, "body", "signed")
+        StoredReceipt(
+            "pi", "chain", 1, f"hash{tenant}", "", "r0.1", "r0", tenant, 1.5, "body", "signed"
+        )
     )
 
 
@@ -104,15 +108,15 @@ async def test_what_was_taken_in_is_gone_on_with(place: Place, tmp_path: Path) -
     database = await place.open()
     store = SessionStore(database, now)
     assert [run.id for run in await store.runs()] == ["r2", "r1", "r0"]
-    assert await store.errand("r1") == b"\0\xff"
+    assert await store.run_request("r1") == b"\0\xff"
     assert len(await store.records("r1")) == 8
-    await store.begin("r3", "same", "more")
+    await store.create_run("r3", "same", "more")
     assert [run.id for run in await store.runs()] == ["r3", "r2", "r1", "r0"], "behind the others"
     commands = CommandStore(database, now)
     with pytest.raises(QueueFull):
         await commands.put("new", "pi", "r", b"", None, cap=2)
-    assert (await commands.put("new", "pi", "r", b"", None, cap=3)).kind is Kind.NEW
-    assert [note.outcome for note in await commands.notes("local.0")] == [b"too late"]
+    assert (await commands.put("new", "pi", "r", b"", None, cap=3)).kind is CommandPutKind.NEW
+    assert [note.outcome for note in await commands.late_outcomes("local.0")] == [b"too late"]
     await database.close()
 
 
@@ -130,7 +134,7 @@ async def test_one_tenant_is_moved_to_where_others_are(place: Place, tmp_path: P
     await fill(database, "other", runs=5)
     await database.close()
     await taken_in(place, file)
-    with pytest.raises(NotMoved, match="already"):
+    with pytest.raises(ImportRefused, match="already"):
         await taken_in(place, file)
     await taken_in(place, file, keep=True)
     database = await place.open()
@@ -163,11 +167,11 @@ async def test_a_file_that_is_not_sound_changes_nothing(
                 data = old.read(name)
                 if harm == "row" and name.endswith("/records.jsonl"):
                     data = data.replace(b"b64", b"b46", 1)
-                if harm == "version" and name == MANIFEST:
+                if harm == "version" and name == MANIFEST_NAME:
                     data = data.replace(b'"version":1', b'"version":9')
                 if not (harm == "missing" and name.endswith("/runs.jsonl")):
                     new.writestr(name, data)
-    with pytest.raises(NotMoved):
+    with pytest.raises(ImportRefused):
         await taken_in(place, bad)
     database = await place.open()
     assert await SessionStore(database).runs() == []

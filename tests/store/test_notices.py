@@ -12,17 +12,24 @@ import pytest
 
 from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.databases.listening import listen
-from evoclaw.store.databases.notices import LARGEST, WANTED, Kind, Notice, Notices, letters_of
-from evoclaw.store.databases.postgres_link import Server
+from evoclaw.store.databases.notices import (
+    MAX_PAYLOAD_BYTES,
+    WATCH_TTL_S,
+    Notice,
+    NoticeKind,
+    Notices,
+    encode_payloads,
+)
+from evoclaw.store.databases.postgres_link import PostgresServer
 from tests.support.databases import Place
 from tests.support.postgres import Postgres
 from tests.support.stores import SCHEMA, add, names
 
-STANDS = Notice(Kind.STANDS, "local", "r1")
-KEPT = Notice(Kind.KEPT, "local", "r1")
-WATCHED = Notice(Kind.WATCHED, "local", "r1")
-SAID = Notice(Kind.SAID, "local", "r1")
-NEWCOMER = Notice(Kind.NEWCOMER, "", "")
+STANDS = Notice(NoticeKind.STATE_CHANGED, "local", "r1")
+KEPT = Notice(NoticeKind.RECORDS_STORED, "local", "r1")
+WATCHED = Notice(NoticeKind.WATCHED, "local", "r1")
+SAID = Notice(NoticeKind.MESSAGE_SENT, "local", "r1")
+NEWCOMER = Notice(NoticeKind.LISTENER_JOINED, "", "")
 PATIENCE = 30.0
 
 
@@ -43,7 +50,7 @@ class Heard:
 
     async def reached(self, notices: Notices, reach: bool) -> None:
         async with asyncio.timeout(PATIENCE):
-            while notices.reach is not reach:
+            while notices.is_live is not reach:
                 self._more.clear()
                 await self._more.wait()
 
@@ -57,7 +64,7 @@ class Heard:
 @contextmanager
 def heard(database: Database) -> Generator[Heard]:
     told = Heard()
-    with database.notices.heard_by(told):
+    with database.notices.subscribe(told):
         yield told
 
 
@@ -70,7 +77,7 @@ async def opened(place: Place, *, listens: bool = False) -> AsyncGenerator[Datab
             told = stack.enter_context(heard(database))
             await stack.enter_async_context(database.listening())
             await told.until(None)
-            assert database.notices.reach
+            assert database.notices.is_live
         yield database
 
 
@@ -82,26 +89,26 @@ def _shared(postgres_url: str) -> Place:
 async def test_who_listens_in_the_same_process_is_told_when_it_is_written(place: Place) -> None:
     async with opened(place) as database:
         with heard(database) as told:
-            await database.write(add("a"), tells=(STANDS,))
+            await database.write(add("a"), notices=(STANDS,))
             assert told.all == [STANDS]
             await database.announce((WATCHED,))
             assert told.all == [STANDS, WATCHED]
-        await database.write(add("b"), tells=(STANDS,))
+        await database.write(add("b"), notices=(STANDS,))
         assert told.all == [STANDS, WATCHED], "he has left"
 
 
 async def test_a_file_reaches_nobody_else(place: Place) -> None:
     async with opened(place) as database, database.listening():
-        assert not (place.is_file and database.notices.reach)
+        assert not (place.is_file and database.notices.is_live)
 
 
 async def test_others_are_told_once_it_is_committed(shared: Place) -> None:
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
-            await one.write(add("a"), tells=(STANDS, STANDS))
+            await one.write(add("a"), notices=(STANDS, STANDS))
             await told.until(STANDS)
             assert await two.read(names) == ["a"]
-            await one.write(add("b"), wait=False, tells=(SAID,))
+            await one.write(add("b"), wait=False, notices=(SAID,))
             await told.until(SAID)
             assert await two.read(names) == ["a", "b"], "nobody is told before the commit"
             assert told.all == [STANDS, SAID], "the same twice is told once"
@@ -114,8 +121,8 @@ async def test_what_failed_is_told_to_nobody_else(shared: Place) -> None:
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
             with pytest.raises(ValueError, match="no"):
-                await one.write(fails, tells=(STANDS,))
-            await one.write(add("a"), tells=(SAID,))
+                await one.write(fails, notices=(STANDS,))
+            await one.write(add("a"), notices=(SAID,))
             await told.until(SAID)
             assert STANDS not in told.all
 
@@ -123,11 +130,11 @@ async def test_what_failed_is_told_to_nobody_else(shared: Place) -> None:
 async def test_one_does_not_hear_oneself_twice(shared: Place) -> None:
     async with opened(shared, listens=True) as one, opened(shared, listens=True) as two:
         with heard(one) as here, heard(two) as there:
-            await one.write(add("a"), tells=(STANDS,))
+            await one.write(add("a"), notices=(STANDS,))
             await there.until(STANDS)
-            await two.write(add("b"), tells=(Notice(Kind.ANSWERED, "t", "r"),))
+            await two.write(add("b"), notices=(Notice(NoticeKind.ANSWERED, "t", "r"),))
             # What the server sends comes in order: ours would have been there by now.
-            await here.until(Notice(Kind.ANSWERED, "t", "r"))
+            await here.until(Notice(NoticeKind.ANSWERED, "t", "r"))
             assert here.all.count(STANDS) == 1
 
 
@@ -135,8 +142,8 @@ async def test_another_schema_of_the_same_server_is_not_told(postgres_url: str) 
     ours, other = (Place(postgres_url, f"test_{token_hex(6)}") for _ in range(2))
     async with opened(ours) as one, opened(other) as stranger, opened(ours, listens=True) as two:
         with heard(two) as told:
-            await stranger.write(add("a"), tells=(STANDS,))
-            await one.write(add("a"), tells=(SAID,))
+            await stranger.write(add("a"), notices=(STANDS,))
+            await one.write(add("a"), notices=(SAID,))
             await told.until(SAID)
             assert told.all == [SAID]
 
@@ -156,8 +163,8 @@ async def test_a_connection_that_was_ended_comes_back_and_everybody_looks(shared
         with heard(two) as told:
             end_listeners(str(shared.at))
             await told.until(None, 2)  # one when it broke, one when it was there again
-            assert two.notices.reach
-            await one.write(add("a"), tells=(STANDS,))
+            assert two.notices.is_live
+            await one.write(add("a"), notices=(STANDS,))
             await told.until(STANDS)
 
 
@@ -197,14 +204,16 @@ class Cable:
 async def test_a_network_that_swallows_everything_is_noticed(
     shared: Place, postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.listening.QUIET", 0.1)
-    monkeypatch.setattr("evoclaw.store.databases.listening.ANSWER", 1.0)
+    monkeypatch.setattr("evoclaw.store.databases.listening.KEEPALIVE_INTERVAL_S", 0.1)
+    monkeypatch.setattr("evoclaw.store.databases.listening.KEEPALIVE_TIMEOUT_S", 1.0)
     cable, notices, told = Cable(postgres_server.port), Notices(), Heard()
     door = await asyncio.start_server(cable.accept, "127.0.0.1", 0)
     port = door.sockets[0].getsockname()[1]
-    behind = Server(str(shared.at).replace(f":{postgres_server.port}/", f":{port}/"), shared.schema)
+    behind = PostgresServer(
+        str(shared.at).replace(f":{postgres_server.port}/", f":{port}/"), shared.schema
+    )
     async with opened(shared) as database:
-        with notices.heard_by(told):
+        with notices.subscribe(told):
             listening = asyncio.create_task(listen(behind, notices))
             try:
                 await told.reached(notices, True)
@@ -237,7 +246,9 @@ def end_listeners(url: str, *, least: int = 1) -> None:
 async def test_a_thousand_are_told_in_a_few_letters(shared: Place) -> None:
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
-            notices = [Notice(Kind.STANDS, "local", token_hex(16)) for _ in range(1_000)]
+            notices = [
+                Notice(NoticeKind.STATE_CHANGED, "local", token_hex(16)) for _ in range(1_000)
+            ]
             before = one.commits
             await asyncio.gather(*(one.announce((notice,)) for notice in notices))
             await told.until(notices[-1])
@@ -246,10 +257,12 @@ async def test_a_thousand_are_told_in_a_few_letters(shared: Place) -> None:
 
 
 async def test_words_of_others_are_quoted(shared: Place) -> None:
-    strange = Notice(Kind.STANDS, "o'hara\\", "'); DROP TABLE things; -- \n\u20ac\x00\U0001f980")
+    strange = Notice(
+        NoticeKind.STATE_CHANGED, "o'hara\\", "'); DROP TABLE things; -- \n\u20ac\x00\U0001f980"
+    )
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
-            await one.write(add("a"), tells=(strange,))
+            await one.write(add("a"), notices=(strange,))
             await told.until(strange)
             assert await two.read(names) == ["a"]
 
@@ -257,37 +270,42 @@ async def test_words_of_others_are_quoted(shared: Place) -> None:
 async def test_of_mere_progress_only_those_are_told_who_watch(shared: Place) -> None:
     async with opened(shared, listens=True) as one, opened(shared, listens=True) as two:
         with heard(one) as here, heard(two) as there:
-            await one.write(add("a"), tells=(KEPT,))
+            await one.write(add("a"), notices=(KEPT,))
             assert here.all == [KEPT], "in the same process it costs nothing"
             watched = asyncio.Event()
-            with one.notices.driven("local", "r1", watched.set):
+            with one.notices.register_driver("local", "r1", watched.set):
                 await two.announce((WATCHED,))
                 await asyncio.wait_for(watched.wait(), PATIENCE)
-            await one.write(add("b"), tells=(KEPT, Notice(Kind.KEPT, "local", "other")))
+            await one.write(
+                add("b"), notices=(KEPT, Notice(NoticeKind.RECORDS_STORED, "local", "other"))
+            )
             await there.until(KEPT)
             assert there.all == [WATCHED, KEPT]
 
 
 def test_letters_hold_what_fits_and_each_once() -> None:
-    notices = [Notice(Kind.KEPT, "local", f"{n:0100}") for n in range(200)]
-    letters = letters_of("me", [*notices, *notices])
+    notices = [Notice(NoticeKind.RECORDS_STORED, "local", f"{n:0100}") for n in range(200)]
+    letters = encode_payloads("me", [*notices, *notices])
     assert len(letters) > 1
     assert all(len(letter.encode()) < 8_000 for letter in letters)
     found: list[Notice | None] = []
     hearing = Notices()
-    with hearing.heard_by(found.append):
+    with hearing.subscribe(found.append):
         for letter in letters:
             hearing.receive(letter)
     assert found == notices
-    assert letters_of("me", [Notice(Kind.KEPT, "local", "x" * LARGEST)]) == []
-    assert letters_of("me", []) == []
+    assert (
+        encode_payloads("me", [Notice(NoticeKind.RECORDS_STORED, "local", "x" * MAX_PAYLOAD_BYTES)])
+        == []
+    )
+    assert encode_payloads("me", []) == []
 
 
 @pytest.mark.parametrize("letter", ["", "{}", "[]", '["x"]', '["x", [1]]', "\x00", '["x", null]'])
 def test_what_is_no_letter_is_left_alone(letter: str) -> None:
     found: list[Notice | None] = []
     hearing = Notices()
-    with hearing.heard_by(found.append):
+    with hearing.subscribe(found.append):
         hearing.receive(letter)
     assert found == []
 
@@ -299,47 +317,49 @@ def test_who_watches_is_known_for_a_while_and_asks_again() -> None:
         nonlocal asked
         asked += 1
 
-    hearing, letter = Notices(lambda: now), letters_of("other", [WATCHED])[0]
-    assert not hearing.is_wanted("local", "r1")
-    with hearing.driven("local", "r1", watched):
+    hearing, letter = Notices(lambda: now), encode_payloads("other", [WATCHED])[0]
+    assert not hearing.is_watched("local", "r1")
+    with hearing.register_driver("local", "r1", watched):
         hearing.receive(letter)
         hearing.receive(letter)
         assert asked == 1, "who is told already need not be answered"
-        hearing.receive(letters_of("third", [WATCHED])[0])
+        hearing.receive(encode_payloads("third", [WATCHED])[0])
         assert asked == 2
-        assert hearing.is_wanted("local", "r1")
-        assert not hearing.is_wanted("local", "r2")
-        assert not hearing.is_wanted("other", "r1")
-        now += WANTED + 1
-        assert not hearing.is_wanted("local", "r1")
+        assert hearing.is_watched("local", "r1")
+        assert not hearing.is_watched("local", "r2")
+        assert not hearing.is_watched("other", "r1")
+        now += WATCH_TTL_S + 1
+        assert not hearing.is_watched("local", "r1")
         hearing.receive(letter)
         assert asked == 3
-        hearing.receive(letters_of(hearing.sender, [WATCHED])[0])
+        hearing.receive(encode_payloads(hearing.sender, [WATCHED])[0])
         assert asked == 3, "our own"
-    now += WANTED + 1
+    now += WATCH_TTL_S + 1
     hearing.receive(letter)
-    assert hearing.is_wanted("local", "r1"), "whoever drives it next knows"
+    assert hearing.is_watched("local", "r1"), "whoever drives it next knows"
     assert asked == 3
 
 
 def test_who_wants_only_the_words_of_others_is_not_told_ours() -> None:
     hearing, ours, all_ = Notices(), list[Notice | None](), list[Notice | None]()
-    with hearing.heard_by(ours.append, own=False), hearing.heard_by(all_.append):
-        hearing.tell((SAID,))
+    with hearing.subscribe(ours.append, own=False), hearing.subscribe(all_.append):
+        hearing.deliver((SAID,))
         assert (ours, all_) == ([], [SAID])
-        hearing.receive(letters_of("other", [STANDS])[0])
-        hearing.miss(reach=True)
+        hearing.receive(encode_payloads("other", [STANDS])[0])
+        hearing.report_missed(is_live=True)
         assert (ours, all_) == ([STANDS, None], [SAID, STANDS, None])
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.notices.MOST", 10)
+    monkeypatch.setattr("evoclaw.store.databases.notices.MAX_WATCHED_RUNS", 10)
     now = 100.0
     hearing = Notices(lambda: now)
     for number in range(20):
-        hearing.receive(letters_of("other", [Notice(Kind.WATCHED, "local", str(number))])[0])
-    assert [hearing.is_wanted("local", str(n)) for n in range(20)] == [True] * 10 + [False] * 10
-    now += WANTED + 1
-    hearing.receive(letters_of("other", [Notice(Kind.WATCHED, "local", "15")])[0])
-    assert hearing.is_wanted("local", "15")
-    assert len(hearing._wanted) == 1, "the others were forgotten"  # pyright: ignore[reportPrivateUsage]
+        hearing.receive(
+            encode_payloads("other", [Notice(NoticeKind.WATCHED, "local", str(number))])[0]
+        )
+    assert [hearing.is_watched("local", str(n)) for n in range(20)] == [True] * 10 + [False] * 10
+    now += WATCH_TTL_S + 1
+    hearing.receive(encode_payloads("other", [Notice(NoticeKind.WATCHED, "local", "15")])[0])
+    assert hearing.is_watched("local", "15")
+    assert len(hearing._watchers) == 1, "the others were forgotten"  # pyright: ignore[reportPrivateUsage]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.store.databases.database import Connection
-from evoclaw.store.databases.orders import Order, attempt_all
+from evoclaw.store.databases.orders import WriteRequest, attempt_all
 
 
 def put(number: int, *, fails: bool) -> Callable[[Connection], int]:
@@ -24,7 +24,9 @@ def put(number: int, *, fails: bool) -> Callable[[Connection], int]:
     return work
 
 
-def attempt(fails: Sequence[bool], *, marks: bool) -> tuple[bool, list[Order], list[int], int]:
+def attempt(
+    fails: Sequence[bool], *, marks: bool
+) -> tuple[bool, list[WriteRequest], list[int], int]:
     """Whether it went well, the orders, what is in the table, and how often a mark was made."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.execute("CREATE TABLE numbers (n INTEGER)")
@@ -33,11 +35,13 @@ def attempt(fails: Sequence[bool], *, marks: bool) -> tuple[bool, list[Order], l
     loop = asyncio.new_event_loop()
     try:
         orders = [
-            Order(put(number, fails=bad), loop.create_future(), writes=True)
+            WriteRequest(put(number, fails=bad), loop.create_future(), writes=True)
             for number, bad in enumerate(fails)
         ]
         connection.execute("BEGIN")
-        done = attempt_all(connection, orders, marks=marks, alive=lambda order: None)
+        done = attempt_all(
+            connection, orders, savepoints=marks, check_transaction=lambda order: None
+        )
         found = [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n").fetchall()]
     finally:
         loop.close()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from evoclaw.core.errors import ConfigError, Standstill
-from evoclaw.store.databases.database import Connection, Database, StoreError, Undecided
+from evoclaw.core.errors import ConfigError, RunSuspended
+from evoclaw.store.databases.database import CommitUnknown, Connection, Database, StoreError
 from evoclaw.store.databases.parts import open_database
 from tests.store.test_contract import THINGS, add, names, nothing, seen_by_others
 from tests.support.databases import Place
@@ -109,7 +109,7 @@ async def cabled(
     cable, schema = Cable(server.port), f"test_{token_hex(6)}"
     async with await cable.serve():
         url = server.url.replace(str(server.port), str(cable.port))
-        database = await open_database(url, (THINGS,), schema=schema, patience=patience)
+        database = await open_database(url, (THINGS,), schema=schema, reconnect_timeout_s=patience)
         try:
             yield cable, database, Place(server.url, schema)
         finally:
@@ -140,9 +140,9 @@ async def test_if_the_server_stays_away_nobody_claims_to_know(
         await database.write(add("promised"), wait=False)
         cable.away = True
         setattr(cable, f"cut_{when}", b"COMMIT")
-        with pytest.raises(Undecided, match="look before asking again") as told:
+        with pytest.raises(CommitUnknown, match="look before asking again") as told:
             await database.write(add("unknown"))
-        assert isinstance(told.value, Standstill), "a run looks, and goes on from what it finds"
+        assert isinstance(told.value, RunSuspended), "a run looks, and goes on from what it finds"
         with pytest.raises(StoreError):
             await database.write(add("not done"))
         cable.mend()
@@ -195,7 +195,7 @@ async def test_a_server_that_is_started_again_is_used_again(how: signal.Signals)
         await asyncio.to_thread(server.stop, how)
         with pytest.raises(StoreError, match="postgresql://127.0.0.1") as away:
             await database.write(add("two"))
-        assert not isinstance(away.value, Undecided), "it is known that nothing was done"
+        assert not isinstance(away.value, CommitUnknown), "it is known that nothing was done"
         with pytest.raises(StoreError):
             await database.read(names)
         await asyncio.to_thread(server.start)

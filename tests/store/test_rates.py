@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evoclaw.core.errors import Standstill
+from evoclaw.core.errors import RunSuspended
 from evoclaw.core.ports import Deny
-from evoclaw.governance.rates import Rate, Rates, RateSettings
+from evoclaw.governance.rates import RateLimit, RateLimits, RateSettings
 from evoclaw.store.databases.database import Connection, Database, StoreError
-from evoclaw.store.databases.orders import Broken
-from evoclaw.store.governing.rates import OFTEN, SCHEMA, RateCounts
+from evoclaw.store.databases.orders import DeferredCommitFailed
+from evoclaw.store.governing.rates import PRUNE_INTERVAL_CALLS, SCHEMA, RateStore
 from tests.governance.test_rates import ANN, Clock, allowed, call
 from tests.support.databases import Place
 from tests.support.postgres import Postgres
@@ -59,10 +59,10 @@ asyncio.run(main(*sys.argv[1:]))
 @asynccontextmanager
 async def counting(
     place: Place, clock: Callable[[], float] | None = None, *, wait: bool = True
-) -> AsyncGenerator[tuple[Database, RateCounts]]:
+) -> AsyncGenerator[tuple[Database, RateStore]]:
     database = await place.open(SCHEMA)
     try:
-        yield database, RateCounts(database, clock=clock, wait=wait)
+        yield database, RateStore(database, clock=clock, wait=wait)
     finally:
         await database.close()
 
@@ -80,9 +80,9 @@ async def count(database: Database) -> int:
 
 async def test_limits_are_those_of_any_other_rate(place: Place) -> None:
     clock = Clock()
-    limits = RateSettings(per_minute=4, burst=3, tools={"bash": Rate(per_minute=2)})
+    limits = RateSettings(per_minute=4, burst=3, tools={"bash": RateLimit(per_minute=2)})
     async with counting(place, clock) as (_, here), counting(place, clock) as (_, there):
-        one, two = (Rates(limits, counts=counts) for counts in (here, there))
+        one, two = (RateLimits(limits, counts=counts) for counts in (here, there))
         assert [await allowed(one, 1), await allowed(two, 2)] == [1, 1]
         verdict = await one.judge(call())
         assert isinstance(verdict, Deny) and "bash was called too often" in verdict.reason
@@ -106,7 +106,7 @@ async def test_no_window_ever_holds_more_than_is_allowed(
 ) -> None:
     clock, who, passed = Clock(), token_hex(8), list[float]()
     async with counting(place, clock) as (database, counts):
-        both = (counts, RateCounts(database, clock=clock))
+        both = (counts, RateStore(database, clock=clock))
         for number, gap in enumerate(gaps):
             clock.now += gap
             refused = await both[number % 2].take([(who, per_minute, burst)])
@@ -135,10 +135,10 @@ async def test_a_clock_that_is_set_back_gives_nobody_more_and_stops_nobody(place
 async def test_what_counts_no_more_is_not_kept(place: Place) -> None:
     clock = Clock()
     async with counting(place, clock) as (database, counts):
-        for number in range(4 * OFTEN):
+        for number in range(4 * PRUNE_INTERVAL_CALLS):
             clock.now += 1
             assert await counts.take([(f"user {number}", 1, 0), ("bash", 0, 5)]) is None
-        assert await count(database) <= 2 * (60 + OFTEN)
+        assert await count(database) <= 2 * (60 + PRUNE_INTERVAL_CALLS)
 
 
 async def test_a_call_costs_no_commit_of_its_own(postgres_url: str) -> None:
@@ -222,10 +222,10 @@ async def test_what_cannot_be_counted_is_not_done() -> None:
     try:
         server.start()
         database = await on_postgres(server.url).open(SCHEMA, patience=0.1)
-        rates = Rates(RateSettings(), counts=RateCounts(database))
+        rates = RateLimits(RateSettings(), counts=RateStore(database))
         assert await allowed(rates, 1) == 1
         server.stop()
-        with pytest.raises(Standstill):  # the run goes on when it is back
+        with pytest.raises(RunSuspended):  # the run goes on when it is back
             await rates.judge(call())
         server.start()
         assert await allowed(rates, 1, ANN) == 1
@@ -241,11 +241,11 @@ async def test_what_cannot_be_counted_is_not_done() -> None:
 async def test_a_count_that_was_lost_and_whose_place_another_took_is_not_taken_for_made(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
     place, limit = on_postgres(postgres_url), [("ann", 1, 0)]
     async with counting(place) as (_, other):
         database = await place.open(SCHEMA)
-        assert await RateCounts(database, wait=False).take(limit) is None
+        assert await RateStore(database, wait=False).take(limit) is None
         number = await database.read(
             lambda c: c.execute("SELECT pg_backend_pid()").fetchone()[0]  # in its transaction
         )
@@ -255,5 +255,5 @@ async def test_a_count_that_was_lost_and_whose_place_another_took_is_not_taken_f
         # Whoever makes the call waits for the disk before: it hears that it must not.
         with pytest.raises(StoreError):
             await database.write(lambda connection: None)
-        with pytest.raises(Broken):
+        with pytest.raises(DeferredCommitFailed):
             await database.close()

@@ -6,8 +6,8 @@ from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.messages import Reply, user
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.retention import forget_sessions
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.retention import delete_expired_sessions
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.databases import Place
 
 OLD, NEW, BEFORE = 100.0, 1000.0, 500.0
@@ -23,9 +23,9 @@ async def test_only_sessions_that_ended_before_the_time_are_forgotten(place: Pla
     ) -> None:
         time[0] = at
         await store.create(Session(session, "a"))
-        begun = await store.begin(run, session, "hi", root_run=root)
+        begun = await store.create_run(run, session, "hi", root_run=root)
         record = Record(run, 1, at, Replied(Reply("yes")))
-        await store.append(begun, [record], [(0, user("hi"))], Spent(), stop)
+        await store.append(begun, [record], [(0, user("hi"))], RunUsage(), stop)
         await store.put_todos(session, b"[]")
 
     done, waits = StopReason.COMPLETED, StopReason.WAITING
@@ -44,7 +44,7 @@ async def test_only_sessions_that_ended_before_the_time_are_forgotten(place: Pla
     time[0] = NEW
     await store.create(Session("new", "a"))
 
-    assert await forget_sessions(database, BEFORE) == 123
+    assert await delete_expired_sessions(database, BEFORE) == 123
     left = {one.session.id for one in await store.sessions("")}
     assert left == {"goes on", "waits", "again", "below", "new"}
     assert await other.sessions("") == []
@@ -52,5 +52,5 @@ async def test_only_sessions_that_ended_before_the_time_are_forgotten(place: Pla
     assert await store.run("r1") is None and await store.todos("over") is None
     for run in ("r2", "r3", "r4", "r5", "r6"):
         assert len(await store.records(run)) == 1
-    assert await forget_sessions(database, BEFORE) == 0
+    assert await delete_expired_sessions(database, BEFORE) == 0
     await database.close()

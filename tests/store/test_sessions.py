@@ -9,7 +9,7 @@ from evoclaw.core.events import Record, Replied, RunFinished, RunStarted, StopRe
 from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.profile import Profile
 from evoclaw.store.databases.database import Conflict
-from evoclaw.store.sessions.sessions import Fenced, Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, SessionStore
 from evoclaw.store.sessions.tables import SCHEMA
 from tests.support.databases import Place
 
@@ -67,10 +67,10 @@ async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_f
     ]
     async with await opened(place) as store:
         await store.create(Session("s1", "a"))
-        run = await store.begin("r1", "s1", "hi")
-        assert run.is_open and await store.begin("r1", "s1", "other") == run
-        await store.append(run, records[:1], [(0, opening[0])], Spent(), None)
-        spent = Spent(1, 2, 30, 4, 0.5)
+        run = await store.create_run("r1", "s1", "hi")
+        assert run.is_open and await store.create_run("r1", "s1", "other") == run
+        await store.append(run, records[:1], [(0, opening[0])], RunUsage(), None)
+        spent = RunUsage(1, 2, 30, 4, 0.5)
         await store.append(run, records[1:], [(1, Reply("hello"))], spent, StopReason.COMPLETED)
     async with await opened(place) as store:
         assert await store.records("r1") == records
@@ -78,10 +78,10 @@ async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_f
         assert await store.last_record("r2") is None
         assert await store.messages("s1") == [(0, opening[0]), (1, Reply("hello"))]
         assert await store.messages("s1", 1, 5) == [(1, Reply("hello"))]
-        found = await store.look("s1")
+        found = await store.summary("s1")
         assert found is not None and found.last is not None
-        assert (found.messages, found.last.stop, found.last.spent) == (2, "completed", spent)
-        assert (found.last.asked, found.last.ended_at) == ("hi", 1000.0)
+        assert (found.messages, found.last.stop, found.last.usage) == (2, "completed", spent)
+        assert (found.last.message, found.last.ended_at) == ("hi", 1000.0)
         assert not found.last.is_open
 
 
@@ -90,11 +90,11 @@ async def test_a_record_that_is_there_already_is_refused_with_all_that_came_with
 ) -> None:
     async with await opened(place) as store:
         await store.create(Session("s1", "a"))
-        run = await store.begin("r1", "s1", "hi")
-        await store.append(run, [record("r1", 1, "one")], [(0, user("hi"))], Spent(), None)
+        run = await store.create_run("r1", "s1", "hi")
+        await store.append(run, [record("r1", 1, "one")], [(0, user("hi"))], RunUsage(), None)
         with pytest.raises(Conflict):
             twice = [record("r1", 2, "two"), record("r1", 1, "again")]
-            await store.append(run, twice, [(1, user("no"))], Spent(9), None)
+            await store.append(run, twice, [(1, user("no"))], RunUsage(9), None)
         assert await store.records("r1") == [record("r1", 1, "one")]
         assert len(await store.messages("s1")) == 1
 
@@ -103,27 +103,27 @@ async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unkno
     place: Place,
 ) -> None:
     async with await opened(place) as store:
-        top = await store.begin("top", "s1", "hi")
-        below = await store.begin("below", "s2", "do", parent_run="top", root_run="top")
-        await store.begin("else", "s3", "hi")
+        top = await store.create_run("top", "s1", "hi")
+        below = await store.create_run("below", "s2", "do", parent_run="top", root_run="top")
+        await store.create_run("else", "s3", "hi")
         assert [one.id for one in await store.runs(parent_run="top")] == ["below"]
         assert await store.runs(parent_run="top", state="ended") == []
-        await store.append(top, [], [], Spent(2, 1, 10, 5, 0.25), None)
-        await store.append(below, [], [], Spent(3, 4, 20, 5, 0.5), StopReason.COMPLETED)
-        assert await store.spent("top") == Spent(5, 5, 30, 10, 0.75)
-        await store.append(below, [], [], Spent(3, 4, 20, 5, None), StopReason.COMPLETED)
-        assert (await store.spent("top")).cost is None
-        assert await store.spent("never") == Spent()
+        await store.append(top, [], [], RunUsage(2, 1, 10, 5, 0.25), None)
+        await store.append(below, [], [], RunUsage(3, 4, 20, 5, 0.5), StopReason.COMPLETED)
+        assert await store.usage("top") == RunUsage(5, 5, 30, 10, 0.75)
+        await store.append(below, [], [], RunUsage(3, 4, 20, 5, None), StopReason.COMPLETED)
+        assert (await store.usage("top")).cost is None
+        assert await store.usage("never") == RunUsage()
 
 
 async def test_only_background_runs_that_did_not_end_are_left_behind(place: Place) -> None:
     async with await opened(place) as store:
         for name, background in (("a", True), ("b", False), ("c", True)):
-            await store.begin(name, name, "do", parent_run="top", background=background)
+            await store.create_run(name, name, "do", parent_run="top", background=background)
         done = await store.run("c")
         assert done is not None
-        await store.append(done, [], [], Spent(), StopReason.COMPLETED)
-        assert [run.id for run in await store.left_behind("top")] == ["a"]
+        await store.append(done, [], [], RunUsage(), StopReason.COMPLETED)
+        assert [run.id for run in await store.open_background_runs("top")] == ["a"]
 
 
 async def test_todos_are_kept_per_session_and_replaced_whole(place: Place) -> None:
@@ -155,7 +155,7 @@ async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(place: P
         for name in ("r1.1.0", "r1.2.0", "r11.1.0", "r2.1.0"):
             await store.questions.ask(name, "s1", b"why")
         await store.questions.answer("r1.1.0", b"because")
-        await store.questions.give_up("r1")
+        await store.questions.close_waiting("r1")
         assert [one.id for one in await store.questions.waiting("s1")] == ["r11.1.0", "r2.1.0"]
         assert not await store.questions.answer("r1.2.0", b"late")
         kept = await store.questions.get("r1.1.0")
@@ -165,23 +165,23 @@ async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(place: P
 async def test_fault_10_who_has_a_lower_epoch_stores_nothing(place: Place) -> None:
     async with await opened(place) as store:
         await store.create(Session("s1", "a"))
-        run = await store.begin("r1", "s1", "hi")
-        await store.append(run, [record("r1", 1, "mine")], [], Spent(1), None, epoch=0)
+        run = await store.create_run("r1", "s1", "hi")
+        await store.append(run, [record("r1", 1, "mine")], [], RunUsage(1), None, epoch=0)
         take = "UPDATE runs SET epoch = 2, holder = 'other', lease_until = 2000.0"
         await store.database.write(lambda connection: connection.execute(take))
         for epoch in (0, 1):
             with pytest.raises(Fenced, match="epoch 2") as refused:
                 await store.append(
-                    run, [record("r1", 2, "late")], [], Spent(9), None, epoch=epoch, wait=False
+                    run, [record("r1", 2, "late")], [], RunUsage(9), None, epoch=epoch, wait=False
                 )
             assert (refused.value.epoch, refused.value.now) == (epoch, 2)
-        await store.append(run, [record("r1", 2, "theirs")], [], Spent(2), None, epoch=2)
+        await store.append(run, [record("r1", 2, "theirs")], [], RunUsage(2), None, epoch=2)
         assert [one.event for one in await store.records("r1")] == [
             Replied(Reply("mine")),
             Replied(Reply("theirs")),
         ]
         now = await store.run("r1")
-        assert now is not None and now.spent == Spent(2)
+        assert now is not None and now.usage == RunUsage(2)
         assert (now.epoch, now.holder, now.lease_until) == (2, "other", 2000.0)
 
 
@@ -192,8 +192,10 @@ async def test_runs_are_listed_newest_first_and_page_by_page(place: Place) -> No
         ends = (None, StopReason.WAITING, StopReason.COMPLETED)
         for number in range(9):
             owner = ("ann", "bob")[number % 2]
-            run = await store.begin(f"r{number}", owner, "hi", errand=b"errand" if number else None)
-            await store.append(run, [], [], Spent(), ends[number % 3])
+            run = await store.create_run(
+                f"r{number}", owner, "hi", run_request=b"errand" if number else None
+            )
+            await store.append(run, [], [], RunUsage(), ends[number % 3])
 
         async def ids(**filters: Any) -> str:
             return "".join(run.id[1:] for run in await store.runs(**filters))
@@ -207,4 +209,4 @@ async def test_runs_are_listed_newest_first_and_page_by_page(place: Place) -> No
         assert await ids(session_id="bob") == "7531"
         assert await ids(owner="nobody") == ""
         assert await store.of("other").runs() == []
-        assert (await store.errand("r0"), await store.errand("r1")) == (None, b"errand")
+        assert (await store.run_request("r0"), await store.run_request("r1")) == (None, b"errand")

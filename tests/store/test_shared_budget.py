@@ -13,12 +13,12 @@ from secrets import token_hex
 import psycopg
 import pytest
 
-from evoclaw.core.errors import Standstill
-from evoclaw.core.ledgers import Limit, Refusal, Reservation
+from evoclaw.core.errors import RunSuspended
+from evoclaw.core.ledgers import InsufficientFunds, Limit, Reservation
 from evoclaw.store.databases.database import Connection, Database, StoreError
-from evoclaw.store.databases.orders import Broken
+from evoclaw.store.databases.orders import DeferredCommitFailed
 from evoclaw.store.databases.postgres import PostgresDatabase
-from evoclaw.store.databases.strands import one_strand
+from evoclaw.store.databases.strands import write_scope
 from evoclaw.store.governing import ledger
 from evoclaw.store.governing.ledger import StoredLedger
 from tests.support.budgets import account
@@ -141,7 +141,7 @@ async def test_three_processes_one_of_them_killed_never_spend_more_than_there_is
             # What the dead one had set aside counts, four of at most 3.
             assert 0 <= found.held.get("calls", 0) <= 12
         for name in ("tenant:local", "tenant:local/agent:clerk", "run:root"):
-            assert (await account(books, name)).left("calls", time.time()) == 0, (
+            assert (await account(books, name)).remaining("calls", time.time()) == 0, (
                 "all of it was used"
             )
     await database.close()
@@ -154,7 +154,7 @@ async def test_time_is_the_servers_not_that_of_a_machine_whose_clock_is_wrong(
     database = await place.open(ledger.SCHEMA)
     assert isinstance(database, PostgresDatabase)
     async with StoredLedger(database, database.time) as books:
-        await books.begin()
+        await books.start()
         await books.open("tenant", {"calls": Limit(1, 3_600.0)}, {})
         await books.reserve(("tenant",), {"calls": 1}, "a")
         books.settle("a", {"calls": 1})
@@ -164,9 +164,11 @@ async def test_time_is_the_servers_not_that_of_a_machine_whose_clock_is_wrong(
         other = await place.open(ledger.SCHEMA)
         assert isinstance(other, PostgresDatabase)
         async with StoredLedger(other, other.time) as ahead:
-            await ahead.begin()
+            await ahead.start()
             assert abs(other.time() - now()) < 600
-            assert isinstance(await ahead.reserve(("tenant",), {"calls": 1}, "b"), Refusal)
+            assert isinstance(
+                await ahead.reserve(("tenant",), {"calls": 1}, "b"), InsufficientFunds
+            )
         await other.close()
     await database.close()
 
@@ -185,7 +187,7 @@ async def cut(database: Database, url: str) -> None:
 async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
@@ -196,7 +198,7 @@ async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
     assert isinstance(await others.reserve(path, {"calls": 1}, "b"), Reservation)
     with pytest.raises(StoreError):
         await here.write(lambda connection: None)
-    with pytest.raises(Broken):
+    with pytest.raises(DeferredCommitFailed):
         await here.close()
     await there.close()
 
@@ -204,13 +206,13 @@ async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
 async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_on(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.LINGER", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
     books, others = StoredLedger(here, wait=False), StoredLedger(there)
     await others.open("tenant", {"calls": Limit(2), "turns": Limit(9)}, {})
-    with one_strand():
+    with write_scope():
         assert isinstance(await books.reserve(path, {"turns": 1}, "first"), Reservation)
         assert isinstance(await books.reserve(path, {"calls": 2}, "a"), Reservation)
         assert isinstance(await books.reserve(path, {"turns": 1}, "last"), Reservation)
@@ -221,19 +223,19 @@ async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_
             await here.write(lambda connection: None)
 
         begun = asyncio.create_task(go_on())
-    with one_strand():
+    with write_scope():
         assert isinstance(await books.reserve(path, {"turns": 5}, "another"), Reservation)
     await cut(here, postgres_url)
     assert isinstance(await others.reserve(path, {"calls": 1}, "b"), Reservation)
-    with one_strand():
+    with write_scope():
         await here.write(lambda connection: None)  # nobody else is in the way of it
     barrier.set()
-    with pytest.raises(Standstill):
+    with pytest.raises(RunSuspended):
         await begun
     # What another run had promised is kept; of the one that stands still, nothing is.
     assert (await account(others, "tenant")).held == {"calls": 1, "turns": 5}
-    with one_strand():
+    with write_scope():
         again = await books.reserve(path, {"calls": 2}, "a")
-        assert isinstance(again, Refusal), "taken up again, it is told what is left"
+        assert isinstance(again, InsufficientFunds), "taken up again, it is told what is left"
     await here.close()
     await there.close()

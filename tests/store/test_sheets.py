@@ -25,12 +25,12 @@ async def test_what_one_shows_another_sees_and_nobody_else(place: Place) -> None
         for text in ("first", "<b>second</b>"):
             shown = await use(ours, action="show", content=text, title="T")
             assert shown.details["where"] == "the page"
-        sheet = await theirs.of("local", "s").shown()
+        sheet = await theirs.of("local", "s").current()
         assert sheet is not None
         assert (sheet.content, sheet.format, sheet.title) == ("<b>second</b>", "html", "T")
         assert await theirs.of("local", "s").changed_at() == 42.0
-        assert await theirs.of("local", "other").shown() is None
-        assert await theirs.of("other", "s").shown() is None
+        assert await theirs.of("local", "other").current() is None
+        assert await theirs.of("other", "s").current() is None
         await theirs.of("local", "s").clear()
         assert (await use(ours, action="snapshot")).text == "nothing is shown"
     finally:

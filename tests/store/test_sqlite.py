@@ -24,7 +24,7 @@ from evoclaw.store.databases.database import (
     StoreError,
     StoreFull,
 )
-from evoclaw.store.databases.opening import beside
+from evoclaw.store.databases.opening import companion_path
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from tests.support.stores import (
     SCHEMA,
@@ -140,7 +140,7 @@ async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
 async def test_a_commit_that_fails_is_undone_and_the_next_one_works(tmp_path: Path) -> None:
     child_of = """CREATE TABLE parts (
         of INTEGER REFERENCES things (id) DEFERRABLE INITIALLY DEFERRED)"""
-    schema = Schema(SCHEMA.name, ((*SCHEMA.steps[0], child_of),))
+    schema = Schema(SCHEMA.name, ((*SCHEMA.migrations[0], child_of),))
     async with await SqliteDatabase.open(tmp_path / "things.db", schema) as database:
         await database.read(lambda connection: connection.execute("PRAGMA foreign_keys=ON"))
         orphan = "INSERT INTO parts VALUES (77)"
@@ -262,7 +262,9 @@ async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_p
     path = tmp_path / "things.db"
     await filled(path, 3)
     newer = Schema(
-        SCHEMA.name, (*SCHEMA.steps, ("ALTER TABLE things ADD COLUMN more TEXT",)), SCHEMA.sealed
+        SCHEMA.name,
+        (*SCHEMA.migrations, ("ALTER TABLE things ADD COLUMN more TEXT",)),
+        SCHEMA.checksummed,
     )
     for _ in range(2):
         async with await SqliteDatabase.open(path, newer) as database:
@@ -276,7 +278,7 @@ async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path, 3)
     with pytest.raises(ConfigError, match="not a file of kind 'other store'"):
-        await SqliteDatabase.open(path, Schema("other store", SCHEMA.steps), set_aside=True)
+        await SqliteDatabase.open(path, Schema("other store", SCHEMA.migrations), set_aside=True)
     assert path.exists()
 
 
@@ -399,14 +401,14 @@ async def left_by_a_crash(folder: Path, rows: int) -> Path:
         for number in range(rows):
             await database.write(add(f"row {number}"))
         shutil.copy(live, path)
-        shutil.copy(beside(live, "-wal"), beside(path, "-wal"))
+        shutil.copy(companion_path(live, "-wal"), companion_path(path, "-wal"))
     return path
 
 
 async def test_fault_27_a_damaged_file_with_a_log_is_left_as_it_was_found(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
     flip(path, 8 * (path.read_bytes().index(b"value BLOB") + 3))
-    log = beside(path, "-wal")
+    log = companion_path(path, "-wal")
     # The flipped page is also in the log, where it is sound: there it must be damaged too.
     assert log.read_bytes().count(b"value BLOB") == 0
     left = path.read_bytes(), log.read_bytes()
@@ -418,7 +420,7 @@ async def test_fault_27_a_damaged_file_with_a_log_is_left_as_it_was_found(tmp_pa
 
 async def test_fault_27_a_log_broken_in_the_middle_is_damage(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
-    wal = beside(path, "-wal")
+    wal = companion_path(path, "-wal")
     file, log = path.read_bytes(), wal.read_bytes()
     chance = random.Random(27)
     detected = 0
@@ -440,7 +442,7 @@ async def test_fault_27_a_log_broken_in_the_middle_is_damage(tmp_path: Path) -> 
 
 async def test_the_last_commit_in_a_log_may_be_torn(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
-    flip(beside(path, "-wal"), 8 * (beside(path, "-wal").stat().st_size - 100))
+    flip(companion_path(path, "-wal"), 8 * (companion_path(path, "-wal").stat().st_size - 100))
     async with await opened(path) as database:
         assert await database.read(names) == [f"row {number}" for number in range(5)]
 
@@ -454,17 +456,17 @@ async def test_what_is_left_in_a_log_that_was_begun_anew_is_no_damage(tmp_path: 
         await database.read(lambda connection: connection.execute(restart).fetchone())
         await database.write(add("row 20"))
         shutil.copy(live, path)
-        shutil.copy(beside(live, "-wal"), beside(path, "-wal"))
+        shutil.copy(companion_path(live, "-wal"), companion_path(path, "-wal"))
     async with await opened(path) as database:
         assert len(await database.read(names)) == 21
 
 
 async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
-    whole, log = path.read_bytes(), beside(path, "-wal").read_bytes()
+    whole, log = path.read_bytes(), companion_path(path, "-wal").read_bytes()
     for cut in range(0, len(log), 1030):
         path.write_bytes(whole)
-        beside(path, "-wal").write_bytes(log[: len(log) - cut])
+        companion_path(path, "-wal").write_bytes(log[: len(log) - cut])
         async with await opened(path) as database:
             found = await database.read(names)
         assert found == [f"row {number}" for number in range(len(found))]

@@ -10,7 +10,7 @@ from bench.growth.clocks import steps_of
 
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.errands import Errand
+from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.store.runs.queue import RunQueue
 from tests.support.databases import Place
 from tests.support.runs import Service, service
@@ -20,8 +20,8 @@ ANN = Principal(user="ann")
 
 async def queued(house: Service) -> None:
     """Keep a run, and hold it when its turn comes."""
-    view, _ = await house.runs.start(ANN, Errand("hello"))
-    claims = await RunQueue(house.store, "somebody").next({}, 1, 1)
+    view, _ = await house.runs.start(ANN, RunRequest("hello"))
+    claims = await RunQueue(house.store, "somebody").claim_next({}, 1, 1)
     assert [claim.run_id for claim in claims] == [view.run_id]
 
 
@@ -36,7 +36,7 @@ LOOKS: dict[str, Look] = {
     "somebody's sessions": lambda house: house.store.sessions("old", limit=3),
     "sessions below one": lambda house: house.store.sessions("old", within="s0", limit=3),
     "a start that is begun later": lambda house: queued(house),
-    "a start": lambda house: house.runs.start(ANN, Errand("hello")),
+    "a start": lambda house: house.runs.start(ANN, RunRequest("hello")),
 }
 
 
@@ -45,8 +45,8 @@ async def fill(house: Service, first: int, last: int) -> None:
     for number in range(first, last):
         owner = "old" if number < 5 else "new"
         await house.talks.open("lead", session_id=f"s{number}", owner=owner)
-        run = await house.store.begin(f"r{number}", f"s{number}", "go on")
-        await house.store.append(run, (), (), run.spent, StopReason.COMPLETED)
+        run = await house.store.create_run(f"r{number}", f"s{number}", "go on")
+        await house.store.append(run, (), (), run.usage, StopReason.COMPLETED)
 
 
 @pytest.mark.parametrize("name", LOOKS)

@@ -9,25 +9,30 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.governance.shared_stops import FILE, NotShared, StopBoard, following_board
-from evoclaw.governance.stops import Kind, Stop, StopFile, Stops
+from evoclaw.governance.shared_stops import (
+    SHARED_STOPS_FILE_NAME,
+    StopNotShared,
+    StopRegistry,
+    sync_stops,
+)
+from evoclaw.governance.stops import Stop, StopFile, StopKind, Stops
 from evoclaw.store.governing.stops import SCHEMA, StopStore
 from evoclaw.wiring.oversight import open_stops, stop_files
 from tests.support.databases import Place
 from tests.support.ports import free_port
 from tests.support.waiting import until
 
-ALL = Stop(Kind.ALL, reason="smoke", by="ann", at=1.0)
-BASH = Stop(Kind.TOOL, "bash", by="ann", at=2.0)
+ALL = Stop(StopKind.ALL, reason="smoke", by="ann", at=1.0)
+BASH = Stop(StopKind.TOOL, "bash", by="ann", at=2.0)
 
 
 @asynccontextmanager
-async def machine(place: Place, folder: Path) -> AsyncGenerator[tuple[StopBoard, Stops]]:
+async def machine(place: Place, folder: Path) -> AsyncGenerator[tuple[StopRegistry, Stops]]:
     """One that shares the store, and what its runs obey."""
-    own, mirror = StopFile(folder / "stops.json"), StopFile(folder / FILE)
+    own, mirror = StopFile(folder / "stops.json"), StopFile(folder / SHARED_STOPS_FILE_NAME)
     database = await place.open(SCHEMA)
     try:
-        yield StopBoard(own, mirror, StopStore(database)), Stops(own, mirror)
+        yield StopRegistry(own, mirror, StopStore(database)), Stops(own, mirror)
     finally:
         await database.close()
 
@@ -38,20 +43,20 @@ async def test_what_is_stopped_at_one_is_stopped_at_all_until_any_of_them_releas
     async with (
         machine(place, tmp_path / "one") as (one, here),
         machine(place, tmp_path / "two") as (two, there),
-        following_board(two, every=0.01),
+        sync_stops(two, interval_s=0.01),
     ):
         await one.put(ALL)
-        assert here.ends() == ALL, "at once where it was said"
-        await until(lambda: there.ends() == ALL, 30)
+        assert here.cancelling_stop() == ALL, "at once where it was said"
+        await until(lambda: there.cancelling_stop() == ALL, 30)
         assert one.stops() == two.stops() == (ALL,)
         await one.put(BASH)
         await until(lambda: set(two.stops()) == {ALL, BASH}, 30)
-        assert await two.release(Kind.ALL) == ALL
-        assert there.ends() is None and two.stops() == (BASH,)
-        await one.look()
-        assert here.ends() is None and one.stops() == (BASH,)
-        assert await two.release(Kind.ALL) is None
-        assert await one.release(Kind.TOOL, "bash") == BASH
+        assert await two.release(StopKind.ALL) == ALL
+        assert there.cancelling_stop() is None and two.stops() == (BASH,)
+        await one.refresh()
+        assert here.cancelling_stop() is None and one.stops() == (BASH,)
+        assert await two.release(StopKind.ALL) is None
+        assert await one.release(StopKind.TOOL, "bash") == BASH
         await until(lambda: not two.stops(), 30)
 
 
@@ -62,15 +67,15 @@ async def test_who_comes_later_obeys_before_it_begins_and_who_was_away_knows_of_
         await one.put(ALL)
         async with (
             machine(place, tmp_path / "two") as (two, there),
-            following_board(two, every=60),
+            sync_stops(two, interval_s=60),
         ):
-            assert there.ends() == ALL
-        await one.release(Kind.ALL)
+            assert there.cancelling_stop() == ALL
+        await one.release(StopKind.ALL)
         async with (
             machine(place, tmp_path / "two") as (two, there),
-            following_board(two, every=60),
+            sync_stops(two, interval_s=60),
         ):
-            assert there.ends() is None
+            assert there.cancelling_stop() is None
 
 
 async def test_a_store_that_is_away_releases_nothing_and_a_stop_still_holds_here(
@@ -82,14 +87,14 @@ async def test_a_store_that_is_away_releases_nothing_and_a_stop_still_holds_here
     # The database is closed now.
     with pytest.raises(EvoClawError, match="stopped on this machine only"):
         await board.put(ALL)
-    assert here.ends() == ALL
-    with pytest.raises(NotShared, match="nothing was released"):
-        await board.release(Kind.TOOL, "bash")
+    assert here.cancelling_stop() == ALL
+    with pytest.raises(StopNotShared, match="nothing was released"):
+        await board.release(StopKind.TOOL, "bash")
     assert set(board.stops()) == {ALL, BASH}
     async with machine(place, folder) as (board, here):
-        await board.look()
+        await board.refresh()
         assert set(board.stops()) == {ALL, BASH}, "what was said here stays until released"
-        assert await board.release(Kind.ALL) == ALL
+        assert await board.release(StopKind.ALL) == ALL
 
 
 async def test_a_damaged_copy_stops_everything_until_it_was_looked_up_again(
@@ -97,11 +102,11 @@ async def test_a_damaged_copy_stops_everything_until_it_was_looked_up_again(
 ) -> None:
     async with machine(place, tmp_path / "one") as (board, here):
         await board.put(BASH)
-        assert here.ends() is None
-        (tmp_path / "one" / FILE).write_text("{")
-        assert here.ends() is not None
-        await board.look()
-        assert here.ends() is None and board.stops() == (BASH,)
+        assert here.cancelling_stop() is None
+        (tmp_path / "one" / SHARED_STOPS_FILE_NAME).write_text("{")
+        assert here.cancelling_stop() is not None
+        await board.refresh()
+        assert here.cancelling_stop() is None and board.stops() == (BASH,)
 
 
 async def test_a_person_can_stop_this_machine_while_no_database_answers(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ async def test_a_person_can_stop_this_machine_while_no_database_answers(tmp_path
         "EVOCLAW_STORE_URL": f"postgresql://nobody@127.0.0.1:{free_port()}/none",
     }
     async with open_stops(env) as board:
-        with pytest.raises(NotShared, match="stopped on this machine"):
+        with pytest.raises(StopNotShared, match="stopped on this machine"):
             await board.put(ALL)
         assert board.stops() == (ALL,)
-    assert Stops(*stop_files(env)).ends() == ALL
+    assert Stops(*stop_files(env)).cancelling_stop() == ALL

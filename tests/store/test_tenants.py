@@ -20,21 +20,21 @@ from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.labels import Principal
 from evoclaw.core.ledgers import Limit
 from evoclaw.core.messages import Reply, user
-from evoclaw.governance.budget.terms import path_of
+from evoclaw.governance.budget.terms import account_path
 from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.observe.audit.reader import search
-from evoclaw.orchestrator.sessions.subruns import run_id_of
+from evoclaw.orchestrator.sessions.subruns import tenant_run_id
 from evoclaw.store.calls import command_tables, receipts
 from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.store.calls.commands import CommandStore, StoreError
-from evoclaw.store.calls.receipts import Kept, ReceiptStore
+from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Connection, Database, Schema
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.governing import approvals, ledger
-from evoclaw.store.governing.approvals import ApprovalStore, Claim, StoredApproval
+from evoclaw.store.governing.approvals import ApprovalClaim, ApprovalStore, StoredApproval
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.audit import NOON, fields, warm_in
 from tests.support.databases import Place
 from tests.support.properties import examples
@@ -50,7 +50,7 @@ INDEXED = re.compile(r"SEARCH .*\((tenant|id|request_id|rowid)=\?")
 def connected(schema: Schema) -> sqlite3.Connection:
     """The tables of a store, in memory."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    for step in schema.steps:
+    for step in schema.migrations:
         for statement in step:
             connection.execute(statement)
     return connection
@@ -112,22 +112,22 @@ Act = Callable[[World, Step], Awaitable[object]]
 
 def run_of(step: Step, *, own: bool = False) -> str:
     """A run's id as devices and ledgers know it."""
-    return run_id_of(step.tenant if own else step.guess, step.id)
+    return tenant_run_id(step.tenant if own else step.guess, step.id)
 
 
 async def append(at: World, step: Step) -> object:
     store = at.sessions.of(step.tenant)
-    run = await store.begin(step.id, step.other, "hi")
+    run = await store.create_run(step.id, step.other, "hi")
     record = Record(step.id, step.n, 1.0, Replied(Reply(f"{step.tenant} {step.n}")))
     stop = StopReason.COMPLETED if step.n == 3 else None
     message = (step.n, user(f"{step.tenant} said {step.n}"))
-    return await store.append(run, [record], [message], Spent(step.n, 1, 2, 3, 0.5), stop)
+    return await store.append(run, [record], [message], RunUsage(step.n, 1, 2, 3, 0.5), stop)
 
 
 async def begin(at: World, step: Step) -> object:
     store, background = at.sessions.of(step.tenant), bool(step.n % 2)
     asked = f"{step.tenant} {step.n}"
-    return await store.begin(
+    return await store.create_run(
         step.id, step.other, asked, parent_run=step.other, root_run=step.other,
         background=background,
     )  # fmt: skip
@@ -144,12 +144,12 @@ async def claim(at: World, step: Step) -> object:
     row = StoredApproval(
         f"{step.tenant}.{key}", step.tenant, step.id, key, step.other, b"?", 2_000.0
     )
-    return await at.approvals.claim(Claim(row, step.n, "holder", most=2))
+    return await at.approvals.claim(ApprovalClaim(row, step.n, "holder", max_waiting=2))
 
 
 async def keep_receipt(at: World, step: Step) -> object:
     name = f"{step.tenant} {step.id} {step.n}"
-    kept = Kept(
+    kept = StoredReceipt(
         "pi", "chain", step.n + 1, sha256(name.encode()).hexdigest(), "",
         f"{run_of(step, own=True)}.{step.n}", run_of(step, own=True), step.tenant, 1.0, name, "s",
     )  # fmt: skip
@@ -176,7 +176,7 @@ async def settle(at: World, step: Step) -> object:
 
 
 def path(step: Step) -> tuple[str, ...]:
-    return path_of(Principal(step.tenant, step.other), run_of(step, own=True))
+    return account_path(Principal(step.tenant, step.other), run_of(step, own=True))
 
 
 async def reserve(at: World, step: Step) -> object:
@@ -198,12 +198,12 @@ ACTS: Mapping[str, Act] = {
     "sessions": lambda at, s: at.sessions.of(s.tenant).sessions(
         f"u{s.n % 2}", within=s.id if s.n > 1 else ""
     ),
-    "look": lambda at, s: at.sessions.of(s.tenant).look(s.id),
+    "look": lambda at, s: at.sessions.of(s.tenant).summary(s.id),
     "begin": begin,
     "append": append,
     "run": lambda at, s: at.sessions.of(s.tenant).run(s.id),
-    "left_behind": lambda at, s: at.sessions.of(s.tenant).left_behind(s.id),
-    "spent": lambda at, s: at.sessions.of(s.tenant).spent(s.id),
+    "left_behind": lambda at, s: at.sessions.of(s.tenant).open_background_runs(s.id),
+    "spent": lambda at, s: at.sessions.of(s.tenant).usage(s.id),
     "records": lambda at, s: at.sessions.of(s.tenant).records(s.id),
     "last_record": lambda at, s: at.sessions.of(s.tenant).last_record(s.id),
     "messages": lambda at, s: at.sessions.of(s.tenant).messages(s.id),
@@ -217,7 +217,7 @@ ACTS: Mapping[str, Act] = {
     ),
     "question": lambda at, s: at.sessions.of(s.tenant).questions.get(f"{s.id}.{s.n}"),
     "questions": lambda at, s: at.sessions.of(s.tenant).questions.waiting(s.id if s.n else ""),
-    "give_up": lambda at, s: at.sessions.of(s.tenant).questions.give_up(s.id),
+    "give_up": lambda at, s: at.sessions.of(s.tenant).questions.close_waiting(s.id),
     "claim": claim,
     "approve": lambda at, s: at.approvals.answer(
         f"{s.guess}.{s.id}{s.n}", s.tenant, "session" if s.n % 2 else "once", b"yes"
@@ -225,18 +225,20 @@ ACTS: Mapping[str, Act] = {
     "withdraw": lambda at, s: at.approvals.close(f"{s.guess}.{s.id}{s.n}", s.tenant),
     "approval": lambda at, s: at.approvals.get(f"{s.guess}.{s.id}{s.n}", s.tenant),
     "approvals": lambda at, s: at.approvals.waiting(s.tenant),
-    "in_force": lambda at, s: at.approvals.in_force(s.tenant),
+    "in_force": lambda at, s: at.approvals.session_approvals(s.tenant),
     "keep_receipt": keep_receipt,
-    "receipts": lambda at, s: at.receipts.of(s.tenant).listed(run_id=run_of(s) if s.n else ""),
+    "receipts": lambda at, s: at.receipts.of(s.tenant).list_receipts(
+        run_id=run_of(s) if s.n else ""
+    ),
     "find_receipt": find_receipt,
     "put": put,
     "settle": settle,
     "command": lambda at, s: at.commands.of(s.tenant).get(f"{run_of(s)}.{s.n}"),
     "commands": lambda at, s: at.commands.of(s.tenant).waiting(s.other if s.n else ""),
     "known": lambda at, s: at.commands.of(s.tenant).known(
-        [f"{run_id_of(t, s.id)}.{s.n}" for t in (A, B)]
+        [f"{tenant_run_id(t, s.id)}.{s.n}" for t in (A, B)]
     ),
-    "notes": lambda at, s: at.commands.of(s.tenant).notes(f"{run_of(s)}.{s.n}"),
+    "notes": lambda at, s: at.commands.of(s.tenant).late_outcomes(f"{run_of(s)}.{s.n}"),
     "reserve": reserve,
     "spend": spend,
 }
@@ -363,13 +365,13 @@ async def test_fault_56_two_tenants_use_the_same_ids_at_the_same_time(place: Pla
         async def talk(tenant: str) -> list[object]:
             own = store.of(tenant)
             made = await own.create(Session("same", "agent", tenant))
-            run = await own.begin("run", "same", tenant)
+            run = await own.create_run("run", "same", tenant)
             for number in range(20):
                 record = Record("run", number + 1, 1.0, Replied(Reply(f"{tenant} {number}")))
-                await own.append(run, [record], [(number, user(tenant))], Spent(number), None)
+                await own.append(run, [record], [(number, user(tenant))], RunUsage(number), None)
                 await own.put_todos("same", f"{tenant} {number}".encode())
                 await own.questions.ask(f"run.{number}", "same", tenant.encode())
-            await own.questions.give_up("run")
+            await own.questions.close_waiting("run")
             return [made, *await own.records("run"), await own.todos("same")]
 
         names = [f"tenant{n}" for n in range(8)]
@@ -422,7 +424,10 @@ async def test_a_command_belongs_to_who_asked_and_another_tenant_cannot_ask_unde
         await store.settle("r.1", "pi", b"too late")
         own, other = await store.of(A).get("r.1"), await store.of(B).get("r.1")
         assert own is not None and own.outcome == b"result" and other is None
-        assert len(await store.of(A).notes("r.1")) == 1 and await store.of(B).notes("r.1") == []
+        assert (
+            len(await store.of(A).late_outcomes("r.1")) == 1
+            and await store.of(B).late_outcomes("r.1") == []
+        )
 
 
 async def test_the_queue_of_one_tenant_does_not_fill_another_ones(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ async def test_a_token_is_found_by_its_id_and_listed_for_its_tenant(place: Place
         assert await store.get("a1") == TOKEN
         assert await store.get("a") is None
         assert await store.list("acme") == [later, TOKEN]
-        assert TOKEN.is_good(100.0)
-        assert not later.is_good(100.0)
+        assert TOKEN.is_valid(100.0)
+        assert not later.is_valid(100.0)
     finally:
         await database.close()
 
@@ -33,7 +33,7 @@ async def test_a_token_is_taken_back_once_and_by_its_tenant_alone(place: Place) 
     try:
         store = TokenStore(database, lambda: now[0])
         await store.put(TOKEN)
-        await store.used("a1")
+        await store.mark_used("a1")
         assert not await store.revoke("a1", "other")
         assert await store.revoke("a1", "acme")
         now[0] = 200.0
@@ -41,6 +41,6 @@ async def test_a_token_is_taken_back_once_and_by_its_tenant_alone(place: Place) 
         found = await store.get("a1")
         assert found is not None
         assert (found.used_at, found.revoked_at) == (100.0, 100.0)
-        assert not found.is_good(now[0])
+        assert not found.is_valid(now[0])
     finally:
         await database.close()

@@ -10,15 +10,15 @@ import pytest
 from evoclaw.store.databases.database import Database
 from evoclaw.store.workflows.workflows import (
     SCHEMA,
-    Kept,
-    LostHold,
+    LeaseLost,
     NewWorkflow,
     StoredSchedule,
     WorkflowStore,
+    WorkflowUpdate,
 )
 from tests.support.databases import Place
 
-RUNNING = Kept("running")
+RUNNING = WorkflowUpdate("running")
 
 
 class Clock:
@@ -50,8 +50,8 @@ def new(id_: str, key: str | None = None, parent: str = "") -> NewWorkflow:
 
 
 async def test_a_workflow_is_kept_with_its_first_event(store: WorkflowStore) -> None:
-    row, fresh = await store.begin(new("a"))
-    again, second = await store.begin(new("a"))
+    row, fresh = await store.create(new("a"))
+    again, second = await store.create(new("a"))
 
     assert fresh and not second and row == again
     assert (row.state, row.head, row.plan, row.started_at) == ("queued", 1, b"plan", 1_000.0)
@@ -65,7 +65,7 @@ async def test_one_key_is_one_workflow_also_at_the_same_time(
     stores = [store, WorkflowStore(other, clock)]
     try:
         begun = await asyncio.gather(
-            *(stores[number % 2].begin(new(f"w{number}", "key")) for number in range(10))
+            *(stores[number % 2].create(new(f"w{number}", "key")) for number in range(10))
         )
     finally:
         await other.close()
@@ -76,7 +76,7 @@ async def test_one_key_is_one_workflow_also_at_the_same_time(
 
 async def test_what_is_due_is_held_by_one(store: WorkflowStore, place: Place, clock: Clock) -> None:
     for number in range(6):
-        await store.begin(new(f"w{number}"))
+        await store.create(new(f"w{number}"))
     other = await place.open(SCHEMA)
     try:
         both = await asyncio.gather(
@@ -93,23 +93,23 @@ async def test_what_is_due_is_held_by_one(store: WorkflowStore, place: Place, cl
 async def test_what_a_dead_process_held_is_free_when_its_lease_is_over(
     store: WorkflowStore, clock: Clock
 ) -> None:
-    await store.begin(new("a"))
+    await store.create(new("a"))
     await store.claim("dead", 10, 9)
     clock.now += 9
     assert not await store.claim("next", 10, 9) and await store.next_due() == 1_010
     clock.now += 1
     assert [row.id for row in await store.claim("next", 10, 9)] == ["a"]
-    with pytest.raises(LostHold):
+    with pytest.raises(LeaseLost):
         await store.append("a", "dead", 1, [b"late"], RUNNING)
-    with pytest.raises(LostHold):
+    with pytest.raises(LeaseLost):
         await store.release("a", "dead", (1, 0), RUNNING, None)
 
     assert len(await store.events("a")) == 1
 
 
 async def test_a_lease_that_is_renewed_holds(store: WorkflowStore, clock: Clock) -> None:
-    await store.begin(new("a"))
-    await store.begin(new("b"))
+    await store.create(new("a"))
+    await store.create(new("b"))
     await store.claim("one", 10, 9)
     clock.now += 9
     held = await store.renew("one", 10, [("local", "a")])
@@ -117,20 +117,20 @@ async def test_a_lease_that_is_renewed_holds(store: WorkflowStore, clock: Clock)
 
     assert held == {("local", "a"): (1, 0), ("local", "b"): (1, 0)}
     assert [row.id for row in await store.claim("two", 10, 9)] == ["b"]
-    await store.let_go("one")
+    await store.release_all("one")
     assert [row.id for row in await store.claim("two", 10, 9)] == ["a"]
 
 
 async def test_events_are_kept_in_order_and_only_if_nothing_came_between(
     store: WorkflowStore,
 ) -> None:
-    await store.begin(new("a"))
+    await store.create(new("a"))
     await store.claim("one", 10, 9)
 
     assert await store.append("a", "one", 1, [b"2", b"3"], RUNNING) == 1_000.0
-    assert await store.add("a", 3, b"from outside")
+    assert await store.add_event("a", 3, b"from outside")
     assert await store.append("a", "one", 3, [b"lost"], RUNNING) is None
-    assert not await store.add("a", 3, b"lost too")
+    assert not await store.add_event("a", 3, b"lost too")
     assert await store.append("a", "one", 4, [b"5"], RUNNING)
     events = await store.events("a", 1)
     assert [(one.seq, one.event) for one in events] == [
@@ -142,9 +142,9 @@ async def test_what_waits_is_not_due_until_its_time_or_until_it_is_woken(
     store: WorkflowStore, clock: Clock
 ) -> None:
     for id_, due in (("timed", 1_500.0), ("asked", None)):
-        await store.begin(new(id_))
+        await store.create(new(id_))
         await store.claim("one", 10, 9)
-        assert await store.release(id_, "one", (1, 0), Kept("waiting"), due)
+        assert await store.release(id_, "one", (1, 0), WorkflowUpdate("waiting"), due)
     assert not await store.claim("one", 10, 9) and await store.next_due() == 1_500
     clock.now = 1_500
     assert [row.id for row in await store.claim("one", 10, 9)] == ["timed"]
@@ -153,35 +153,35 @@ async def test_what_waits_is_not_due_until_its_time_or_until_it_is_woken(
 
 
 async def test_a_wake_between_looking_and_letting_go_is_not_lost(store: WorkflowStore) -> None:
-    await store.begin(new("a"))
+    await store.create(new("a"))
     await store.claim("one", 10, 9)
     await store.wake("a")
 
-    assert not await store.release("a", "one", (1, 0), Kept("waiting"), None)
-    assert await store.release("a", "one", (1, 1), Kept("waiting"), None)
+    assert not await store.release("a", "one", (1, 0), WorkflowUpdate("waiting"), None)
+    assert await store.release("a", "one", (1, 1), WorkflowUpdate("waiting"), None)
 
 
 async def test_an_end_is_kept_and_wakes_the_parent(store: WorkflowStore) -> None:
-    await store.begin(new("parent"))
+    await store.create(new("parent"))
     await store.claim("one", 10, 9)
-    await store.release("parent", "one", (1, 0), Kept("waiting"), None)
-    await store.begin(new("child", parent="parent"))
+    await store.release("parent", "one", (1, 0), WorkflowUpdate("waiting"), None)
+    await store.create(new("child", parent="parent"))
     await store.claim("one", 10, 9)
-    await store.append("child", "one", 1, [b"end"], Kept("succeeded", b"outcome"))
+    await store.append("child", "one", 1, [b"end"], WorkflowUpdate("succeeded", b"outcome"))
     row = await store.get("child")
 
     assert row is not None and row.outcome == b"outcome" and row.ended_at == 1_000.0
     assert [row.id for row in await store.claim("one", 10, 9)] == ["parent"]
-    assert not await store.add("child", 2, b"too late") and not await store.wake("child")
+    assert not await store.add_event("child", 2, b"too late") and not await store.wake("child")
 
 
 async def test_tenants_do_not_see_each_other(store: WorkflowStore) -> None:
     other = store.of("other")
-    await store.begin(new("a", "key"))
-    row, fresh = await other.begin(new("a", "key"))
+    await store.create(new("a", "key"))
+    row, fresh = await other.create(new("a", "key"))
 
     assert fresh and row.tenant == "other"
-    assert not await store.add("b", 1, b"x") and await other.add("a", 1, b"mine")
+    assert not await store.add_event("b", 1, b"x") and await other.add_event("a", 1, b"mine")
     assert len(await store.events("a")) == 1 and len(await other.events("a")) == 2
     assert [len(await one.list()) for one in (store, other, store.of("third"))] == [1, 1, 0]
     claimed = await store.claim("one", 10, 9)
@@ -190,7 +190,7 @@ async def test_tenants_do_not_see_each_other(store: WorkflowStore) -> None:
 
 async def test_lists_can_be_narrowed_and_paged(store: WorkflowStore) -> None:
     for number in range(5):
-        await store.begin(new(f"w{number}"))
+        await store.create(new(f"w{number}"))
     await store.claim("one", 10, 1)
     await store.append("w0", "one", 1, [b"x"], RUNNING)
 
@@ -203,13 +203,13 @@ async def test_lists_can_be_narrowed_and_paged(store: WorkflowStore) -> None:
 async def test_a_schedule_fires_once_for_all_who_look(
     store: WorkflowStore, place: Place, clock: Clock
 ) -> None:
-    planned = await store.plan_schedule("flow", "rule", 1_000.0)
-    assert planned == await store.plan_schedule("flow", "rule", 5_000.0)
+    planned = await store.put_schedule("flow", "rule", 1_000.0)
+    assert planned == await store.put_schedule("flow", "rule", 5_000.0)
     other = await place.open(SCHEMA)
     try:
         fired = await asyncio.gather(
             *(
-                one.fire(
+                one.start_scheduled(
                     planned, 2_000.0, new(f"w{number}", f"schedule:flow:{number}"), overlap=True
                 )
                 for number, one in enumerate([store, WorkflowStore(other, clock)] * 3)
@@ -220,6 +220,6 @@ async def test_a_schedule_fires_once_for_all_who_look(
 
     assert sum(fired) == 1 == len(await store.list())
     assert await store.schedule("flow") == StoredSchedule("flow", "rule", 2_000.0, 1_000.0)
-    assert (await store.plan_schedule("flow", "other rule", 7.0)).next_at == 7.0
-    await store.forget_schedule("flow")
+    assert (await store.put_schedule("flow", "other rule", 7.0)).next_at == 7.0
+    await store.delete_schedule("flow")
     assert await store.schedule("flow") is None

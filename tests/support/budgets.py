@@ -12,7 +12,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.events import CallFinished, Record, RunFinished
 from evoclaw.core.labels import Principal
-from evoclaw.core.ledgers import Account, Amounts, Ledger, Refusal, Reservation
+from evoclaw.core.ledgers import Account, Amounts, InsufficientFunds, Ledger, Reservation
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ToolResult, user
 from evoclaw.core.ports import (
@@ -21,7 +21,7 @@ from evoclaw.core.ports import (
     Ask,
     Decision,
     Executor,
-    NobodyThere,
+    NoApprover,
     Ports,
     Progress,
     Provider,
@@ -29,7 +29,7 @@ from evoclaw.core.ports import (
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.store.governing.ledger import StoredLedger
 from tests.support.loop import Table
 
@@ -66,10 +66,12 @@ async def passed(ledger: Ledger, path: tuple[str, ...], amounts: Amounts, id: st
     return isinstance(await ledger.reserve(path, amounts, id), Reservation)
 
 
-async def refused(ledger: Ledger, path: tuple[str, ...], amounts: Amounts, id: str) -> Refusal:
+async def refused(
+    ledger: Ledger, path: tuple[str, ...], amounts: Amounts, id: str
+) -> InsufficientFunds:
     """Why it was not set aside."""
     found = await ledger.reserve(path, amounts, id)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, InsufficientFunds)
     return found
 
 
@@ -123,7 +125,7 @@ class Person:
 
 async def go(
     provider: Provider,
-    budget: Budget,
+    budget: RunBudget,
     executor: Executor | None = None,
     *,
     approver: Approver | None = None,
@@ -132,7 +134,7 @@ async def go(
 ) -> list[Record]:
     """Run, or go on with, run `r` under a budget; its records."""
     state = fold(before) if before else new_run([user("do it")], "r")
-    ports = Ports(provider, executor or everything(), budget, approver or NobodyThere())
+    ports = Ports(provider, executor or everything(), budget, approver or NoApprover())
     bus = Bus("r", [budget], seq=len(before))
     async with asyncio.timeout(30):
         events = run_loop(state, ports, settings or LoopSettings(max_turns=500))

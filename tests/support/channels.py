@@ -13,13 +13,20 @@ from evoclaw.core.ports import Ports
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.channels.front_desk import FrontDesk
-from evoclaw.orchestrator.channels.letters import Answer, Channel, Front, Letter, State, Undelivered
-from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.channels.front_desk import ChannelDispatcher
+from evoclaw.orchestrator.channels.letters import (
+    Channel,
+    ChannelAnswer,
+    InboundMessage,
+    MessageHandler,
+    MessageState,
+    Undelivered,
+)
+from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.providers.scripted import Scripted, Step
+from evoclaw.providers.scripted import Scripted, ScriptStep
 from evoclaw.store import channels
 from evoclaw.store.channels import ChannelStore
 from evoclaw.store.databases.database import Database
@@ -42,19 +49,19 @@ SCHEMAS = tuple(part.SCHEMA for part in (session_tables, queue, approvals, chann
 class Postbox:
     """A channel: letters are put in by the test, answers taken out."""
 
-    repeats = False
+    replayable = False
 
     def __init__(self, name: str = "box") -> None:
         self.name = name
-        self.answers: list[Answer] = []
+        self.answers: list[ChannelAnswer] = []
         self.tries = 0
-        self.fails: Callable[[Answer], Undelivered | None] = lambda _: None
+        self.fails: Callable[[ChannelAnswer], Undelivered | None] = lambda _: None
         self._heard = asyncio.Condition()
 
-    async def serve(self, front: Front) -> None:
+    async def serve(self, handler: MessageHandler) -> None:
         await asyncio.Event().wait()
 
-    async def send(self, letter: Letter, answer: Answer) -> None:
+    async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
         async with self._heard:
             self.tries += 1
             self._heard.notify_all()
@@ -64,7 +71,7 @@ class Postbox:
             self.answers.append(answer)
             self._heard.notify_all()
 
-    async def told(self, count: int = 1) -> list[Answer]:
+    async def told(self, count: int = 1) -> list[ChannelAnswer]:
         """Wait for so many answers."""
         async with asyncio.timeout(PATIENCE), self._heard:
             await self._heard.wait_for(lambda: len(self.answers) >= count)
@@ -83,22 +90,27 @@ class Kitchen:
         self.database, self.model, self.clock = database, model, clock
         self.ran: list[str] = []
         self.store = SessionStore(database)
-        self.approvals = Approvals(ApprovalStore(database), ApprovalSettings(nobody="wait"))
+        self.approvals = CallApprovals(ApprovalStore(database), ApprovalSettings(nobody="wait"))
         self.talks = Conversations(
             self.store,
             {agent.name: agent for agent in (COOK, BAKER)},
             self._equip,
-            questions=Questions(self.store.questions, parks=True),
+            questions=Questions(self.store.questions, suspends_runs=True),
         )
         self.runs = Runs(self.talks, agent="cook")
         self.letters = ChannelStore(database, clock)
 
     def desk(
         self, channels: Sequence[Channel], patience: Mapping[str, float] | None = None
-    ) -> FrontDesk:
+    ) -> ChannelDispatcher:
         """A front desk for these channels."""
-        return FrontDesk(
-            self.letters, self.runs, self.talks, channels, agent="cook", patience=patience
+        return ChannelDispatcher(
+            self.letters,
+            self.runs,
+            self.talks,
+            channels,
+            agent="cook",
+            delivery_timeouts_s=patience,
         )
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
@@ -123,7 +135,7 @@ class Kitchen:
 
 @asynccontextmanager
 async def kitchen(
-    folder: Path, *steps: Step, clock: Callable[[], float] | None = None
+    folder: Path, *steps: ScriptStep, clock: Callable[[], float] | None = None
 ) -> AsyncGenerator[Kitchen]:
     """A process with an agent whose model plays these steps."""
     database = await open_database(folder / "evoclaw.db", SCHEMAS, durable=False)
@@ -135,11 +147,13 @@ async def kitchen(
         await database.close()
 
 
-def letter(text: str, id_: str = "m1", *, sender: str = "ann", conversation: str = "") -> Letter:
+def letter(
+    text: str, id_: str = "m1", *, sender: str = "ann", conversation: str = ""
+) -> InboundMessage:
     """A letter to the cook."""
-    return Letter("box", id_, sender, text, "local", f"box:{sender}", "cook", conversation)
+    return InboundMessage("box", id_, sender, text, "local", f"box:{sender}", "cook", conversation)
 
 
-def states(answers: Sequence[Answer]) -> list[State]:
+def states(answers: Sequence[ChannelAnswer]) -> list[MessageState]:
     """What the answers say, in short."""
     return [answer.state for answer in answers]

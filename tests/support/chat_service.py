@@ -11,20 +11,20 @@ from pathlib import Path
 import httpx
 
 from evoclaw.api.app import create_app
-from evoclaw.api.needs import Parts
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.serving import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta
 from evoclaw.core.messages import Reply, Usage
-from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports, Provider, Request
+from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports, Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.people.access import Access
+from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.providers.scripted import Scripted, Step
+from evoclaw.providers.scripted import Scripted, ScriptStep
 from evoclaw.store.databases.parts import open_database
 from evoclaw.store.governing import approvals, tokens
 from evoclaw.store.governing.tokens import TokenStore
@@ -71,13 +71,13 @@ class Served:
     url: str
     runs: Runs
     talks: Conversations
-    access: Access
+    access: AccessControl
     house: House
 
     async def token(self, *scopes: str, user: str = "ada", tenant: str = "local") -> str:
         """A token that opens just this."""
         held = scopes or ("agents:invoke",)
-        return (await self.access.new("test", tenant, user, held))[1]
+        return (await self.access.create("test", tenant, user, held))[1]
 
     async def http(self, *scopes: str) -> httpx.AsyncClient:
         """A client with a token."""
@@ -93,7 +93,7 @@ class House:
 
     model: Provider
     policy: Policy = field(default_factory=AllowAll)
-    approver: Approver = field(default_factory=NobodyThere)
+    approver: Approver = field(default_factory=NoApprover)
     ran: list[str] = field(default_factory=list[str])
     body: Callable[[str], Awaitable[str]] | None = None
 
@@ -121,7 +121,7 @@ class House:
 @asynccontextmanager
 async def served(
     folder: Path,
-    *steps: Step,
+    *steps: ScriptStep,
     model: Provider | None = None,
     agents: Sequence[Agent] = (LEAD, TALKER, SUMS),
     settings: ServerSettings = HERE,
@@ -136,9 +136,11 @@ async def served(
             SessionStore(database), {agent.name: agent for agent in agents}, house.equip
         )
         runs = Runs(talks, agent=agents[0].name)
-        access = Access(TokenStore(database))
+        access = AccessControl(TokenStore(database))
         app = create_app(
-            Parts(access=access, settings=settings, runs=runs, talks=talks, tools=house)
+            ApiDependencies(
+                access=access, settings=settings, runs=runs, conversations=talks, tools=house
+            )
         )
         await stack.enter_async_context(runs.serving())
         url = await stack.enter_async_context(serving(app, settings))

@@ -12,12 +12,12 @@ from evoclaw.core.bound import BoundTool
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import CallFinished, Record, RunFinished
 from evoclaw.core.messages import JSON, ToolResult
-from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports
+from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
@@ -33,16 +33,16 @@ HELP = Agent("help", "scripted/model", "You help.", ALL)
 class House:
     """What all sessions of a test share."""
 
-    def __init__(self, store: SessionStore, agents: Sequence[Agent], limits: Limits) -> None:
+    def __init__(self, store: SessionStore, agents: Sequence[Agent], limits: RunLimits) -> None:
         self.store = store
         self.models: dict[str, Scripted] = {}
         """By agent."""
         self.policy: Policy = AllowAll()
-        self.approver: Approver = NobodyThere()
+        self.approver: Approver = NoApprover()
         self.ran: list[tuple[str, str]] = []
         """The sessions that ran `work`, and what with."""
         self.body: Callable[[str], Awaitable[str]] | None = None
-        self.questions = Questions(store.questions, parks=True)
+        self.questions = Questions(store.questions, suspends_runs=True)
         self.edges: list[Member] = []
         self.talks = Conversations(
             store,
@@ -78,7 +78,7 @@ class House:
         """Say something in a session of the lead."""
         await self.talks.open("lead", session_id=session)
         async with asyncio.timeout(30):
-            said = self.talks.say(session, message, deadline=deadline, run_id=run_id)
+            said = self.talks.send(session, message, deadline=deadline, run_id=run_id)
             return [record async for record in said]
 
 
@@ -87,13 +87,13 @@ async def house(
     folder: Path,
     *,
     agents: Sequence[Agent] = (LEAD, HELP),
-    limits: Limits | None = None,
+    limits: RunLimits | None = None,
     lead: Scripted | None = None,
     help: Scripted | None = None,
 ) -> AsyncGenerator[House]:
     """A house with a lead and a help, each with a model of its own."""
     async with await SessionStore.open(folder / "sessions.db", durable=False) as store:
-        made = House(store, agents, limits or Limits())
+        made = House(store, agents, limits or RunLimits())
         made.models = {"lead": lead or Scripted(), "help": help or Scripted()}
         yield made
 

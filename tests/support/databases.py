@@ -45,7 +45,11 @@ class Place:
     ) -> Database:
         """Open it, for these kinds of store or for all."""
         return await open_database(
-            self.at, schemas or SCHEMAS, schema=self.schema, durable=durable, patience=patience
+            self.at,
+            schemas or SCHEMAS,
+            schema=self.schema,
+            durable=durable,
+            reconnect_timeout_s=patience,
         )
 
 
@@ -55,7 +59,7 @@ async def opened_ledger(place: Place, clock: Callable[[], float]) -> AsyncGenera
     database = await place.open(ledger.SCHEMA)
     try:
         async with StoredLedger(database, clock) as books:
-            await books.begin()
+            await books.start()
             yield books
     finally:
         await database.close()

@@ -27,7 +27,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.command_values import CommandRow
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import Journal
@@ -39,7 +39,9 @@ from evoclaw.transport.wire import Command, encode
 from tests.support.waiting import until
 
 EVERYTHING = Permissions(frozenset({"*"}))
-QUICK = DeviceLimits(resend=0.1, greeting=0.1, shyness=0.02, accepted_after=0.02)
+QUICK = DeviceLimits(
+    resend_delay_s=0.1, hello_retry_delay_s=0.1, max_hello_delay_s=0.02, accepted_delay_s=0.02
+)
 TOLD_ONCE = msgspec.structs.replace(QUICK, resend=60.0)
 """For tests in which nobody acknowledges: nothing is told twice by itself."""
 AGAIN = (0.1, 0.2, 0.4)
@@ -152,7 +154,7 @@ class Device:
     clock: OrchestratorClock | None = None
     durable: bool = False
     edge: Edge | None = None
-    artifacts: Artifacts | None = None
+    artifacts: ArtifactStore | None = None
     _task: asyncio.Task[None] | None = None
     _journal: Journal | None = None
 

@@ -18,7 +18,7 @@ from evoclaw.core.ports import (
     Approver,
     Deny,
     Executor,
-    NobodyThere,
+    NoApprover,
     Policy,
     Ports,
     Progress,
@@ -148,7 +148,7 @@ async def run(
 ) -> Ran:
     state = state or new_run(messages, "run")
     ports = Ports(
-        provider, executor or echo_table(), policy or AllowAll(), approver or NobodyThere()
+        provider, executor or echo_table(), policy or AllowAll(), approver or NoApprover()
     )
     async with asyncio.timeout(30):
         events = [event async for event in run_loop(state, ports, settings, deadline)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evoclaw.core.messages import JSON, ToolResult
-from evoclaw.orchestrator.fleet.granting import Granting
+from evoclaw.orchestrator.fleet.granting import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
@@ -99,7 +99,7 @@ class Hub:
         await until(lambda: fleet.is_online(name) is online, seconds, f"{name} online: {online}")
 
     async def ping(self, name: str = "pi", seconds: float = PATIENCE) -> JSON:
-        return (await self.orchestrator.say(name, "ping", seconds=seconds)).result
+        return (await self.orchestrator.query(name, "ping", seconds=seconds)).result
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Site:
         link = MqttLink(await self.address(name, proxy=proxy), keep_alive=keep_alive)
         path = self.folder / f"{store or name}.db"
         async with await _commands_in(path) as opened:
-            orchestrator = Orchestrator(link, opened, grants=Granting(self.signer))
+            orchestrator = Orchestrator(link, opened, grants=GrantSigner(self.signer))
             async with orchestrator.connected():
                 yield Hub(orchestrator, opened)
 
@@ -225,7 +225,7 @@ class Site:
             await self.online(hub, edge)
             tools = hub.orchestrator.fleet.member(name).tools
             hashes = {tool.name: tool_hash(tool) for tool in tools}
-        await devices.surface(name, hashes.items(), time.time())
+        await devices.compare_tools(name, hashes.items(), time.time())
         await devices.approve(name, time.time())
         return edge
 

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.ops import Completed
+from evoclaw.core.ops import CompletedProcess
 from evoclaw.executors.processes import LocalProcesses
 
 SOON = 4.0
@@ -57,7 +57,7 @@ def children() -> set[int]:
     return found
 
 
-async def bash(processes: LocalProcesses, command: str) -> Completed:
+async def bash(processes: LocalProcesses, command: str) -> CompletedProcess:
     async with asyncio.timeout(30):
         return await processes.run(["bash", "-c", command])
 

@@ -25,11 +25,11 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
 
-AT_ONCE = Retry(attempts=3, base=0.0)
+AT_ONCE = RetryPolicy(attempts=3, base=0.0)
 """Three attempts without waiting."""
 SEEING = Profile(images=True)
 PIXEL = (

@@ -10,13 +10,13 @@ from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.events import Record, Replied, ReplyEvent, TextDelta
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import Reply, UserMessage
-from evoclaw.core.ports import AllowAll, Approver, NobodyThere, Policy, Ports, Request
+from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings, RunView, State
+from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings, RunStatus, RunView
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import says
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governing import approvals
@@ -97,19 +97,19 @@ class Service:
         self.equipped: list[Agent] = []
         self.ran: list[str] = []
         self.policy: Policy = AllowAll()
-        self.approver: Approver = NobodyThere()
+        self.approver: Approver = NoApprover()
         self.store = SessionStore(database)
         self.approvals = ApprovalStore(database)
-        self.questions = Questions(self.store.questions, parks=True)
+        self.questions = Questions(self.store.questions, suspends_runs=True)
         self.talks = Conversations(
             self.store,
             {agent.name: agent for agent in agents},
             self.equip,
             questions=self.questions,
             approvals=self.approvals,
-            limits=Limits(),
+            limits=RunLimits(),
         )
-        self.runs = Runs(self.talks, agent="lead", settings=settings, holder=holder)
+        self.runs = Runs(self.talks, agent="lead", settings=settings, process_identity=holder)
 
     def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         self.equipped.append(agent)
@@ -128,28 +128,28 @@ class Service:
         self, message: str, *, session: str = "", who: Principal = WHO, **more: str
     ) -> RunView:
         """Start a run."""
-        view, _ = await self.runs.start(who, Errand(message, session), **more)
+        view, _ = await self.runs.start(who, RunRequest(message, session), **more)
         return view
 
     async def ended(self, run_id: str, tenant: str = "local") -> RunView:
         """Wait until a run ended or waits."""
         async with asyncio.timeout(30):
             await self.runs.result(tenant, run_id)
-        view = await self.runs.look(tenant, run_id)
+        view = await self.runs.get(tenant, run_id)
         assert view is not None
         return view
 
-    async def until(self, run_id: str, *states: State, tenant: str = "local") -> RunView:
+    async def until(self, run_id: str, *states: RunStatus, tenant: str = "local") -> RunView:
         """Wait until a run stands so."""
         found: RunView | None = None
 
         async def stands() -> bool:
             nonlocal found
-            found = await self.runs.look(tenant, run_id)
+            found = await self.runs.get(tenant, run_id)
             return found is not None and found.state in states
 
         async with asyncio.timeout(30):
-            await self.runs.hub.until((tenant, run_id), stands)
+            await self.runs.hub.wait_until((tenant, run_id), stands)
         assert found is not None
         return found
 

@@ -12,7 +12,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import Completed
+from evoclaw.core.ops import CompletedProcess
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.executors.protected_paths import protected_paths
@@ -76,7 +76,7 @@ async def said(processes: LocalProcesses, command: str) -> str:
 
 async def run(
     processes: LocalProcesses, command: str, on_output: Callable[[str], None] | None = None
-) -> Completed:
+) -> CompletedProcess:
     async with asyncio.timeout(30):
         return await processes.run(["bash", "-c", command], on_output=on_output)
 

@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from litestar import Litestar
 
 from evoclaw.api.app import create_app
-from evoclaw.api.needs import Parts, Refusal
+from evoclaw.api.needs import ApiDependencies, RefusedRequest
 from evoclaw.api.serving import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent
@@ -24,21 +24,21 @@ from evoclaw.executors.canvases import CanvasFolder
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.shared_stops import StopBoard
+from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.governance.stops import StopFile
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
-from evoclaw.orchestrator.people.access import Access, Bearers
-from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.access import AccessControl, TokenVerifier
+from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 from evoclaw.store import memory as memory_store
 from evoclaw.store.calls import receipts as receipt_store
 from evoclaw.store.calls.commands import CommandStore
@@ -63,14 +63,14 @@ from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
-from evoclaw.wiring.policies import ShownPolicies
+from evoclaw.wiring.policies import PoliciesAdapter
 from evoclaw.wiring.showing import (
-    ShownAudit,
-    ShownCanvases,
-    ShownDevices,
-    ShownSkills,
-    ShownStops,
-    ShownTools,
+    AuditAdapter,
+    CanvasesAdapter,
+    DevicesAdapter,
+    SkillsAdapter,
+    StopsAdapter,
+    ToolsAdapter,
 )
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
@@ -159,16 +159,16 @@ class House:
         self.ran: list[str] = []
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
-        self.refusals: list[Refusal] = []
+        self.refusals: list[RefusedRequest] = []
         store = SessionStore(database)
         approvals = ApprovalStore(database)
-        self.approvals = Approvals(approvals, ApprovalSettings(nobody="wait"))
+        self.approvals = CallApprovals(approvals, ApprovalSettings(nobody="wait"))
         self.ledger = StoredLedger(database)
         self.talks = Conversations(
             store,
             {AGENT.name: AGENT},
             self._equip,
-            questions=Questions(store.questions, parks=True),
+            questions=Questions(store.questions, suspends_runs=True),
             approvals=approvals,
             ledger=self.ledger,
             attended=True,
@@ -203,37 +203,37 @@ class House:
         return work
 
     async def token(self, *scopes: str, tenant: str = "local", user: str = "ann") -> str:
-        _, whole = await Access(self.tokens).new("test", tenant, user, scopes or ("*",))
+        _, whole = await AccessControl(self.tokens).create("test", tenant, user, scopes or ("*",))
         return whole
 
     def parts(
         self,
         settings: ServerSettings,
         orchestrator: Orchestrator | None = None,
-        others: Bearers | None = None,
-    ) -> Parts:
-        return Parts(
-            access=Access(self.tokens, others=others),
+        others: TokenVerifier | None = None,
+    ) -> ApiDependencies:
+        return ApiDependencies(
+            access=AccessControl(self.tokens, external=others),
             settings=settings,
             runs=self.runs,
-            talks=self.talks,
+            conversations=self.talks,
             approvals=self.approvals,
             orchestrator=orchestrator,
             ledger=self.ledger,
-            devices=ShownDevices(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
-            audit=ShownAudit(self.audit, self.folder, AuditSettings(), {}),
-            tools=ShownTools(lambda: [question.tool], list),
-            skills=ShownSkills(Shelf([self.folder / "skills"])),
-            stops=ShownStops(StopBoard(StopFile(self.folder / "stops.json"))),
-            canvases=ShownCanvases(self.canvases),
-            policies=ShownPolicies(self.judged, {AGENT.name: AGENT}),
+            devices=DevicesAdapter(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
+            audit=AuditAdapter(self.audit, self.folder, AuditSettings(), {}),
+            tools=ToolsAdapter(lambda: [question.tool], list),
+            skills=SkillsAdapter(SkillRegistry([self.folder / "skills"])),
+            stops=StopsAdapter(StopRegistry(StopFile(self.folder / "stops.json"))),
+            canvases=CanvasesAdapter(self.canvases),
+            policies=PoliciesAdapter(self.judged, {AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
             memory=self.memory.of,
             workflows=self.workflows,
             metrics=lambda: "evoclaw_test 1\n",
-            figures=MetricsReader(MetricsStore(self.database)),
+            metrics_reader=MetricsReader(MetricsStore(self.database)),
             checks={"store": self._check},
-            refused=self.refusals.append,
+            on_refused=self.refusals.append,
         )
 
     async def _check(self) -> str:
@@ -271,7 +271,7 @@ async def built(
     *,
     settings: ServerSettings | None = None,
     rules: Policy | None = None,
-    others: Bearers | None = None,
+    others: TokenVerifier | None = None,
 ) -> AsyncGenerator[tuple[House, Litestar]]:
     """The house and its application, without a socket."""
     chosen = settings or ServerSettings(port=0)
@@ -294,7 +294,7 @@ async def served(
     *,
     settings: ServerSettings | None = None,
     rules: Policy | None = None,
-    others: Bearers | None = None,
+    others: TokenVerifier | None = None,
     limit: float | None = LIMIT * 3,
 ) -> AsyncGenerator[Served]:
     """The house on a real socket; for so many seconds at most."""

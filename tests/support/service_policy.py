@@ -14,7 +14,7 @@ from evoclaw.observe.audit.writer import Audit, Recordable
 from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.tools.sets import named
 from evoclaw.wiring.governance import Governance
-from evoclaw.wiring.oversight import guards
+from evoclaw.wiring.oversight import stops_and_rates
 from evoclaw.wiring.settings import orchestrator_settings
 
 
@@ -38,7 +38,7 @@ class Judged:
 def judged_by(folder: Path, ledger: Ledger, audit: Audit) -> Judged:
     """The rules of a machine whose data is in a folder."""
     env = {"EVOCLAW_HOME": str(folder)}
-    stops, rates = guards(env)
+    stops, rates = stops_and_rates(env)
     settings = orchestrator_settings(env)
     governance = Governance(settings, stops, (rates, Recordable(audit)), ledger, audit)
     return Judged(governance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoclaw.skills.loading import Skill, load_skill
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.watching import SkillRegistry
 
 HELLO = "#!/bin/sh\necho hello\n"
 
@@ -47,5 +47,5 @@ def load(folder: Path, platform: str = "linux") -> Skill:
     return load_skill(folder, platform=platform)
 
 
-def reasons(shelf: Shelf) -> str:
+def reasons(shelf: SkillRegistry) -> str:
     return "\n".join(f"{one.path}: {one.reason}" for one in shelf.problems())

@@ -16,21 +16,21 @@ import pytest
 
 from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.store.calls.commands import CommandStore
-from evoclaw.store.calls.journal import CallState, Entry, Journal
-from evoclaw.store.databases.database import Connection, Schema, sealed
+from evoclaw.store.calls.journal import CallState, Journal, JournalEntry
+from evoclaw.store.databases.database import Connection, Schema, add_checksum
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = Schema(
     "test store",
     (("CREATE TABLE things (id INTEGER PRIMARY KEY, name TEXT UNIQUE, value BLOB) STRICT",),),
-    sealed=(("things", ("value",)),),
+    checksummed=(("things", ("value",)),),
 )
 
 
 def add(name: str, size: int = 100) -> Work:
     """A write of one row."""
-    return Work(name, sealed(b"v" * size))
+    return Work(name, add_checksum(b"v" * size))
 
 
 class Work:
@@ -153,7 +153,7 @@ async def serve_calls(path: Path) -> None:
     async def serve(number: int) -> None:
         for count in range(10_000):
             name = f"run.{number}.{count}"
-            await journal.receive(Entry(name, "run", 1, "digest", b"command"))
+            await journal.receive(JournalEntry(name, "run", 1, "digest", b"command"))
             say(f"{name} received")
             await journal.start(name, "boot")
             say(f"{name} running")

@@ -39,24 +39,24 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.sessions.delegates import Delegates
+from evoclaw.orchestrator.sessions.delegates import RunSessions
 from evoclaw.orchestrator.sessions.sessions import Conversations, StoredTodos
-from evoclaw.orchestrator.sessions.subruns import LiveRun
+from evoclaw.orchestrator.sessions.subruns import SessionRun
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.skills.disclosure import Disclosure
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.disclosure import RegistrySkillReader
+from evoclaw.skills.watching import SkillRegistry
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.browser import Browser
 from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.define import tool
-from evoclaw.tools.image import OwnEyes, Vision
+from evoclaw.tools.image import RunModelVision, Vision
 from evoclaw.tools.nodes import Nodes
-from evoclaw.tools.notes import Todos
-from evoclaw.tools.question import Person, ScriptedPerson
+from evoclaw.tools.notes import TodoList
+from evoclaw.tools.question import ScriptedUser, UserPrompter
 from evoclaw.tools.sessions import Sessions
 from evoclaw.tools.sets import everything, remote, usable
-from evoclaw.tools.skill import SkillTexts
-from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher
+from evoclaw.tools.skill import SkillReader
+from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 from tests.matrix.table import TABLE, TODO
 from tests.support.fleet import House, house
 from tests.support.git import plain
@@ -202,7 +202,7 @@ class Place:
     level: Level = Level.FULL
     approver: Approver = field(default_factory=Yes)
     lead: Scripted = field(default_factory=Scripted)
-    person: ScriptedPerson = field(default_factory=lambda: ScriptedPerson("green"))
+    person: ScriptedUser = field(default_factory=lambda: ScriptedUser("green"))
     machine: dict[type, object] = field(default_factory=dict[type, object])
     """All that is handed to tools but for what belongs to a session."""
     executors: list[Counting] = field(default_factory=list[Counting])
@@ -217,7 +217,7 @@ class Place:
             self.store,
             {agent.name: agent for agent in agents},
             self._equip,
-            questions=Questions(self.store.questions, face=self.person),
+            questions=Questions(self.store.questions, local_person=self.person),
         )
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
@@ -242,7 +242,7 @@ class Place:
         await StoredTodos(self.store, "main").replace([TODO])
         held = frozenset({"*"})
         await self.store.create(Session("earlier", "help", "", "", "main", 1, held))
-        async for _ in self.talks.say("earlier", "good morning"):
+        async for _ in self.talks.send("earlier", "good morning"):
             pass
 
     @asynccontextmanager
@@ -259,25 +259,25 @@ class Place:
                 async with self.run_of_main() as run:
                     yield self.local(
                         {
-                            Todos: StoredTodos(self.store, "main"),
-                            Person: self.talks.questions.person("main"),
-                            Sessions: Delegates(self.talks, run),
+                            TodoList: StoredTodos(self.store, "main"),
+                            UserPrompter: self.talks.questions.person("main"),
+                            Sessions: RunSessions(self.talks, run),
                         }
                     )
 
     @asynccontextmanager
-    async def run_of_main(self) -> AsyncGenerator[LiveRun]:
+    async def run_of_main(self) -> AsyncGenerator[SessionRun]:
         """A run in `main` whose turns a test takes itself."""
         session = await self.store.session("main")
         assert session is not None
-        stored = await self.store.begin("ab" * 16, "main", "Use it.")
+        stored = await self.store.create_run("ab" * 16, "main", "Use it.")
         deadline = Deadline(60)
         deadline.start()
         run = await self.talks.prepare(session, stored, deadline, None, None)
         try:
             yield run
         finally:
-            if tasks := [child.task for child in run.children]:
+            if tasks := [child.task for child in run.subruns]:
                 await asyncio.wait(tasks, timeout=10)
             deadline.release()
 
@@ -332,11 +332,11 @@ def _machine(grounds: Grounds, held: frozenset[str]) -> dict[type, object]:
         FileOps: LocalFiles(grounds.workspace),
         ExecOps: LocalProcesses(grounds.workspace),
         Fetcher: WebFetcher(UrlGuard([HERE])),
-        Searcher: Brave("a-key", url=f"{site}/brave"),
+        WebSearcher: Brave("a-key", url=f"{site}/brave"),
         CodeSearcher: Searxng(site),
         Canvas: FileCanvas(grounds.folder / "canvas" / "main.html"),
-        SkillTexts: Disclosure(Shelf([grounds.folder / "skills"])),
-        Vision: OwnEyes(sees=True),
+        SkillReader: RegistrySkillReader(SkillRegistry([grounds.folder / "skills"])),
+        Vision: RunModelVision(model_sees_images=True),
         Nodes: FleetNodes(fleet.fleet, fleet.edge_call(held)),
     }
     if isinstance(grounds.chromium, Chromium):

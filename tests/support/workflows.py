@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from evoclaw.core.labels import Principal
-from evoclaw.governance.approvals import HUMAN, Answerer
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.workflows.workflows import SCHEMA, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
@@ -18,7 +18,7 @@ from evoclaw.workflows.views import StepView, WorkflowView
 from evoclaw.workflows.workflows import Workflows, WorkflowSettings
 
 ANNE = Principal("local", "anne")
-PERSON = Answerer("person", "anne", "local", frozenset({HUMAN}))
+PERSON = Answerer("person", "anne", "local", frozenset({HUMAN_SCOPE}))
 QUICK = WorkflowSettings(lease_s=1.0, poll_s=0.05)
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -81,7 +81,7 @@ async def workflow_when(
     try:
         async with asyncio.timeout(seconds):
             while True:
-                seen = await made.look("local", id_)
+                seen = await made.get("local", id_)
                 assert seen is not None
                 if fits(seen):
                     return seen

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 import pytest
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import BoundTool, Output
+from evoclaw.core.bound import BoundTool, ToolOutput
 from evoclaw.core.errors import SchemaError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps
@@ -123,7 +123,7 @@ def test_a_signature_and_its_docstring_become_an_exact_schema() -> None:
     assert made.description == "Look at something.\n\nAnd say what it is."
     assert (made.timeout, made.max_timeout, made.effect) == (5, 30, Effect.READ)
     assert (made.permissions, made.resources) == (frozenset({"file_read"}), ("path",))
-    assert look.needs == {FileOps, ExecOps}
+    assert look.dependencies == {FileOps, ExecOps}
     assert made.parameters == SCHEMA
 
 
@@ -165,7 +165,7 @@ async def test_what_a_tool_returns_becomes_blocks() -> None:
         (Point(1), (TextBlock('{"x":1,"y":0}'),)),
         (picture, (picture,)),
         ([TextBlock("a"), picture], (TextBlock("a"), picture)),
-        (Output((TextBlock("a"),)), (TextBlock("a"),)),
+        (ToolOutput((TextBlock("a"),)), (TextBlock("a"),)),
         (ToolResult("other", "name", (TextBlock("a"),)), (TextBlock("a"),)),
         ("odd \udcff name", (TextBlock("odd \ufffd name"),)),
     ):
@@ -210,7 +210,7 @@ async def test_a_tool_that_asks_for_its_call_is_handed_it_and_the_model_never_se
         """Say which call this is."""
         return f"{call.request_id} {call.arguments}"
 
-    assert whoami.needs == frozenset()
+    assert whoami.dependencies == frozenset()
     assert list(whoami.tool.parameters["properties"]) == ["loud"]
     assert (await answer(whoami, loud=True)).text == "r.1.0.1 {'loud': True}"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.messages import ToolResult
-from evoclaw.tools.diff import unified
+from evoclaw.tools.diff import unified_diff
 from evoclaw.tools.files import edit
 from evoclaw.tools.patch.applying import apply_patch
-from evoclaw.tools.region import diff_of, is_utf8
+from evoclaw.tools.region import diff_bytes, is_utf8
 from tests.support.tool_calls import use
 
 LINES = 10 * (1 << 20) // 64
@@ -91,8 +91,8 @@ def test_the_diff_of_large_bytes_is_the_one_of_their_text(where: int, ending: st
     for changed in ([], ["new"], ["new", "newer"], [lines[where] + "!"]):
         new = "\n".join([*lines[:where], *changed, *lines[where + 1 :]]) + ending
 
-        made = diff_of("f", old.encode(), new.encode())
-        wanted = unified("f", old, new)
+        made = diff_bytes("f", old.encode(), new.encode())
+        wanted = unified_diff("f", old, new)
         assert sorted(made.splitlines()) == sorted(wanted.splitlines()) or ending == ""
 
 

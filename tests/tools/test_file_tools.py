@@ -9,7 +9,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock
-from evoclaw.tools.diff import unified
+from evoclaw.tools.diff import unified_diff
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import edit, read, write
 from tests.support.tool_calls import use
@@ -214,7 +214,7 @@ def test_the_diff_of_a_long_file_is_one_hunk_that_fits(where: int) -> None:
     old = [f"line {n}" for n in range(5_000)]
     new = [*old[:where], "new", "lines", *old[where + 1 :]]
 
-    shown = unified("f", "\n".join(old), "\n".join(new)).splitlines()
+    shown = unified_diff("f", "\n".join(old), "\n".join(new)).splitlines()
 
     assert [line for line in shown[3:] if line[0] in "+-"] == [f"-line {where}", "+new", "+lines"]
     assert len([line for line in shown[3:] if line[0] == " "]) == (6 if where == 2_500 else 3)

@@ -17,7 +17,7 @@ from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.executors.file_survey import SurveyFolder
 from evoclaw.executors.files import LocalFiles
 from evoclaw.tools.search import glob, grep
-from evoclaw.tools.surveying import Surveyable
+from evoclaw.tools.surveying import TreeScanner
 from tests.support.tool_calls import use
 
 
@@ -80,7 +80,7 @@ def content(chance: random.Random) -> bytes:
 async def both(root: Path, bound: BoundTool, **arguments: JSON) -> tuple[ToolResult, ToolResult]:
     files = LocalFiles(root)
     far: FileOps = Far(files)
-    assert isinstance(files, Surveyable) and not isinstance(far, Surveyable)
+    assert isinstance(files, TreeScanner) and not isinstance(far, TreeScanner)
     return await use(bound, files, **arguments), await use(bound, far, **arguments)
 
 
@@ -150,7 +150,7 @@ async def test_fault_38_what_is_swapped_for_a_link_or_a_fifo_meanwhile_is_not_re
             read.append(b"went in")
 
     async with asyncio.timeout(30):
-        await LocalFiles(root).survey(".", visit)
+        await LocalFiles(root).scan_tree(".", visit)
     assert read == [None, None, None]
 
 
@@ -167,7 +167,7 @@ async def test_a_visitor_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> 
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
         yield from ("a", "b", "c")
 
-    looking = asyncio.create_task(LocalFiles(tmp_path).survey(".", visit))
+    looking = asyncio.create_task(LocalFiles(tmp_path).scan_tree(".", visit))
     await began.wait()
     looking.cancel()
     await asyncio.wait([looking])
@@ -179,5 +179,5 @@ async def test_a_visitor_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> 
 async def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ToolFailure, match="is not a folder") as failed:
-        await LocalFiles(tmp_path).survey("file", lambda folder: iter(()))
+        await LocalFiles(tmp_path).scan_tree("file", lambda folder: iter(()))
     assert failed.value.kind is ErrorKind.INVALID_PARAMS

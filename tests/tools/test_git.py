@@ -8,7 +8,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.core.tools import EVERYTHING, Effect
+from evoclaw.core.tools import ANY_RESOURCE, Effect
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.git.reading import git_diff, git_log, git_status
@@ -336,7 +336,7 @@ async def test_a_lock_left_by_another_git_is_named(repo: Path) -> None:
 def test_permissions_effects_and_timeouts_are_the_documented_ones() -> None:
     for bound in EVERY:
         made = bound.tool
-        assert (made.timeout, made.max_timeout, made.resources) == (60, 300, (EVERYTHING,))
+        assert (made.timeout, made.max_timeout, made.resources) == (60, 300, (ANY_RESOURCE,))
         wanted = {"git", "file_write"} if bound is git_commit else {"git"}
         assert made.permissions == wanted
         writes = bound in (git_commit, git_branch)

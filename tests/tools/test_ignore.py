@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evoclaw.executors.files import LocalFiles
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.ignore import Ignored, Rules, visible
+from evoclaw.tools.ignore import GitignoreMatcher, GitignoreRules, walk_unignored
 from tests.support.properties import examples
 
 pytestmark = pytest.mark.process
@@ -54,7 +54,7 @@ async def we_say(root: Path) -> set[str]:
     ops = LocalFiles(root)
     return {
         entry.path
-        async for entry in visible(ops, ".", Ignored(ops, "."))
+        async for entry in walk_unignored(ops, ".", GitignoreMatcher(ops, "."))
         if entry is not None and entry.kind != "dir"
     }
 
@@ -119,9 +119,9 @@ def test_random_rules_leave_out_what_git_leaves_out(
         capture_output=True,
         check=False,
     )
-    rules = Rules((root / ".gitignore").read_bytes())
+    rules = GitignoreRules((root / ".gitignore").read_bytes())
 
-    ours = {path for path in paths if rules.verdict(path.encode(), folder=False)}
+    ours = {path for path in paths if rules.is_ignored(path.encode(), folder=False)}
 
     assert ours == {name for name in asked.stdout.decode().split("\0") if name}
 
@@ -130,7 +130,7 @@ async def test_folders_that_are_left_out_are_not_even_entered(tmp_path: Path) ->
     repository(tmp_path, {".gitignore": "build/\n"})
     ops = LocalFiles(tmp_path)
 
-    seen = [entry async for entry in visible(ops, ".", Ignored(ops, "."))]
+    seen = [entry async for entry in walk_unignored(ops, ".", GitignoreMatcher(ops, "."))]
 
     # `.git`, `build` and `deep/build`: one entry each, nothing of what is in them.
     assert seen.count(None) == 3
@@ -139,7 +139,9 @@ async def test_folders_that_are_left_out_are_not_even_entered(tmp_path: Path) ->
 async def test_a_walk_that_cannot_skip_gives_the_same() -> None:
     ops = FakeOps({".gitignore": "build/\n", "build/a/b": "x", "src/a": "x"})
 
-    found = [entry.path async for entry in visible(ops, ".", Ignored(ops, ".")) if entry]
+    found = [
+        entry.path async for entry in walk_unignored(ops, ".", GitignoreMatcher(ops, ".")) if entry
+    ]
 
     assert found == [".gitignore", "src", "src/a"]
 
@@ -147,6 +149,10 @@ async def test_a_walk_that_cannot_skip_gives_the_same() -> None:
 async def test_a_folder_asked_for_is_looked_into_even_if_left_out() -> None:
     ops = FakeOps({".gitignore": "build/\n*.o\n", "build/a": "x", "build/b.o": "x"})
 
-    found = [entry.path async for entry in visible(ops, "build", Ignored(ops, "build")) if entry]
+    found = [
+        entry.path
+        async for entry in walk_unignored(ops, "build", GitignoreMatcher(ops, "build"))
+        if entry
+    ]
 
     assert found == ["build/a"]

@@ -15,8 +15,15 @@ from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolRe
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.image import DESCRIBE, UNTRUSTED, AskedModel, OwnEyes, Vision, image
-from evoclaw.tools.pictures import LARGEST, LARGEST_MADE
+from evoclaw.tools.image import (
+    DESCRIBE_PROMPT,
+    UNTRUSTED_NOTICE,
+    RunModelVision,
+    Vision,
+    VisionModel,
+    image,
+)
+from evoclaw.tools.pictures import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES
 from tests.support.tool_calls import call_of
 
 ORIENTATION = 0x0112
@@ -37,7 +44,7 @@ def drawn(
 async def use(
     data: bytes, vision: Vision | None = None, *, name: str = "a.png", **arguments: JSON
 ) -> ToolResult:
-    given = {Vision: vision or OwnEyes(sees=True)}
+    given = {Vision: vision or RunModelVision(model_sees_images=True)}
     executor = LocalExecutor([image], files=FakeOps({name: data}), given=given)
     async with asyncio.timeout(20):
         return await executor.execute(call_of(image, path=name, **arguments), lambda _: None)
@@ -71,7 +78,7 @@ async def test_a_picture_is_shown(format: str, shown_as: str) -> None:
     shown = picture(result)
     assert (shown.format, shown.size) == (shown_as, (40, 20))
     assert colours(shown) == ["red", "blue", "blue", "red"]
-    assert UNTRUSTED in result.text
+    assert UNTRUSTED_NOTICE in result.text
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "L", "1", "P", "I;16"])
@@ -123,7 +130,7 @@ async def test_a_picture_that_stays_large_is_packed_harder() -> None:
     assert (shown.format, shown.size) == ("JPEG", (1200, 1200))
     block = result.blocks[-1]
     assert isinstance(block, ImageBlock)
-    assert len(block.data) * 3 / 4 < LARGEST_MADE
+    assert len(block.data) * 3 / 4 < MAX_OUTPUT_BYTES
 
 
 def huge_png(width: int, height: int) -> bytes:
@@ -171,7 +178,7 @@ async def test_a_bomb_is_refused_before_it_is_unpacked(data: bytes) -> None:
 
 async def test_too_many_bytes_are_not_even_read() -> None:
     with pytest.raises(ToolFailure, match="Make it smaller") as failed:
-        await use(b"\x89PNG\r\n\x1a\n" + bytes(LARGEST))
+        await use(b"\x89PNG\r\n\x1a\n" + bytes(MAX_INPUT_BYTES))
     assert failed.value.kind is ErrorKind.TOO_LARGE
 
 
@@ -216,40 +223,44 @@ def asked_of(provider: Scripted) -> UserMessage:
 
 async def test_a_question_is_answered_by_the_model_that_sees() -> None:
     provider = Scripted(says("Two colours."))
-    result = await use(drawn("PNG"), AskedModel(provider, sees=True), prompt="What is it?")
-    assert result.blocks == (TextBlock(f"{UNTRUSTED}\nTwo colours."),)
+    result = await use(
+        drawn("PNG"), VisionModel(provider, model_sees_images=True), prompt="What is it?"
+    )
+    assert result.blocks == (TextBlock(f"{UNTRUSTED_NOTICE}\nTwo colours."),)
     asked = asked_of(provider)
     assert asked.text == "What is it?"
     assert isinstance(asked.blocks[1], ImageBlock)
 
 
 async def test_a_model_that_sees_is_shown_the_picture_when_nobody_else_can_be_asked() -> None:
-    result = await use(drawn("PNG"), OwnEyes(sees=True), prompt="What is it?")
+    result = await use(drawn("PNG"), RunModelVision(model_sees_images=True), prompt="What is it?")
     assert picture(result).size == (40, 20)
 
 
 async def test_a_model_that_does_not_see_gets_a_description() -> None:
     provider = Scripted(says("Two colours."))
-    result = await use(drawn("PNG"), AskedModel(provider, sees=False))
+    result = await use(drawn("PNG"), VisionModel(provider, model_sees_images=False))
     assert "Two colours." in result.text
-    assert asked_of(provider).text == DESCRIBE
+    assert asked_of(provider).text == DESCRIBE_PROMPT
 
 
 async def test_where_nobody_sees_the_picture_is_not_sent_in_vain() -> None:
     for arguments in ({}, {"prompt": "What is it?"}):
         with pytest.raises(ToolFailure, match="cannot be looked at"):
-            await use(drawn("PNG"), OwnEyes(sees=False), **arguments)
+            await use(drawn("PNG"), RunModelVision(model_sees_images=False), **arguments)
 
 
 async def test_an_empty_answer_of_the_other_model_is_a_failure() -> None:
     with pytest.raises(ToolFailure, match="said nothing"):
-        await use(drawn("PNG"), AskedModel(Scripted(says(" ")), sees=True), prompt="What?")
+        await use(
+            drawn("PNG"), VisionModel(Scripted(says(" ")), model_sees_images=True), prompt="What?"
+        )
 
 
 async def test_a_model_that_cannot_be_reached_is_told_as_such() -> None:
     away = Scripted(ProviderError(ProviderErrorKind.TIMEOUT, "no answer"))
     with pytest.raises(ToolFailure, match="gave no answer") as failed:
-        await use(drawn("PNG"), AskedModel(away, sees=True), prompt="What?")
+        await use(drawn("PNG"), VisionModel(away, model_sees_images=True), prompt="What?")
     assert failed.value.kind is ErrorKind.EXECUTION_FAILED
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.tools.literals import required_text
+from evoclaw.tools.literals import required_literal
 from evoclaw.tools.patterns import Regex
 from tests.support.properties import examples
 
@@ -34,7 +34,7 @@ from tests.support.properties import examples
     ],
 )
 def test_the_longest_sure_text_is_found(pattern: str, held: str) -> None:
-    assert required_text(pattern) == held
+    assert required_literal(pattern) == held
 
 
 PIECES = st.sampled_from(
@@ -52,4 +52,4 @@ def test_no_match_is_without_it(pieces: list[str], text: str) -> None:
     except ToolFailure:
         return  # not a pattern
     if regex.find(text.encode()) is not None:
-        assert required_text(pattern) in text
+        assert required_literal(pattern) in text

@@ -13,12 +13,12 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.sessions.sessions import StoredTodos
 from evoclaw.store.sessions.sessions import SessionStore
-from evoclaw.tools.notes import Todo, Todos, TodosInMemory, todoread, todowrite
+from evoclaw.tools.notes import InMemoryTodoList, Todo, TodoList, todoread, todowrite
 from tests.support.tool_calls import call_of
 
 
-async def use(bound: BoundTool, notes: Todos, **arguments: JSON) -> ToolResult:
-    executor = LocalExecutor([bound], given={Todos: notes})
+async def use(bound: BoundTool, notes: TodoList, **arguments: JSON) -> ToolResult:
+    executor = LocalExecutor([bound], given={TodoList: notes})
     async with asyncio.timeout(30):
         return await executor.execute(call_of(bound, **arguments), lambda _: None)
 
@@ -31,7 +31,7 @@ PLAN: list[JSON] = [
 
 
 async def test_a_list_that_is_written_replaces_the_one_before() -> None:
-    todos = TodosInMemory([Todo("old")])
+    todos = InMemoryTodoList([Todo("old")])
     result = await use(todowrite, todos, todos=PLAN)
     assert result.text == (
         "1 pending, 1 in_progress, 1 completed:\n[x] look\n[>] build (high)\n[ ] test"
@@ -43,13 +43,13 @@ async def test_a_list_that_is_written_replaces_the_one_before() -> None:
 
 
 async def test_the_list_is_read_whole_or_by_status_and_priority() -> None:
-    todos = TodosInMemory(msgspec.convert(PLAN, tuple[Todo, ...]))
+    todos = InMemoryTodoList(msgspec.convert(PLAN, tuple[Todo, ...]))
     assert (await use(todoread, todos)).text.count("\n") == 3
     assert (await use(todoread, todos, status="pending")).text == "1 pending:\n[ ] test"
     assert "build" in (await use(todoread, todos, priority="high")).text
     none = await use(todoread, todos, status="cancelled")
     assert none.text == "None of the 3 todos is like that."
-    assert (await use(todoread, TodosInMemory())).text == "The list is empty."
+    assert (await use(todoread, InMemoryTodoList())).text == "The list is empty."
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.patch.applying import apply_patch
-from evoclaw.tools.patch.formats import LARGEST_PATCH, read_patch
-from evoclaw.tools.patch.places import Work, put_in
+from evoclaw.tools.patch.formats import MAX_PATCH_CHARS, parse_patch
+from evoclaw.tools.patch.places import HunkSearchBudget, apply_hunks
 from tests.support.tool_calls import use
 
 TEN = "".join(f"{number}\n" for number in range(1, 11))
@@ -463,8 +463,8 @@ async def test_a_folder_cannot_take_the_place_of_a_file(tmp_path: Path) -> None:
 def times(work: str, patch: str) -> float:
     began = time.process_time()
     try:
-        for change in read_patch(patch):
-            put_in(work.encode(), change.hunks, "f", Work())
+        for change in parse_patch(patch):
+            apply_hunks(work.encode(), change.hunks, "f", HunkSearchBudget())
     except ToolFailure as failure:
         assert failure.message
     return time.process_time() - began
@@ -473,13 +473,13 @@ def times(work: str, patch: str) -> float:
 @pytest.mark.slow
 def test_hostile_patches_take_bounded_time() -> None:
     same = "a\n" * (4 << 20)
-    many = LARGEST_PATCH // 160
+    many = MAX_PATCH_CHARS // 160
     spread = "".join(f"@@ -{2 * n} +{2 * n} @@\n-a\n+b\n" for n in range(1, many))
     assert times(same, update(spread)) < 5
     absent = "".join(f"@@ -{9 * n},2 +{9 * n} @@\n a\n-c\n" for n in range(1, many))
     assert times(same + "c\na\n", update(absent)) < 5
-    long = "".join(" a\n" for _ in range(LARGEST_PATCH // 4))
-    size = LARGEST_PATCH // 4
+    long = "".join(" a\n" for _ in range(MAX_PATCH_CHARS // 4))
+    size = MAX_PATCH_CHARS // 4
     assert times(same + "c\n", update(f"@@ -9,{size + 1} +9,{size} @@\n{long}-c\n")) < 5
     half = "a\n" * 1000 + "b\n"
     wrong = "".join(f"@@ -{10**6 - 1 + n} +{10**6 - 1 + n} @@\n-b\n+c\n" for n in range(20_000))
@@ -492,14 +492,16 @@ def test_hostile_patches_take_bounded_time() -> None:
 def test_a_patch_that_needs_too_much_looking_around_is_refused() -> None:
     lines = [f"line {number}\n" for number in range(20_000)]
     hunks = [part for line in lines for part in (f"-{line.strip()}", "+new")]
-    (change,) = read_patch(begin("*** Update File: f", *hunks))
+    (change,) = parse_patch(begin("*** Update File: f", *hunks))
     apart = [part for line in lines[::2] for part in ("@@", f"-{line.strip()}", "+new")]
-    (slow,) = read_patch(begin("*** Update File: f", *apart))
+    (slow,) = parse_patch(begin("*** Update File: f", *apart))
     data = "".join(lines).encode() + b"padding\n" * (1 << 20)
 
-    assert put_in(data, change.hunks, "f", Work()).data.startswith(b"new\n" * 20_000)
+    assert apply_hunks(data, change.hunks, "f", HunkSearchBudget()).data.startswith(
+        b"new\n" * 20_000
+    )
     with pytest.raises(ToolFailure, match="takes too long"):
-        put_in(data, slow.hunks, "f", Work())
+        apply_hunks(data, slow.hunks, "f", HunkSearchBudget())
 
 
 texts = st.lists(st.text(st.sampled_from("ab \r\f\u2028é+-@\\"), max_size=3), max_size=12).flatmap(
@@ -523,9 +525,9 @@ def diff(old: str, new: str, context: int) -> str:
 def test_the_difference_of_two_texts_makes_one_the_other(old: str, new: str, context: int) -> None:
     if old == new:
         return
-    (change,) = read_patch(diff(old, new, context))
+    (change,) = parse_patch(diff(old, new, context))
 
-    assert put_in(old.encode(), change.hunks, "f", Work()).data.decode() == new
+    assert apply_hunks(old.encode(), change.hunks, "f", HunkSearchBudget()).data.decode() == new
 
 
 @given(old=texts, new=texts, above=texts)
@@ -535,9 +537,9 @@ def test_lines_above_do_not_matter_unless_they_make_the_place_unclear(
     if old == new or not old:
         return
     above = "".join(f"~{line}\n" for line in above.split("\n"))
-    (change,) = read_patch(diff(old, new, 100))
+    (change,) = parse_patch(diff(old, new, 100))
     try:
-        made = put_in((above + old).encode(), change.hunks, "f", Work())
+        made = apply_hunks((above + old).encode(), change.hunks, "f", HunkSearchBudget())
     except ToolFailure as failure:
         assert "above and as far" in failure.message
     else:

@@ -12,7 +12,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import ApprovalAnswered, CallFinished, CallStarted, Event, RunFinished
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, user
-from evoclaw.core.ports import ALLOW, Ask, NobodyThere, Policy, Ports, Verdict
+from evoclaw.core.ports import ALLOW, Ask, NoApprover, Policy, Ports, Verdict
 from evoclaw.core.state import RunState, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
@@ -20,28 +20,28 @@ from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.question import (
-    Answer,
-    NobodyToAsk,
-    Person,
+    NoUserPrompter,
     Question,
-    ScriptedPerson,
-    problem_of,
+    ScriptedUser,
+    UserAnswer,
+    UserPrompter,
+    answer_problem,
+    parse_answer,
     question,
-    to_answer,
 )
 from tests.support.tool_calls import call_of
 
 COLOUR: dict[str, JSON] = {"question": "Which colour?", "options": ["red", "blue"]}
 
 
-async def use(person: Person, **arguments: JSON) -> ToolResult:
-    executor = LocalExecutor([question], given={Person: person})
+async def use(person: UserPrompter, **arguments: JSON) -> ToolResult:
+    executor = LocalExecutor([question], given={UserPrompter: person})
     async with asyncio.timeout(30):
         return await executor.execute(call_of(question, **arguments), lambda _: None)
 
 
 async def test_the_person_is_asked_and_the_model_told_what_was_answered() -> None:
-    person = ScriptedPerson("2", "something else")
+    person = ScriptedUser("2", "something else")
     result = await use(person, **COLOUR)
     assert result.text == "The user answered: blue"
     assert result.details == {"question_id": "r.1.0", "chosen": ["blue"], "text": ""}
@@ -52,55 +52,55 @@ async def test_where_nobody_can_be_asked_the_model_is_told_to_go_on_and_say_what
     None
 ):
     with pytest.raises(ToolFailure, match="Nobody can be asked here.*assumed") as failure:
-        await use(NobodyToAsk(), **COLOUR)
+        await use(NoUserPrompter(), **COLOUR)
     assert failure.value.kind is ErrorKind.EXECUTION_FAILED
 
 
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("red", Answer(("red",))),
-        ("BLUE ", Answer(("blue",))),
-        ("1", Answer(("red",))),
-        ("3", Answer(text="3")),
-        ("red, blue", Answer(text="red, blue")),
-        ("green, please", Answer(text="green, please")),
+        ("red", UserAnswer(("red",))),
+        ("BLUE ", UserAnswer(("blue",))),
+        ("1", UserAnswer(("red",))),
+        ("3", UserAnswer(text="3")),
+        ("red, blue", UserAnswer(text="red, blue")),
+        ("green, please", UserAnswer(text="green, please")),
     ],
 )
 def test_what_a_person_types_is_an_option_its_number_or_own_words(
-    said: str, answer: Answer
+    said: str, answer: UserAnswer
 ) -> None:
-    assert to_answer(Question("q", "?", ("red", "blue")), said) == answer
+    assert parse_answer(Question("q", "?", ("red", "blue")), said) == answer
 
 
 def test_several_options_are_read_with_commas_when_several_may_be_chosen() -> None:
     asked = Question("q", "?", ("red", "blue"), multiple=True)
-    assert to_answer(asked, "2, red, 1") == Answer(("blue", "red"))
-    assert problem_of(asked, Answer(("blue", "red"))) == ""
+    assert parse_answer(asked, "2, red, 1") == UserAnswer(("blue", "red"))
+    assert answer_problem(asked, UserAnswer(("blue", "red"))) == ""
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (Answer(("green",)), "none of the options"),
-        (Answer(("red", "blue")), "only one"),
-        (Answer(text="green"), "one of the options"),
-        (Answer(), "no answer"),
-        (Answer(text="  "), "one of the options"),
+        (UserAnswer(("green",)), "none of the options"),
+        (UserAnswer(("red", "blue")), "only one"),
+        (UserAnswer(text="green"), "one of the options"),
+        (UserAnswer(), "no answer"),
+        (UserAnswer(text="  "), "one of the options"),
     ],
 )
-async def test_an_answer_that_does_not_fit_is_refused(answer: Answer, problem: str) -> None:
+async def test_an_answer_that_does_not_fit_is_refused(answer: UserAnswer, problem: str) -> None:
     strict = Question("q", "?", ("red", "blue"), own_words=False)
-    assert problem in problem_of(strict, answer)
+    assert problem in answer_problem(strict, answer)
     with pytest.raises(ToolFailure, match="cannot be used"):
-        await use(ScriptedPerson(answer), **COLOUR, own_words=False)
+        await use(ScriptedUser(answer), **COLOUR, own_words=False)
 
 
 @pytest.mark.parametrize("options", [["a", "a"], ["a", " "]])
 async def test_options_that_cannot_be_told_apart_are_refused_before_anybody_is_asked(
     options: list[str],
 ) -> None:
-    person = ScriptedPerson("a")
+    person = ScriptedUser("a")
     with pytest.raises(ToolFailure) as failure:
         await use(person, question="?", options=options)
     assert (failure.value.kind, person.asked) == (ErrorKind.INVALID_PARAMS, [])
@@ -120,8 +120,8 @@ class Supervised(Policy):
 
 
 def ports(questions: Questions, provider: Scripted) -> Ports:
-    parking = PendingQuestions(questions, "s1", NobodyThere())
-    executor = LocalExecutor([question], given={Person: questions.person("s1")})
+    parking = PendingQuestions(questions, "s1", NoApprover())
+    executor = LocalExecutor([question], given={UserPrompter: questions.person("s1")})
     return Ports(provider, executor, Chain((Supervised(), parking)), parking)
 
 
@@ -136,7 +136,7 @@ async def test_a_run_waits_durably_and_the_answer_given_meanwhile_is_used_once(
     path = tmp_path / "sessions.db"
     state = new_run([user("paint it")], "run")
     async with await SessionStore.open(path, durable=False) as store:
-        questions = Questions(store.questions, parks=True)
+        questions = Questions(store.questions, suspends_runs=True)
         events = await play(state, ports(questions, Scripted(calls(("question", COLOUR)))))
         end = events[-1]
         assert isinstance(end, RunFinished)
@@ -148,11 +148,13 @@ async def test_a_run_waits_durably_and_the_answer_given_meanwhile_is_used_once(
         ((session, asked),) = await questions.waiting("s1")
         assert (session, asked.text, asked.id) == ("s1", "Which colour?", "run.1.0")
     async with await SessionStore.open(path, durable=False) as store:
-        questions = Questions(store.questions, parks=True)
-        assert "none of the options" in await questions.answer(asked.id, Answer(("green",)))
-        assert await questions.answer(asked.id, Answer(("red",))) == ""
-        assert "already" in await questions.answer(asked.id, Answer(("blue",)))
-        assert await questions.answer("run.9.9", Answer(("red",))) == "there is no such question"
+        questions = Questions(store.questions, suspends_runs=True)
+        assert "none of the options" in await questions.answer(asked.id, UserAnswer(("green",)))
+        assert await questions.answer(asked.id, UserAnswer(("red",))) == ""
+        assert "already" in await questions.answer(asked.id, UserAnswer(("blue",)))
+        assert (
+            await questions.answer("run.9.9", UserAnswer(("red",))) == "there is no such question"
+        )
         provider = Scripted(calls(("question", COLOUR), text="and now?"))
         events = await play(state, ports(questions, provider))
         results = [e.result.text for e in events if isinstance(e, CallFinished)]
@@ -169,7 +171,7 @@ async def test_a_face_and_another_place_may_both_answer_and_the_first_counts(
         def __init__(self) -> None:
             self.asked, self.left = asyncio.Event(), 0
 
-        async def ask(self, question: Question) -> Answer | None:
+        async def ask(self, question: Question) -> UserAnswer | None:
             self.asked.set()
             try:
                 await asyncio.Event().wait()
@@ -179,15 +181,15 @@ async def test_a_face_and_another_place_may_both_answer_and_the_first_counts(
 
     async with await SessionStore.open(tmp_path / "s.db", durable=False) as store:
         face = Silent()
-        questions = Questions(store.questions, face=face)
+        questions = Questions(store.questions, local_person=face)
         asking = asyncio.create_task(use(questions.person("s1"), **COLOUR))
         async with asyncio.timeout(30):
             await face.asked.wait()
-            assert await questions.answer("r.1.0", Answer(("blue",))) == ""
+            assert await questions.answer("r.1.0", UserAnswer(("blue",))) == ""
             assert (await asking).text == "The user answered: blue"
         assert face.left == 1, "the face does not go on asking"
 
-        live = Questions(store.questions, face=ScriptedPerson("red"))
+        live = Questions(store.questions, local_person=ScriptedUser("red"))
         assert (await use(live.person("s1"), **COLOUR)).text == "The user answered: blue"
 
 
@@ -197,11 +199,11 @@ async def test_a_call_cut_off_while_a_person_was_asked_asks_the_same_again_when_
     async with await SessionStore.open(tmp_path / "s.db", durable=False) as store:
         with pytest.raises(ToolFailure, match="Nobody"):
             await use(Questions(store.questions).person("s1"), **COLOUR)
-        person = ScriptedPerson("red", "blue")
-        questions = Questions(store.questions, face=person)
+        person = ScriptedUser("red", "blue")
+        questions = Questions(store.questions, local_person=person)
         call = call_of(question, **COLOUR)
         resumed = Call(call.id, call.tool, call.arguments, "r.1.0.2", 300.0, resumed=True)
-        executor = LocalExecutor([question], given={Person: questions.person("s1")})
+        executor = LocalExecutor([question], given={UserPrompter: questions.person("s1")})
         for _ in range(2):
             result = await executor.execute(resumed, lambda _: None)
             assert result.text == "The user answered: red"

@@ -224,7 +224,7 @@ async def test_fault_44_looping_links_are_not_followed(tmp_path: Path) -> None:
 
 
 async def test_fault_44_a_search_stops_at_its_entry_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(finding, "MAX_ENTRIES", 50)
     ops = FakeOps({f"{n:03}": "x" for n in range(100)})
 
     shown = await use(glob, ops, pattern="*")

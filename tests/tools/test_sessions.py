@@ -11,7 +11,7 @@ from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult
 from evoclaw.core.tools import Effect
 from evoclaw.core.toolset import Toolset
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.tools.sessions import (
     session_status,
     session_tools,
@@ -62,7 +62,9 @@ async def ask(home: House, name: str, **arguments: JSON) -> ToolResult:
     return result
 
 
-async def child(home: House, *replies: Reply | Callable[[Asked], Reply], **more: JSON) -> str:
+async def child(
+    home: House, *replies: Reply | Callable[[ScriptedRequest], Reply], **more: JSON
+) -> str:
     """Have the lead begin a session with the help; its id."""
     home.models["help"] = Scripted(*replies)
     result = await ask(home, "task", prompt="dig", agent="help", **more)
@@ -167,7 +169,7 @@ async def test_a_busy_sub_run_is_not_sent_to(tmp_path: Path) -> None:
             await started.wait()
         return what
 
-    def send(asked: Asked) -> Reply:
+    def send(asked: ScriptedRequest) -> Reply:
         spawned = next(m for m in asked.messages if isinstance(m, ToolResult))
         wanted = {"session_id": spawned.details["session_id"], "message": "hurry"}
         return calls(("sessions_send", wanted))

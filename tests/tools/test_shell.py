@@ -8,7 +8,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.tools import EVERYTHING
+from evoclaw.core.tools import ANY_RESOURCE
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.shell import bash
@@ -105,7 +105,7 @@ async def test_the_same_tool_runs_on_a_pretended_machine() -> None:
 
 def test_bash_touches_everything_and_may_take_five_minutes() -> None:
     made = bash.tool
-    assert (made.resources, made.streams) == ((EVERYTHING,), True)
+    assert (made.resources, made.streams) == ((ANY_RESOURCE,), True)
     assert (made.timeout, made.max_timeout) == (30, 300)
     assert made.permissions == {"shell"}
     assert list(made.parameters["properties"]) == ["command", "workdir", "timeout_ms"]

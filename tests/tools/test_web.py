@@ -19,8 +19,8 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.executors.web_fetch import FetchedPage, WebFetcher
 from evoclaw.executors.web_search import Brave, SearchHit
-from evoclaw.tools.readable import all_text, decoded, is_text, readable
-from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher, codesearch, webfetch, websearch
+from evoclaw.tools.readable import all_text, decode_body, extract_text, is_text
+from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher, codesearch, webfetch, websearch
 from tests.support.tool_calls import call_of
 
 ARTICLE = """<!doctype html><html><head><title>How tides &amp; moons
@@ -268,13 +268,13 @@ async def test_a_real_page_comes_through_the_real_fetcher() -> None:
 def test_text_is_decoded_as_its_mark_its_server_or_itself_says(
     body: bytes, content_type: str, text: str
 ) -> None:
-    assert decoded(body, content_type) == text
+    assert decode_body(body, content_type) == text
 
 
 def test_a_body_without_a_type_is_judged_by_its_look() -> None:
     assert is_text("", b"hello\n\tworld \x1b[0m") and not is_text("", b"\x00\x01")
     assert is_text("application/octet-stream", "\ufeffhi".encode("utf-16-le"))
-    page = readable(ARTICLE.encode(), "", "https://a.example/")
+    page = extract_text(ARTICLE.encode(), "", "https://a.example/")
     assert page.title == "How tides & moons work" and "# Tides" in page.text
 
 
@@ -306,7 +306,7 @@ def test_all_text_leaves_out_what_nobody_sees() -> None:
 def test_fault_62_a_page_made_to_be_slow_is_read_in_time(piece: str) -> None:
     began = time.process_time()
     all_text(piece * 200_000)
-    page = readable((piece * 200_000).encode(), "text/html", "https://a.example/")
+    page = extract_text((piece * 200_000).encode(), "text/html", "https://a.example/")
     assert time.process_time() - began < 10
     assert len(page.text) <= 1_000_000
 
@@ -314,7 +314,7 @@ def test_fault_62_a_page_made_to_be_slow_is_read_in_time(piece: str) -> None:
 @pytest.mark.slow
 def test_fault_62_of_a_page_with_very_many_tags_the_beginning_is_read() -> None:
     began = time.process_time()
-    page = readable(b"<html><body>" + b"<td>a" * 500_000, "text/html", "https://a.example/")
+    page = extract_text(b"<html><body>" + b"<td>a" * 500_000, "text/html", "https://a.example/")
     assert time.process_time() - began < 20
     assert page.note == "Only the first 199,997 characters of the page's source were looked at."
 
@@ -331,7 +331,7 @@ HITS = (
 async def test_what_was_found_is_listed_as_quoted_data() -> None:
     hits = Hits(HITS)
 
-    result = await use(websearch, {Searcher: hits}, query="tides", count=2)
+    result = await use(websearch, {WebSearcher: hits}, query="tides", count=2)
 
     assert hits.asked == [("tides", 2, 27.0)]
     lines = result.text.splitlines()
@@ -351,7 +351,7 @@ async def test_what_was_found_is_listed_as_quoted_data() -> None:
 
 
 async def test_long_snippets_are_cut() -> None:
-    text = (await use(websearch, {Searcher: Hits(HITS)}, query="q")).text
+    text = (await use(websearch, {WebSearcher: Hits(HITS)}, query="q")).text
     assert "more in this line]" in text and len(text) < 1_200
 
 
@@ -362,13 +362,13 @@ async def test_code_is_searched_in_a_language() -> None:
 
 
 async def test_nothing_found_says_what_to_do() -> None:
-    for bound, key in ((websearch, Searcher), (codesearch, CodeSearcher)):
+    for bound, key in ((websearch, WebSearcher), (codesearch, CodeSearcher)):
         result = await use(bound, {key: Hits()}, query="q")
         assert result.text == "Nothing was found. Try other or fewer words."
 
 
 def test_the_real_parts_fit_the_protocols() -> None:
     fetcher: Fetcher = WebFetcher()
-    searcher: Searcher = Brave("k")
+    searcher: WebSearcher = Brave("k")
     code: CodeSearcher = Brave("k")
     assert all(cast("object", part) is not None for part in (fetcher, searcher, code))

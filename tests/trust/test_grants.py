@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.trust.grants import (
-    MAX_TEXT,
+    MAX_GRANT_CHARS,
     Grant,
+    GrantRefusal,
     GrantRefused,
-    Refusal,
     Signer,
     Verifier,
 )
@@ -65,7 +65,7 @@ def verify(
     )
 
 
-def refusal(text: str = TEXT, **asked: Any) -> Refusal:
+def refusal(text: str = TEXT, **asked: Any) -> GrantRefusal:
     with pytest.raises(GrantRefused) as refused:
         verify(text, **asked)
     assert str(refused.value) == refused.value.reason
@@ -81,18 +81,18 @@ def test_a_grant_holds_for_exactly_what_it_names() -> None:
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
-        ({"agent": "desktop"}, Refusal.OTHER_AGENT),
-        ({"tool": "write"}, Refusal.OTHER_TOOL),
-        ({"args_sha256": "cd" * 32}, Refusal.OTHER_ARGUMENTS),
-        ({"args_sha256": ""}, Refusal.OTHER_ARGUMENTS),
-        ({"request_id": "r.1.0.2"}, Refusal.OTHER_REQUEST),
-        ({"permissions": frozenset({"shell", "git"})}, Refusal.NOT_PERMITTED),
-        ({"now": NOW + 60}, Refusal.EXPIRED),
-        ({"now": NOW + 3 * 86_400}, Refusal.EXPIRED),
-        ({"now": float("nan")}, Refusal.EXPIRED),
+        ({"agent": "desktop"}, GrantRefusal.OTHER_AGENT),
+        ({"tool": "write"}, GrantRefusal.OTHER_TOOL),
+        ({"args_sha256": "cd" * 32}, GrantRefusal.OTHER_ARGUMENTS),
+        ({"args_sha256": ""}, GrantRefusal.OTHER_ARGUMENTS),
+        ({"request_id": "r.1.0.2"}, GrantRefusal.OTHER_REQUEST),
+        ({"permissions": frozenset({"shell", "git"})}, GrantRefusal.NOT_PERMITTED),
+        ({"now": NOW + 60}, GrantRefusal.EXPIRED),
+        ({"now": NOW + 3 * 86_400}, GrantRefusal.EXPIRED),
+        ({"now": float("nan")}, GrantRefusal.EXPIRED),
     ],
 )
-def test_a_grant_holds_for_nothing_else(asked: dict[str, Any], code: Refusal) -> None:
+def test_a_grant_holds_for_nothing_else(asked: dict[str, Any], code: GrantRefusal) -> None:
     assert refusal(**asked) is code
 
 
@@ -110,28 +110,28 @@ def test_a_grant_with_any_other_letter_is_refused(place: int, letter: str) -> No
     changed = TEXT[:place] + letter + TEXT[place + 1 :]
 
     if changed != TEXT:
-        assert refusal(changed) in (Refusal.MALFORMED, Refusal.BAD_SIGNATURE)
+        assert refusal(changed) in (GrantRefusal.MALFORMED, GrantRefusal.BAD_SIGNATURE)
 
 
 def test_every_single_bit_counts() -> None:
     for place, letter in enumerate(TEXT):
         for bit in range(7):
             changed = TEXT[:place] + chr(ord(letter) ^ 1 << bit) + TEXT[place + 1 :]
-            assert refusal(changed) in (Refusal.MALFORMED, Refusal.BAD_SIGNATURE), changed
+            assert refusal(changed) in (GrantRefusal.MALFORMED, GrantRefusal.BAD_SIGNATURE), changed
 
 
 @given(st.text() | st.binary().map(lambda data: urlsafe_b64encode(data).decode()))
 def test_rubbish_is_refused_and_never_breaks_anything(text: str) -> None:
-    assert refusal(text) in (Refusal.MALFORMED, Refusal.BAD_SIGNATURE)
+    assert refusal(text) in (GrantRefusal.MALFORMED, GrantRefusal.BAD_SIGNATURE)
 
 
 def test_what_is_cut_doubled_or_too_long_is_refused() -> None:
     payload, _, signature = TEXT.partition(".")
-    longer = SIGNER.sign(msgspec.structs.replace(GRANT, sandbox="x" * MAX_TEXT))
+    longer = SIGNER.sign(msgspec.structs.replace(GRANT, sandbox="x" * MAX_GRANT_CHARS))
     texts = ("", ".", payload, f"{payload}.", f".{signature}", f"{TEXT}.{signature}", f"{TEXT}=")
 
-    assert {refusal(text) for text in texts} <= {Refusal.MALFORMED, Refusal.BAD_SIGNATURE}
-    assert refusal(longer) is Refusal.MALFORMED
+    assert {refusal(text) for text in texts} <= {GrantRefusal.MALFORMED, GrantRefusal.BAD_SIGNATURE}
+    assert refusal(longer) is GrantRefusal.MALFORMED
 
 
 def test_another_key_is_refused_unless_it_is_trusted_too() -> None:
@@ -140,7 +140,7 @@ def test_another_key_is_refused_unless_it_is_trusted_too() -> None:
 
     assert verify(old.sign(GRANT), verifier=both) == GRANT
     assert verify(new.sign(GRANT), verifier=both) == GRANT
-    assert refusal(SIGNER.sign(GRANT), verifier=both) is Refusal.BAD_SIGNATURE
+    assert refusal(SIGNER.sign(GRANT), verifier=both) is GrantRefusal.BAD_SIGNATURE
 
 
 def test_a_signature_over_the_bare_payload_is_none() -> None:
@@ -149,7 +149,7 @@ def test_a_signature_over_the_bare_payload_is_none() -> None:
     key = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
     bare = urlsafe_b64encode(key.sign(payload)).rstrip(b"=").decode()
 
-    assert refusal(f"{TEXT.partition('.')[0]}.{bare}") is Refusal.BAD_SIGNATURE
+    assert refusal(f"{TEXT.partition('.')[0]}.{bare}") is GrantRefusal.BAD_SIGNATURE
 
 
 def test_a_newer_orchestrators_grant_is_understood() -> None:

@@ -14,20 +14,20 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.trust.pairing import (
-    Change,
     Devices,
     DeviceState,
+    Invitations,
     PairingRefused,
-    Pairings,
-    Surface,
+    ToolsChange,
+    ToolsComparison,
 )
 
 NOW = 1_000_000.0
 
 
 @pytest.fixture
-def pairings(tmp_path: Path) -> Pairings:
-    return Pairings(tmp_path / "pairing")
+def pairings(tmp_path: Path) -> Invitations:
+    return Invitations(tmp_path / "pairing")
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def devices(tmp_path: Path) -> Devices:
     return Devices(tmp_path / "pairing")
 
 
-def test_a_token_works_once(pairings: Pairings) -> None:
-    token = pairings.new("pi", 600, NOW)
+def test_a_token_works_once(pairings: Invitations) -> None:
+    token = pairings.create("pi", 600, NOW)
 
     joined = pairings.redeem(token, NOW + 1)
 
@@ -45,15 +45,15 @@ def test_a_token_works_once(pairings: Pairings) -> None:
         pairings.redeem(token, NOW + 2)
 
 
-def test_a_token_may_be_for_anyone_and_survive_being_pasted(pairings: Pairings) -> None:
-    token = pairings.new(None, 600, NOW)
+def test_a_token_may_be_for_anyone_and_survive_being_pasted(pairings: Invitations) -> None:
+    token = pairings.create(None, 600, NOW)
 
     assert pairings.redeem(f" {token}\n", NOW).agent_id is None
 
 
 @pytest.mark.parametrize("late", [600.0, 601.0, 3 * 86_400.0, float("nan")])
-def test_an_expired_token_is_refused(pairings: Pairings, late: float) -> None:
-    token = pairings.new("pi", 600, NOW)
+def test_an_expired_token_is_refused(pairings: Invitations, late: float) -> None:
+    token = pairings.create("pi", 600, NOW)
 
     with pytest.raises(PairingRefused, match="expired; ask for a new one"):
         pairings.redeem(token, NOW + late)
@@ -61,8 +61,8 @@ def test_an_expired_token_is_refused(pairings: Pairings, late: float) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x", "a" * 32, "\udcff", "0" * 100_000])
-def test_an_unknown_token_is_refused(pairings: Pairings, token: str) -> None:
-    pairings.new("pi", 600, NOW)
+def test_an_unknown_token_is_refused(pairings: Invitations, token: str) -> None:
+    pairings.create("pi", 600, NOW)
 
     with pytest.raises(PairingRefused, match="is unknown"):
         pairings.redeem(token, NOW)
@@ -70,13 +70,13 @@ def test_an_unknown_token_is_refused(pairings: Pairings, token: str) -> None:
 
 
 @pytest.mark.parametrize("life", [0.0, -1.0, float("nan")])
-def test_an_invitation_needs_a_life(pairings: Pairings, life: float) -> None:
+def test_an_invitation_needs_a_life(pairings: Invitations, life: float) -> None:
     with pytest.raises(ConfigError, match="more than 0"):
-        pairings.new("pi", life, NOW)
+        pairings.create("pi", life, NOW)
 
 
-def test_an_invitation_can_be_taken_back(pairings: Pairings) -> None:
-    first, second = pairings.new("a", 600, NOW), pairings.new("b", 600, NOW + 1)
+def test_an_invitation_can_be_taken_back(pairings: Invitations) -> None:
+    first, second = pairings.create("a", 600, NOW), pairings.create("b", 600, NOW + 1)
     listed = pairings.list(NOW + 2)
     assert [one.agent_id for one in listed] == ["a", "b"]
 
@@ -91,29 +91,29 @@ def test_an_invitation_can_be_taken_back(pairings: Pairings) -> None:
             pairings.revoke(gone.id)
 
 
-def test_old_invitations_are_forgotten(pairings: Pairings) -> None:
-    old = pairings.new("pi", 600, NOW)
-    pairings.new("pi", 600, NOW + 30 * 86_400)
+def test_old_invitations_are_forgotten(pairings: Invitations) -> None:
+    old = pairings.create("pi", 600, NOW)
+    pairings.create("pi", 600, NOW + 30 * 86_400)
 
     with pytest.raises(PairingRefused, match="is unknown"):
         pairings.redeem(old, NOW)
 
 
-def test_no_token_is_stored_and_no_one_else_may_read(pairings: Pairings, tmp_path: Path) -> None:
-    token = pairings.new("pi", 600, NOW)
+def test_no_token_is_stored_and_no_one_else_may_read(pairings: Invitations, tmp_path: Path) -> None:
+    token = pairings.create("pi", 600, NOW)
 
     folder = tmp_path / "pairing"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert token not in path.read_text()
-    assert len(token) == 48 and len({pairings.new(None, 1, NOW) for _ in range(50)}) == 50
+    assert len(token) == 48 and len({pairings.create(None, 1, NOW) for _ in range(50)}) == 50
 
 
 def _won(task: tuple[Path, str]) -> bool:
     folder, token = task
     try:
-        Pairings(folder).redeem(token, NOW)
+        Invitations(folder).redeem(token, NOW)
     except PairingRefused:
         return False
     return True
@@ -121,7 +121,7 @@ def _won(task: tuple[Path, str]) -> bool:
 
 @pytest.mark.process
 def test_of_many_processes_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
-    tokens = [Pairings(tmp_path).new(None, 600, NOW) for _ in range(10)]
+    tokens = [Invitations(tmp_path).create(None, 600, NOW) for _ in range(10)]
     tasks = [(tmp_path, token) for token in tokens for _ in range(4)]
 
     with multiprocessing.get_context("spawn").Pool(4) as pool:
@@ -131,7 +131,7 @@ def test_of_many_processes_that_bring_a_token_one_gets_in(tmp_path: Path) -> Non
 
 
 def test_of_many_threads_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
-    token = Pairings(tmp_path).new(None, 600, NOW)
+    token = Invitations(tmp_path).create(None, 600, NOW)
     together = threading.Barrier(8)
 
     def bring(_number: int) -> bool:
@@ -143,22 +143,22 @@ def test_of_many_threads_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
 
 
 async def test_fault_27_a_damaged_file_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
-    pairings, devices = Pairings(tmp_path), Devices(tmp_path)
-    pairings.new("pi", 600, NOW)
-    await devices.surface("pi", [("bash", "1")], NOW)
+    pairings, devices = Invitations(tmp_path), Devices(tmp_path)
+    pairings.create("pi", 600, NOW)
+    await devices.compare_tools("pi", [("bash", "1")], NOW)
     for name in ("invitations.json", "devices.json"):
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[:-5])
 
     for use in (
-        lambda: pairings.new("pi", 600, NOW),
+        lambda: pairings.create("pi", 600, NOW),
         lambda: pairings.redeem("x", NOW),
         lambda: pairings.list(NOW),
         lambda: devices.get("pi"),
     ):
         with pytest.raises(ConfigError, match="restore it from a backup"):
             use()
-    for change in (devices.surface("pi", [], NOW), devices.approve("pi", NOW)):
+    for change in (devices.compare_tools("pi", [], NOW), devices.approve("pi", NOW)):
         with pytest.raises(ConfigError, match="restore it from a backup"):
             await change
 
@@ -177,8 +177,8 @@ def no_room() -> Generator[None]:
 
 
 def test_fault_26_a_token_that_cannot_be_marked_as_used_is_not_accepted(tmp_path: Path) -> None:
-    pairings = Pairings(tmp_path)
-    token = pairings.new("pi", 600, NOW)
+    pairings = Invitations(tmp_path)
+    token = pairings.create("pi", 600, NOW)
     before = (tmp_path / "invitations.json").read_bytes()
 
     with no_room(), pytest.raises(EvoClawError, match="free some space"):
@@ -193,8 +193,12 @@ TOOLS = [("read", "r1"), ("bash", "b1")]
 async def test_a_new_device_waits_for_a_person(devices: Devices) -> None:
     assert devices.get("pi") is None
 
-    assert await devices.surface("pi", TOOLS, NOW) == Surface(Change.FIRST, ("bash", "read"))
-    assert await devices.surface("pi", TOOLS, NOW + 1) == Surface(Change.FIRST, ("bash", "read"))
+    assert await devices.compare_tools("pi", TOOLS, NOW) == ToolsComparison(
+        ToolsChange.FIRST, ("bash", "read")
+    )
+    assert await devices.compare_tools("pi", TOOLS, NOW + 1) == ToolsComparison(
+        ToolsChange.FIRST, ("bash", "read")
+    )
 
     device = devices.get("pi")
     assert device is not None
@@ -203,7 +207,7 @@ async def test_a_new_device_waits_for_a_person(devices: Devices) -> None:
 
 
 async def test_an_approved_device_may_use_the_tools_it_was_approved_with(devices: Devices) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
 
     device = await devices.approve("pi", NOW + 1)
 
@@ -216,7 +220,9 @@ async def test_an_approved_device_may_use_the_tools_it_was_approved_with(devices
     assert device.may_use("bash", "b1")
     assert not device.may_use("bash", "b2")
     assert not device.may_use("write", "w1")
-    assert await devices.surface("pi", reversed(TOOLS), NOW + 2) == Surface(Change.SAME)
+    assert await devices.compare_tools("pi", reversed(TOOLS), NOW + 2) == ToolsComparison(
+        ToolsChange.SAME
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,40 +231,44 @@ async def test_an_approved_device_may_use_the_tools_it_was_approved_with(devices
 async def test_a_tool_that_is_new_or_changed_is_asked_about(
     devices: Devices, added: tuple[str, str], name: str
 ) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
     await devices.approve("pi", NOW)
 
-    assert await devices.surface("pi", [*TOOLS, added], NOW + 1) == Surface(Change.GROWN, (name,))
+    assert await devices.compare_tools("pi", [*TOOLS, added], NOW + 1) == ToolsComparison(
+        ToolsChange.GROWN, (name,)
+    )
 
     device = devices.get("pi")
     assert device is not None and device.state is DeviceState.PENDING
     assert device.may_use("read", "r1") and not device.may_use(*added)
     assert (await devices.approve("pi", NOW + 2)).may_use(*added)
-    assert await devices.surface("pi", [*TOOLS, added], NOW + 3) == Surface(Change.SAME)
+    assert await devices.compare_tools("pi", [*TOOLS, added], NOW + 3) == ToolsComparison(
+        ToolsChange.SAME
+    )
 
 
 async def test_fewer_tools_need_nobodys_word(devices: Devices) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
     await devices.approve("pi", NOW)
 
-    assert await devices.surface("pi", TOOLS[:1], NOW) == Surface(Change.SAME)
-    assert await devices.surface("pi", [], NOW) == Surface(Change.SAME)
-    assert await devices.surface("pi", TOOLS, NOW) == Surface(Change.SAME)
+    assert await devices.compare_tools("pi", TOOLS[:1], NOW) == ToolsComparison(ToolsChange.SAME)
+    assert await devices.compare_tools("pi", [], NOW) == ToolsComparison(ToolsChange.SAME)
+    assert await devices.compare_tools("pi", TOOLS, NOW) == ToolsComparison(ToolsChange.SAME)
 
 
 async def test_a_device_that_takes_its_growth_back_is_as_before(devices: Devices) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
     before = await devices.approve("pi", NOW)
-    await devices.surface("pi", [*TOOLS, ("write", "w1")], NOW)
+    await devices.compare_tools("pi", [*TOOLS, ("write", "w1")], NOW)
 
-    assert await devices.surface("pi", TOOLS, NOW) == Surface(Change.SAME)
+    assert await devices.compare_tools("pi", TOOLS, NOW) == ToolsComparison(ToolsChange.SAME)
     assert devices.get("pi") == before
 
 
 async def test_only_what_was_seen_is_approved(devices: Devices) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
     seen = devices.all()[0].surface
-    await devices.surface("pi", [*TOOLS, ("rm", "!")], NOW + 1)
+    await devices.compare_tools("pi", [*TOOLS, ("rm", "!")], NOW + 1)
 
     with pytest.raises(PairingRefused, match="have changed since you looked"):
         await devices.approve("pi", NOW + 2, seen=seen)
@@ -268,22 +278,24 @@ async def test_only_what_was_seen_is_approved(devices: Devices) -> None:
 
 
 async def test_a_revoked_device_stays_out_whatever_it_says(devices: Devices) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
     await devices.approve("pi", NOW)
 
     device = await devices.revoke("pi", NOW + 1)
 
     assert device.state is DeviceState.REVOKED and not device.may_use("read", "r1")
-    assert await devices.surface("pi", [], NOW + 2) == Surface(Change.REVOKED)
+    assert await devices.compare_tools("pi", [], NOW + 2) == ToolsComparison(ToolsChange.REVOKED)
     assert devices.get("pi") == device
     # Let in again, it begins anew: nothing of what it had is approved.
     await devices.approve("pi", NOW + 3)
-    assert await devices.surface("pi", TOOLS, NOW + 4) == Surface(Change.GROWN, ("bash", "read"))
+    assert await devices.compare_tools("pi", TOOLS, NOW + 4) == ToolsComparison(
+        ToolsChange.GROWN, ("bash", "read")
+    )
 
 
 async def test_an_unknown_device_is_named_with_those_that_are_known(devices: Devices) -> None:
-    await devices.surface("b", [], NOW)
-    await devices.surface("a", [], NOW)
+    await devices.compare_tools("b", [], NOW)
+    await devices.compare_tools("a", [], NOW)
 
     for use in (devices.approve, devices.revoke):
         with pytest.raises(ConfigError, match="no device 'pi' has joined; known: a, b"):
@@ -292,10 +304,10 @@ async def test_an_unknown_device_is_named_with_those_that_are_known(devices: Dev
 
 
 async def test_saying_the_same_again_writes_nothing(devices: Devices, tmp_path: Path) -> None:
-    await devices.surface("pi", TOOLS, NOW)
+    await devices.compare_tools("pi", TOOLS, NOW)
     path = tmp_path / "pairing" / "devices.json"
     before = path.stat()
 
-    await devices.surface("pi", TOOLS, NOW + 1)
+    await devices.compare_tools("pi", TOOLS, NOW + 1)
 
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -15,20 +15,20 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.trust.grants import Grant, Signer
 from evoclaw.trust.receipts import (
-    PURPOSE,
+    SIGNATURE_CONTEXT,
+    CallFacts,
     DeviceKey,
-    Facts,
-    Flaw,
     Receipt,
+    ReceiptFlaw,
     ReceiptRefused,
-    bounded,
+    bounded_name,
     canonical,
-    describe,
-    hash_of,
-    read,
+    canonical_hash,
+    encode_receipt,
+    new_receipt,
+    read_receipt,
     result_hash,
     short_id,
-    write,
 )
 from tests.support.properties import examples
 
@@ -45,7 +45,7 @@ PAYLOAD: dict[str, JSON] = {
 }
 
 
-def facts(**other: JSON) -> Facts:
+def facts(**other: JSON) -> CallFacts:
     usual: dict[str, JSON] = {
         "agent_id": "pi",
         "boot_id": "b1",
@@ -59,11 +59,11 @@ def facts(**other: JSON) -> Facts:
         "started_at": 1.0,
         "ended_at": 2.5,
     }
-    return Facts(**(usual | other))
+    return CallFacts(**(usual | other))
 
 
 def receipt(**other: JSON) -> Receipt:
-    return describe(facts(**other), PAYLOAD, DeviceKey(SEED).public_key)
+    return new_receipt(facts(**other), PAYLOAD, DeviceKey(SEED).public_key)
 
 
 json_values = st.recursive(
@@ -82,7 +82,7 @@ json_values = st.recursive(
 def test_the_verifier_writes_json_just_as_the_device_does(value: JSON) -> None:
     assert canonical(value).decode() == verify.canonical(value)
     told = json.loads(msgspec.json.encode(value))
-    assert hash_of(told) == verify.digest(value), "also after a journey over the wire"
+    assert canonical_hash(told) == verify.digest(value), "also after a journey over the wire"
 
 
 @pytest.mark.parametrize(
@@ -125,30 +125,32 @@ def test_a_receipt_holds_what_the_result_says() -> None:
     found = receipt()
     assert (found.status, found.exit_code, found.isolation) == ("success", 0, "bubblewrap")
     assert (found.started_at, found.ended_at) == (1000, 2500)
-    assert found.args_sha256 == hash_of({"command": "ls"})
+    assert found.args_sha256 == canonical_hash({"command": "ls"})
     assert receipt(arguments=None).args_sha256 == ""
     assert receipt(grant="g").grant_sha256 and not found.grant_sha256
 
 
 def test_a_long_name_is_stood_for_by_its_hash() -> None:
-    assert bounded("a" * 200) == "a" * 200
-    assert bounded("a" * 201).startswith("sha256:")
+    assert bounded_name("a" * 200) == "a" * 200
+    assert bounded_name("a" * 201).startswith("sha256:")
     assert len(receipt(tool="x" * 10_000, run_id="y" * 10_000).tool) == 71
 
 
 def test_a_receipt_that_was_signed_reads_back() -> None:
     key = DeviceKey(SEED)
     signed = key.sign(receipt())
-    found, again = read({"body": signed.body, "signature": signed.signature}, key=key.public_key)
+    found, again = read_receipt(
+        {"body": signed.body, "signature": signed.signature}, key=key.public_key
+    )
     assert found == receipt()
     assert again.hash == signed.hash
     assert short_id(3, signed.hash) == f"r3-{signed.hash[:8]}"
     assert canonical(json.loads(signed.body)).decode() == signed.body
 
 
-def flaw(signed: JSON, key: str | None = None) -> Flaw:
+def flaw(signed: JSON, key: str | None = None) -> ReceiptFlaw:
     with pytest.raises(ReceiptRefused) as refused:
-        read(signed, key=key)
+        read_receipt(signed, key=key)
     return refused.value.flaw
 
 
@@ -156,25 +158,25 @@ def test_each_way_a_receipt_can_be_wrong_has_its_name() -> None:
     key, other = DeviceKey(SEED), DeviceKey(bytes(32))
     signed = key.sign(receipt())
     good: dict[str, JSON] = {"body": signed.body, "signature": signed.signature}
-    assert flaw(None) is Flaw.ABSENT
-    assert flaw("text") is Flaw.MALFORMED
-    assert flaw({**good, "body": "{}"}) is Flaw.MALFORMED
-    assert flaw({**good, "body": " " + signed.body}) is Flaw.MALFORMED
-    assert flaw({**good, "body": signed.body.replace('"v":1', '"v":2')}) is Flaw.MALFORMED
-    assert flaw({**good, "body": "x" * 40_000}) is Flaw.MALFORMED
-    assert flaw(good, other.public_key) is Flaw.OTHER_KEY
-    assert flaw({**good, "body": signed.body.replace("bash", "bush")}) is Flaw.BAD_SIGNATURE
+    assert flaw(None) is ReceiptFlaw.ABSENT
+    assert flaw("text") is ReceiptFlaw.MALFORMED
+    assert flaw({**good, "body": "{}"}) is ReceiptFlaw.MALFORMED
+    assert flaw({**good, "body": " " + signed.body}) is ReceiptFlaw.MALFORMED
+    assert flaw({**good, "body": signed.body.replace('"v":1', '"v":2')}) is ReceiptFlaw.MALFORMED
+    assert flaw({**good, "body": "x" * 40_000}) is ReceiptFlaw.MALFORMED
+    assert flaw(good, other.public_key) is ReceiptFlaw.OTHER_KEY
+    assert flaw({**good, "body": signed.body.replace("bash", "bush")}) is ReceiptFlaw.BAD_SIGNATURE
     foreign = other.sign(receipt())
-    assert flaw({**good, "signature": foreign.signature}) is Flaw.BAD_SIGNATURE
-    assert flaw({**good, "signature": "!"}) is Flaw.MALFORMED
+    assert flaw({**good, "signature": foreign.signature}) is ReceiptFlaw.BAD_SIGNATURE
+    assert flaw({**good, "signature": "!"}) is ReceiptFlaw.MALFORMED
 
 
 def test_a_key_for_grants_signs_nothing_that_passes_for_a_receipt() -> None:
     grant = Grant(agent="pi", request_id="r", tool="t", args_sha256="", issued_at=0.0, life_s=1.0)
     _, _, signature = Signer(SEED).sign(grant).partition(".")
-    body = write(receipt()).decode()
-    assert flaw({"body": body, "signature": signature}) is Flaw.BAD_SIGNATURE
-    assert PURPOSE != b"evoclaw grant 1\n"
+    body = encode_receipt(receipt()).decode()
+    assert flaw({"body": body, "signature": signature}) is ReceiptFlaw.BAD_SIGNATURE
+    assert SIGNATURE_CONTEXT != b"evoclaw grant 1\n"
 
 
 def test_the_key_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evoclaw.workflows.catalogue import Catalogue, Defined
+from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
 from evoclaw.workflows.definition import ToolStep, Workflow
 
 GOOD = '[[steps]]\nname = "a"\nkind = "tool"\ntool = "t"\n'
@@ -62,7 +62,7 @@ def test_the_second_of_a_name_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(GOOD)
     found = Catalogue(tmp_path, [own]).all()
 
-    assert found[0] == Defined("one", workflow=own)
+    assert found[0] == WorkflowEntry("one", workflow=own)
     assert found[1].workflow is None and "the code defines 'one' already" in found[1].problem
 
 

@@ -31,15 +31,21 @@ from evoclaw.workflows.definition import (
     WorkflowStep,
 )
 from evoclaw.workflows.events import (
-    Decision,
+    StepDecision,
     StepFinished,
     StepSkipped,
     StepStarted,
     WorkflowFinished,
     WorkflowRecord,
 )
-from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsked
-from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, said
+from evoclaw.workflows.ports import (
+    AgentCall,
+    AgentRunOutcome,
+    AgentRunResult,
+    ToolOutcome,
+    ToolRequest,
+)
+from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, text_result
 from evoclaw.workflows.views import WorkflowView
 from evoclaw.workflows.workflows import Workflows
 from tests.support.workflows import ANNE, ENDED, PERSON, QUICK, house, workflow_when
@@ -100,13 +106,13 @@ class Mortal:
     def notices(self) -> Notices:
         return self._inner.notices
 
-    async def announce(self, tells: Sequence[Notice]) -> None:
-        await self._inner.announce(tells)
+    async def announce(self, notices: Sequence[Notice]) -> None:
+        await self._inner.announce(notices)
 
     def listening(self) -> AbstractAsyncContextManager[None]:
         return self._inner.listening()
 
-    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
+    async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         self._live()
         self._left -= 1
         if self._left > 0:
@@ -116,9 +122,9 @@ class Mortal:
             await self._inner.write(work, wait=wait)
         raise StoreError("died")
 
-    async def read(self, work: Work[T], *, aside: bool = False) -> T:
+    async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
         self._live()
-        return await self._inner.read(work, aside=aside)
+        return await self._inner.read(work, allow_stale=allow_stale)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -135,32 +141,32 @@ class World:
         self.done: Counter[str] = Counter()
         self._looked = False
         self.agents = ScriptedAgents({"writer": self._answer})
-        self.tools = ScriptedTools({"look": self._look, "write": self._write}, harmless={"look"})
+        self.tools = ScriptedTools({"look": self._look, "write": self._write}, idempotent={"look"})
 
-    async def _answer(self, call: AgentCall) -> Ended:
+    async def _answer(self, call: AgentCall) -> AgentRunOutcome:
         await asyncio.sleep(0)
-        return AgentAnswer(ok=True, text="fine")
+        return AgentRunResult(ok=True, text="fine")
 
-    async def _look(self, asked: ToolAsked) -> Done:
-        return said(asked, "looked")
+    async def _look(self, asked: ToolRequest) -> ToolOutcome:
+        return text_result(asked, "looked")
 
-    async def _write(self, asked: ToolAsked) -> Done:
+    async def _write(self, asked: ToolRequest) -> ToolOutcome:
         self.done[str(asked.arguments["to"])] += 1
         await asyncio.sleep(0)
-        return said(asked, "written")
+        return text_result(asked, "written")
 
 
 async def answer_all(made: Workflows, world: World) -> None:
     """A person who approves, and who looks what was done where nobody knows."""
     for listed in await made.list("local"):
-        view = await made.look("local", listed.id)
+        view = await made.get("local", listed.id)
         assert view is not None
         place = "outer" if view.name == "everything" else "inner"
         for step in view.steps:
-            if Decision.APPROVE in step.answers:
-                await made.answer(PERSON, view.id, step.name, Decision.APPROVE)
+            if StepDecision.APPROVE in step.answers:
+                await made.answer(PERSON, view.id, step.name, StepDecision.APPROVE)
             elif step.answers:
-                decision = Decision.SKIP if world.done[place] else Decision.RETRY
+                decision = StepDecision.SKIP if world.done[place] else StepDecision.RETRY
                 await made.answer(PERSON, view.id, step.name, decision)
 
 
@@ -169,7 +175,7 @@ async def live(made: Workflows, world: World, id_: str) -> WorkflowView:
     async with asyncio.timeout(20):
         while True:
             await answer_all(made, world)
-            view = await made.look("local", id_)
+            view = await made.get("local", id_)
             assert view is not None
             if view.state in ENDED:
                 return view
@@ -264,10 +270,10 @@ async def test_a_process_that_slept_through_its_lease_changes_nothing(tmp_path: 
     flow = Workflow("w", (AgentStep("a", agent="writer", message="x"),))
     began, go = asyncio.Event(), asyncio.Event()
 
-    async def slow(call: AgentCall) -> Ended:
+    async def slow(call: AgentCall) -> AgentRunOutcome:
         began.set()
         await go.wait()
-        return AgentAnswer(ok=True, text="done")
+        return AgentRunResult(ok=True, text="done")
 
     agents, path = ScriptedAgents({"writer": slow}), tmp_path / "workflows.db"
     database = await SqliteDatabase.open(path, SCHEMA, durable=False)
@@ -277,7 +283,7 @@ async def test_a_process_that_slept_through_its_lease_changes_nothing(tmp_path: 
         async with made.serving():
             id_ = (await made.start(ANNE, "w", {})).id
             await asyncio.wait_for(began.wait(), 20)
-            await store.free_all()
+            await store.release_orphans()
             (row,) = await store.claim("another process", 60, 9)
             go.set()
             view = await workflow_when(made, id_, lambda _: not made.live)

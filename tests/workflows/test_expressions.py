@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.workflows.expressions import (
+    ArrayExpression,
     BadExpression,
-    Comparison,
+    BooleanExpression,
+    ComparisonExpression,
     Expression,
     ExpressionFailed,
-    Junction,
-    Listed,
     Literal,
     Negation,
     Reference,
     evaluate,
     references,
 )
-from evoclaw.workflows.parsing import parse
+from evoclaw.workflows.parsing import parse_expression
 
 SCOPE: dict[str, Any] = {
     "inputs": {"host": "pi", "count": 3, "quiet": False, "none": None, "tags": ["a", "b"]},
@@ -53,7 +53,7 @@ SCOPE: dict[str, Any] = {
     ],
 )
 def test_an_expression_has_a_value(text: str, value: object) -> None:
-    assert evaluate(parse(text), SCOPE) == value
+    assert evaluate(parse_expression(text), SCOPE) == value
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,19 @@ def test_an_expression_has_a_value(text: str, value: object) -> None:
 )
 def test_what_is_no_expression_is_refused_with_a_reason(text: str, problem: str) -> None:
     with pytest.raises(BadExpression, match=problem.replace("(", r"\(").replace(")", r"\)")):
-        parse(text)
+        parse_expression(text)
 
 
 @pytest.mark.parametrize("text", ["inputs.host < 3", "inputs.none > 1", "3 in inputs.host"])
 def test_what_cannot_be_compared_is_not_guessed(text: str) -> None:
     with pytest.raises(ExpressionFailed, match="cannot"):
-        evaluate(parse(text), SCOPE)
+        evaluate(parse_expression(text), SCOPE)
 
 
 def test_references_are_found_wherever_they_stand() -> None:
-    found = references(parse("not inputs.a or steps.b.output in [inputs.c[0], 'inputs.d']"))
+    found = references(
+        parse_expression("not inputs.a or steps.b.output in [inputs.c[0], 'inputs.d']")
+    )
 
     assert [one.text for one in found] == ["inputs.a", "steps.b.output", "inputs.c[0]"]
 
@@ -102,9 +104,11 @@ def grown(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]
     several = st.lists(inner, min_size=2, max_size=3).map(tuple)
     return (
         st.builds(Negation, inner)
-        | st.builds(Junction, st.sampled_from(["and", "or"]), several)
-        | st.builds(Comparison, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), inner, inner)
-        | st.lists(inner, max_size=2).map(lambda items: Listed(tuple(items)))
+        | st.builds(BooleanExpression, st.sampled_from(["and", "or"]), several)
+        | st.builds(
+            ComparisonExpression, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), inner, inner
+        )
+        | st.lists(inner, max_size=2).map(lambda items: ArrayExpression(tuple(items)))
     )
 
 
@@ -122,13 +126,13 @@ def written(one: Expression) -> str:
             return words[value] if value is None or isinstance(value, bool) else repr(value)
         case Reference():
             return one.text
-        case Listed(items):
+        case ArrayExpression(items):
             return f"[{', '.join(map(written, items))}]"
         case Negation(inner):
             return f"(not {written(inner)})"
-        case Junction(word, items):
+        case BooleanExpression(word, items):
             return f"({f' {word} '.join(map(written, items))})"
-        case Comparison(sign, left, right):
+        case ComparisonExpression(sign, left, right):
             return f"({written(left)} {sign} {written(right)})"
 
 
@@ -143,17 +147,17 @@ def meant(one: Expression, values: dict[str, Any]) -> Any:
             return value
         case Reference(path):
             return values.get(str(path[1]))
-        case Listed(items):
+        case ArrayExpression(items):
             return [meant(item, values) for item in items]
         case Negation(inner):
             return not meant(inner, values)
-        case Junction(word, items):
+        case BooleanExpression(word, items):
             first, *rest = items
             left = meant(first, values)
             if not rest or bool(left) is (word == "or"):
                 return left
-            return meant(Junction(word, tuple(rest)), values)
-        case Comparison(sign, left, right):
+            return meant(BooleanExpression(word, tuple(rest)), values)
+        case ComparisonExpression(sign, left, right):
             return compare(sign, meant(left, values), meant(right, values))
 
 
@@ -185,15 +189,15 @@ def test_a_written_expression_has_the_value_that_was_meant(
         wanted: object = meant(expression, values)
     except Nope:
         with pytest.raises(ExpressionFailed):
-            evaluate(parse(text), {"v": values})
+            evaluate(parse_expression(text), {"v": values})
         return
-    assert typed(evaluate(parse(text), {"v": values})) == typed(wanted)
+    assert typed(evaluate(parse_expression(text), {"v": values})) == typed(wanted)
 
 
 @given(st.text("aand or not()[].'\"=<>! 12,\\-_", max_size=30))
 def test_any_text_is_an_expression_or_refused(text: str) -> None:
     try:
-        expression = parse(text)
+        expression = parse_expression(text)
     except BadExpression:
         return
     try:

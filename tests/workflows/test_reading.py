@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.workflows.checking import check
+from evoclaw.workflows.checking import validate_workflow
 from evoclaw.workflows.definition import (
     AgentStep,
     ConditionStep,
@@ -18,7 +18,7 @@ from evoclaw.workflows.definition import (
     ToolStep,
     Workflow,
 )
-from evoclaw.workflows.errors import WorkflowRefused
+from evoclaw.workflows.errors import InvalidWorkflow
 from evoclaw.workflows.reading import read_workflow
 
 WHOLE = """\
@@ -141,7 +141,7 @@ def test_a_mistake_is_told_with_its_file_and_line(
     old: str, new: str, line: int, problem: str
 ) -> None:
     assert old in WHOLE
-    with pytest.raises(WorkflowRefused) as refused:
+    with pytest.raises(InvalidWorkflow) as refused:
         read_workflow(WHOLE.replace(old, new, 1), "disks.toml", "disks")
 
     assert str(refused.value).startswith(f"disks.toml, line {line}: ")
@@ -158,8 +158,8 @@ def test_parallel_steps_cannot_use_each_other() -> None:
         "all",
         (ToolStep("a", tool="t"), ToolStep("b", tool="t", arguments={"x": "{{ steps.a.output }}"})),
     )
-    with pytest.raises(WorkflowRefused, match="'a' has not ended by then"):
-        check(Workflow("w", (group,)))
+    with pytest.raises(InvalidWorkflow, match="'a' has not ended by then"):
+        validate_workflow(Workflow("w", (group,)))
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,12 @@ async def test_two_processes_start_it_once(tmp_path: Path) -> None:
 
 
 async def finish(store: WorkflowStore, id_: str) -> None:
-    from evoclaw.store.workflows.workflows import Kept
+    from evoclaw.store.workflows.workflows import WorkflowUpdate
 
     await store.claim("test", 60, 100)
     row = await store.get(id_)
     if row is not None and row.ended_at is None:
-        assert await store.append(id_, "test", row.head, (), Kept("succeeded", b"{}"))
+        assert await store.append(id_, "test", row.head, (), WorkflowUpdate("succeeded", b"{}"))
 
 
 async def test_one_that_still_goes_on_is_not_started_again_unless_it_may(tmp_path: Path) -> None:

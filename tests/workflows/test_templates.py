@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoclaw.workflows.expressions import BadExpression, Missing
-from evoclaw.workflows.templates import fill, used
+from evoclaw.workflows.expressions import BadExpression, ReferenceNotFound
+from evoclaw.workflows.templates import fill, references_in
 
 SCOPE: dict[str, Any] = {"inputs": {"n": 3, "host": "pi", "list": [1, None], "none": None}}
 
@@ -40,7 +40,9 @@ def test_a_template_is_filled_in(template: object, filled: object) -> None:
 
 
 def test_a_reference_on_its_own_that_leads_nowhere_is_a_mistake() -> None:
-    with pytest.raises(Missing, match="inputs.nope does not exist: inputs has host, list, n, none"):
+    with pytest.raises(
+        ReferenceNotFound, match="inputs.nope does not exist: inputs has host, list, n, none"
+    ):
         fill("{{ inputs.nope }}", SCOPE)
 
 
@@ -86,6 +88,6 @@ def test_what_is_filled_in_is_never_read_as_a_template_again(value: object) -> N
 
 
 def test_references_in_templates_are_found() -> None:
-    found = used({"a": ["{{ inputs.x }} {{ steps.y.output or inputs.z }}"], "b": 1})
+    found = references_in({"a": ["{{ inputs.x }} {{ steps.y.output or inputs.z }}"], "b": 1})
 
     assert [one.text for one in found] == ["inputs.x", "steps.y.output", "inputs.z"]

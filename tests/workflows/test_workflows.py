@@ -11,8 +11,8 @@ import pytest
 from evoclaw.core.labels import Label, Principal
 from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.tools import failure
-from evoclaw.governance.approvals import HUMAN, Answerer
-from evoclaw.store.databases.database import sealed
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer
+from evoclaw.store.databases.database import add_checksum
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.workflows.workflows import SCHEMA
 from evoclaw.workflows.definition import (
@@ -31,14 +31,21 @@ from evoclaw.workflows.definition import (
 from evoclaw.workflows.errors import (
     BadInputs,
     CannotAnswer,
-    KeyReused,
     NotAPerson,
-    NoWorkflow,
-    NoWorkflowRun,
+    UnknownWorkflow,
+    WorkflowKeyReused,
+    WorkflowRunNotFound,
 )
-from evoclaw.workflows.events import Decision, StepFailed, StepPostponed, WorkflowFinished
-from evoclaw.workflows.ports import AgentAnswer, AgentCall, Done, Ended, ToolAsked, Waiting
-from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, never, said
+from evoclaw.workflows.events import StepDecision, StepFailed, StepPostponed, WorkflowFinished
+from evoclaw.workflows.ports import (
+    AgentCall,
+    AgentRunOutcome,
+    AgentRunResult,
+    StepWaiting,
+    ToolOutcome,
+    ToolRequest,
+)
+from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools, never_finishes, text_result
 from tests.support.workflows import (
     ANNE,
     PERSON,
@@ -121,7 +128,7 @@ async def test_inputs_that_cannot_be_are_refused(
 
 async def test_an_unknown_workflow_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
     async with house(tmp_path, REPORT, serving=False) as made:
-        with pytest.raises(NoWorkflow, match="did you mean 'report'"):
+        with pytest.raises(UnknownWorkflow, match="did you mean 'report'"):
             await made.start(ANNE, "reprot", {})
 
 
@@ -130,7 +137,7 @@ async def test_a_key_used_twice_gives_one_workflow(tmp_path: Path) -> None:
         starts = [made.start(ANNE, "report", {"host": "pi"}, key="k") for _ in range(5)]
         views = await asyncio.gather(*starts)
         assert len({view.id for view in views}) == 1 == len(await made.list("local"))
-        with pytest.raises(KeyReused):
+        with pytest.raises(WorkflowKeyReused):
             await made.start(ANNE, "report", {"host": "nas"}, key="k")
     async with house(tmp_path, REPORT, serving=False) as made:
         again = await made.start(ANNE, "report", {"host": "pi"}, key="k")
@@ -141,18 +148,18 @@ async def test_a_key_used_twice_gives_one_workflow(tmp_path: Path) -> None:
 
 async def test_another_tenants_workflow_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     ask = Workflow("ask", (ApprovalStep("ok", message="?"),))
-    stranger = Answerer("person", "eve", "other", frozenset({HUMAN}))
+    stranger = Answerer("person", "eve", "other", frozenset({HUMAN_SCOPE}))
     async with house(tmp_path, ask) as made:
         id_ = (await made.start(ANNE, "ask", {})).id
         await waiting(made, id_)
 
-        assert await made.look("other", id_) is None
+        assert await made.get("other", id_) is None
         assert await made.list("other") == [] and len(await made.list("local")) == 1
         assert not await made.cancel("other", id_)
-        with pytest.raises(NoWorkflowRun):
+        with pytest.raises(WorkflowRunNotFound):
             await made.records("other", id_)
-        with pytest.raises(NoWorkflowRun):
-            await made.answer(stranger, id_, "ok", Decision.APPROVE)
+        with pytest.raises(WorkflowRunNotFound):
+            await made.answer(stranger, id_, "ok", StepDecision.APPROVE)
 
 
 async def test_a_condition_takes_one_branch_and_its_output(tmp_path: Path) -> None:
@@ -183,7 +190,7 @@ async def test_parallel_steps_run_at_once_but_not_more_than_allowed(tmp_path: Pa
     live = most = 0
     room = asyncio.Event()
 
-    async def work(asked: ToolAsked) -> Done:
+    async def work(asked: ToolRequest) -> ToolOutcome:
         nonlocal live, most
         live += 1
         most = max(most, live)
@@ -191,7 +198,7 @@ async def test_parallel_steps_run_at_once_but_not_more_than_allowed(tmp_path: Pa
             room.set()
         await room.wait()
         live -= 1
-        return said(asked, asked.request_id)
+        return text_result(asked, asked.request_id)
 
     steps = tuple(ToolStep(f"s{n}", tool="work") for n in range(5))
     flow = Workflow("par", (ParallelStep("all", steps, limit=2),))
@@ -205,11 +212,11 @@ async def test_parallel_steps_run_at_once_but_not_more_than_allowed(tmp_path: Pa
 async def test_a_failure_in_parallel_lets_the_others_end_and_starts_no_more(tmp_path: Path) -> None:
     failed = asyncio.Event()
 
-    async def slow(asked: ToolAsked) -> Done:
+    async def slow(asked: ToolRequest) -> ToolOutcome:
         await failed.wait()
-        return said(asked, "done")
+        return text_result(asked, "done")
 
-    async def broken(asked: ToolAsked) -> Done:
+    async def broken(asked: ToolRequest) -> ToolOutcome:
         failed.set()
         return failure(asked.request_id, "broken", ErrorKind.EXECUTION_FAILED, "it broke")
 
@@ -287,18 +294,18 @@ async def test_only_a_person_approves_and_the_first_answer_counts(tmp_path: Path
         inputs={"host": Input()},
         output="{{ steps.ok.output.reason }}",
     )
-    agent = Answerer("agent", "bot", "local", frozenset({HUMAN}))
+    agent = Answerer("agent", "bot", "local", frozenset({HUMAN_SCOPE}))
     async with house(tmp_path, flow, tools=ScriptedTools({"stop": "ok"})) as made:
         id_ = (await made.start(ANNE, "ask", {"host": "pi"})).id
         asked = step_of(await waiting(made, id_), "ok")
         assert asked.asked == "Stop pi?" and asked.answers == ("approve", "deny")
         with pytest.raises(NotAPerson):
-            await made.answer(agent, id_, "ok", Decision.APPROVE)
+            await made.answer(agent, id_, "ok", StepDecision.APPROVE)
         with pytest.raises(CannotAnswer, match="approve or deny"):
-            await made.answer(PERSON, id_, "ok", Decision.RETRY)
+            await made.answer(PERSON, id_, "ok", StepDecision.RETRY)
         with pytest.raises(CannotAnswer, match="does not wait for an answer"):
-            await made.answer(PERSON, id_, "stop", Decision.APPROVE)
-        answers = [made.answer(PERSON, id_, "ok", Decision.APPROVE, "fine") for _ in range(3)]
+            await made.answer(PERSON, id_, "stop", StepDecision.APPROVE)
+        answers = [made.answer(PERSON, id_, "ok", StepDecision.APPROVE, "fine") for _ in range(3)]
         came = await asyncio.gather(*answers, return_exceptions=True)
         view = await ended(made, id_)
 
@@ -312,7 +319,7 @@ async def test_a_no_fails_the_workflow_and_says_why(tmp_path: Path) -> None:
     async with house(tmp_path, flow, tools=tools) as made:
         id_ = (await made.start(ANNE, "ask", {})).id
         await waiting(made, id_)
-        await made.answer(PERSON, id_, "ok", Decision.DENY, "not today")
+        await made.answer(PERSON, id_, "ok", StepDecision.DENY, "not today")
         view = await ended(made, id_)
 
     assert view.state == "failed" and view.error == "ok: denied by anne: not today"
@@ -346,7 +353,7 @@ async def test_a_workflow_can_be_a_step_of_another(tmp_path: Path) -> None:
     tools = ScriptedTools({"t": "hello"})
     async with house(tmp_path, inner, outer, tools=tools) as made:
         view = await run(made, "outer")
-        child = await made.look("local", step_of(view, "sub").workflow_id)
+        child = await made.get("local", step_of(view, "sub").workflow_id)
 
     assert view.output == "hello" and tools.calls[0].arguments == {"n": 7}
     assert child is not None and child.parent == view.id and child.state == "succeeded"
@@ -375,7 +382,7 @@ async def test_cancelling_ends_runs_and_workflows_below(tmp_path: Path) -> None:
             ),
         ),
     )
-    agents = ScriptedAgents({"slow": never})
+    agents = ScriptedAgents({"slow": never_finishes})
     async with house(tmp_path, inner, outer, agents=agents) as made:
         id_ = (await made.start(ANNE, "outer", {})).id
         await workflow_when(made, id_, lambda _: len(agents.calls) == 2)
@@ -389,7 +396,7 @@ async def test_cancelling_ends_runs_and_workflows_below(tmp_path: Path) -> None:
 
 
 async def test_stopping_the_process_cancels_nothing_that_goes_on_elsewhere(tmp_path: Path) -> None:
-    agents, tools = ScriptedAgents({"slow": never}), ScriptedTools({"slow": never_ends})
+    agents, tools = ScriptedAgents({"slow": never_finishes}), ScriptedTools({"slow": never_ends})
     steps = (AgentStep("a", agent="slow", message="x"), ToolStep("t", tool="slow"))
     flow = Workflow("w", (ParallelStep("both", steps),))
     async with house(tmp_path, flow, agents=agents, tools=tools) as made:
@@ -406,20 +413,20 @@ async def test_stopping_the_process_cancels_nothing_that_goes_on_elsewhere(tmp_p
     assert len(agents.calls) == len(tools.calls) == 1
 
 
-async def never_ends(asked: ToolAsked) -> Done:
+async def never_ends(asked: ToolRequest) -> ToolOutcome:
     await asyncio.Event().wait()
-    return said(asked, "")
+    return text_result(asked, "")
 
 
 async def test_a_harmless_failure_is_tried_again_after_a_pause(tmp_path: Path) -> None:
     clock, tries = Clock(), 0
 
-    async def flaky(asked: ToolAsked) -> Done:
+    async def flaky(asked: ToolRequest) -> ToolOutcome:
         nonlocal tries
         tries += 1
         if tries < 3:
             return failure(asked.request_id, "t", ErrorKind.AGENT_OFFLINE, "not there")
-        return said(asked, "ok")
+        return text_result(asked, "ok")
 
     retry = Retry(attempts=3, backoff_s=10)
     flow = Workflow("flaky", (ToolStep("t", tool="t", retry=retry),))
@@ -442,11 +449,11 @@ async def test_a_harmless_failure_is_tried_again_after_a_pause(tmp_path: Path) -
 
 
 async def test_what_may_have_done_something_is_not_tried_again(tmp_path: Path) -> None:
-    async def broken(asked: ToolAsked) -> Done:
+    async def broken(asked: ToolRequest) -> ToolOutcome:
         return failure(asked.request_id, "t", ErrorKind.EXECUTION_FAILED, "half done")
 
-    async def failing(call: AgentCall) -> Ended:
-        return AgentAnswer(ok=False, reason="gave up after two calls")
+    async def failing(call: AgentCall) -> AgentRunOutcome:
+        return AgentRunResult(ok=False, reason="gave up after two calls")
 
     retry = Retry(attempts=5, backoff_s=0)
     flows = (
@@ -462,7 +469,7 @@ async def test_what_may_have_done_something_is_not_tried_again(tmp_path: Path) -
 
 
 async def test_an_agent_that_takes_too_long_is_cancelled(tmp_path: Path) -> None:
-    agents = ScriptedAgents({"slow": never})
+    agents = ScriptedAgents({"slow": never_finishes})
     step = AgentStep("a", agent="slow", message="x", timeout_s=0.05)
     async with house(tmp_path, Workflow("slow", (step,)), agents=agents) as made:
         view = await run(made, "slow")
@@ -474,25 +481,27 @@ async def test_an_agent_that_takes_too_long_is_cancelled(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("decision", "state", "asked"),
     [
-        (Decision.RETRY, "succeeded", 2),
-        (Decision.SKIP, "succeeded", 1),
-        (Decision.FAIL, "failed", 1),
+        (StepDecision.RETRY, "succeeded", 2),
+        (StepDecision.SKIP, "succeeded", 1),
+        (StepDecision.FAIL, "failed", 1),
     ],
 )
 async def test_an_outcome_nobody_knows_waits_for_a_person(
-    tmp_path: Path, decision: Decision, state: str, asked: int
+    tmp_path: Path, decision: StepDecision, state: str, asked: int
 ) -> None:
-    async def hung(call: ToolAsked) -> Done:
+    async def hung(call: ToolRequest) -> ToolOutcome:
         if call.request_id.endswith(".1"):
             await asyncio.Event().wait()
-        return said(call, "ok")
+        return text_result(call, "ok")
 
     step = ToolStep("t", tool="t", timeout_s=0.05, on_error="fail")
     tools = ScriptedTools({"t": hung})
     async with house(tmp_path, Workflow("w", (step,)), tools=tools) as made:
         id_ = (await made.start(ANNE, "w", {})).id
         view = await waiting(made, id_)
-        assert view.steps[0].state == "unknown" and "may not have taken effect" in view.steps[0].error
+        assert (
+            view.steps[0].state == "unknown" and "may not have taken effect" in view.steps[0].error
+        )
         assert view.steps[0].answers == ("retry", "skip", "fail")
         assert tools.cancelled == [f"{id_}-t.1.0.1"]
         await made.answer(PERSON, id_, "t", decision)
@@ -504,8 +513,8 @@ async def test_an_outcome_nobody_knows_waits_for_a_person(
 async def test_a_run_that_waits_for_a_person_parks_the_workflow(tmp_path: Path) -> None:
     ready = False
 
-    async def asks(call: AgentCall) -> Ended:
-        return AgentAnswer(ok=True, text="done") if ready else Waiting("asks for approval")
+    async def asks(call: AgentCall) -> AgentRunOutcome:
+        return AgentRunResult(ok=True, text="done") if ready else StepWaiting("asks for approval")
 
     agents = ScriptedAgents({"a": asks})
     flow = Workflow("w", (AgentStep("a", agent="a", message="x"),))
@@ -527,8 +536,12 @@ async def test_a_run_that_waits_for_a_person_parks_the_workflow(tmp_path: Path) 
 async def test_a_tool_that_waits_for_approval_is_asked_again_with_the_same_request(
     tmp_path: Path,
 ) -> None:
-    async def asks(asked: ToolAsked) -> Done:
-        return said(asked, "ok") if len(tools.calls) > 1 else Waiting("a person must approve")
+    async def asks(asked: ToolRequest) -> ToolOutcome:
+        return (
+            text_result(asked, "ok")
+            if len(tools.calls) > 1
+            else StepWaiting("a person must approve")
+        )
 
     tools = ScriptedTools({"t": asks})
     async with house(tmp_path, Workflow("w", (ToolStep("t", tool="t"),)), tools=tools) as made:
@@ -545,7 +558,7 @@ async def test_a_tool_that_waits_for_approval_is_asked_again_with_the_same_reque
 async def test_where_values_came_from_goes_with_them(tmp_path: Path) -> None:
     page = Label(untrusted=True, sources=("webfetch",))
 
-    async def fetch(asked: ToolAsked) -> Done:
+    async def fetch(asked: ToolRequest) -> ToolOutcome:
         return ToolResult(asked.request_id, "fetch", (TextBlock("evil", page),))
 
     flow = Workflow(
@@ -588,7 +601,7 @@ async def test_an_output_that_is_too_large_fails_its_step(tmp_path: Path) -> Non
 
 
 async def test_a_fault_in_a_port_stops_the_step_for_a_person(tmp_path: Path) -> None:
-    async def faulty(asked: ToolAsked) -> Done:
+    async def faulty(asked: ToolRequest) -> ToolOutcome:
         raise KeyError("oops")
 
     flow = Workflow("w", (ToolStep("t", tool="t"),))
@@ -636,7 +649,7 @@ async def test_one_that_cannot_be_read_keeps_no_other_from_going_on(
         broken = await made.start(ANNE, "hello", {})
     async with await SqliteDatabase.open(tmp_path / "workflows.db", SCHEMA) as database:
         later = "UPDATE workflow_runs SET plan = ? WHERE id = ?"
-        values = (sealed(b'{"of": "a later version"}'), broken.id)
+        values = (add_checksum(b'{"of": "a later version"}'), broken.id)
         await database.write(lambda c: c.execute(later, values))
     async with house(tmp_path, hello, agents=agents) as made:
         assert (await run(made, "hello")).state == "succeeded"

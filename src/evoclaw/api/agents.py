@@ -12,47 +12,49 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import ErrorBody, Refused, given
-from evoclaw.api.needs import Parts
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, ErrorBody, require
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.routes.runs import record_frame
-from evoclaw.api.routes.shapes import Id, Key
+from evoclaw.api.routes.shapes import IdempotencyKey, PathId
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
 from evoclaw.core.agent import Agent, Field, LoopSettings
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.agents.definitions import BadInputs, iterative
+from evoclaw.orchestrator.agents.definitions import InvalidAgentInputs, iterative_settings
 from evoclaw.orchestrator.errands import RunView
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.runs.invoke import (
     Invocations,
     InvokeResponse,
     IterativeResponse,
     NoAnswer,
-    Reading,
+    OutcomeReader,
 )
 
-RUN = "x-evoclaw-run"
+RUN_HEADER = "x-evoclaw-run"
 """The response header with the id of the run."""
-_ENDINGS: Mapping[StopReason, tuple[int, str]] = {
+_STATUS_BY_STOP_REASON: Mapping[StopReason, tuple[int, str]] = {
     StopReason.BUDGET_EXCEEDED: (429, "budget_exceeded"),
     StopReason.DURATION_EXCEEDED: (504, "duration_exceeded"),
     StopReason.CANCELLED: (409, "cancelled"),
     StopReason.WAITING: (409, "waiting"),
 }
 """The status and error code of an `invoke` that ended without an answer."""
-USUAL = LoopSettings()
+DEFAULT_LOOP_SETTINGS = LoopSettings()
 """A setting of an agent that equals its default here was not set by its definition."""
 Model = Annotated[str, Meta(max_length=200)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-Turns = Annotated[int, Meta(ge=1, le=100)]
+TurnLimit = Annotated[int, Meta(ge=1, le=100)]
 
 
-def _failure(what: str) -> ResponseSpec:
-    return ResponseSpec(ErrorBody, generate_examples=False, description=what)
+def _error_response(description: str) -> ResponseSpec:
+    return ResponseSpec(ErrorBody, generate_examples=False, description=description)
 
 
-FAILURES: dict[int, ResponseSpec] = {502: _failure("The model's provider failed.")}
+PROVIDER_FAILURE_RESPONSES: dict[int, ResponseSpec] = {
+    502: _error_response("The model's provider failed.")
+}
 
 
 class InvokeRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,11 +77,11 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     inputs: dict[str, JSON] = {}
     model: Model | None = None
     temperature: Temperature | None = None
-    max_iterations: Turns | None = None
-    max_tool_calls_per_iteration: Turns | None = None
+    max_iterations: TurnLimit | None = None
+    max_tool_calls_per_iteration: TurnLimit | None = None
     enable_double_confirmation: bool = True
     """Ask the model to check its first answer."""
-    error_threshold: Turns | None = None
+    error_threshold: TurnLimit | None = None
     """Failed turns in a row that end the run."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
@@ -95,7 +97,7 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
             "max_seconds": self.max_seconds,
         }
         for name, value in wanted.items():
-            own, usual = getattr(agent.settings, name), getattr(USUAL, name)
+            own, usual = getattr(agent.settings, name), getattr(DEFAULT_LOOP_SETTINGS, name)
             if value is not None:
                 found[name] = value if own == usual else min(value, own)
         return found
@@ -121,66 +123,77 @@ class AgentView(Struct, frozen=True):
     """The turn limit of the loop where a request sets none."""
 
 
-class Agents(Struct, frozen=True):
+class AgentList(Struct, frozen=True):
     """All agents, in the order of the configuration; the first is the default."""
 
     agents: tuple[AgentView, ...]
 
 
-@get("/v1/agents", scope=Scope.AGENTS_INVOKE, tags=["agents"])
-async def agents(parts: Need, caller: Who) -> Agents:
+@get("/v1/agents", scope=TokenScope.AGENTS_INVOKE, tags=["agents"])
+async def list_agents(parts: InjectedDependencies, caller: InjectedCaller) -> AgentList:
     """List the agents."""
     known = _agents(parts)
-    return Agents(tuple(_view(agent) for agent in known.values()))
+    return AgentList(tuple(_view(agent) for agent in known.values()))
 
 
-@get("/v1/agents/{name:str}", scope=Scope.AGENTS_INVOKE, tags=["agents"])
-async def agent(parts: Need, caller: Who, name: Id) -> AgentView:
+@get("/v1/agents/{name:str}", scope=TokenScope.AGENTS_INVOKE, tags=["agents"])
+async def show_agent(
+    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+) -> AgentView:
     """Show one agent: its purpose, inputs and outputs."""
     return _view(_invocations(parts).agent(name))
 
 
 @post(
     "/v1/agents/{name:str}/invoke",
-    scope=Scope.AGENTS_INVOKE,
+    scope=TokenScope.AGENTS_INVOKE,
     tags=["agents"],
     status_code=200,
-    responses=FAILURES | {504: _failure("The run exceeded its time limit.")},
+    responses=PROVIDER_FAILURE_RESPONSES
+    | {504: _error_response("The run exceeded its time limit.")},
 )
 async def invoke(
-    parts: Need, caller: Who, name: Id, data: JSONBody[InvokeRequest], key: Key = ""
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: PathId,
+    data: JSONBody[InvokeRequest],
+    key: IdempotencyKey = "",
 ) -> Response[InvokeResponse]:
     """Invoke an agent once, without tools."""
     invocations = _invocations(parts)
-    view = await _begin(invocations, caller, name, data, key)
+    view = await _start(invocations, caller, name, data, key)
     try:
-        answer = (await invocations.outcome(caller.tenant, view)).single()
+        answer = (await invocations.outcome(caller.tenant, view)).single_response()
     except NoAnswer as none:
-        status, code = _ENDINGS.get(none.result.stop, (502, str(none.result.stop)))
-        raise Refused(status, code, str(none), details={"run_id": view.run_id}) from None
-    return Response(answer, headers={RUN: view.run_id})
+        status, code = _STATUS_BY_STOP_REASON.get(none.result.stop, (502, str(none.result.stop)))
+        raise ApiError(status, code, str(none), details={"run_id": view.run_id}) from None
+    return Response(answer, headers={RUN_HEADER: view.run_id})
 
 
 @post(
     "/v1/agents/{name:str}/invoke-iterative",
-    scope=Scope.AGENTS_INVOKE,
+    scope=TokenScope.AGENTS_INVOKE,
     tags=["agents"],
     status_code=200,
-    responses=FAILURES,
+    responses=PROVIDER_FAILURE_RESPONSES,
 )
 async def invoke_iterative(
-    parts: Need, caller: Who, name: Id, data: JSONBody[InvokeIterativeRequest], key: Key = ""
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: PathId,
+    data: JSONBody[InvokeIterativeRequest],
+    key: IdempotencyKey = "",
 ) -> Response[IterativeResponse]:
     """Invoke an agent in the tool loop; `termination_reason` says how the run ended."""
     invocations = _invocations(parts)
-    view = await _begin(invocations, caller, name, data, key)
-    answer = (await invocations.outcome(caller.tenant, view)).looped()
-    return Response(answer, headers={RUN: view.run_id})
+    view = await _start(invocations, caller, name, data, key)
+    answer = (await invocations.outcome(caller.tenant, view)).iterative_response()
+    return Response(answer, headers={RUN_HEADER: view.run_id})
 
 
 @post(
     "/v1/agents/{name:str}/invoke-iterative/stream",
-    scope=Scope.AGENTS_INVOKE,
+    scope=TokenScope.AGENTS_INVOKE,
     tags=["agents"],
     status_code=200,
     media_type=EVENT_STREAM,
@@ -196,35 +209,41 @@ async def invoke_iterative(
 )
 async def invoke_stream(
     request: Request[Any, Any, Any],
-    parts: Need,
-    caller: Who,
-    name: Id,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: PathId,
     data: JSONBody[InvokeIterativeRequest],
-    key: Key = "",
+    key: IdempotencyKey = "",
 ) -> EventStream:
     """Invoke an agent in the tool loop and stream its records; the last event is `response`.
 
     The run continues when the client disconnects: watch it again, or cancel it, by its id.
     """
     invocations = _invocations(parts)
-    view = await _begin(invocations, caller, name, data, key)
+    view = await _start(invocations, caller, name, data, key)
     stream = event_stream(request, _frames(invocations, caller.tenant, view))
-    stream.headers[RUN] = view.run_id
+    stream.headers[RUN_HEADER] = view.run_id
     return stream
 
 
-ROUTES: tuple[HTTPRouteHandler, ...] = (agents, agent, invoke, invoke_iterative, invoke_stream)
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    list_agents,
+    show_agent,
+    invoke,
+    invoke_iterative,
+    invoke_stream,
+)
 
 
-def _agents(parts: Parts) -> Mapping[str, Agent]:
-    return given(parts.talks, "agents").agents
+def _agents(parts: ApiDependencies) -> Mapping[str, Agent]:
+    return require(parts.conversations, "agents").agents
 
 
-def _invocations(parts: Parts) -> Invocations:
-    return Invocations(given(parts.runs, "runs"), _agents(parts))
+def _invocations(parts: ApiDependencies) -> Invocations:
+    return Invocations(require(parts.runs, "runs"), _agents(parts))
 
 
-async def _begin(
+async def _start(
     invocations: Invocations,
     caller: Caller,
     name: str,
@@ -233,7 +252,7 @@ async def _begin(
 ) -> RunView:
     settings = data.settings(invocations.agent(name))
     try:
-        return await invocations.begin(
+        return await invocations.start(
             caller.principal,
             name,
             data.inputs,
@@ -242,20 +261,20 @@ async def _begin(
             model=data.model or "",
             key=key,
         )
-    except BadInputs as bad:
+    except InvalidAgentInputs as bad:
         problems = {problem.field: problem.problem for problem in bad.problems}
-        raise Refused(422, "bad_inputs", str(bad), details={"problems": problems}) from None
+        raise ApiError(422, "bad_inputs", str(bad), details={"problems": problems}) from None
 
 
 async def _frames(
     invocations: Invocations, tenant: str, view: RunView
 ) -> AsyncGenerator[bytes, None]:
-    reading = Reading(view.agent)
+    reading = OutcomeReader(view.agent)
     async with aclosing(invocations.watch(tenant, view)) as records:
         async for record in records:
-            reading.see(record)
+            reading.receive(record)
             yield record_frame(record)
-    yield frame("response", reading.outcome().looped())
+    yield frame("response", reading.outcome().iterative_response())
 
 
 def _view(agent: Agent) -> AgentView:
@@ -270,5 +289,5 @@ def _view(agent: Agent) -> AgentView:
         None if agent.tools is None else tuple(sorted(agent.tools)),
         agent.inputs,
         agent.outputs,
-        iterative(agent).max_turns,
+        iterative_settings(agent).max_turns,
     )

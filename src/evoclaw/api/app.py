@@ -9,11 +9,11 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from evoclaw.api import agents
-from evoclaw.api.auth import caller_of, check_query, check_scope
-from evoclaw.api.describing import Document
-from evoclaw.api.door import Door
-from evoclaw.api.errors import tell_error, tell_fault, tell_http
-from evoclaw.api.needs import Parts
+from evoclaw.api.auth import check_query, check_scope, provide_caller
+from evoclaw.api.describing import OpenApiDocument
+from evoclaw.api.door import RequestGate
+from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.openai import routes as openai
 from evoclaw.api.routes import (
     answers,
@@ -37,24 +37,24 @@ from evoclaw.api.sse import Watchers
 from evoclaw.core.errors import EvoClawError
 
 
-def create_app(parts: Parts) -> Litestar:
+def create_app(parts: ApiDependencies) -> Litestar:
     """Create the ASGI application from its dependencies; serve it with `serving`."""
 
-    def provide_dependencies() -> Parts:
+    def provide_dependencies() -> ApiDependencies:
         return parts
 
-    routes = [*_routes(), *parts.routes]
+    routes = [*_routes(), *parts.extra_routes]
     app = Litestar(
         routes,
         dependencies={
             "parts": Provide(provide_dependencies, sync_to_thread=False),
-            "caller": Provide(caller_of, sync_to_thread=False),
+            "caller": Provide(provide_caller, sync_to_thread=False),
         },
         guards=[check_scope, check_query],
         exception_handlers={
-            EvoClawError: tell_error,
-            HTTPException: tell_http,
-            Exception: tell_fault,
+            EvoClawError: handle_error,
+            HTTPException: handle_http_exception,
+            Exception: handle_internal_error,
         },
         openapi_config=None,
         request_max_body_size=parts.settings.max_body_bytes,
@@ -62,13 +62,13 @@ def create_app(parts: Parts) -> Litestar:
             {
                 "watchers": Watchers(parts.settings),
                 "access": parts.access,
-                "document": Document(routes),
-                "feed": events.feed_of(parts),
+                "document": OpenApiDocument(routes),
+                "feed": events.make_feed(parts),
             }
         ),
         logging_config=None,
     )
-    gate = Door(app.asgi_handler, parts, None)
+    gate = RequestGate(app.asgi_handler, parts, None)
     app.state["request_gate"] = gate
     app.asgi_handler = gate
     return app
@@ -82,9 +82,9 @@ def _routes() -> list[HTTPRouteHandler]:
         *replays.ROUTES,
         *answers.ROUTES,
         *sessions.ROUTES,
-        *canvas.ROUTES,
+        *canvas.CANVAS_ROUTES,
         *fleet.ROUTES,
-        *edge_tools.ROUTES,
+        *edge_tools.EDGE_TOOL_ROUTES,
         *figures.ROUTES,
         *events.ROUTES,
         *things.ROUTES,

@@ -15,32 +15,32 @@ from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import QueryParameter, SkipValidation
 
-from evoclaw.api.errors import Refused
-from evoclaw.api.needs import Parts
+from evoclaw.api.errors import ApiError
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.orchestrator.people.access import Caller
 
-ANYBODY = ""
+PUBLIC = ""
 """The scope of a route that needs no token."""
 ANY_CALLER = "any"
 """The scope of a route that any valid token may use."""
-OPEN = frozenset({"/", "/health/live", "/health/ready", "/openapi.json", "/docs"})
+PUBLIC_PATHS = frozenset({"/", "/health/live", "/health/ready", "/openapi.json", "/docs"})
 """Paths that need no token."""
-OPEN_BELOW = ("/v1/channels/", "/ui/")
+PUBLIC_PREFIXES = ("/v1/channels/", "/ui/")
 """Path prefixes that need no token: signed webhooks, and the static files of the dashboard."""
 
-Need: TypeAlias = NamedDependency[SkipValidation[Parts]]
+InjectedDependencies: TypeAlias = NamedDependency[SkipValidation[ApiDependencies]]
 """The dependencies, injected into a route."""
-Who: TypeAlias = NamedDependency[SkipValidation[Caller]]
+InjectedCaller: TypeAlias = NamedDependency[SkipValidation[Caller]]
 """The authenticated caller, injected into a route."""
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 
-def is_open(path: str) -> bool:
+def is_public(path: str) -> bool:
     """Whether a path needs no token."""
-    return path in OPEN or path.startswith(OPEN_BELOW)
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES)
 
 
-def caller_of(request: Request[Any, Any, Any], parts: Need) -> Caller:
+def provide_caller(request: Request[Any, Any, Any], parts: InjectedDependencies) -> Caller:
     """The authenticated caller; `ApiError` 401 if there is none.
 
     Args:
@@ -48,20 +48,20 @@ def caller_of(request: Request[Any, Any, Any], parts: Need) -> Caller:
         parts: Unused. Litestar resolves independent dependencies concurrently, which costs two
             tasks a request; naming it here makes the resolution sequential.
     """
-    return _caller(request)
+    return _require_caller(request)
 
 
 def check_scope(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a caller whose token lacks the scope of the route; fails closed."""
     scope: object = route.opt.get("scope")
-    if scope == ANYBODY:
+    if scope == PUBLIC:
         return
-    caller = _caller(connection)
+    caller = _require_caller(connection)
     if scope == ANY_CALLER:
         return
     if not isinstance(scope, str) or not caller.may(scope):
         wanted = str(scope) if isinstance(scope, str) else "(the route names none)"
-        raise Refused(
+        raise ApiError(
             403,
             "forbidden",
             f"The token lacks the scope {wanted!r}. Ask the administrator for a token with it.",
@@ -71,7 +71,7 @@ def check_scope(connection: Connection, route: BaseRouteHandler) -> None:
 
 def check_query(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse unknown query parameters: a misspelt parameter is an error, not ignored."""
-    if route.opt.get("scope") == ANYBODY:
+    if route.opt.get("scope") == PUBLIC:
         return
     if not connection.query_params:
         return
@@ -86,19 +86,19 @@ def check_query(connection: Connection, route: BaseRouteHandler) -> None:
             f"Unknown query parameter {unknown[0][:80]!r}. "
             f"Known parameters: {', '.join(sorted(known)) or 'none'}."
         )
-        raise Refused(422, "invalid", text)
+        raise ApiError(422, "invalid", text)
 
 
-def _caller(connection: Connection) -> Caller:
+def _require_caller(connection: Connection) -> Caller:
     caller = cast("Caller | None", connection.scope["auth"])
     if caller is None:
-        raise unknown_caller()
+        raise unauthorized()
     return caller
 
 
-def unknown_caller() -> Refused:
+def unauthorized() -> ApiError:
     """The error for a missing or invalid token."""
-    return Refused(
+    return ApiError(
         401,
         "unauthorized",
         "The token is missing or invalid. Send `Authorization: Bearer ec_…`; see `evoclaw token`.",

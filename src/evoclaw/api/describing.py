@@ -26,13 +26,13 @@ from litestar.openapi.spec import (
 from litestar.openapi.spec.enums import OpenAPIType
 from litestar.routes import HTTPRoute
 
-from evoclaw.api.auth import ANY_CALLER, ANYBODY, is_open
-from evoclaw.api.docs_page import page
-from evoclaw.api.shaping import shape
+from evoclaw.api.auth import ANY_CALLER, PUBLIC, is_public
+from evoclaw.api.docs_page import render_page
+from evoclaw.api.shaping import use_msgspec_schemas
 from evoclaw.core.messages import JSON
 from evoclaw.core.version import VERSION
 
-ABOUT = """EvoClaw runs LLM agents and their tools on your machines. Every tool call is checked by
+DESCRIPTION = """EvoClaw runs LLM agents and their tools on your machines. Every tool call is checked by
 policies before it runs, sandboxed while it runs, recorded, and never run twice.
 
 Send a token as `Authorization: Bearer ec_…`; a token opens the data of one tenant.
@@ -74,10 +74,10 @@ _ERRORS: Mapping[int, tuple[str, str]] = {
     500: ("Fault", "Internal error; the server's log says which."),
     503: ("Unavailable", "Not available now, or not in this process; the message says why."),
 }
-_WRITING = (408, 409, 413)
+_WRITE_ONLY_STATUSES = (408, 409, 413)
 
 
-class Document:
+class OpenApiDocument:
     """The OpenAPI document as JSON and as HTML, built on the first request.
 
     Building takes a second and is rarely needed, so it runs in a thread, on a second application.
@@ -86,45 +86,45 @@ class Document:
     def __init__(self, routes: Sequence[Any]) -> None:
         self._routes = routes
         self._lock = asyncio.Lock()
-        self._made: tuple[bytes, bytes] | None = None
+        self._rendered: tuple[bytes, bytes] | None = None
 
     async def json(self) -> bytes:
         """The OpenAPI document."""
-        return (await self._get())[0]
+        return (await self._render_once())[0]
 
     async def page(self) -> bytes:
         """The OpenAPI document as an HTML page."""
-        return (await self._get())[1]
+        return (await self._render_once())[1]
 
-    async def _get(self) -> tuple[bytes, bytes]:
+    async def _render_once(self) -> tuple[bytes, bytes]:
         async with self._lock:
-            if self._made is None:
-                self._made = await asyncio.to_thread(self._make)
-        return self._made
+            if self._rendered is None:
+                self._rendered = await asyncio.to_thread(self._render)
+        return self._rendered
 
-    def _make(self) -> tuple[bytes, bytes]:
-        document = describe(self._routes)
-        return msgspec.json.encode(document), page(document).encode()
+    def _render(self) -> tuple[bytes, bytes]:
+        document = build_openapi(self._routes)
+        return msgspec.json.encode(document), render_page(document).encode()
 
 
-def describe(routes: Sequence[Any]) -> dict[str, JSON]:
+def build_openapi(routes: Sequence[Any]) -> dict[str, JSON]:
     """Build the OpenAPI document of the routes."""
     app = Litestar(
         routes,
-        openapi_config=_about(),
+        openapi_config=_openapi_config(),
         # Declared so that Litestar does not document them as parameters; no request is served here.
         dependencies={
             name: Provide(lambda: None, sync_to_thread=False) for name in ("parts", "caller")
         },
     )
-    _complete_all(app.openapi_schema)
-    _name_scopes(app)
+    _add_error_responses(app.openapi_schema)
+    _add_scopes(app)
     document: dict[str, JSON] = msgspec.to_builtins(app.openapi_schema.to_schema())
-    shape(document, app)
+    use_msgspec_schemas(document, app)
     return document
 
 
-def _name_scopes(app: Litestar) -> None:
+def _add_scopes(app: Litestar) -> None:
     """Add the required scope to each operation."""
     for route in app.routes:
         item = (app.openapi_schema.paths or {}).get(route.path_format)
@@ -134,16 +134,16 @@ def _name_scopes(app: Litestar) -> None:
             scope = str(handler.opt.get("scope", ""))
             for method in handler.http_methods:
                 operation = getattr(item, method.lower())
-                if isinstance(operation, Operation) and scope not in (ANYBODY, ANY_CALLER):
+                if isinstance(operation, Operation) and scope not in (PUBLIC, ANY_CALLER):
                     operation.security = [{BEARER: [scope]}]
 
 
-def _about() -> OpenAPIConfig:
+def _openapi_config() -> OpenAPIConfig:
     """Title, description, tags and security scheme of the document."""
     return OpenAPIConfig(
         title="EvoClaw",
         version=VERSION,
-        description=ABOUT,
+        description=DESCRIPTION,
         use_handler_docstrings=True,
         tags=[Tag(name, text) for name, text in TAGS.items()],
         security=[{BEARER: []}],
@@ -160,9 +160,9 @@ def _about() -> OpenAPIConfig:
     )
 
 
-def _complete_all(document: OpenAPI) -> None:
+def _add_error_responses(document: OpenAPI) -> None:
     """Add the shared error responses to each operation."""
-    document.components.schemas["ErrorDetails"] = _problem()
+    document.components.schemas["ErrorDetails"] = _error_schema()
     document.components.schemas["ErrorAnswer"] = Schema(
         type=OpenAPIType.OBJECT,
         properties={"error": Reference(ref="#/components/schemas/ErrorDetails")},
@@ -172,7 +172,7 @@ def _complete_all(document: OpenAPI) -> None:
     document.components.responses = {
         name: _response(status, text) for status, (name, text) in _ERRORS.items()
     }
-    document.components.schemas["OpenAIErrorAnswer"] = _openai_error()
+    document.components.schemas["OpenAIErrorAnswer"] = _openai_error_schema()
     document.components.responses["OpenAIError"] = OpenAPIResponse(
         description="The error in OpenAI's format.",
         content={
@@ -185,11 +185,11 @@ def _complete_all(document: OpenAPI) -> None:
         for method in ("get", "post", "patch", "put", "delete"):
             operation = getattr(item, method)
             if isinstance(operation, Operation):
-                _complete(path, method, operation)
+                _add_operation_errors(path, method, operation)
 
 
-def _complete(path: str, method: str, operation: Operation) -> None:
-    if is_open(path):
+def _add_operation_errors(path: str, method: str, operation: Operation) -> None:
+    if is_public(path):
         operation.security = [{}]
     responses = operation.responses = operation.responses or {}
     if OPENAI in (operation.tags or ()):
@@ -197,7 +197,7 @@ def _complete(path: str, method: str, operation: Operation) -> None:
         responses.pop("400", None)
         return
     for status, (name, _) in _ERRORS.items():
-        if status in _WRITING and method == "get":
+        if status in _WRITE_ONLY_STATUSES and method == "get":
             continue
         responses.setdefault(str(status), Reference(ref=f"#/components/responses/{name}"))
     # Replaces Litestar's own description of a validation error, which has another schema.
@@ -205,7 +205,7 @@ def _complete(path: str, method: str, operation: Operation) -> None:
         responses["400"] = Reference(ref="#/components/responses/Unreadable")
 
 
-def _problem() -> Schema:
+def _error_schema() -> Schema:
     return Schema(
         type=OpenAPIType.OBJECT,
         properties={
@@ -222,7 +222,7 @@ def _problem() -> Schema:
     )
 
 
-def _openai_error() -> Schema:
+def _openai_error_schema() -> Schema:
     text_or_none = Schema(type=[OpenAPIType.STRING, OpenAPIType.NULL])
     return Schema(
         type=OpenAPIType.OBJECT,

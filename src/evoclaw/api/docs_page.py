@@ -23,13 +23,13 @@ details{border-color:#333}b.m{color:#6bf}b.post,b.patch{color:#6c6}b.delete{colo
 """
 
 
-def policy() -> str:
+def content_security_policy() -> str:
     """The Content-Security-Policy of the page: its own style, no scripts."""
     digest = b64encode(sha256(STYLE.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
 
 
-def page(document: dict[str, JSON]) -> str:
+def render_page(document: dict[str, JSON]) -> str:
     """Render an OpenAPI document as HTML."""
     info = document["info"]
     parts = [

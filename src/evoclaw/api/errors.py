@@ -21,21 +21,21 @@ from evoclaw.core.errors import (
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.errands import (
     Draining,
+    EmptyMessage,
     KeyReused,
-    NoRun,
-    NothingAsked,
-    OtherHistory,
-    TooMany,
+    RunNotFound,
+    RunQueueFull,
+    SessionHasHistory,
 )
-from evoclaw.orchestrator.orchestrator import NotThere
+from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.tending import StoreError
-from evoclaw.orchestrator.sessions.sessions import Busy, NoSession
+from evoclaw.orchestrator.sessions.sessions import SessionBusy, SessionNotFound
 from evoclaw.workflows import errors as workflows
 
 T = TypeVar("T")
 LOG = logging.getLogger("evoclaw.api")
 NO_DETAILS: Mapping[str, JSON] = {}
-RETRY = 5
+RETRY_AFTER_S = 5
 """The `Retry-After` of errors 429 and 503 that name no other time."""
 
 
@@ -55,11 +55,11 @@ class ErrorBody(Struct, frozen=True):
     error: Problem
 
 
-class NotGiven(EvoClawError):
+class DependencyMissing(EvoClawError):
     """This process has no dependency that an extra route needs."""
 
 
-class Refused(EvoClawError):
+class ApiError(EvoClawError):
     """An error with an HTTP status: raised in a route, it becomes the response.
 
     Args:
@@ -101,48 +101,48 @@ class Refused(EvoClawError):
         return ErrorBody(Problem(self.code, str(self), self.details))
 
 
-def not_found(what: str) -> Refused:
+def not_found(what: str) -> ApiError:
     """The error for an id that does not exist, or that the caller may not see."""
-    return Refused(
+    return ApiError(
         404, "not_found", f"There is no such {what}. List the existing ones to find its id."
     )
 
 
-def absent(what: str) -> Refused:
+def unavailable(what: str) -> ApiError:
     """The error of a route whose dependency this process does not have."""
-    return Refused(503, "unavailable", f"This process does not provide {what}.")
+    return ApiError(503, "unavailable", f"This process does not provide {what}.")
 
 
-def given(part: T | None, what: str) -> T:
+def require(dependency: T | None, what: str) -> T:
     """A dependency of a route; `ApiError` 503 if this process does not have it."""
-    if part is None:
-        raise absent(what)
-    return part
+    if dependency is None:
+        raise unavailable(what)
+    return dependency
 
 
-_STATUS: Mapping[type[EvoClawError], tuple[int, str]] = {
-    NoSession: (404, "not_found"),
-    NoRun: (404, "not_found"),
+_STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
+    SessionNotFound: (404, "not_found"),
+    RunNotFound: (404, "not_found"),
     AgentNotFound: (404, "not_found"),
-    workflows.NoWorkflow: (404, "not_found"),
-    workflows.NoWorkflowRun: (404, "not_found"),
-    NotThere: (409, "offline"),
-    Busy: (409, "busy"),
+    workflows.UnknownWorkflow: (404, "not_found"),
+    workflows.WorkflowRunNotFound: (404, "not_found"),
+    EdgeOffline: (409, "offline"),
+    SessionBusy: (409, "busy"),
     KeyReused: (409, "key_reused"),
-    workflows.KeyReused: (409, "key_reused"),
+    workflows.WorkflowKeyReused: (409, "key_reused"),
     workflows.CannotAnswer: (409, "nothing_waits"),
-    OtherHistory: (409, "other_history"),
+    SessionHasHistory: (409, "other_history"),
     workflows.NotAPerson: (403, "forbidden"),
-    NothingAsked: (422, "invalid"),
+    EmptyMessage: (422, "invalid"),
     workflows.BadInputs: (422, "invalid"),
     ConfigError: (422, "invalid"),
-    TooMany: (429, "too_many"),
+    RunQueueFull: (429, "too_many"),
     Draining: (503, "draining"),
-    NotGiven: (503, "unavailable"),
+    DependencyMissing: (503, "unavailable"),
     StoreError: (503, "store"),
 }
 """The status and code of each error class; a class that is not listed has its base class's."""
-_PROVIDER: Mapping[ProviderErrorKind, tuple[int, str]] = {
+_STATUS_BY_PROVIDER_ERROR: Mapping[ProviderErrorKind, tuple[int, str]] = {
     ProviderErrorKind.MODEL_NOT_FOUND: (503, "no_provider"),
     ProviderErrorKind.AUTH_ERROR: (503, "no_provider"),
     ProviderErrorKind.QUOTA_EXHAUSTED: (503, "provider_quota"),
@@ -150,82 +150,84 @@ _PROVIDER: Mapping[ProviderErrorKind, tuple[int, str]] = {
 }
 
 
-def refusal_of(error: EvoClawError) -> Refused:
+def to_api_error(error: EvoClawError) -> ApiError:
     """Convert an error of EvoClaw to an `ApiError`."""
-    if isinstance(error, Refused):
+    if isinstance(error, ApiError):
         return error
     if isinstance(error, ProviderError):
-        status, code = _PROVIDER.get(error.kind, (502, "provider_failed"))
-        wait = error.retry_after if error.retry_after is not None else RETRY
-        return Refused(status, code, str(error), retry_after=wait if status == 503 else None)
+        status, code = _STATUS_BY_PROVIDER_ERROR.get(error.kind, (502, "provider_failed"))
+        wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
+        return ApiError(status, code, str(error), retry_after=wait if status == 503 else None)
     for kind in type(error).__mro__:
-        if kind in _STATUS:
-            status, code = _STATUS[kind]
-            wait = RETRY if status in (429, 503) else None
-            return Refused(status, code, str(error), retry_after=wait)
-    return Refused(500, "failed", str(error))
+        if kind in _STATUS_BY_ERROR:
+            status, code = _STATUS_BY_ERROR[kind]
+            wait = RETRY_AFTER_S if status in (429, 503) else None
+            return ApiError(status, code, str(error), retry_after=wait)
+    return ApiError(500, "failed", str(error))
 
 
-Asked = Request[Any, Any, Any]
+AnyRequest = Request[Any, Any, Any]
 
 
-def answer(refused: Refused) -> Response[ErrorBody]:
+def error_response(error: ApiError) -> Response[ErrorBody]:
     """The HTTP response of an error."""
     return Response(
-        refused.body,
-        status_code=refused.status,
-        headers=refused.headers,
+        error.body,
+        status_code=error.status,
+        headers=error.headers,
         media_type="application/json",
     )
 
 
-def tell_error(request: Asked, error: EvoClawError) -> Response[ErrorBody]:
+def handle_error(request: AnyRequest, error: EvoClawError) -> Response[ErrorBody]:
     """Exception handler for errors of EvoClaw."""
-    refused = refusal_of(error)
+    refused = to_api_error(error)
     if refused.status == 500:
         LOG.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
-    return answer(refused)
+    return error_response(refused)
 
 
-def tell_http(request: Asked, error: HTTPException) -> Response[ErrorBody]:
+def handle_http_exception(request: AnyRequest, error: HTTPException) -> Response[ErrorBody]:
     """Exception handler for the framework's errors: unknown paths, methods, unreadable bodies."""
     if error.status_code >= 500:
-        return tell_fault(request, error)
-    return answer(_of_framework(error))
+        return handle_internal_error(request, error)
+    return error_response(_from_http_exception(error))
 
 
-def tell_fault(request: Asked, error: Exception) -> Response[ErrorBody]:
+def handle_internal_error(request: AnyRequest, error: Exception) -> Response[ErrorBody]:
     """Exception handler for bugs: the log has the traceback, the caller gets a plain 500."""
     LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return answer(fault())
+    return error_response(internal_error())
 
 
-def fault() -> Refused:
+def internal_error() -> ApiError:
     """The error for a bug: the details are in the log, not in the response."""
-    return Refused(500, "internal", "Internal error. See the server's log for the cause.")
+    return ApiError(500, "internal", "Internal error. See the server's log for the cause.")
 
 
-_FRAMEWORK: Mapping[int, tuple[str, str]] = {
+_FRAMEWORK_MESSAGES: Mapping[int, tuple[str, str]] = {
     404: ("not_found", "Unknown path. See /openapi.json for all paths."),
     405: ("method_not_allowed", "This path does not support the method. See /openapi.json."),
     413: ("too_large", "The body is too large. Send a smaller request."),
 }
 
 
-def _of_framework(error: HTTPException) -> Refused:
+def _from_http_exception(error: HTTPException) -> ApiError:
     if isinstance(error, ValidationException):
         problems: JSON = error.extra
-        return Refused(422, "invalid", _worded(problems), details={"problems": problems})
-    if error.status_code in _FRAMEWORK:
-        return Refused(error.status_code, *_FRAMEWORK[error.status_code])
+        return ApiError(
+            422, "invalid", _describe_validation(problems), details={"problems": problems}
+        )
+    if error.status_code in _FRAMEWORK_MESSAGES:
+        return ApiError(error.status_code, *_FRAMEWORK_MESSAGES[error.status_code])
     text = f"The request cannot be parsed: {error.detail}"
-    return Refused(error.status_code, "unreadable", text)
+    return ApiError(error.status_code, "unreadable", text)
 
 
 _INVALID = "The request does not fit the schema of this path. See /openapi.json."
 
 
-def _worded(problems: JSON) -> str:
+def _describe_validation(problems: JSON) -> str:
     """Validation problems in one line."""
     try:
         found = msgspec.convert(problems, type=list[dict[str, str]])

@@ -12,14 +12,21 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evoclaw.api.mcp_server import McpTools
-from evoclaw.api.serving import hosts_of, is_loopback, listen, own_origins, running, shown
+from evoclaw.api.serving import (
+    allowed_hosts,
+    is_loopback,
+    listen,
+    own_origins,
+    running_server,
+    url_host,
+)
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import ConfigError
 
 PATH = "/mcp"
-SHORTEST_TOKEN = 16
-MOST_SESSIONS = 500
-PATIENCE = 3.0
+MIN_TOKEN_LENGTH = 16
+MAX_SESSIONS = 500
+SHUTDOWN_TIMEOUT_S = 3.0
 """How long open responses may continue on shutdown."""
 
 
@@ -43,22 +50,22 @@ async def serving_http(
         names: Further accepted `Host` headers beside `host`: `name` or `name:port`.
         origins: Allowed web origins, such as `https://example.org`; none by default.
     """
-    _check_door(host, token)
+    _check_exposure(host, token)
     listening = listen(host, port)
     real_port: int = listening.getsockname()[1]
-    hosts = hosts_of(host, real_port, names)
+    hosts = allowed_hosts(host, real_port, names)
     app = tools.server().streamable_http_app(
         streamable_http_path=PATH,
-        max_sessions=MOST_SESSIONS,
+        max_sessions=MAX_SESSIONS,
         # `_McpRequestGate` replaces it: it checks exact ports and the token.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    gate = _Guard(app, hosts, own_origins(hosts) | frozenset(origins), token)
-    async with running(gate, listening, ServerSettings(stop_within_s=PATIENCE)):
-        yield f"http://{shown(host)}:{real_port}{PATH}"
+    gate = _McpRequestGate(app, hosts, own_origins(hosts) | frozenset(origins), token)
+    async with running_server(gate, listening, ServerSettings(stop_within_s=SHUTDOWN_TIMEOUT_S)):
+        yield f"http://{url_host(host)}:{real_port}{PATH}"
 
 
-class _Guard:
+class _McpRequestGate:
     """ASGI middleware that checks the `Host` header, the web origin and the token.
 
     After DNS rebinding a web page still sends its own host name and origin, so it is refused.
@@ -88,17 +95,17 @@ class _Guard:
             )
         return None
 
-    def _has_token(self, said: str) -> bool:
-        kind, _, token = said.partition(" ")
+    def _has_token(self, header: str) -> bool:
+        kind, _, token = header.partition(" ")
         return kind.lower() == "bearer" and hmac.compare_digest(
             token.strip().encode(errors="replace"), self._token
         )
 
 
-def _check_door(host: str, token: str) -> None:
-    if token and len(token) < SHORTEST_TOKEN:
+def _check_exposure(host: str, token: str) -> None:
+    if token and len(token) < MIN_TOKEN_LENGTH:
         raise ConfigError(
-            f"the token is too short: it must have at least {SHORTEST_TOKEN} characters"
+            f"the token is too short: it must have at least {MIN_TOKEN_LENGTH} characters"
         )
     if not token and not is_loopback(host):
         raise ConfigError(

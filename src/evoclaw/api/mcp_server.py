@@ -20,21 +20,21 @@ from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import CallFinished, CallOutput, Event, ReplyEvent, RunFinished, RunStarted
 from evoclaw.core.events import StopReason as Stop
 from evoclaw.core.messages import ErrorKind, Finish, ImageBlock, Reply, ToolCall, ToolResult, user
-from evoclaw.core.ports import Approver, Executor, NobodyThere, Policy, Ports, Request, Sink
+from evoclaw.core.ports import Approver, Executor, NoApprover, Policy, Ports, Request, Sink
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect, Tool, failure, missing_permissions
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.version import VERSION
 
-PATIENCE = 15.0
+CANCEL_TIMEOUT_S = 15.0
 """How long a cancelled call may take to end."""
 CALL_ID = "call_1"
-Heard: TypeAlias = Callable[[str], Awaitable[None]]
+ProgressCallback: TypeAlias = Callable[[str], Awaitable[None]]
 Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
-class Asking(Struct, frozen=True):
+class McpToolRequest(Struct, frozen=True):
     """A tool call of an MCP client."""
 
     name: str
@@ -69,9 +69,9 @@ class McpTools:
             sinks: Receive the records; a call that cannot be recorded is not run.
             settings: Limits the text of a result, the duration and the concurrency of calls.
         """
-        self._ports = Ports(_NoModel(), executor, policy, approver or NobodyThere())
+        self._ports = Ports(_NoModel(), executor, policy, approver or NoApprover())
         self._capabilities, self._sinks, self._settings = capabilities, sinks, settings
-        self._places = asyncio.Semaphore(settings.max_parallel)
+        self._slots = asyncio.Semaphore(settings.max_parallel)
         self._seen: Sequence[Tool] | None = None
         self._tools = Toolset()
 
@@ -84,13 +84,15 @@ class McpTools:
             self._tools, self._seen = Toolset(able, like=seen), seen
         return self._tools
 
-    async def call(self, asking: Asking, heard: Heard, deadline: Deadline) -> ToolResult:
+    async def call(
+        self, request: McpToolRequest, on_output: ProgressCallback, deadline: Deadline
+    ) -> ToolResult:
         """Execute one call; every failure becomes a result."""
-        text = msgspec.json.encode(asking.arguments).decode()
-        call = ToolCall(CALL_ID, asking.name, text)
+        text = msgspec.json.encode(request.arguments).decode()
+        call = ToolCall(CALL_ID, request.name, text)
         reply = Reply(calls=(call,), finish=Finish.CALLS, model=_NoModel.model)
         state = new_run(
-            (user(f"The MCP client {asking.client!r} asks for {asking.name!r}."), reply)
+            (user(f"The MCP client {request.client!r} asks for {request.name!r}."), reply)
         )
         bus = Bus(state.run_id, self._sinks)
 
@@ -101,14 +103,14 @@ class McpTools:
         record(RunStarted(_NoModel.model, state.opening, self._settings, Profile()))
         if bus.failures:
             text = "It could not be recorded, so it was not run. Explain this to the user."
-            return failure(CALL_ID, asking.name, ErrorKind.INTERNAL, f"Error: {text}")
+            return failure(CALL_ID, request.name, ErrorKind.INTERNAL, f"Error: {text}")
         turn = Turn(self._ports, self._settings, self.tools(), deadline)
-        result = _waiting(asking)
-        async with self._places, aclosing(run_calls(state, turn)) as events:
+        result = _approval_pending(request)
+        async with self._slots, aclosing(run_calls(state, turn)) as events:
             async for event in events:
                 record(event)
                 if isinstance(event, CallOutput):
-                    await heard(event.text)
+                    await on_output(event.text)
                 elif isinstance(event, CallFinished):
                     result = event.result
         stop = Stop.CANCELLED if deadline.cancelled else Stop.COMPLETED
@@ -131,7 +133,7 @@ class McpTools:
     async def _on_list(
         self, context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_described(tool) for tool in self.tools()])
+        return types.ListToolsResult(tools=[_to_mcp_tool(tool) for tool in self.tools()])
 
     async def _on_call(
         self, context: Context, params: types.CallToolRequestParams
@@ -147,35 +149,35 @@ class McpTools:
             await context.session.report_progress(reports, message=text)
 
         deadline = Deadline(self._settings.max_seconds)
-        tool_request = Asking(params.name, params.arguments or {}, client)
+        tool_request = McpToolRequest(params.name, params.arguments or {}, client)
         # A separate task: the SDK cancels repeatedly, which would interrupt the clean-up.
         work = asyncio.create_task(self.call(tool_request, report, deadline))
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
-            await _ended(work, deadline)
+            await _cancel_call(work, deadline)
             raise
-        return _answer(work.result())
+        return _to_mcp_result(work.result())
 
 
-async def _ended(work: asyncio.Task[ToolResult], deadline: Deadline) -> None:
+async def _cancel_call(work: asyncio.Task[ToolResult], deadline: Deadline) -> None:
     """Cancel a call and wait until it has ended, shielded from further cancellation."""
     from anyio import CancelScope
 
     with CancelScope(shield=True):
         deadline.cancel()
-        await asyncio.wait([work], timeout=PATIENCE)
+        await asyncio.wait([work], timeout=CANCEL_TIMEOUT_S)
         if not work.done():
             work.cancel()
-            await asyncio.wait([work], timeout=PATIENCE)
+            await asyncio.wait([work], timeout=CANCEL_TIMEOUT_S)
 
 
-def _waiting(asking: Asking) -> ToolResult:
-    text = f"Error: Tool {asking.name!r} was not run: it waits for a person's approval. Ask later."
-    return failure(CALL_ID, asking.name, ErrorKind.PERMISSION_DENIED, text)
+def _approval_pending(request: McpToolRequest) -> ToolResult:
+    text = f"Error: Tool {request.name!r} was not run: it waits for a person's approval. Ask later."
+    return failure(CALL_ID, request.name, ErrorKind.PERMISSION_DENIED, text)
 
 
-def _described(tool: Tool) -> types.Tool:
+def _to_mcp_tool(tool: Tool) -> types.Tool:
     return types.Tool(
         name=tool.name,
         description=tool.description,
@@ -188,7 +190,7 @@ def _described(tool: Tool) -> types.Tool:
     )
 
 
-def _answer(result: ToolResult) -> types.CallToolResult:
+def _to_mcp_result(result: ToolResult) -> types.CallToolResult:
     content: list[types.ContentBlock] = [
         types.ImageContent(data=block.data, mime_type=block.media_type)
         if isinstance(block, ImageBlock)

@@ -15,7 +15,7 @@ from mcp.types import jsonrpc_message_adapter
 from evoclaw.api.mcp_server import McpTools
 from evoclaw.core.errors import ConfigError
 
-MAX_MESSAGE = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 """The limit of one message; the same as over HTTP."""
 
 Inbound = MemoryObjectSendStream[SessionMessage | Exception]
@@ -46,8 +46,8 @@ async def _streams() -> AsyncGenerator[
     async with AsyncExitStack() as stack:
         for stream in (to_us, inbound, outbound, to_it):
             stack.callback(stream.close)
-        source, sink = _take_over(stack)
-        reader = asyncio.StreamReader(limit=MAX_MESSAGE)
+        source, sink = _redirect_stdio(stack)
+        reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         loop = asyncio.get_running_loop()
         try:
             incoming, _ = await loop.connect_read_pipe(
@@ -60,8 +60,8 @@ async def _streams() -> AsyncGenerator[
         stack.callback(incoming.close)
         stack.callback(os.close, sink)
         pumps = [
-            asyncio.create_task(_listen(reader, to_us)),
-            asyncio.create_task(_tell(to_it, sink)),
+            asyncio.create_task(_read_messages(reader, to_us)),
+            asyncio.create_task(_write_messages(to_it, sink)),
         ]
         try:
             yield inbound, outbound
@@ -74,7 +74,7 @@ async def _streams() -> AsyncGenerator[
             await asyncio.wait(pumps)
 
 
-def _take_over(stack: AsyncExitStack) -> tuple[int, int]:
+def _redirect_stdio(stack: AsyncExitStack) -> tuple[int, int]:
     source, sink = os.dup(0), os.dup(1)
     originals = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -95,26 +95,26 @@ def _take_over(stack: AsyncExitStack) -> tuple[int, int]:
     return source, sink
 
 
-async def _listen(reader: asyncio.StreamReader, to_us: Inbound) -> None:
+async def _read_messages(reader: asyncio.StreamReader, incoming: Inbound) -> None:
     try:
         while line := await reader.readline():
             try:
                 item = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
             except ValueError as problem:
-                await to_us.send(problem)
+                await incoming.send(problem)
                 continue
-            await to_us.send(item)
+            await incoming.send(item)
     except ValueError:
         # The line exceeds the limit, so the start of the next message is unknown.
         return
     except (anyio.ClosedResourceError, anyio.BrokenResourceError):
         return
     finally:
-        to_us.close()
+        incoming.close()
 
 
-async def _tell(to_it: Outbound, sink: int) -> None:
-    async for item in to_it:
+async def _write_messages(outgoing: Outbound, sink: int) -> None:
+    async for item in outgoing:
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
             await _write(sink, text.encode() + b"\n")
@@ -129,10 +129,10 @@ async def _write(sink: int, data: bytes) -> None:
         try:
             rest = rest[os.write(sink, rest[:65_536]) :]
         except BlockingIOError:
-            await _writable(sink)
+            await _wait_writable(sink)
 
 
-async def _writable(sink: int) -> None:
+async def _wait_writable(sink: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_writer(sink, lambda: None if ready.done() else ready.set_result(None))

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from evoclaw.api.errors import NotGiven
+from evoclaw.api.errors import DependencyMissing
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
@@ -17,8 +17,8 @@ from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
-from evoclaw.orchestrator.people.access import Access
-from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.access import AccessControl
+from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.sessions import Conversations
@@ -27,7 +27,7 @@ from evoclaw.workflows.workflows import Workflows
 T = TypeVar("T")
 
 
-class Refusal(Struct, frozen=True):
+class RefusedRequest(Struct, frozen=True):
     """A request that was refused: not authenticated, or not authorized."""
 
     status: int
@@ -42,7 +42,7 @@ class Refusal(Struct, frozen=True):
     """The error code."""
 
 
-class Device(Protocol):
+class PairedDevice(Protocol):
     """A paired edge."""
 
     @property
@@ -71,18 +71,18 @@ class Device(Protocol):
         ...
 
 
-class Devices(Protocol):
+class DeviceRegistry(Protocol):
     """The paired edges, and invitations for new ones."""
 
-    def all(self) -> Sequence[Device]:
+    def all(self) -> Sequence[PairedDevice]:
         """All paired edges."""
         ...
 
-    def get(self, agent_id: str) -> Device | None:
+    def get(self, agent_id: str) -> PairedDevice | None:
         """A paired edge by its id."""
         ...
 
-    async def approve(self, agent_id: str, seen: str = "") -> Device:
+    async def approve(self, agent_id: str, seen: str = "") -> PairedDevice:
         """Approve the waiting tools; fails if they differ from the surface that was `seen`."""
         ...
 
@@ -95,7 +95,7 @@ class Devices(Protocol):
         ...
 
 
-class AuditBook(Protocol):
+class AuditReader(Protocol):
     """The audit log."""
 
     async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
@@ -107,7 +107,7 @@ class AuditBook(Protocol):
         ...
 
 
-class Tools(Protocol):
+class ToolDirectory(Protocol):
     """The tools of this orchestrator."""
 
     def offered(self) -> Sequence[Tool]:
@@ -145,7 +145,7 @@ class SkillProblem(Struct, frozen=True):
     """False if the skill only does not support this machine."""
 
 
-class Skills(Protocol):
+class SkillDirectory(Protocol):
     """The skills of this orchestrator."""
 
     def all(self) -> Sequence[SkillView]:
@@ -173,7 +173,7 @@ class StopView(Struct, frozen=True, omit_defaults=True):
     at: float = 0.0
 
 
-class Stops(Protocol):
+class EmergencyStops(Protocol):
     """The emergency stop."""
 
     def all(self) -> Sequence[StopView]:
@@ -189,7 +189,7 @@ class Stops(Protocol):
         ...
 
 
-class SheetView(Struct, frozen=True):
+class CanvasView(Struct, frozen=True):
     """The canvas of a session."""
 
     title: str
@@ -200,10 +200,10 @@ class SheetView(Struct, frozen=True):
     """When it was written; Unix seconds."""
 
 
-class Canvases(Protocol):
+class CanvasViews(Protocol):
     """The canvases of sessions."""
 
-    async def shown(self, tenant: str, session_id: str) -> SheetView | None:
+    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
         """The canvas of a session; None if it is empty."""
         ...
 
@@ -247,7 +247,7 @@ class PolicyQuestion(Struct, frozen=True):
     """Overrides the agent's autonomy level."""
 
 
-class StepView(Struct, frozen=True):
+class PolicyStepView(Struct, frozen=True):
     """The verdict of one policy."""
 
     policy: str
@@ -266,16 +266,16 @@ class PolicyAnswer(Struct, frozen=True):
     reason_for_model: str
     by: str
     """The policy that decided; empty if no policy objects."""
-    steps: tuple[StepView, ...]
+    steps: tuple[PolicyStepView, ...]
     """The verdict of each policy, in order."""
     effects: dict[str, JSON]
     """The effects of the call, as far as they are known."""
 
 
-class Policies(Protocol):
+class PolicyExplainer(Protocol):
     """Shows the policies, and explains their verdicts."""
 
-    async def shown(self) -> PolicyView:
+    async def describe(self) -> PolicyView:
         """The rules and settings that are in force now."""
         ...
 
@@ -284,7 +284,7 @@ class Policies(Protocol):
         ...
 
 
-class Remembers(Protocol):
+class UserMemory(Protocol):
     """The memory of one user."""
 
     async def search(
@@ -304,66 +304,66 @@ class Remembers(Protocol):
         ...
 
 
-Check = Callable[[], Awaitable[str]]
+ReadinessCheck = Callable[[], Awaitable[str]]
 """Returns what is wrong with a component; empty if it is ready."""
 
 
-def forget(refusal: Refusal) -> None:
+def ignore_refusal(refusal: RefusedRequest) -> None:
     """The default of `on_refused`: only the counters and the log have it."""
 
 
-def uncounted(method: str, route: str, status: int, seconds: float) -> None:
+def ignore_request(method: str, route: str, status: int, seconds: float) -> None:
     """The default of `on_response`: records nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class ApiDependencies:
     """The dependencies of the routes. A route whose dependency is None answers 503."""
 
-    access: Access
+    access: AccessControl
     """Authenticates tokens."""
     settings: ServerSettings = ServerSettings()
     runs: Runs | None = None
-    talks: Conversations | None = None
+    conversations: Conversations | None = None
     """Sessions, questions and agents of one tenant; `of` gives those of another."""
-    approvals: Approvals | None = None
+    approvals: CallApprovals | None = None
     orchestrator: Orchestrator | None = None
     """The fleet."""
-    devices: Devices | None = None
+    devices: DeviceRegistry | None = None
     ledger: Ledger | None = None
-    audit: AuditBook | None = None
-    tools: Tools | None = None
-    skills: Skills | None = None
-    stops: Stops | None = None
-    canvases: Canvases | None = None
-    policies: Policies | None = None
+    audit: AuditReader | None = None
+    tools: ToolDirectory | None = None
+    skills: SkillDirectory | None = None
+    stops: EmergencyStops | None = None
+    canvases: CanvasViews | None = None
+    policies: PolicyExplainer | None = None
     receipts: ReceiptArchive | None = None
     """The signed receipts of devices."""
-    replaying: Semaphore = field(default_factory=lambda: Semaphore(2))
+    replay_slots: Semaphore = field(default_factory=lambda: Semaphore(2))
     """Limits concurrent replays, forks and comparisons: each takes a processor."""
-    memory: Callable[[str, str], Remembers] | None = None
+    memory: Callable[[str, str], UserMemory] | None = None
     """Returns the memory of a tenant's user."""
     workflows: Workflows | None = None
     metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
     """Renders all metrics in the Prometheus format."""
-    counted: Callable[[str, str, int, float], None] = uncounted
+    on_response: Callable[[str, str, int, float], None] = ignore_request
     """Called for each response: method, route, status, and the seconds until it started."""
-    figures: MetricsReader | None = None
+    metrics_reader: MetricsReader | None = None
     """Reads metrics from stored records."""
-    checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
+    checks: Mapping[str, ReadinessCheck] = field(default_factory=dict[str, ReadinessCheck])
     """The readiness checks by name: store, broker, provider."""
-    refused: Callable[[Refusal], None] = forget
+    on_refused: Callable[[RefusedRequest], None] = ignore_refusal
     """Called for each refused request, for the audit log."""
-    operator: str = "local"
+    operator_tenant: str = "local"
     """The tenant that owns this machine: only it may see the fleet, the policies and the stops."""
-    routes: Sequence[Any] = ()
+    extra_routes: Sequence[Any] = ()
     """Further routes, such as those of channels and the dashboard."""
-    more: Mapping[type, object] = field(default_factory=dict[type, object])
+    extras: Mapping[type, object] = field(default_factory=dict[type, object])
     """The dependencies of the extra routes, by type."""
 
     def get(self, kind: type[T]) -> T:
         """A dependency of an extra route; `DependencyMissing` if this process does not have it."""
-        found = self.more.get(kind)
+        found = self.extras.get(kind)
         if not isinstance(found, kind):
-            raise NotGiven(f"This process does not provide {kind.__name__}.")
+            raise DependencyMissing(f"This process does not provide {kind.__name__}.")
         return found

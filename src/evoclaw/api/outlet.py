@@ -12,128 +12,128 @@ from typing import Any
 
 from litestar.types import Send
 
-from evoclaw.core.eager import begin
+from evoclaw.core.eager import start_eagerly
 
-BEAT = b": still here\n\n"
-AHEAD = 64
+HEARTBEAT_FRAME = b": still here\n\n"
+MAX_BUFFERED_FRAMES = 64
 """Frames that are buffered before the source is paused."""
-STALL = 30.0
+SEND_TIMEOUT_S = 30.0
 """How long a client may read nothing before its stream is closed."""
 
 
-class Outlet:
+class EventSender:
     """Sends frames to one client in order, and heartbeats when there are none."""
 
-    def __init__(self, send: Send, beat: float) -> None:
+    def __init__(self, send: Send, heartbeat_s: float) -> None:
         """Start the heartbeat timer.
 
         Args:
             send: The ASGI send function of the response.
             beat: Seconds without a frame after which a heartbeat is sent.
         """
-        self._send, self._beat = send, beat
+        self._send, self._heartbeat_s = send, heartbeat_s
         self._loop = asyncio.get_running_loop()
         self._pieces: list[bytes] = []
-        self._due = False
-        self._waiting: asyncio.Task[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-        self.given_up: asyncio.Future[None] = self._loop.create_future()
+        self._is_flush_scheduled = False
+        self._pending_send: asyncio.Task[None] | None = None
+        self._space_available: asyncio.Future[None] | None = None
+        self.failed: asyncio.Future[None] = self._loop.create_future()
         """Done when nothing more can be sent: the client reads nothing, or a send failed."""
-        self._last = self._loop.time()
-        self._timer = self._loop.call_later(beat, self._look)
+        self._last_sent_at = self._loop.time()
+        self._timer = self._loop.call_later(heartbeat_s, self._check_heartbeat)
 
     def put(self, piece: bytes) -> None:
         """Buffer a frame; the next iteration of the event loop sends all buffered frames."""
         self._pieces.append(piece)
-        if not self._due and self._waiting is None:
-            self._due = True
+        if not self._is_flush_scheduled and self._pending_send is None:
+            self._is_flush_scheduled = True
             self._loop.call_soon(self._flush)
 
     @property
     def is_full(self) -> bool:
         """Whether the buffer is full."""
-        return len(self._pieces) >= AHEAD
+        return len(self._pieces) >= MAX_BUFFERED_FRAMES
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait until the buffer has space."""
         while self.is_full:
-            if self._room is None:
-                self._room = self._loop.create_future()
-            await self._room
+            if self._space_available is None:
+                self._space_available = self._loop.create_future()
+            await self._space_available
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         """Send the buffered frames and end the response."""
-        while self._pieces or self._waiting is not None:
-            if self.given_up.done():
+        while self._pieces or self._pending_send is not None:
+            if self.failed.done():
                 return
-            if self._waiting is None:
+            if self._pending_send is None:
                 self._flush()
             else:
-                await asyncio.wait([self._waiting])
-        if not self.given_up.done():
-            self._begin(b"", more=False)
-            if self._waiting is not None:
-                await asyncio.wait([self._waiting])
+                await asyncio.wait([self._pending_send])
+        if not self.failed.done():
+            self._start_send(b"", more=False)
+            if self._pending_send is not None:
+                await asyncio.wait([self._pending_send])
 
     async def close(self) -> None:
         """Cancel the timer and the pending send."""
         self._timer.cancel()
         self._pieces.clear()
-        if self._waiting is not None:
-            self._waiting.cancel()
-            await asyncio.wait([self._waiting])
+        if self._pending_send is not None:
+            self._pending_send.cancel()
+            await asyncio.wait([self._pending_send])
 
     def _flush(self) -> None:
-        self._due = False
-        if self._pieces and self._waiting is None and not self.given_up.done():
+        self._is_flush_scheduled = False
+        if self._pieces and self._pending_send is None and not self.failed.done():
             body = b"".join(self._pieces)
             self._pieces.clear()
-            self._last = self._loop.time()
-            self._begin(body)
-            self._make_room()
+            self._last_sent_at = self._loop.time()
+            self._start_send(body)
+            self._signal_space()
 
-    def _make_room(self) -> None:
-        if self._room is not None:
-            if not self._room.done():
-                self._room.set_result(None)
-            self._room = None
+    def _signal_space(self) -> None:
+        if self._space_available is not None:
+            if not self._space_available.done():
+                self._space_available.set_result(None)
+            self._space_available = None
 
-    def _begin(self, body: bytes, *, more: bool = True) -> None:
+    def _start_send(self, body: bytes, *, more: bool = True) -> None:
         """Send; a task is created only if the client is behind."""
         try:
-            rest = begin(self._sent(body, more))
+            rest = start_eagerly(self._send_chunk(body, more))
         except BaseException:
-            self._give_up()
+            self._fail()
             raise
         if rest is not None:
-            self._waiting = asyncio.create_task(self._patiently(rest))
+            self._pending_send = asyncio.create_task(self._finish_send(rest))
             # A task that is cancelled before it starts does not close its coroutine.
-            self._waiting.add_done_callback(lambda _: rest.close())
+            self._pending_send.add_done_callback(lambda _: rest.close())
 
-    async def _sent(self, body: bytes, more: bool) -> None:
+    async def _send_chunk(self, body: bytes, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _patiently(self, rest: Coroutine[Any, Any, None]) -> None:
+    async def _finish_send(self, rest: Coroutine[Any, Any, None]) -> None:
         try:
-            async with asyncio.timeout(STALL):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 await rest
         except TimeoutError:
-            self._give_up()  # the client reads nothing, so an error frame would not arrive either
+            self._fail()  # the client reads nothing, so an error frame would not arrive either
         except BaseException:
-            self._give_up()
+            self._fail()
             raise
         finally:
-            self._waiting = None
+            self._pending_send = None
         self._flush()
 
-    def _give_up(self) -> None:
-        if not self.given_up.done():
-            self.given_up.set_result(None)
+    def _fail(self) -> None:
+        if not self.failed.done():
+            self.failed.set_result(None)
 
-    def _look(self) -> None:
-        left = self._last + self._beat - self._loop.time()
+    def _check_heartbeat(self) -> None:
+        left = self._last_sent_at + self._heartbeat_s - self._loop.time()
         if left <= 0:
-            left = self._beat
-            if self._waiting is None:
-                self.put(BEAT)
-        self._timer = self._loop.call_later(left, self._look)
+            left = self._heartbeat_s
+            if self._pending_send is None:
+                self.put(HEARTBEAT_FRAME)
+        self._timer = self._loop.call_later(left, self._check_heartbeat)

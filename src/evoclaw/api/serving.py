@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from litestar import Litestar
 
 LOG = logging.getLogger("evoclaw.api")
-UNHEARD = 30_000
+TCP_USER_TIMEOUT_MS = 30_000
 """After this time the kernel closes a connection whose peer acknowledges nothing."""
-BUFFER = 256 << 10
+SEND_BUFFER_BYTES = 256 << 10
 """The kernel's send buffer of one connection."""
-IDLE = 30
+KEEP_ALIVE_TIMEOUT_S = 30
 """How long an idle connection stays open for its next request."""
 
 
@@ -37,26 +37,26 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
     """
     listening = listen(settings.host, settings.port)
     port: int = listening.getsockname()[1]
-    app.state["request_gate"].hosts = hosts_of(settings.host, port, settings.names)
+    app.state["request_gate"].hosts = allowed_hosts(settings.host, port, settings.names)
     secure = settings.tls_cert is not None
     if not secure and not is_loopback(settings.host):
         LOG.warning(
             "tokens are sent to %s unencrypted: set tls_cert and tls_key in [server]", settings.host
         )
-    async with running(app, listening, settings) as stopping:
+    async with running_server(app, listening, settings) as stopping:
         try:
-            yield f"{'https' if secure else 'http'}://{shown(settings.host)}:{port}"
+            yield f"{'https' if secure else 'http'}://{url_host(settings.host)}:{port}"
         finally:
             stopping.should_exit = True
             app.state["watchers"].closing.set()
 
 
 @asynccontextmanager
-async def running(
+async def running_server(
     app: Any, listening: socket.socket, settings: ServerSettings
 ) -> AsyncGenerator[uvicorn.Server]:
     """Serve any ASGI application while the block runs."""
-    from evoclaw.api.strict import MOST_BYTES, StrictProtocol
+    from evoclaw.api.strict import MAX_HEAD_BYTES, StrictProtocol
 
     if settings.tls_key is not None and settings.tls_cert is None:
         listening.close()
@@ -64,7 +64,7 @@ async def running(
     config = uvicorn.Config(
         app,
         http=StrictProtocol,
-        h11_max_incomplete_event_size=MOST_BYTES,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -72,10 +72,10 @@ async def running(
         server_header=False,
         proxy_headers=False,
         limit_concurrency=settings.connections,
-        timeout_keep_alive=IDLE,
+        timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
         timeout_graceful_shutdown=max(1, round(settings.stop_within_s)),
-        ssl_certfile=_file(settings.tls_cert),
-        ssl_keyfile=_file(settings.tls_key),
+        ssl_certfile=_path_text(settings.tls_cert),
+        ssl_keyfile=_path_text(settings.tls_key),
     )
     try:
         config.load()
@@ -83,9 +83,9 @@ async def running(
         listening.close()
         text = f"cannot load the TLS certificate or key of [server]: {problem}"
         raise ConfigError(text) from None
-    server = _Quiet(config)
+    server = _EmbeddedServer(config)
     task = asyncio.create_task(server.serve([listening]))
-    up = asyncio.create_task(server.up.wait())
+    up = asyncio.create_task(server.started_event.wait())
     try:
         await asyncio.wait((task, up), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -103,12 +103,12 @@ async def running(
         listening.close()
 
 
-class _Quiet(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
     """Installs no signal handlers, and sets an event when it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.up = asyncio.Event()
+        self.started_event = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -116,10 +116,10 @@ class _Quiet(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.up.set()
+        self.started_event.set()
 
 
-def _file(path: Path | None) -> str | None:
+def _path_text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
@@ -144,25 +144,25 @@ def listen(host: str, port: int) -> socket.socket:
     # protocol, and these do not: a response in two writes would wait 40 ms for the client's ACK.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A client that reads nothing holds little memory, and only for a limited time.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
     return listening
 
 
-def shown(host: str) -> str:
+def url_host(host: str) -> str:
     """A host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
-def hosts_of(host: str, port: int, names: Iterable[str]) -> frozenset[str] | None:
+def allowed_hosts(host: str, port: int, names: Iterable[str]) -> frozenset[str] | None:
     """The accepted `Host` headers; None if they are unknown: then only the token protects."""
     accepted = {name.lower() for name in names}
     if host in ("0.0.0.0", "::", "") and not accepted:
         return None
     if is_loopback(host):
         accepted |= {"127.0.0.1", "localhost", "[::1]"}
-    accepted.add(shown(host).lower())
+    accepted.add(url_host(host).lower())
     return frozenset(accepted | {f"{name}:{port}" for name in accepted})
 
 

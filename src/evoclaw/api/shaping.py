@@ -17,21 +17,21 @@ from msgspec import Struct
 
 from evoclaw.core.messages import JSON, is_array, is_object
 
-BELOW = "#/components/schemas/"
+SCHEMA_REF_PREFIX = "#/components/schemas/"
 
 
-def shape(document: dict[str, JSON], app: Litestar) -> None:
+def use_msgspec_schemas(document: dict[str, JSON], app: Litestar) -> None:
     """Replace the schemas of the document, and drop those that nothing refers to."""
     kinds = list(_structs(app))
-    _, exact = msgspec.json.schema_components(kinds, ref_template=BELOW + "{name}")
+    _, exact = msgspec.json.schema_components(kinds, ref_template=SCHEMA_REF_PREFIX + "{name}")
     found: dict[str, JSON] = document["components"]["schemas"]
-    names = {kind: _name(kind, exact) for kind in kinds}
+    names = {kind: _msgspec_name(kind, exact) for kind in kinds}
     for kind, name in names.items():
-        for known in _names(kind):
+        for known in _litestar_names(kind):
             if known in found and known != name:
-                found[known] = {"$ref": BELOW + name}
+                found[known] = {"$ref": SCHEMA_REF_PREFIX + name}
     found |= exact
-    used = _used(document)
+    used = _referenced_schemas(document)
     for name in [name for name in found if name not in used]:
         del found[name]
 
@@ -60,20 +60,20 @@ def routes_of(app: Litestar) -> Iterator[HTTPRouteHandler]:
             )
 
 
-def _name(kind: type[Struct], exact: Container[str]) -> str:
+def _msgspec_name(kind: type[Struct], exact: Container[str]) -> str:
     """The schema name of msgspec: the qualified name if two structs share a class name."""
     qualified = f"{kind.__module__}.{kind.__qualname__}"
     return qualified if qualified in exact else kind.__name__
 
 
-def _names(kind: type[Struct]) -> Iterator[str]:
+def _litestar_names(kind: type[Struct]) -> Iterator[str]:
     """The possible schema names of Litestar: with as many module names as make it unique."""
     parts = kind.__module__.split(".")
     for first in range(len(parts), -1, -1):
         yield "_".join([*parts[first:], kind.__name__])
 
 
-def _used(document: dict[str, JSON]) -> set[str]:
+def _referenced_schemas(document: dict[str, JSON]) -> set[str]:
     """The names of the schemas that something refers to."""
     schemas = document["components"]["schemas"]
     outside = {key: value for key, value in document.items() if key != "components"}
@@ -91,8 +91,8 @@ def _used(document: dict[str, JSON]) -> set[str]:
 def _references(value: Any) -> Iterator[str]:
     if is_object(value):
         reference = value.get("$ref")
-        if isinstance(reference, str) and reference.startswith(BELOW):
-            yield reference.removeprefix(BELOW)
+        if isinstance(reference, str) and reference.startswith(SCHEMA_REF_PREFIX):
+            yield reference.removeprefix(SCHEMA_REF_PREFIX)
         for inner in value.values():
             yield from _references(inner)
     elif is_array(value):

@@ -20,25 +20,25 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 from msgspec import Struct
 
-from evoclaw.api.auth import unknown_caller
-from evoclaw.api.errors import LOG, Refused, fault, refusal_of
-from evoclaw.api.outlet import Outlet
+from evoclaw.api.auth import unauthorized
+from evoclaw.api.errors import LOG, ApiError, internal_error, to_api_error
+from evoclaw.api.outlet import EventSender
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.people.access import Access, Caller
+from evoclaw.orchestrator.people.access import AccessControl, Caller
 
 EVENT_STREAM = "text/event-stream"
-GOOD_FOR = 10.0
+TOKEN_RECHECK_INTERVAL_S = 10.0
 """How often an open stream checks its token again: a revoked token ends the stream."""
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_NO_BUFFERING_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Proxies must neither cache nor buffer a stream."""
 
 
-Good = Callable[[], Awaitable[bool]]
+TokenCheck = Callable[[], Awaitable[bool]]
 """Whether the token of the client is still valid."""
 
 
-async def _always() -> bool:
+async def _always_valid() -> bool:
     return True
 
 
@@ -53,7 +53,7 @@ class StreamedEvent(Struct, frozen=True):
     """The value of `Last-Event-ID` to resume after this event, if the stream supports it."""
 
 
-def streams(description: str) -> dict[int, ResponseSpec]:
+def event_stream_responses(description: str) -> dict[int, ResponseSpec]:
     """The OpenAPI response of a route that streams events."""
     response = ResponseSpec(
         StreamedEvent, media_type=EVENT_STREAM, generate_examples=False, description=description
@@ -78,8 +78,8 @@ class Watchers:
     """The open event streams: limits per process and per caller, and a signal on shutdown."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._most, self._each = settings.watchers, settings.watchers_per_caller
-        self.beat = settings.heartbeat_s
+        self._max_streams, self._max_per_caller = settings.watchers, settings.watchers_per_caller
+        self.heartbeat_s = settings.heartbeat_s
         self._open: Counter[str] = Counter()
         self.closing = asyncio.Event()
         """Set on shutdown."""
@@ -92,12 +92,12 @@ class Watchers:
     def check(self, caller: str) -> None:
         """Refuse another stream if there are too many."""
         if self.closing.is_set():
-            raise Refused(
+            raise ApiError(
                 503, "draining", "This process is shutting down. Try again.", retry_after=1
             )
-        if self.count >= self._most or self._open[caller] >= self._each:
+        if self.count >= self._max_streams or self._open[caller] >= self._max_per_caller:
             text = "Too many event streams are open. Close one, or read the records instead."
-            raise Refused(429, "too_many_watchers", text, retry_after=self.beat)
+            raise ApiError(429, "too_many_watchers", text, retry_after=self.heartbeat_s)
 
     @contextmanager
     def watching(self, caller: str) -> Generator[None]:
@@ -120,9 +120,9 @@ class EventStream(ASGIResponse):
     def __init__(
         self, frames: AsyncGenerator[bytes, None], watchers: Watchers, caller: str
     ) -> None:
-        super().__init__(headers=dict(_HEADERS), media_type=EVENT_STREAM)
+        super().__init__(headers=dict(_NO_BUFFERING_HEADERS), media_type=EVENT_STREAM)
         self._frames, self._watchers, self._caller = frames, watchers, caller
-        self.is_good: Good = _always
+        self.is_token_valid: TokenCheck = _always_valid
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond, unless concurrent requests have reached the limit of streams meanwhile."""
@@ -131,39 +131,39 @@ class EventStream(ASGIResponse):
 
     async def send_body(self, send: Send, receive: Receive) -> None:
         """Send until the frames end, the client leaves or stops reading, or the process stops."""
-        sender = Outlet(send, self._watchers.beat)
-        sending = asyncio.create_task(_tell(self._frames, sender))
-        disconnected = asyncio.create_task(_gone(receive))
+        sender = EventSender(send, self._watchers.heartbeat_s)
+        sending = asyncio.create_task(_send_frames(self._frames, sender))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         closing = asyncio.create_task(self._watchers.closing.wait())
-        revoked = asyncio.create_task(_end(self.is_good))
+        revoked = asyncio.create_task(_wait_for_revocation(self.is_token_valid))
         tasks = (sending, disconnected, closing, revoked)
         try:
-            await asyncio.wait((*tasks, sender.given_up), return_when=asyncio.FIRST_COMPLETED)
-            last = _last_words(sending, closing, revoked)
+            await asyncio.wait((*tasks, sender.failed), return_when=asyncio.FIRST_COMPLETED)
+            last = _final_frame(sending, closing, revoked)
             await _stop(sending)
             if last:
                 sender.put(last)
             if not disconnected.done():
-                await sender.end()
+                await sender.finish()
         finally:
             await _stop(*tasks)
             await sender.close()
             await self._frames.aclose()
 
 
-def _last_words(
-    telling: asyncio.Task[None], closing: asyncio.Task[Any], ending: asyncio.Task[Refused]
+def _final_frame(
+    sending: asyncio.Task[None], closing: asyncio.Task[Any], revoked: asyncio.Task[ApiError]
 ) -> bytes:
     """The last event of a stream that ends early: an error cannot change the status any more."""
-    if ending.done():
-        return frame("error", ending.result().body)
-    problem = telling.exception() if telling.done() else None
+    if revoked.done():
+        return frame("error", revoked.result().body)
+    problem = sending.exception() if sending.done() else None
     if isinstance(problem, EvoClawError):
-        return frame("error", refusal_of(problem).body)
+        return frame("error", to_api_error(problem).body)
     if problem is not None:
         LOG.error("event stream failed", exc_info=problem)
-        return frame("error", fault().body)
-    if closing.done() and not telling.done():
+        return frame("error", internal_error().body)
+    if closing.done() and not sending.done():
         return frame("closing", {"message": "This process is shutting down. Connect again."})
     return b""
 
@@ -174,28 +174,28 @@ async def _stop(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _tell(frames: AsyncGenerator[bytes, None], outlet: Outlet) -> None:
+async def _send_frames(frames: AsyncGenerator[bytes, None], sender: EventSender) -> None:
     async for piece in frames:
-        outlet.put(piece)
-        if outlet.is_full:
-            await outlet.room()
+        sender.put(piece)
+        if sender.is_full:
+            await sender.wait_for_space()
 
 
-async def _end(is_good: Good) -> Refused:
+async def _wait_for_revocation(is_token_valid: TokenCheck) -> ApiError:
     """Wait until the token is revoked, has expired, or has other scopes."""
     while True:
-        await asyncio.sleep(GOOD_FOR)
+        await asyncio.sleep(TOKEN_RECHECK_INTERVAL_S)
         try:
-            if not await is_good():
-                return unknown_caller()
+            if not await is_token_valid():
+                return unauthorized()
         except EvoClawError as error:
             LOG.warning("event stream closed: its token could not be checked: %s", error)
-            return refusal_of(error)  # fails closed
+            return to_api_error(error)  # fails closed
 
 
 def watchers_of(request: Request[Any, Any, Any]) -> Watchers:
@@ -218,15 +218,15 @@ def event_stream(
     watchers.check(name)
     stream = EventStream(frames, watchers, name)
     if caller is not None:
-        stream.is_good = _looked_at(request, caller)
+        stream.is_token_valid = _token_check(request, caller)
     return stream
 
 
-def _looked_at(request: Request[Any, Any, Any], caller: Caller) -> Good:
-    access = cast("Access", request.app.state["access"])
+def _token_check(request: Request[Any, Any, Any], caller: Caller) -> TokenCheck:
+    access = cast("AccessControl", request.app.state["access"])
     _, _, bearer = request.headers.get("authorization", "").partition(" ")
 
     async def is_good() -> bool:
-        return await access.caller(bearer.strip()) == caller
+        return await access.authenticate(bearer.strip()) == caller
 
     return is_good

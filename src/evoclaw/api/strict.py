@@ -15,16 +15,16 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_BYTES = 32 << 10
+MAX_HEAD_BYTES = 32 << 10
 """The limit of the request line and headers together."""
-MOST_HEADERS = 100
-OPENING = 15.0
+MAX_HEADERS = 100
+HEAD_TIMEOUT_S = 15.0
 """How long a client may take to send the request line and headers."""
-ONCE = frozenset(
+SINGLE_HEADERS = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization", b"origin"}
 )
 """Headers that may occur only once: a second value would be ambiguous."""
-_END = re.compile(rb"\n\r?\n")
+_HEAD_END = re.compile(rb"\n\r?\n")
 
 
 def problem_with(head: bytes) -> str:
@@ -38,26 +38,26 @@ def problem_with(head: bytes) -> str:
     if head.count(b"\n") != head.count(b"\r\n") or head.count(b"\r") != head.count(b"\r\n"):
         return "line end"
     _, *lines = head.removesuffix(b"\r\n").split(b"\r\n")
-    if len(lines) > MOST_HEADERS:
+    if len(lines) > MAX_HEADERS:
         return "too many headers"
     if any(line[:1] in (b" ", b"\t", b"") for line in lines):
         return "folded header"
     names = Counter(line.partition(b":")[0].lower() for line in lines)
-    if any(names[name] > 1 for name in ONCE):
+    if any(names[name] > 1 for name in SINGLE_HEADERS):
         return "header given twice"
     if names[b"content-length"] and names[b"transfer-encoding"]:
         return "two lengths"
     return ""
 
 
-class Strict(h11.Connection):
+class StrictConnection(h11.Connection):
     """An h11 connection that refuses ambiguous requests."""
 
     def next_event(self) -> Any:
         """The next event; `RemoteProtocolError` for an ambiguous request."""
         if self.their_state is h11.IDLE:
             waiting, _ = self.trailing_data
-            found = _END.search(waiting)
+            found = _HEAD_END.search(waiting)
             if found is not None and (problem := problem_with(waiting[: found.start() + 1])):
                 raise h11.RemoteProtocolError(problem)
         return super().next_event()
@@ -68,36 +68,36 @@ class StrictProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn, self.access_log = Strict(h11.SERVER, MOST_BYTES), False
-        self._opening: asyncio.TimerHandle | None = None
+        self.conn, self.access_log = StrictConnection(h11.SERVER, MAX_HEAD_BYTES), False
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         """Start the header timeout of a new connection."""
         super().connection_made(transport)
-        self._expect()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse data; stop the header timeout once the headers are complete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._forget()
-        elif self._opening is None and not self.transport.is_closing():
-            self._expect()
+            self._cancel_head_timer()
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the header timeout."""
-        self._forget()
+        self._cancel_head_timer()
         super().connection_lost(exc)
 
-    def _expect(self) -> None:
-        self._opening = self.loop.call_later(OPENING, self._give_up)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._abort_slow_client)
 
-    def _forget(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            self._opening = None
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _give_up(self) -> None:
-        self._opening = None
+    def _abort_slow_client(self) -> None:
+        self._head_timer = None
         if self.conn.their_state is h11.IDLE:
             self.transport.abort()

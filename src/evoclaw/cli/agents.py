@@ -48,9 +48,9 @@ def _show(agent: str, *, as_json: bool) -> int:
 @click.option("--minutes", type=POSITIVE, default=15, metavar="N", help="Expire after N minutes")
 @click.option("--qr", is_flag=True, help="Print the link as a QR code too")
 def _invite(agent: str, *, minutes: int, qr: bool) -> int:
-    from evoclaw.wiring.pairing import invite
+    from evoclaw.wiring.pairing import invite_edge
 
-    invited = invite(agent, minutes * 60.0, os.environ)
+    invited = invite_edge(agent, minutes * 60.0, os.environ)
     print_out(f"evoclaw edge join {invited.url} --token {invited.token}")
     link = join_link(invited.url, invited.token, agent)
     print_err(f"or, with a link: {join_command(link)}")
@@ -92,11 +92,11 @@ async def _approve_tools(agent_id: str) -> None:
 
 
 async def _remove(agent_id: str) -> None:
-    from evoclaw.wiring.pairing import revoke
+    from evoclaw.wiring.pairing import revoke_edge
     from evoclaw.wiring.store import open_devices
 
     async with open_devices(os.environ) as devices:
-        await revoke(agent_id, os.environ, devices)
+        await revoke_edge(agent_id, os.environ, devices)
     print_out(f"{agent_id}: revoked")
 
 
@@ -130,7 +130,7 @@ async def _print_edges(*, as_json: bool) -> None:
     async with open_devices(os.environ) as known:
         devices = {device.agent_id: device for device in known.all()}
     async with open_fleet(os.environ) as orchestrator:
-        await orchestrator.settle(SETTLE_TIMEOUT_S)
+        await orchestrator.wait_until_settled(SETTLE_TIMEOUT_S)
         members = {member.agent_id: member for member in orchestrator.fleet.members()}
     names = sorted({*devices, *members})
     rows = [_row(name, members.get(name), devices.get(name)) for name in names]

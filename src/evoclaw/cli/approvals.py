@@ -16,14 +16,14 @@ from evoclaw.cli import exits
 from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.terminal import describe
+from evoclaw.cli.terminal import format_arguments
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
-from evoclaw.governance.approvals import HUMAN, Answerer
-from evoclaw.orchestrator.people.approvals import Approvals, Case
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer
+from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
 
-HOSTS = frozenset({"run", "edge", "up", "mcp"})
+HOST_COMMANDS = frozenset({"run", "edge", "up", "mcp"})
 """The commands whose processes run calls of models."""
 
 
@@ -48,8 +48,8 @@ def _list(*, as_json: bool) -> int:
 @_ID
 @json_option()
 def _show(id_: str, *, as_json: bool) -> int:
-    async def show(opened: Approvals) -> None:
-        _print_one(await _look(id_, opened), as_json=as_json)
+    async def show(opened: CallApprovals) -> None:
+        _print_one(await _get(id_, opened), as_json=as_json)
 
     return _with_approvals(show)
 
@@ -72,7 +72,7 @@ def _deny(id_: str, reason: str) -> int:
     return _with_approvals(lambda opened: _answer(id_, reason, opened, Decision.DENY))
 
 
-def _with_approvals(work: Callable[[Approvals], Awaitable[None]]) -> int:
+def _with_approvals(work: Callable[[CallApprovals], Awaitable[None]]) -> int:
     async def run() -> None:
         from evoclaw.wiring.oversight import open_approvals
 
@@ -83,46 +83,48 @@ def _with_approvals(work: Callable[[Approvals], Awaitable[None]]) -> int:
     return exits.OK
 
 
-async def _print_all(opened: Approvals, *, as_json: bool) -> None:
-    waiting, wide = await opened.waiting(), await opened.in_force()
+async def _print_all(opened: CallApprovals, *, as_json: bool) -> None:
+    waiting, wide = await opened.waiting(), await opened.session_approvals()
     if as_json:
         print_out([_row(case) for case in (*waiting, *wide)])
         return
     for case in waiting:
-        asking = case.asking
+        asking = case.request
         left = max(0.0, asking.expires_at - time.time())
         shown = one_line(msgspec.json.encode(asking.arguments).decode(), 60)
         print_out(f"{asking.id}  {clean(asking.scope.tool):12} {shown}  ({_hours(left)} left)")
     for case in wide:
-        print_out(f"{case.asking.id}  in force, used {case.uses}×: {clean(case.asking.scope.text)}")
+        print_out(
+            f"{case.request.id}  in force, used {case.uses}×: {clean(case.request.scope.description)}"
+        )
     if waiting:
         print_out("see `evoclaw approvals show ID`, then approve ID or deny ID")
     elif not wide:
         print_out("nothing waits for an approval")
 
 
-def _print_one(case: Case, *, as_json: bool) -> None:
+def _print_one(case: ApprovalCase, *, as_json: bool) -> None:
     if as_json:
         print_out(_row(case))
         return
-    asking, answer = case.asking, case.answered
-    print_out(f"{asking.id}: {case.standing}")
-    print_out(f"{clean(asking.scope.tool)} wants to run:\n{describe(asking.arguments)}")
+    asking, answer = case.request, case.answer
+    print_out(f"{asking.id}: {case.status}")
+    print_out(f"{clean(asking.scope.tool)} wants to run:\n{format_arguments(asking.arguments)}")
     print_out(f"reason: {clean(asking.reason)} ({asking.scope.code})")
-    print_out(f"on behalf of: {_whom(case)}, call {asking.request_id}")
+    print_out(f"on behalf of: {_principal(case)}, call {asking.request_id}")
     print_out(f"bound to: sha256 {asking.sha256}")
     print_out(f"asked {_when(asking.asked_at)}, expires {_when(asking.expires_at)}")
-    print_out(f"approve --session would cover {clean(asking.scope.text)}")
+    print_out(f"approve --session would cover {clean(asking.scope.description)}")
     if answer is not None:
         reason = f": {clean(answer.reason)}" if answer.reason else ""
         print_out(f"{answer.decision} by {clean(answer.by.name)} {_when(answer.at)}{reason}")
 
 
-async def _answer(id_: str, reason: str, opened: Approvals, decision: Decision) -> None:
-    case, by = await _look(id_, opened), person_here()
-    if problem := by.why_not(by.tenant):
+async def _answer(id_: str, reason: str, opened: CallApprovals, decision: Decision) -> None:
+    case, by = await _get(id_, opened), identify_answerer()
+    if problem := by.refusal_reason(by.tenant):
         raise ConfigError(problem)
-    answer = case.answered
+    answer = case.answer
     if decision is Decision.DENY and answer is not None and answer.decision is not Decision.DENY:
         if problem := await opened.withdraw(id_, by):
             raise ConfigError(f"{id_}: {problem}")
@@ -134,30 +136,30 @@ async def _answer(id_: str, reason: str, opened: Approvals, decision: Decision) 
         case Decision.DENY:
             print_out(f"{id_}: denied")
         case Decision.SESSION:
-            print_out(f"{id_}: approved, and so is {clean(case.asking.scope.text)}")
+            print_out(f"{id_}: approved, and so is {clean(case.request.scope.description)}")
         case _:
             print_out(f"{id_}: approved, once")
-    if (recording := _recording(case.asking.run_id)) is not None:
+    if (recording := _recording(case.request.run_id)) is not None:
         print_out(f"if its run has stopped, resume it: evoclaw run --resume {recording}")
 
 
-async def _look(id_: str, opened: Approvals) -> Case:
-    case = await opened.look(id_)
+async def _get(id_: str, opened: CallApprovals) -> ApprovalCase:
+    case = await opened.get(id_)
     if case is None:
         raise ConfigError(f"there is no approval {id_!r}; see `evoclaw approvals`")
     return case
 
 
-def person_here() -> Answerer:
+def identify_answerer() -> Answerer:
     """Who runs this command: a person, unless a process that runs calls of models started it.
 
     This stops a model that answers its own approvals by a command. It is not a security boundary:
     a program without a sandbox can write the store itself, as the same user. The sandbox must hide
     the data folder.
     """
-    if started_by_an_agent(_ancestors()) or _in_a_sandbox():
+    if started_by_an_agent(_ancestors()) or _is_sandboxed():
         return Answerer("agent", "a command that an agent runs")
-    return Answerer("person", _user(), scopes=frozenset({HUMAN}))
+    return Answerer("person", _user(), scopes=frozenset({HUMAN_SCOPE}))
 
 
 def started_by_an_agent(commands: Iterable[Sequence[str]]) -> bool:
@@ -166,7 +168,7 @@ def started_by_an_agent(commands: Iterable[Sequence[str]]) -> bool:
         python = Path(words[0]).name.startswith("python")
         for at, word in enumerate(words[:-1]):
             is_program = at == 0 or (python and (at == 1 or words[at - 1] == "-m"))
-            if is_program and Path(word).name == "evoclaw" and words[at + 1] in HOSTS:
+            if is_program and Path(word).name == "evoclaw" and words[at + 1] in HOST_COMMANDS:
                 return True
     return False
 
@@ -187,7 +189,7 @@ def _ancestors() -> Iterator[list[str]]:
         process = int(status.rpartition(")")[2].split()[1])
 
 
-def _in_a_sandbox() -> bool:
+def _is_sandboxed() -> bool:
     """Whether this runs in a process namespace of a sandbox: its first process shows it."""
     try:
         words = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
@@ -210,20 +212,20 @@ def _recording(run_id: str) -> Path | None:
     return next(iter(sorted((home / "runs").glob(f"*-{run_id[:8]}.jsonl"))), None)
 
 
-def _row(case: Case) -> dict[str, JSON]:
-    asking = case.asking
+def _row(case: ApprovalCase) -> dict[str, JSON]:
+    asking = case.request
     return {
         **msgspec.to_builtins(asking),
         "scope": msgspec.structs.asdict(asking.scope),
-        "covers": asking.scope.text,
-        "standing": str(case.standing),
+        "covers": asking.scope.description,
+        "standing": str(case.status),
         "uses": case.uses,
-        "answered": msgspec.to_builtins(case.answered),
+        "answered": msgspec.to_builtins(case.answer),
     }
 
 
-def _whom(case: Case) -> str:
-    scope = case.asking.scope
+def _principal(case: ApprovalCase) -> str:
+    scope = case.request.scope
     names = (scope.user, scope.agent, scope.tenant)
     return ", ".join(clean(name) for name in names if name) + f", session {clean(scope.session)}"
 

@@ -43,7 +43,7 @@ from evoclaw.observe.audit.shipper import Shipper
 from evoclaw.observe.audit.verify import VerifyReport, verify
 from evoclaw.observe.audit.warm import WarmTier, read_head, read_shipped
 
-FOLLOW = 0.5
+FOLLOW_INTERVAL_S = 0.5
 """Seconds between two searches for new records."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -87,8 +87,8 @@ def _filter(name: str, text: str, parameter: str = "") -> Callable[[F], F]:
 @json_option()
 def _search(since: str | None, until: str | None, *, as_json: bool, **filters: Any) -> int:
     now = time.time()
-    query = AuditQuery(since=when(since, now), until=when(until, now), **filters)
-    asyncio.run(_print_found(query, *_place(), as_json=as_json))
+    query = AuditQuery(since=parse_time(since, now), until=parse_time(until, now), **filters)
+    asyncio.run(_print_found(query, *_audit_location(), as_json=as_json))
     return exits.OK
 
 
@@ -97,7 +97,7 @@ def _search(since: str | None, until: str | None, *, as_json: bool, **filters: A
 @click.option("--follow", is_flag=True, help="Keep printing new records until Ctrl-C")
 @json_option()
 def _tail(count: int, *, follow: bool, as_json: bool) -> int:
-    asyncio.run(_print_newest(_place()[0], count, follow=follow, as_json=as_json))
+    asyncio.run(_print_newest(_audit_location()[0], count, follow=follow, as_json=as_json))
     return exits.OK
 
 
@@ -121,7 +121,7 @@ def _verify(
     no_cold: bool,
     as_json: bool,
 ) -> int:
-    data, settings = _place()
+    data, settings = _audit_location()
     keys = [check_key(text) for text in key]
     pin = _pin(at_least)
     if files:
@@ -143,30 +143,30 @@ def _verify(
 @json_option()
 def _export(file: Path, since: str | None, until: str | None, *, as_json: bool) -> int:
     now = time.time()
-    query = AuditQuery(since=when(since, now), until=when(until, now))
-    return asyncio.run(_write(file, query, now, *_place(), as_json=as_json))
+    query = AuditQuery(since=parse_time(since, now), until=parse_time(until, now))
+    return asyncio.run(_write(file, query, now, *_audit_location(), as_json=as_json))
 
 
 @audit.command("ship", help="Deliver new records to the cold tier now")
 @json_option()
 def _ship(*, as_json: bool) -> int:
-    return asyncio.run(_deliver(*_place(), as_json=as_json))
+    return asyncio.run(_ship_now(*_audit_location(), as_json=as_json))
 
 
 @audit.command("key", help="Print the public key that signs the checkpoints")
 def _key() -> int:
-    print_out(KEY_PREFIX + _own_key(_place()[0]).public)
+    print_out(KEY_PREFIX + _own_key(_audit_location()[0]).public)
     return exits.OK
 
 
-def _place() -> tuple[Path, AuditSettings]:
+def _audit_location() -> tuple[Path, AuditSettings]:
     """The data folder, and the audit settings."""
-    from evoclaw.wiring.audit import audit_place
+    from evoclaw.wiring.audit import audit_location
 
-    return audit_place(os.environ)
+    return audit_location(os.environ)
 
 
-def when(text: str | None, now: float) -> float | None:
+def parse_time(text: str | None, now: float) -> float | None:
     """Parse a day, a time, or a duration such as 2h (ago)."""
     if not text:
         return None
@@ -212,7 +212,7 @@ async def _print_newest(data: Path, count: int, *, follow: bool, as_json: bool) 
                 last = fields["seq"]
         if not follow:
             return
-        await asyncio.sleep(FOLLOW)
+        await asyncio.sleep(FOLLOW_INTERVAL_S)
         head = read_head(data / "audit")
         count = max(1, (head.seq if head else 0) - last)
 
@@ -295,7 +295,7 @@ async def _write(
     return exits.OK
 
 
-async def _deliver(data: Path, settings: AuditSettings, *, as_json: bool) -> int:
+async def _ship_now(data: Path, settings: AuditSettings, *, as_json: bool) -> int:
     warm = WarmTier(data / "audit", _own_key(data), checkpoint_every=settings.checkpoint_every)
     async with _cold(data, settings) as cold:
         if cold is None:

@@ -11,14 +11,14 @@ import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.core.ledgers import Account
 from evoclaw.core.messages import JSON
-from evoclaw.governance.budget.wordings import shown, units
+from evoclaw.governance.budget.wordings import format_amount, in_display_units
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument(
     "action", type=click.Choice(["show"]), required=False, expose_value=False, help="The default"
 )
@@ -55,24 +55,24 @@ def _kinds(account: Account) -> list[str]:
 
 def _line(account: Account, kind: str, now: float) -> str:
     spent, held = account.spent.get(kind, 0), account.held.get(kind, 0)
-    text = f"{clean(kind):20} {shown(kind, spent)} spent"
-    text += f", {shown(kind, held)} reserved" if held else ""
-    limit, left = account.limits.get(kind), account.left(kind, now)
+    text = f"{clean(kind):20} {format_amount(kind, spent)} spent"
+    text += f", {format_amount(kind, held)} reserved" if held else ""
+    limit, left = account.limits.get(kind), account.remaining(kind, now)
     if limit is None or left is None:
         return text
     over = f" within {limit.per:,.0f} s" if limit.per else ""
-    return f"{text}, {shown(kind, left)} left of {shown(kind, limit.most)}{over}"
+    return f"{text}, {format_amount(kind, left)} left of {format_amount(kind, limit.most)}{over}"
 
 
 def _facts(account: Account, now: float) -> dict[str, JSON]:
     kinds: dict[str, JSON] = {}
     for kind in _kinds(account):
-        limit, left = account.limits.get(kind), account.left(kind, now)
+        limit, left = account.limits.get(kind), account.remaining(kind, now)
         kinds[kind] = {
-            "spent": units(kind, account.spent.get(kind, 0)),
-            "reserved": units(kind, account.held.get(kind, 0)),
-            "limit": None if limit is None else units(kind, limit.most),
+            "spent": in_display_units(kind, account.spent.get(kind, 0)),
+            "reserved": in_display_units(kind, account.held.get(kind, 0)),
+            "limit": None if limit is None else in_display_units(kind, limit.most),
             "per_seconds": None if limit is None or not limit.per else limit.per,
-            "left": None if left is None else units(kind, left),
+            "left": None if left is None else in_display_units(kind, left),
         }
     return {"account": account.name, "closed": account.closed, "kinds": kinds}

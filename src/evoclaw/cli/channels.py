@@ -7,10 +7,10 @@ import os
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.approvals import person_here
+from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import show_rows
+from evoclaw.cli.tables import print_table
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 
@@ -42,7 +42,7 @@ def _list(*, as_json: bool) -> int:
             [channel.name, channel.kind, channel.agent, ", ".join(channel.senders)]
             for channel in found
         ]
-        show_rows(lines, "no channels are configured: see [[channels]] in evoclaw.toml")
+        print_table(lines, "no channels are configured: see [[channels]] in evoclaw.toml")
     return exits.OK
 
 
@@ -50,10 +50,10 @@ def _list(*, as_json: bool) -> int:
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
 @json_option()
 def _user(name: str, *, as_json: bool) -> int:
-    from evoclaw.wiring.channels import add_user
+    from evoclaw.wiring.channels import add_broker_user
 
     _check_person()
-    password = add_user(name, os.environ)
+    password = add_broker_user(name, os.environ)
     if as_json:
         print_out({"name": name, "password": password})
         return exits.OK
@@ -68,15 +68,15 @@ def _user(name: str, *, as_json: bool) -> int:
 @channels.command("remove-user", help="Delete a person's broker account")
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
 def _remove_user(name: str) -> int:
-    from evoclaw.wiring.channels import remove_user
+    from evoclaw.wiring.channels import remove_broker_user
 
     _check_person()
-    if not remove_user(name, os.environ):
+    if not remove_broker_user(name, os.environ):
         raise ConfigError(f"the broker has no account {name!r} of a person")
     print_err(f"{name}: account deleted")
     return exits.OK
 
 
 def _check_person() -> None:
-    if person_here().kind != "person":
+    if identify_answerer().kind != "person":
         raise ConfigError("only a person may create or delete accounts, not a command of an agent")

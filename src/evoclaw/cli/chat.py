@@ -15,21 +15,21 @@ from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.client import Client, Refused, open_client
-from evoclaw.cli.lines import Typist
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.client import ServiceClient, ServiceRefused, open_client
+from evoclaw.cli.lines import LineReader
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.places import data_folder
-from evoclaw.cli.render import face
-from evoclaw.cli.slash import COMMANDS, HELP, Where, do
-from evoclaw.cli.talking import Talk
-from evoclaw.cli.terminal import has_keyboard
+from evoclaw.cli.render import renderer
+from evoclaw.cli.slash import COMMANDS, HELP_HINT, ChatPosition, run_command
+from evoclaw.cli.talking import InteractiveRun
+from evoclaw.cli.terminal import is_interactive
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON
 
 T = TypeVar("T")
-HISTORY = "chat_history"
+HISTORY_FILE = "chat_history"
 """The file of typed messages, in the data folder."""
 
 
@@ -42,7 +42,7 @@ class ChatOptions(Struct, frozen=True):
     as_json: bool
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--session",
     default="",
@@ -69,10 +69,10 @@ def chat(session: str, agent: str, model: str, *, as_json: bool) -> int:
     """Chat until the user leaves, or standard input ends."""
     with asyncio.Runner() as runner:
         conversation = _Chat(ChatOptions(session, agent, model, as_json), runner)
-        conversation.enter()
+        conversation.enter_session()
         if conversation.attended:
             return conversation.at_terminal()
-        return conversation.in_a_pipe()
+        return conversation.from_pipe()
 
 
 class _Chat:
@@ -80,58 +80,58 @@ class _Chat:
 
     def __init__(self, options: ChatOptions, runner: asyncio.Runner) -> None:
         self._options, self._runner = options, runner
-        self.attended = has_keyboard() and not options.as_json
-        self._where = Where(session=options.session, agent=options.agent)
+        self.attended = is_interactive() and not options.as_json
+        self._position = ChatPosition(session=options.session, agent=options.agent)
         self._code = exits.OK
 
-    def enter(self) -> None:
+    def enter_session(self) -> None:
         """Open the named session, if any, and resume its unfinished run."""
-        self._do(self._enter())
+        self._await(self._enter())
 
     def at_terminal(self) -> int:
         """Read messages from a user at a terminal; returns the exit code."""
-        reader = Typist(data_folder(os.environ) / HISTORY)
-        signal.signal(signal.SIGTERM, _leave)  # restores the terminal settings
+        reader = LineReader(data_folder(os.environ) / HISTORY_FILE)
+        signal.signal(signal.SIGTERM, _exit_on_signal)  # restores the terminal settings
         print_err("type a message, or /help for the commands")
         for text in _messages(reader):
-            reader.remember(text)
-            if not self._typed(text):
+            reader.add_history(text)
+            if not self._handle_input(text):
                 break
-        if self._where.session:
-            print_err(f"to continue: evoclaw chat --session {self._where.session}")
+        if self._position.session:
+            print_err(f"to continue: evoclaw chat --session {self._position.session}")
         return self._code
 
-    def in_a_pipe(self) -> int:
+    def from_pipe(self) -> int:
         """Read one message per line from a pipe; stops at a run that waits for a person."""
         for line in sys.stdin:
-            if line.strip() and not self._say(line.strip()):
+            if line.strip() and not self._send_message(line.strip()):
                 break
         return self._code
 
-    def _typed(self, text: str) -> bool:
+    def _handle_input(self, text: str) -> bool:
         """Run a command or send a message; returns whether to continue."""
         self._code = exits.OK
         if not text.startswith("/") or text.startswith("//"):
-            return self._say(text.removeprefix("/") if text.startswith("//") else text)
+            return self._send_message(text.removeprefix("/") if text.startswith("//") else text)
         name, _, rest = text.strip().partition(" ")
         if name == "/quit":
             return False
         if name not in COMMANDS:
-            print_err(f"no such command: {name}; {HELP}")
+            print_err(f"no such command: {name}; {HELP_HINT}")
             return True
         try:
-            self._where = self._do(do(name, rest.strip(), self._where))
+            self._position = self._await(run_command(name, rest.strip(), self._position))
         except EvoClawError as problem:
             print_err(str(problem))
         return True
 
-    def _say(self, text: str) -> bool:
+    def _send_message(self, text: str) -> bool:
         """Send a message, then those typed after its run ended; returns whether to continue."""
         unsent = [text]
         while unsent:
             try:
-                left, unsent = self._do(self._run("\n".join(unsent)))
-            except Refused as problem:
+                left, unsent = self._await(self._run("\n".join(unsent)))
+            except ServiceRefused as problem:
                 print_err(f"evoclaw: {problem}")
                 self._code = exits.FAILED
                 return self.attended
@@ -140,7 +140,7 @@ class _Chat:
         return True
 
     async def _run(self, text: str) -> tuple[bool, list[str]]:
-        where = self._where
+        where = self._position
         request: dict[str, JSON] = {
             "message": text,
             "session_id": where.session,
@@ -149,42 +149,42 @@ class _Chat:
             "model": self._options.model,
         }
         async with open_client(os.environ) as client:
-            run = self._talk(client)
-            end = await run.say(request)
-            self._note(run, end)
-            return run.left, run.unsent
+            run = self._interactive_run(client)
+            end = await run.start(request)
+            self._update(run, end)
+            return run.has_left, run.unsent
 
     async def _enter(self) -> None:
         async with open_client(os.environ) as client:
-            self._where, run = await self._where.enter(client)
+            self._position, run = await self._position.enter(client)
             if run is None:
                 return
             print_err(f"resuming the run of this session: {one_line(str(run.get('asked', '')))}")
-            talk = self._talk(client)
-            self._note(talk, await talk.take_up(run))
+            talk = self._interactive_run(client)
+            self._update(talk, await talk.resume(run))
 
-    def _talk(self, client: Client) -> Talk:
+    def _interactive_run(self, client: ServiceClient) -> InteractiveRun:
         keyboard = sys.stdin.fileno() if self.attended else None
-        return Talk(client, face(json=self._options.as_json), sys.stderr, keyboard)
+        return InteractiveRun(client, renderer(json=self._options.as_json), sys.stderr, keyboard)
 
-    def _note(self, talk: Talk, end: RunFinished | None) -> None:
-        self._where = self._where.after(talk.run)
+    def _update(self, talk: InteractiveRun, end: RunFinished | None) -> None:
+        self._position = self._position.after(talk.run)
         self._code = exits.CANCELLED if end is None else exits.BY_STOP[end.stop]
         if end is not None and end.stop is StopReason.WAITING and not self.attended:
             print_err(
                 "the run waits for a person: see `evoclaw approvals`, or continue in a terminal"
             )
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
 
-def _messages(typist: Typist) -> Iterator[str]:
+def _messages(reader: LineReader) -> Iterator[str]:
     """The typed messages, until Ctrl-D or two Ctrl-C in a row."""
     interrupted = False
     while True:
         try:
-            text = typist.read("> ")
+            text = reader.read("> ")
         except KeyboardInterrupt:
             if interrupted:
                 return
@@ -198,5 +198,5 @@ def _messages(typist: Typist) -> Iterator[str]:
             yield text
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)

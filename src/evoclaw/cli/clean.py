@@ -15,7 +15,7 @@ _SEQUENCES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_KEPT = "\n\t"
+_ALLOWED_CONTROLS = "\n\t"
 
 
 def clean(text: str) -> str:
@@ -23,7 +23,9 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
-    return "".join(c for c in text if c in _KEPT or unicodedata.category(c) not in _HIDDEN)
+    return "".join(
+        c for c in text if c in _ALLOWED_CONTROLS or unicodedata.category(c) not in _HIDDEN
+    )
 
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.places import data_folder, why_not_private
-from evoclaw.cli.stream import EventStream, Told
+from evoclaw.cli.places import data_folder, privacy_problem
+from evoclaw.cli.stream import ServerSentEvent, SseParser
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientResponse, ClientSession
 
-FILE = "api.json"
+API_LOGIN_FILE = "api.json"
 """In the data folder: `evoclaw up` writes address and token of the service, for this user."""
-CONNECT, ANSWER, SILENCE = 5.0, 60.0, 45.0
+CONNECT_TIMEOUT_S, RESPONSE_TIMEOUT_S, STREAM_IDLE_TIMEOUT_S = 5.0, 60.0, 45.0
 """Seconds to connect, for a whole response, and between two heartbeats of a stream."""
-MOST = 64 * 2**20
+MAX_RESPONSE_BYTES = 64 * 2**20
 """Bytes of one response."""
-PATIENCE = 60.0
+RECONNECT_TIMEOUT_S = 60.0
 """Seconds for which a broken stream is reconnected."""
-_BACKOFF = (0.0, 0.1, 0.3, 1.0, 2.0)
-_AGAIN = ("dropped", "closing")
+RECONNECT_DELAYS_S = (0.0, 0.1, 0.3, 1.0, 2.0)
+_RECONNECT_EVENTS = ("dropped", "closing")
 """Events after which to reconnect: the client was too slow, or the service restarts."""
-_NOT_UP = "the service is not running: start it with `evoclaw up`"
+_NOT_RUNNING = "the service is not running: start it with `evoclaw up`"
 
 
-class NotUp(EvoClawError):
+class ServiceNotRunning(EvoClawError):
     """The service cannot be reached."""
 
     def __init__(self, why: str = "") -> None:
-        super().__init__(f"{_NOT_UP} ({why})" if why else _NOT_UP)
+        super().__init__(f"{_NOT_RUNNING} ({why})" if why else _NOT_RUNNING)
 
 
-class Refused(EvoClawError):
+class ServiceRefused(EvoClawError):
     """The service refused a request, with a reason."""
 
     def __init__(self, status: int, code: str, reason: str) -> None:
@@ -52,7 +52,7 @@ class Refused(EvoClawError):
         self.status, self.code = status, code
 
 
-class Place(Struct, frozen=True):
+class ServiceAddress(Struct, frozen=True):
     """The address of the service, and the token of the caller."""
 
     url: str
@@ -61,22 +61,22 @@ class Place(Struct, frozen=True):
     """The file of the service's own certificate, if it runs on this machine with TLS."""
 
 
-class Client:
+class ServiceClient:
     """Sends requests to the service; belongs to one event loop."""
 
-    def __init__(self, place: Place, session: ClientSession) -> None:
-        self._place, self._session = place, session
-        self.url = place.url.rstrip("/")
+    def __init__(self, address: ServiceAddress, session: ClientSession) -> None:
+        self._address, self._session = address, session
+        self.url = address.url.rstrip("/")
 
     async def get(self, path: str, **query: str | float) -> JSON:
         """Send a GET request; returns the decoded body."""
-        return await self.ask("GET", path, query=query)
+        return await self.request("GET", path, query=query)
 
     async def post(self, path: str, body: JSON = None, *, key: str = "") -> JSON:
         """Send a POST request; the service runs two requests with one key only once."""
-        return await self.ask("POST", path, body, key=key)
+        return await self.request("POST", path, body, key=key)
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -84,7 +84,7 @@ class Client:
         *,
         query: Mapping[str, str | float] | None = None,
         key: str = "",
-        also: Sequence[int] = (),
+        accepted_statuses: Sequence[int] = (),
     ) -> JSON:
         """Send a request; returns the decoded body, None if it is empty.
 
@@ -96,7 +96,9 @@ class Client:
             key: The `Idempotency-Key`.
             also: Further status codes that are no refusal.
         """
-        data = await self.raw(method, path, body, query=query, key=key, also=also)
+        data = await self.request_bytes(
+            method, path, body, query=query, key=key, accepted_statuses=accepted_statuses
+        )
         if not data.strip():
             return None
         try:
@@ -106,7 +108,7 @@ class Client:
                 f"{self.url}{path} did not answer with JSON; is this an EvoClaw service?"
             ) from None
 
-    async def raw(
+    async def request_bytes(
         self,
         method: str,
         path: str,
@@ -114,7 +116,7 @@ class Client:
         *,
         query: Mapping[str, str | float] | None = None,
         key: str = "",
-        also: Sequence[int] = (),
+        accepted_statuses: Sequence[int] = (),
     ) -> bytes:
         """Send a request; returns the body as bytes."""
         import aiohttp
@@ -127,20 +129,20 @@ class Client:
                 method,
                 self.url + path,
                 data=None if body is None else msgspec.json.encode(body),
-                params=_filled(query),
+                params=_query_parameters(query),
                 headers=headers,
                 # A redirect would send the token to a host that the user did not name.
                 allow_redirects=False,
             ) as response:
-                if response.status not in also:
+                if response.status not in accepted_statuses:
                     await _check(response)
                 return await _body(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as problem:
             raise _unreachable(self.url, problem) from None
 
-    async def follow(
+    async def stream_events(
         self, path: str, *, after: str = "", **query: str | float
-    ) -> AsyncGenerator[Told]:
+    ) -> AsyncGenerator[ServerSentEvent]:
         """Every event after the one with id `after`; reconnects and continues where it broke.
 
         It ends when the service ends the stream; the caller can close it earlier.
@@ -150,39 +152,41 @@ class Client:
         last_event_at = loop.time()
         while True:
             try:
-                async with aclosing(self._listen(path, last, query)) as events:
+                async with aclosing(self._connect_stream(path, last, query)) as events:
                     async for event in events:
                         tries, last_event_at = 0, loop.time()
                         last = event.id or last
-                        if event.event in _AGAIN:
-                            last = _resumes(event.data, last)
+                        if event.event in _RECONNECT_EVENTS:
+                            last = _resume_position(event.data, last)
                             break
                         if event.event == "error":
                             raise _refusal(200, event.data)
                         yield event
                     else:
                         return
-            except (NotUp, Refused) as problem:
-                transient = isinstance(problem, NotUp) or problem.status >= 500
-                if not transient or loop.time() - last_event_at > PATIENCE:
+            except (ServiceNotRunning, ServiceRefused) as problem:
+                transient = isinstance(problem, ServiceNotRunning) or problem.status >= 500
+                if not transient or loop.time() - last_event_at > RECONNECT_TIMEOUT_S:
                     raise
-            await asyncio.sleep(_BACKOFF[min(tries, len(_BACKOFF) - 1)])
+            await asyncio.sleep(RECONNECT_DELAYS_S[min(tries, len(RECONNECT_DELAYS_S) - 1)])
             tries += 1
 
-    async def _listen(
+    async def _connect_stream(
         self, path: str, last: str, query: Mapping[str, str | float]
-    ) -> AsyncGenerator[Told]:
+    ) -> AsyncGenerator[ServerSentEvent]:
         import aiohttp
 
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
-        stream = EventStream()
+        stream = SseParser()
         try:
             async with self._session.get(
                 self.url + path,
-                params=_filled(query),
+                params=_query_parameters(query),
                 headers=headers,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT, sock_read=SILENCE),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, connect=CONNECT_TIMEOUT_S, sock_read=STREAM_IDLE_TIMEOUT_S
+                ),
             ) as response:
                 await _check(response)
                 async for data in response.content.iter_any():
@@ -193,26 +197,26 @@ class Client:
 
 
 @asynccontextmanager
-async def open_client(env: Mapping[str, str]) -> AsyncGenerator[Client]:
+async def open_client(env: Mapping[str, str]) -> AsyncGenerator[ServiceClient]:
     """A client of the service on this machine, or of the one at `EVOCLAW_URL`."""
-    address = find(env)
+    address = find_service(env)
     import aiohttp
 
-    timeout = aiohttp.ClientTimeout(total=ANSWER, connect=CONNECT)
+    timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {"User-Agent": "evoclaw-cli"}
     if address.token:
         headers["Authorization"] = f"Bearer {address.token}"
     jar = aiohttp.DummyCookieJar()
     connector = None
     if address.certificate:
-        connector = aiohttp.TCPConnector(ssl=_trusting(address.certificate))
+        connector = aiohttp.TCPConnector(ssl=_tls_context(address.certificate))
     async with aiohttp.ClientSession(
         timeout=timeout, headers=headers, cookie_jar=jar, connector=connector
     ) as session:
-        yield Client(address, session)
+        yield ServiceClient(address, session)
 
 
-def _trusting(certificate: str) -> SSLContext:
+def _tls_context(certificate: str) -> SSLContext:
     """A TLS context that trusts this certificate only, whatever host name it is for."""
     import ssl
 
@@ -225,46 +229,46 @@ def _trusting(certificate: str) -> SSLContext:
     return context
 
 
-def find(env: Mapping[str, str]) -> Place:
+def find_service(env: Mapping[str, str]) -> ServiceAddress:
     """The address of the service; raises `ServiceNotRunning` if there is none."""
     if url := env.get("EVOCLAW_URL"):
-        return _checked(Place(url, env.get("EVOCLAW_TOKEN", "")), "EVOCLAW_URL")
-    path = data_folder(env) / FILE
+        return _check_address(ServiceAddress(url, env.get("EVOCLAW_TOKEN", "")), "EVOCLAW_URL")
+    path = data_folder(env) / API_LOGIN_FILE
     try:
-        problem = why_not_private(path)
+        problem = privacy_problem(path)
         if problem:
             raise ConfigError(problem)
-        login = msgspec.json.decode(path.read_bytes(), type=Place)
+        login = msgspec.json.decode(path.read_bytes(), type=ServiceAddress)
     except FileNotFoundError:
-        raise NotUp from None
+        raise ServiceNotRunning from None
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}; restart `evoclaw up`") from None
     token = env.get("EVOCLAW_TOKEN") or login.token
-    return _checked(Place(login.url, token, login.certificate), str(path))
+    return _check_address(ServiceAddress(login.url, token, login.certificate), str(path))
 
 
-def _checked(place: Place, source: str) -> Place:
+def _check_address(address: ServiceAddress, source: str) -> ServiceAddress:
     """Refuse an address that would disclose the token."""
     try:
-        parts = urlsplit(place.url)
+        parts = urlsplit(address.url)
         host = parts.hostname or ""
     except ValueError:
         parts, host = urlsplit(""), ""
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"{source}: {place.url!r} is not a URL; write https://HOST:PORT")
+        raise ConfigError(f"{source}: {address.url!r} is not a URL; write https://HOST:PORT")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             f"{source}: the URL must be https://HOST:PORT only; put the token into EVOCLAW_TOKEN"
         )
-    if parts.scheme == "http" and place.token and not _here(host):
+    if parts.scheme == "http" and address.token and not _is_loopback(host):
         raise ConfigError(
             f"{source}: http would send the token unencrypted to {host}; use https, or a tunnel to "
             "127.0.0.1"
         )
-    return place
+    return address
 
 
-def _here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -273,7 +277,7 @@ def _here(host: str) -> bool:
         return False
 
 
-def _filled(query: Mapping[str, str | float] | None) -> dict[str, str]:
+def _query_parameters(query: Mapping[str, str | float] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (query or {}).items() if value != ""}
 
 
@@ -284,7 +288,7 @@ async def _check(response: ClientResponse) -> None:
     raise _refusal(response.status, await _body(response))
 
 
-def _refusal(status: int, body: bytes) -> Refused:
+def _refusal(status: int, body: bytes) -> ServiceRefused:
     """The error that a refused response describes."""
     reason, code = f"the service answered {status}", ""
     try:
@@ -296,24 +300,26 @@ def _refusal(status: int, body: bytes) -> Refused:
         code, reason = str(error.get("code", "")), one_line(str(error.get("message", reason)), 500)
     if status == 401:
         reason += "; set EVOCLAW_TOKEN to a token that `evoclaw token new` printed"
-    return Refused(status, code, reason)
+    return ServiceRefused(status, code, reason)
 
 
 async def _body(response: ClientResponse) -> bytes:
     data = bytearray()
     async for piece in response.content.iter_any():
         data += piece
-        if len(data) > MOST:
-            raise EvoClawError(f"the response of the service is larger than {MOST >> 20} MiB")
+        if len(data) > MAX_RESPONSE_BYTES:
+            raise EvoClawError(
+                f"the response of the service is larger than {MAX_RESPONSE_BYTES >> 20} MiB"
+            )
     return bytes(data)
 
 
-def _unreachable(url: str, problem: Exception) -> NotUp:
+def _unreachable(url: str, problem: Exception) -> ServiceNotRunning:
     why = "it does not answer" if isinstance(problem, TimeoutError) else one_line(str(problem))
-    return NotUp(f"{url}: {why or type(problem).__name__}")
+    return ServiceNotRunning(f"{url}: {why or type(problem).__name__}")
 
 
-def _resumes(data: bytes, last: str) -> str:
+def _resume_position(data: bytes, last: str) -> str:
     """The event id to resume after, when the service dropped a slow client."""
     try:
         decoded = msgspec.json.decode(data)

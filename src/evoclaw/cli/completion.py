@@ -7,8 +7,8 @@ import sys
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.main import COMPLETE
-from evoclaw.cli.options import Command
+from evoclaw.cli.main import COMPLETE_VARIABLE
+from evoclaw.cli.options import CliCommand
 
 SHELLS = ("bash", "zsh", "fish")
 _INSTALL = {
@@ -18,7 +18,7 @@ _INSTALL = {
 }
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("shell", type=click.Choice(SHELLS), help="Your shell")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
@@ -34,7 +34,7 @@ def script(shell: str, top: click.Command) -> str:
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"No completion for {shell!r}")
-    head, _, rest = kind(top, {}, "evoclaw", COMPLETE).source().lstrip().partition("\n")
+    head, _, rest = kind(top, {}, "evoclaw", COMPLETE_VARIABLE).source().lstrip().partition("\n")
     if head.startswith("#compdef"):
         return f"{head}\n{_INSTALL[shell]}\n{rest}\n"
     return f"{_INSTALL[shell]}\n{head}\n{rest}\n"

@@ -3,74 +3,78 @@
 from __future__ import annotations
 
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.client import Client, Refused
-from evoclaw.cli.routes import many, one, pages, path
+from evoclaw.cli.client import ServiceClient, ServiceRefused
+from evoclaw.cli.routes import api_path, as_items, as_object, fetch_pages
 from evoclaw.core.messages import JSON, is_array, is_object
 
-MOST = 1_000
+MAX_SEARCHED_SESSIONS = 1_000
 """The newest sessions that are searched for a title."""
 
 
-async def find(client: Client, name: str) -> dict[str, JSON] | None:
+async def find_session(client: ServiceClient, name: str) -> dict[str, JSON] | None:
     """The session with this id, or else the newest with this title; None if there is neither."""
     if name.replace("-", "").isalnum():
         try:
-            return one(await client.get(path("sessions", name)))
-        except Refused as problem:
+            return as_object(await client.get(api_path("sessions", name)))
+        except ServiceRefused as problem:
             if problem.status != 404:
                 raise
-    found = await pages(client, path("sessions"), MOST)
+    found = await fetch_pages(client, api_path("sessions"), MAX_SEARCHED_SESSIONS)
     return next((session for session in found if session.get("title") == name), None)
 
 
-async def sessions(client: Client, most: int) -> list[dict[str, JSON]]:
+async def list_sessions(client: ServiceClient, max_rows: int) -> list[dict[str, JSON]]:
     """The newest sessions."""
-    return await pages(client, path("sessions"), most)
+    return await fetch_pages(client, api_path("sessions"), max_rows)
 
 
-async def messages(client: Client, session_id: str) -> list[tuple[int, dict[str, JSON]]]:
+async def list_messages(
+    client: ServiceClient, session_id: str
+) -> list[tuple[int, dict[str, JSON]]]:
     """All messages of a session in order, with their numbers."""
     found: list[tuple[int, dict[str, JSON]]] = []
     start: JSON = 0
     while start is not None:
-        page = one(await client.get(path("sessions", session_id, "messages"), start=start))
+        page = as_object(
+            await client.get(api_path("sessions", session_id, "messages"), start=start)
+        )
         found += [
             (int(row.get("number", 0)), message)
-            for row in many(page)
+            for row in as_items(page)
             if is_object(message := row.get("message"))
         ]
         start = page.get("next")
     return found
 
 
-async def rename(client: Client, session_id: str, title: str) -> None:
+async def rename_session(client: ServiceClient, session_id: str, title: str) -> None:
     """Change the title of a session."""
-    await client.ask("PATCH", path("sessions", session_id), {"title": title})
+    await client.request("PATCH", api_path("sessions", session_id), {"title": title})
 
 
-async def branch(client: Client, session_id: str, at: int | None, title: str) -> str:
+async def branch_session(client: ServiceClient, session_id: str, at: int | None, title: str) -> str:
     """Start another session with the messages up to `at`; returns its id."""
     body: dict[str, JSON] = {"title": title} | ({} if at is None else {"at_message": at})
-    return str(one(await client.post(path("sessions", session_id, "branch"), body))["id"])
+    return str(as_object(await client.post(api_path("sessions", session_id, "branch"), body))["id"])
 
 
-async def forget(client: Client, session_id: str) -> None:
+async def delete_session(client: ServiceClient, session_id: str) -> None:
     """Delete a session."""
-    await client.ask("DELETE", path("sessions", session_id))
+    await client.request("DELETE", api_path("sessions", session_id))
 
 
-def line(number: int, message: dict[str, JSON]) -> str:
+def message_line(number: int, message: dict[str, JSON]) -> str:
     """A message on one line: its number, its role and the start of its text."""
     role = str(message.get("role", ""))
-    text = text_of(message)
+    text = message_text(message)
     calls = message.get("calls")
     if is_array(calls) and calls:
         names = ", ".join(str(call.get("name")) for call in calls if is_object(call))
         text = f"{text} [calls {names}]".strip()
-    return f"{number:3}  {clean(_WHO.get(role, role)):8} {one_line(text, 160)}"
+    return f"{number:3}  {clean(_ROLE_NAMES.get(role, role)):8} {one_line(text, 160)}"
 
 
-def text_of(message: dict[str, JSON]) -> str:
+def message_text(message: dict[str, JSON]) -> str:
     """The text of a message of any role."""
     if "text" in message:
         return str(message["text"])
@@ -79,4 +83,4 @@ def text_of(message: dict[str, JSON]) -> str:
     return "\n".join(str(block.get("text", "")) for block in found if is_object(block))
 
 
-_WHO = {"assistant": "agent", "tool": "result", "system": "system"}
+_ROLE_NAMES = {"assistant": "agent", "tool": "result", "system": "system"}

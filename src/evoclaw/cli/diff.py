@@ -9,14 +9,14 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.options import FILE, Command, json_option
+from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.messages import JSON
 from evoclaw.store.sessions.recordings import read_recording
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("a", type=FILE, metavar="A", help="A recording of `evoclaw run`")
 @click.argument("b", type=FILE, metavar="B", help="Another recording")
 @json_option()
@@ -27,18 +27,18 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
         print_out({"same": not found, "differences": msgspec.to_builtins(found)})
     else:
         for difference in found:
-            _print(difference)
+            _print_difference(difference)
         print_out(f"{len(found)} differences" if found else "the same, turn by turn")
     return exits.FAILED if found else exits.OK
 
 
-def _print(one: Difference) -> None:
-    print_out(f"{f'turn {one.turn}' if one.turn else 'the run'}: {one.what}")
-    print_out(f"  - {_shown(one.a)}")
-    print_out(f"  + {_shown(one.b)}")
+def _print_difference(difference: Difference) -> None:
+    print_out(f"{f'turn {difference.turn}' if difference.turn else 'the run'}: {difference.what}")
+    print_out(f"  - {_value_text(difference.a)}")
+    print_out(f"  + {_value_text(difference.b)}")
 
 
-def _shown(value: JSON) -> str:
+def _value_text(value: JSON) -> str:
     if value is None:
         return "(none)"
     return one_line(value if isinstance(value, str) else msgspec.json.encode(value).decode(), 300)

@@ -18,24 +18,24 @@ import msgspec
 from evoclaw.cli import exits, routes
 from evoclaw.cli.clean import clean
 from evoclaw.cli.client import open_client
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.places import data_folder, why_not_private
+from evoclaw.cli.places import data_folder, privacy_problem
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.transport.address import parse_url
 
-Finding: TypeAlias = tuple[str, bool, str]
+CheckResult: TypeAlias = tuple[str, bool, str]
 """What was checked, whether it works, and a remark."""
-ROOM = 1 << 30
+MIN_FREE_DISK_BYTES = 1 << 30
 """Free bytes on disk below which the check fails."""
-DOOR = "orchestrator.json"
+BROKER_LOGIN_FILE = "orchestrator.json"
 """In the data folder: `evoclaw up` writes the login of its broker here."""
-PATIENCE = 3.0
+CONNECT_TIMEOUT_S = 3.0
 """Seconds for a connection."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @json_option()
 def doctor(*, as_json: bool) -> int:
     """Report what works on this machine, and how to fix what does not."""
@@ -44,13 +44,13 @@ def doctor(*, as_json: bool) -> int:
 
 async def _doctor(*, as_json: bool) -> int:
     env, data = os.environ, data_folder(os.environ)
-    found: list[Finding] = [
+    found: list[CheckResult] = [
         ("python", True, platform.python_version()),
         ("settings", *_settings(env)),
         ("data folder", *_folder(data)),
         ("disk", *_disk(data)),
         ("store", *_stores(data)),
-        ("service", *await _up(env)),
+        ("service", *await _service(env)),
         ("broker", *await _broker(data)),
         ("model", *await _model()),
         ("git", *_program("git")),
@@ -66,24 +66,26 @@ async def _doctor(*, as_json: bool) -> int:
     return exits.OK
 
 
-async def _tools() -> list[Finding]:
+async def _tools() -> list[CheckResult]:
     from evoclaw.wiring.toolbox import open_toolbox
 
     async with open_toolbox(Path.cwd(), os.environ) as toolbox:
-        found = [(f"sandbox {name}", ok, says) for name, ok, says in await toolbox.sandbox()]
-        offered = [*(bound.tool for bound in toolbox.tools), *toolbox.others()]
+        found = [
+            (f"sandbox {name}", ok, says) for name, ok, says in await toolbox.check_sandboxes()
+        ]
+        offered = [*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()]
         found += [(tool.name, True, "can be used") for tool in offered]
-        found += [(tool.name, False, tool.why) for tool in toolbox.absent]
+        found += [(tool.name, False, tool.why) for tool in toolbox.unavailable]
         found += [(name, False, why) for name, why in toolbox.problems().items()]
     return found
 
 
 def _settings(env: Mapping[str, str]) -> tuple[bool, str]:
-    from evoclaw.wiring.audit import audit_place
+    from evoclaw.wiring.audit import audit_location
 
     path = data_folder(env) / "evoclaw.toml"
     try:
-        audit_place(env)
+        audit_location(env)
     except ConfigError as problem:
         return False, f"{problem}; fix it, or start again with `evoclaw init --force`"
     return True, str(path) if path.exists() else "none, so the defaults; see `evoclaw init`"
@@ -94,7 +96,7 @@ def _folder(data: Path) -> tuple[bool, str]:
         return True, f"{data} (created when first needed)"
     if not os.access(data, os.W_OK):
         return False, f"{data} is not writable; check its permissions, or set EVOCLAW_HOME"
-    problem = why_not_private(data)
+    problem = privacy_problem(data)
     return not problem, problem or f"{data}, private to you"
 
 
@@ -102,7 +104,10 @@ def _disk(data: Path) -> tuple[bool, str]:
     existing = next(folder for folder in (data, *data.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     text = f"{free / (1 << 30):.1f} GiB free"
-    return free >= ROOM, text if free >= ROOM else f"only {text} at {existing}: free some space"
+    return (
+        free >= MIN_FREE_DISK_BYTES,
+        text if free >= MIN_FREE_DISK_BYTES else f"only {text} at {existing}: free some space",
+    )
 
 
 def _stores(data: Path) -> tuple[bool, str]:
@@ -119,10 +124,12 @@ def _stores(data: Path) -> tuple[bool, str]:
     return True, f"{len(files)} files, no errors" if files else "nothing is stored yet"
 
 
-async def _up(env: Mapping[str, str]) -> tuple[bool, str]:
+async def _service(env: Mapping[str, str]) -> tuple[bool, str]:
     try:
         async with open_client(env) as client:
-            ready = routes.one(await client.ask("GET", "/health/ready", also=(503,)))
+            ready = routes.as_object(
+                await client.request("GET", "/health/ready", accepted_statuses=(503,))
+            )
             parts: JSON = ready.get("parts")
             states: dict[str, JSON] = parts if is_object(parts) else {}
             failed = [name for name, state in states.items() if state != "ok"]
@@ -135,9 +142,9 @@ async def _up(env: Mapping[str, str]) -> tuple[bool, str]:
 
 async def _broker(data: Path) -> tuple[bool, str]:
     try:
-        login = msgspec.json.decode((data / DOOR).read_bytes(), type=dict[str, JSON])
+        login = msgspec.json.decode((data / BROKER_LOGIN_FILE).read_bytes(), type=dict[str, JSON])
         address = parse_url(str(login.get("url")))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(address.host, address.port)
         writer.close()
         await writer.wait_closed()
@@ -150,9 +157,9 @@ async def _broker(data: Path) -> tuple[bool, str]:
 
 
 async def _model() -> tuple[bool, str]:
-    from evoclaw.wiring.models import model_at_hand
+    from evoclaw.wiring.models import find_model
 
-    name, how = await model_at_hand(os.environ)
+    name, how = await find_model(os.environ)
     return bool(name), name or how
 
 

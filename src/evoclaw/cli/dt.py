@@ -20,7 +20,7 @@ from evoclaw.core.schema import compile_schema, describe_problems
 from evoclaw.core.tools import Call, Tool
 from evoclaw.skills.generated import PREFIX, stdin_parameter
 
-MOST_INPUT = 64 << 20
+MAX_INPUT_BYTES = 64 << 20
 
 
 def dt(program: str, words: Sequence[str]) -> int:
@@ -30,19 +30,21 @@ def dt(program: str, words: Sequence[str]) -> int:
         program: `dt-` and the tool's name.
         words: The command line.
     """
-    from evoclaw.tools.sets import NAMES, named
+    from evoclaw.tools.sets import TOOL_NAMES, named
 
     name = program.removeprefix(PREFIX)
-    if name not in NAMES:
-        return _tell(f"{program}: unknown tool; available tools: {', '.join(sorted(NAMES))}")
+    if name not in TOOL_NAMES:
+        return _print_error(
+            f"{program}: unknown tool; available tools: {', '.join(sorted(TOOL_NAMES))}"
+        )
     (bound,) = named([name])
     arguments = _arguments(program, bound.tool, words)
     if problems := describe_problems(compile_schema(bound.tool), arguments):
-        return _tell(f"{program}: {problems}; see {program} --help")
+        return _print_error(f"{program}: {problems}; see {program} --help")
     try:
         return asyncio.run(_run(bound, arguments))
     except EvoClawError as error:
-        return _tell(f"{program}: {error}")
+        return _print_error(f"{program}: {error}")
     except KeyboardInterrupt:
         return exits.CANCELLED
 
@@ -52,16 +54,18 @@ async def _run(bound: BoundTool, arguments: dict[str, JSON]) -> int:
 
     workspace = Path(os.environ.get("EVOCLAW_WORKSPACE") or Path.cwd())
     async with open_toolbox(workspace, os.environ) as toolbox:
-        for tool in toolbox.absent:
+        for tool in toolbox.unavailable:
             if tool.name == bound.name:
-                return _tell(f"{PREFIX}{bound.name}: {tool.why}")
-        return await _use(bound, arguments, toolbox.given)
+                return _print_error(f"{PREFIX}{bound.name}: {tool.why}")
+        return await _call_tool(bound, arguments, toolbox.dependencies)
 
 
-async def _use(bound: BoundTool, arguments: dict[str, JSON], given: Mapping[type, object]) -> int:
+async def _call_tool(
+    bound: BoundTool, arguments: dict[str, JSON], dependencies: Mapping[type, object]
+) -> int:
     from evoclaw.executors.local import LocalExecutor
 
-    executor, tool = LocalExecutor([bound], given=given), bound.tool
+    executor, tool = LocalExecutor([bound], given=dependencies), bound.tool
     timeout_ms = arguments.get("timeout_ms")
     seconds = timeout_ms / 1000 if isinstance(timeout_ms, int) else tool.timeout
     call = Call("by-hand", tool, arguments, "by-hand.1.0.1", min(seconds, tool.max_timeout))
@@ -93,7 +97,7 @@ def _print(result: ToolResult) -> int:
     return exits.FAILED if result.error else exits.OK
 
 
-def _tell(text: str) -> int:
+def _print_error(text: str) -> int:
     sys.stderr.write(clean(text) + "\n")
     return exits.MISUSED
 
@@ -103,13 +107,15 @@ def _arguments(program: str, tool: Tool, words: Sequence[str]) -> dict[str, JSON
     arguments: dict[str, JSON] = {key: value for key, value in parsed.items() if value is not None}
     by_stdin = stdin_parameter(tool)
     if by_stdin is not None and by_stdin not in arguments and not sys.stdin.isatty():
-        data = sys.stdin.buffer.read(MOST_INPUT + 1)
-        if len(data) > MOST_INPUT:
-            raise SystemExit(_tell(f"{program}: the input is larger than {MOST_INPUT:,} bytes"))
+        data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+        if len(data) > MAX_INPUT_BYTES:
+            raise SystemExit(
+                _print_error(f"{program}: the input is larger than {MAX_INPUT_BYTES:,} bytes")
+            )
         try:
             arguments[by_stdin] = data.decode()
         except UnicodeDecodeError:
-            raise SystemExit(_tell(f"{program}: the input is not UTF-8 text")) from None
+            raise SystemExit(_print_error(f"{program}: the input is not UTF-8 text")) from None
     return arguments
 
 
@@ -129,12 +135,12 @@ def parser_of(program: str, tool: Tool) -> argparse.ArgumentParser:
                 f"--{name}", dest=name, action=argparse.BooleanOptionalAction, help=about
             )
         else:
-            convert = _Reader(schema)
+            convert = _ArgumentConverter(schema)
             parser.add_argument(f"--{name}", dest=name, type=convert, metavar="…", help=about)
     return parser
 
 
-class _Reader:
+class _ArgumentConverter:
     """Converts a word of the command line to the type that the schema of a parameter names."""
 
     def __init__(self, schema: dict[str, JSON]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.notify import READY, STOPPING, notify
+from evoclaw.cli.notify import READY, STOPPING, notify_systemd
 from evoclaw.cli.options import FILE, CommandGroup
 from evoclaw.cli.output import print_err
 from evoclaw.core.errors import ConfigError
@@ -45,12 +45,12 @@ def edge(context: click.Context, config: Path | None) -> int:
 def _join(
     url: str, token: str | None, ca_file: Path | None, config: Path, capabilities: str
 ) -> int:
-    from evoclaw.wiring.pairing import join
+    from evoclaw.wiring.pairing import join_fleet
 
     granted = [name.strip() for name in capabilities.split(",") if name.strip()]
     broker, secret = _invitation(url, token)
     trusted = None if ca_file is None else ca_file.absolute()
-    name = asyncio.run(join(broker, secret, config, granted, os.environ, ca_file=trusted))
+    name = asyncio.run(join_fleet(broker, secret, config, granted, os.environ, ca_file=trusted))
     print_err(f"joined as {name}; start the edge with: evoclaw edge --config {config}")
     return exits.OK
 
@@ -77,10 +77,10 @@ async def _serve(path: Path | None) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, opened.stop)
-        name = opened.parts.who.agent_id
+        name = opened.parts.identity.agent_id
         print_err(f"edge {name}: {len(opened.parts.executor.tools())} tools")
-        notify(READY)
+        notify_systemd(READY)
         await opened.run()
-        notify(STOPPING)
+        notify_systemd(STOPPING)
         print_err(f"edge {name}: stopped")
     return exits.OK

@@ -10,13 +10,13 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.options import FILE, Command, json_option
+from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.databases.moving import Manifest
+from evoclaw.store.databases.moving import ExportManifest
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("file", type=FILE, help="The file to write; it must not exist")
 @click.option(
     "--tenant", default="", metavar="TENANT", show_default="all", help="Export only this tenant"
@@ -32,7 +32,7 @@ def export(file: Path, tenant: str, *, as_json: bool) -> int:
     return exits.OK
 
 
-@click.command("import", cls=Command)
+@click.command("import", cls=CliCommand)
 @click.argument("file", type=FILE, help="A file of `evoclaw export`")
 @click.option("--keep", is_flag=True, help="Keep rows that exist already instead of failing")
 @json_option()
@@ -43,21 +43,21 @@ def import_command(file: Path, *, keep: bool, as_json: bool) -> int:
     return exits.OK
 
 
-async def _write(file: Path, tenant: str) -> Manifest:
-    from evoclaw.wiring.store import open_moving
+async def _write(file: Path, tenant: str) -> ExportManifest:
+    from evoclaw.wiring.store import open_store_transfer
 
-    async with open_moving(os.environ) as moving:
-        return await moving.write(file, tenant=tenant)
-
-
-async def _read(file: Path, *, keep: bool) -> Manifest:
-    from evoclaw.wiring.store import open_moving
-
-    async with open_moving(os.environ) as moving:
-        return await moving.read(file, existing="keep" if keep else "refuse")
+    async with open_store_transfer(os.environ) as moving:
+        return await moving.export_to(file, tenant=tenant)
 
 
-def _report(file: Path, moved: Manifest, note: str, *, as_json: bool) -> None:
+async def _read(file: Path, *, keep: bool) -> ExportManifest:
+    from evoclaw.wiring.store import open_store_transfer
+
+    async with open_store_transfer(os.environ) as moving:
+        return await moving.import_from(file, existing="keep" if keep else "refuse")
+
+
+def _report(file: Path, moved: ExportManifest, note: str, *, as_json: bool) -> None:
     if as_json:
         print_out({"file": str(file), "rows": moved.rows, **msgspec.to_builtins(moved)})
         return

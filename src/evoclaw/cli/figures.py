@@ -14,7 +14,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
-class Sample(Struct, frozen=True):
+class MetricSample(Struct, frozen=True):
     """One sample of a metric."""
 
     name: str
@@ -22,7 +22,7 @@ class Sample(Struct, frozen=True):
     value: float
 
 
-class ToolFigures(Struct, frozen=True):
+class ToolMetricRow(Struct, frozen=True):
     """The metrics of one tool."""
 
     tool: str
@@ -37,7 +37,7 @@ class ToolFigures(Struct, frozen=True):
     bytes: int
 
 
-def parse(text: str) -> Iterator[Sample]:
+def parse_metrics(text: str) -> Iterator[MetricSample]:
     """Every sample; skips comments and lines that cannot be parsed."""
     for line in text.splitlines():
         found = _SAMPLE.fullmatch(line.strip())
@@ -45,18 +45,18 @@ def parse(text: str) -> Iterator[Sample]:
             continue
         labels = {name: _plain(value) for name, value in _LABEL.findall(found[2] or "")}
         try:
-            yield Sample(found[1], labels, float(found[3]))
+            yield MetricSample(found[1], labels, float(found[3]))
         except ValueError:
             continue
 
 
-def total(samples: Iterable[Sample], name: str) -> float | None:
+def sum_of(samples: Iterable[MetricSample], name: str) -> float | None:
     """The sum of all samples of a metric; None if there is none."""
     values = [sample.value for sample in samples if sample.name == name]
     return sum(values) if values else None
 
 
-def by(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
+def sum_by_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[str, float]:
     """The sum of the samples of a metric, for each value of a label."""
     sums: defaultdict[str, float] = defaultdict(float)
     for sample in samples:
@@ -65,7 +65,7 @@ def by(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
     return dict(sums)
 
 
-def tools(samples: Sequence[Sample]) -> list[ToolFigures]:
+def tool_metrics(samples: Sequence[MetricSample]) -> list[ToolMetricRow]:
     """The metrics of each tool, the most called tool first."""
     outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     buckets: defaultdict[str, Counter[float]] = defaultdict(Counter)
@@ -75,21 +75,23 @@ def tools(samples: Sequence[Sample]) -> list[ToolFigures]:
             outcomes[tool][sample.labels.get("outcome", "")] += int(sample.value)
         elif sample.name == "evoclaw_tool_call_seconds_bucket":
             buckets[tool][float(sample.labels.get("le", "inf"))] += int(sample.value)
-    seconds = by(samples, "evoclaw_tool_call_seconds_sum", "tool")
-    size = by(samples, "evoclaw_tool_result_bytes_total", "tool")
+    seconds = sum_by_label(samples, "evoclaw_tool_call_seconds_sum", "tool")
+    size = sum_by_label(samples, "evoclaw_tool_result_bytes_total", "tool")
     rows = [
-        _figures(tool, counted, buckets[tool], seconds.get(tool, 0.0), int(size.get(tool, 0)))
+        _tool_metric_row(
+            tool, counted, buckets[tool], seconds.get(tool, 0.0), int(size.get(tool, 0))
+        )
         for tool, counted in outcomes.items()
     ]
     return sorted(rows, key=lambda row: (-row.calls, row.tool))
 
 
-def _figures(
+def _tool_metric_row(
     tool: str, outcomes: Counter[str], buckets: Counter[float], seconds: float, size: int
-) -> ToolFigures:
+) -> ToolMetricRow:
     calls, ran = outcomes.total(), buckets.get(math.inf, 0)
     errors = {kind: count for kind, count in outcomes.items() if kind != "success"}
-    return ToolFigures(
+    return ToolMetricRow(
         tool,
         calls,
         calls - outcomes["success"],

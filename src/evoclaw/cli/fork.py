@@ -14,10 +14,10 @@ from evoclaw.cli.client import open_client
 from evoclaw.cli.options import FILE, ExclusiveCommand
 from evoclaw.cli.output import print_err
 from evoclaw.cli.run import RunOptions, run_options, start_run
-from evoclaw.cli.watching import records_of
+from evoclaw.cli.watching import get_records
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
-from evoclaw.core.forking import NothingLeft, forked, with_prompt
+from evoclaw.core.forking import RunAlreadyEnded, fork_messages, with_prompt
 from evoclaw.core.state import new_run
 from evoclaw.store.sessions.recordings import read_recording
 
@@ -42,8 +42,8 @@ def fork(
     """Start a new run from the state before a turn; it gets a recording of its own."""
     records = _records(recording, run_id)
     try:
-        messages = forked(records, at, message or "")
-    except NothingLeft as over:
+        messages = fork_messages(records, at, message or "")
+    except RunAlreadyEnded as over:
         raise ConfigError(f"{over}: --message TEXT") from None
     if prompt is not None:
         messages = with_prompt(messages, _text(prompt))
@@ -55,13 +55,13 @@ def _records(recording: Path | None, run_id: str | None) -> Sequence[Record]:
     if recording is not None and run_id is None:
         return read_recording(recording)
     if recording is None and run_id is not None:
-        return asyncio.run(_records_there(run_id))
+        return asyncio.run(_service_records(run_id))
     raise ConfigError("name what to fork: a recording, or --run ID for a run of the service")
 
 
-async def _records_there(run_id: str) -> list[Record]:
+async def _service_records(run_id: str) -> list[Record]:
     async with open_client(os.environ) as client:
-        return await records_of(client, run_id)
+        return await get_records(client, run_id)
 
 
 def _text(path: Path) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.options import Command
+from evoclaw.cli.options import CliCommand
 from evoclaw.cli.output import print_out
 
 
-@click.command("help", cls=Command)
+@click.command("help", cls=CliCommand)
 @click.argument("command", nargs=-1, help="The command, such as `runs watch`")
 @click.pass_context
 def help_command(context: click.Context, command: tuple[str, ...]) -> int:

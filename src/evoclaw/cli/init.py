@@ -12,15 +12,15 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.places import data_folder, make_private
-from evoclaw.cli.terminal import has_keyboard
+from evoclaw.cli.terminal import is_interactive
 from evoclaw.core.errors import ConfigError
 
-FILE = "evoclaw.toml"
+SETTINGS_FILE = "evoclaw.toml"
 """The settings file, in the data folder."""
-_AGENT = """\
+_AGENT_TEMPLATE = """\
 
 # The default agent.
 [[agents]]
@@ -30,7 +30,7 @@ capabilities = ["*"]
 """
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--model",
     default="",
@@ -42,21 +42,21 @@ capabilities = ["*"]
 @json_option()
 def init(model: str, *, force: bool, as_json: bool) -> int:
     """Write the file; an existing one is kept, or backed up with `--force`."""
-    from evoclaw.wiring.settings import settings_text
+    from evoclaw.wiring.settings import settings_template
 
     env = dict(os.environ)
     folder = data_folder(env)
-    if has_keyboard() and not as_json:
-        folder = Path(_asked("Data folder", str(folder))).expanduser().absolute()
-        model = model or _asked("Model, as provider/model", _at_hand(env))
+    if is_interactive() and not as_json:
+        folder = Path(_ask("Data folder", str(folder))).expanduser().absolute()
+        model = model or _ask("Model, as provider/model", _found_model(env))
     env["EVOCLAW_HOME"] = str(folder)
-    path = folder / FILE
+    path = folder / SETTINGS_FILE
     if path.exists() and not force:
         raise ConfigError(f"{path} already exists; --force overwrites it and keeps a backup")
-    agent = _AGENT.format(model=msgspec.json.encode(model).decode()) if model else ""
-    text = settings_text(env) + agent
+    agent = _AGENT_TEMPLATE.format(model=msgspec.json.encode(model).decode()) if model else ""
+    text = settings_template(env) + agent
     make_private(folder)
-    backup = _keep(path) if path.exists() else None
+    backup = _back_up(path) if path.exists() else None
     _write(path, text)
     if as_json:
         print_out({"file": str(path), "backup": None if backup is None else str(backup)})
@@ -70,22 +70,22 @@ def init(model: str, *, force: bool, as_json: bool) -> int:
     return exits.OK
 
 
-def _at_hand(env: Mapping[str, str]) -> str:
-    from evoclaw.wiring.models import model_at_hand
+def _found_model(env: Mapping[str, str]) -> str:
+    from evoclaw.wiring.models import find_model
 
-    name, how = asyncio.run(model_at_hand(env))
+    name, how = asyncio.run(find_model(env))
     if not name:
         print_err(how)
     return name
 
 
-def _asked(question: str, usual: str) -> str:
-    sys.stderr.write(f"{question}{f' [{usual}]' if usual else ''}: ")
+def _ask(question: str, default: str) -> str:
+    sys.stderr.write(f"{question}{f' [{default}]' if default else ''}: ")
     sys.stderr.flush()
-    return sys.stdin.readline().strip() or usual
+    return sys.stdin.readline().strip() or default
 
 
-def _keep(path: Path) -> Path:
+def _back_up(path: Path) -> Path:
     """Rename the existing file to the next free backup name."""
     number = 1
     while (backup := path.with_name(f"{path.name}.{number}")).exists():

@@ -16,50 +16,50 @@ import msgspec
 
 from evoclaw.cli.places import make_private
 
-KEPT = 1_000
+MAX_HISTORY_LINES = 1_000
 """Messages in the history file."""
-PASTE = 0.02
+PASTE_WINDOW_S = 0.02
 """Seconds within which another line belongs to the same paste: faster than typing."""
 WAKE_INTERVAL_S = 0.05
 """Seconds that a signal has to end the reading of a line before another one is sent."""
 WAKE_ATTEMPTS = 20
-MORE = "… "
+CONTINUATION_PROMPT = "… "
 """The prompt after a line that ends in a backslash."""
 
 
-class Typist:
+class LineReader:
     """Reads messages at a terminal; the arrow keys recall earlier ones."""
 
     def __init__(self, history: Path) -> None:
         self._history = history
         self._editor = _editor()
         if self._editor is not None:
-            for text in remembered(history):
+            for text in read_history(history):
                 self._editor.add_history(text)
 
     def read(self, prompt: str) -> str | None:
         """Read a message; a backslash at the end continues it. None at the end of input."""
-        with _signals_noticed():
+        with _signals_delivered():
             try:
                 text = input(prompt)
-                while text.endswith("\\") or _more_is_there():
-                    more = MORE if text.endswith("\\") else ""
+                while text.endswith("\\") or _has_more_input():
+                    more = CONTINUATION_PROMPT if text.endswith("\\") else ""
                     text = text.removesuffix("\\") + "\n" + input(more)
             except EOFError:
                 return None
         return text
 
-    def remember(self, text: str) -> None:
+    def add_history(self, text: str) -> None:
         """Add a message to the history, unless it starts with a space."""
         if not text.strip() or text[0].isspace():
             return
         if self._editor is not None:
             self._editor.add_history(text)
-        remember(self._history, text)
+        append_history(self._history, text)
 
 
 @contextmanager
-def _signals_noticed() -> Generator[None]:
+def _signals_delivered() -> Generator[None]:
     """While the block reads a line, deliver a Ctrl-C however early it comes.
 
     Python's `input` handles a signal when it interrupts the wait for a key. One that comes between
@@ -100,32 +100,32 @@ def _do_nothing(_signal: int, _frame: FrameType | None) -> None:
     """A signal with a handler interrupts the wait for a key."""
 
 
-def remembered(path: Path) -> list[str]:
+def read_history(path: Path) -> list[str]:
     """The messages of the history file; skips lines that cannot be read."""
     messages: list[str] = []
     with suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines()[-KEPT:]:
+        for line in path.read_bytes().splitlines()[-MAX_HISTORY_LINES:]:
             with suppress(msgspec.DecodeError):
                 messages.append(msgspec.json.decode(line, type=str))
     return messages
 
 
-def remember(path: Path, text: str) -> None:
+def append_history(path: Path, text: str) -> None:
     """Append one message to a file that only its owner may read; drops the oldest at times."""
     make_private(path.parent)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "ab") as file:
         file.write(msgspec.json.encode(text) + b"\n")
     lines = path.read_bytes().splitlines(keepends=True)
-    if len(lines) > 2 * KEPT:
+    if len(lines) > 2 * MAX_HISTORY_LINES:
         new = path.with_name(f".{path.name}.{os.getpid()}")
         with os.fdopen(os.open(new, flags | os.O_EXCL, 0o600), "wb") as file:
-            file.writelines(lines[-KEPT:])
+            file.writelines(lines[-MAX_HISTORY_LINES:])
         new.replace(path)
 
 
-def _more_is_there() -> bool:
-    return bool(select.select([sys.stdin], [], [], PASTE)[0])
+def _has_more_input() -> bool:
+    return bool(select.select([sys.stdin], [], [], PASTE_WINDOW_S)[0])
 
 
 def _editor() -> ModuleType | None:

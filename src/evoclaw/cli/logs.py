@@ -16,10 +16,10 @@ from msgspec import Struct
 from evoclaw.cli import exits, routes
 from evoclaw.cli.audit_lines import audit_line
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.client import Client, open_client
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.client import ServiceClient, open_client
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.watching import records_of, watch
+from evoclaw.cli.watching import get_records, watch_records
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,
@@ -43,9 +43,9 @@ from evoclaw.core.events import (
 )
 from evoclaw.store.sessions.recordings import encode_record
 
-PAUSE = 1.0
+AUDIT_POLL_INTERVAL_S = 1.0
 """Seconds between two requests for new audit records, which have no stream."""
-LIMIT = 1_000
+MAX_AUDIT_ROWS = 1_000
 """Audit records of one request while following."""
 _DELTAS = (TextDelta, ReasoningDelta)
 """Chunks of text that a later record contains in full."""
@@ -66,7 +66,7 @@ class LogOptions(Struct, frozen=True):
     as_json: bool
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--run",
     "run_id",
@@ -92,22 +92,22 @@ async def _logs(run_id: str | None, options: LogOptions) -> int:
         if not run_id:
             await _audit(client, options)
         elif options.follow:
-            async with aclosing(watch(client, run_id)) as records:
+            async with aclosing(watch_records(client, run_id)) as records:
                 async for record in records:
                     _show(record, options)
                     sys.stdout.flush()
         else:
-            for record in await records_of(client, run_id):
+            for record in await get_records(client, run_id):
                 _show(record, options)
     return exits.OK
 
 
-async def _audit(client: Client, options: LogOptions) -> None:
+async def _audit(client: ServiceClient, options: LogOptions) -> None:
     last, since = 0, 0.0
     limit = options.limit
     while True:
         requested_at = time.time()
-        rows = routes.many(await client.get(routes.path("audit"), since=since, limit=limit))
+        rows = routes.as_items(await client.get(routes.api_path("audit"), since=since, limit=limit))
         for row in rows:
             if (seq := int(row.get("seq", 0))) > last:
                 last = seq
@@ -118,9 +118,9 @@ async def _audit(client: Client, options: LogOptions) -> None:
                 print_err("the audit log is empty")
             return
         sys.stdout.flush()
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(AUDIT_POLL_INTERVAL_S)
         # Look back a little for records that are written late; `seq` prevents duplicates.
-        since, limit = requested_at - 10 * PAUSE, LIMIT
+        since, limit = requested_at - 10 * AUDIT_POLL_INTERVAL_S, MAX_AUDIT_ROWS
 
 
 def _show(record: Record, options: LogOptions) -> None:
@@ -137,10 +137,10 @@ def line_of(record: Record) -> str:
     """A record on one line: time, number, event and a summary."""
     at = time.strftime("%H:%M:%S", time.localtime(record.at))
     tag = str(type(record.event).__struct_config__.tag)
-    return f"{at} {record.seq:5} {tag:18} {one_line(_gist(record.event), 160)}".rstrip()
+    return f"{at} {record.seq:5} {tag:18} {one_line(_summary(record.event), 160)}".rstrip()
 
 
-def _gist(event: Event) -> str:
+def _summary(event: Event) -> str:
     match event:
         case CallStarted(_, name, arguments):
             return f"{name} {msgspec.json.encode(arguments).decode()}"
@@ -153,10 +153,10 @@ def _gist(event: Event) -> str:
         case ApprovalAnswered(_, decision, reason):
             return f"{decision} {reason}"
         case _:
-            return _gist_of_run(event)
+            return _run_summary(event)
 
 
-def _gist_of_run(event: Event) -> str:
+def _run_summary(event: Event) -> str:
     match event:
         case RunStarted(model) | RunResumed(model):
             return model

@@ -18,7 +18,7 @@ from evoclaw.core.version import VERSION
 if TYPE_CHECKING:
     from evoclaw.core.errors import EvoClawError
 
-COMPLETE = "_EVOCLAW_COMPLETE"
+COMPLETE_VARIABLE = "_EVOCLAW_COMPLETE"
 """The variable with which a completion script (`cli/completion.py`) asks for completions."""
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
@@ -132,10 +132,10 @@ def command_line() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Read the command line, run one command, return its exit code."""
-    if instruction := os.environ.get(COMPLETE):
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete
 
-        return shell_complete(command_line, {}, "evoclaw", COMPLETE, instruction)
+        return shell_complete(command_line, {}, "evoclaw", COMPLETE_VARIABLE, instruction)
     try:
         with command_line.make_context("evoclaw", list(arguments)) as context:
             return command_line.invoke(context) or exits.OK
@@ -148,14 +148,14 @@ def main(arguments: Sequence[str]) -> int:
         return exits.FAILED
     except KeyboardInterrupt:
         return exits.CANCELLED
-    except _expected() as error:
+    except _reported_errors() as error:
         print_err(f"evoclaw: {error}")
         return exits.MISUSED
     finally:
         _flush_stdout()
 
 
-def _expected() -> type[EvoClawError]:
+def _reported_errors() -> type[EvoClawError]:
     """The errors that are reported as one line; imported on failure, to keep the start fast."""
     from evoclaw.core.errors import EvoClawError
 

@@ -18,20 +18,22 @@ from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
 from evoclaw.cli.options import FILE, CommandGroup, ExclusiveCommand
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.terminal import AtTerminal, has_keyboard
+from evoclaw.cli.terminal import TerminalApprover, is_interactive
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Approver, NobodyThere
-from evoclaw.governance.approvals import Remembered
+from evoclaw.core.ports import Approver, NoApprover
+from evoclaw.governance.approvals import SessionApprovalCache
 from evoclaw.governance.autonomy import Level
-from evoclaw.wiring.mcp_requests import Door, Wanted
+from evoclaw.wiring.mcp_requests import McpHttpOptions, McpServerOptions
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.pins import PinFile
 
-TOKEN = "EVOCLAW_MCP_TOKEN"
-OverStdio: TypeAlias = Callable[[Wanted, Mapping[str, str]], Coroutine[Any, Any, None]]
+TOKEN_VARIABLE = "EVOCLAW_MCP_TOKEN"
+OverStdio: TypeAlias = Callable[[McpServerOptions, Mapping[str, str]], Coroutine[Any, Any, None]]
 """Serves until the client closes standard input."""
-OverHttp: TypeAlias = Callable[[Wanted, Door, Mapping[str, str]], AbstractAsyncContextManager[str]]
+OverHttp: TypeAlias = Callable[
+    [McpServerOptions, McpHttpOptions, Mapping[str, str]], AbstractAsyncContextManager[str]
+]
 """Serves while the block runs; yields the address."""
 
 
@@ -76,7 +78,7 @@ def mcp() -> None:
 def _serve(**options: Any) -> int:
     from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
 
-    return serve(ServeOptions(**options), mcp_over_stdio, mcp_over_http)
+    return serve(McpServeOptions(**options), mcp_over_stdio, mcp_over_http)
 
 
 @mcp.command("list", help="List tools of MCP servers, approved and waiting")
@@ -101,7 +103,7 @@ def _forget(server: str) -> int:
     return _print_pins(pins)
 
 
-class ServeOptions(Struct, frozen=True):
+class McpServeOptions(Struct, frozen=True):
     """The options of `evoclaw mcp serve`."""
 
     over_http: bool
@@ -116,7 +118,7 @@ class ServeOptions(Struct, frozen=True):
     yes: bool
 
 
-def serve(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
+def serve(options: McpServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
     """Serve until the client disconnects, or until a stop signal."""
     try:
         return asyncio.run(_serving(options, over_stdio, over_http))
@@ -126,20 +128,20 @@ def serve(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> 
         ) from None
 
 
-async def _serving(options: ServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
-    server = Wanted(
+async def _serving(options: McpServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
+    server = McpServerOptions(
         _folder(options), _level(options), _approver(options), options.on, _names(options)
     )
     if not options.over_http:
         serving = asyncio.create_task(over_stdio(server, os.environ))
-        _when_told_to_stop(serving.cancel)
+        _on_stop_signal(serving.cancel)
         await asyncio.wait([serving])
         if not serving.cancelled():
             serving.result()
         return exits.OK
     stop = asyncio.Event()
-    _when_told_to_stop(stop.set)
-    http = Door(options.host, options.port, _token(options), options.names)
+    _on_stop_signal(stop.set)
+    http = McpHttpOptions(options.host, options.port, _token(options), options.names)
     async with over_http(server, http, os.environ) as url:
         print_err(f"MCP on {url}")
         await stop.wait()
@@ -162,41 +164,41 @@ def _print_pins(pins: PinFile) -> int:
     return exits.OK
 
 
-def _when_told_to_stop(stop: Callable[[], object]) -> None:
+def _on_stop_signal(stop: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
 
 
-def _folder(options: ServeOptions) -> Path:
+def _folder(options: McpServeOptions) -> Path:
     folder = options.folder.resolve()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; create it, or use another --folder")
     return folder
 
 
-def _level(options: ServeOptions) -> Level:
+def _level(options: McpServeOptions) -> Level:
     if options.read_only:
         return Level.READ_ONLY
     return Level.FULL if options.yes else Level.SUPERVISED
 
 
-def _names(options: ServeOptions) -> tuple[str, ...] | None:
+def _names(options: McpServeOptions) -> tuple[str, ...] | None:
     if options.tools is None:
         return None
     return tuple(name.strip() for name in options.tools.split(",") if name.strip())
 
 
-def _approver(options: ServeOptions) -> Approver:
+def _approver(options: McpServeOptions) -> Approver:
     # Over stdio, the keyboard belongs to the client.
-    if options.over_http and has_keyboard():
-        return Remembered(AtTerminal(sys.stdin.fileno(), sys.stderr))
-    return NobodyThere("nobody is there to approve it; the owner can serve it with --yes")
+    if options.over_http and is_interactive():
+        return SessionApprovalCache(TerminalApprover(sys.stdin.fileno(), sys.stderr))
+    return NoApprover("nobody is there to approve it; the owner can serve it with --yes")
 
 
-def _token(options: ServeOptions) -> str:
+def _token(options: McpServeOptions) -> str:
     if options.token_file is None:
-        return os.environ.get(TOKEN, "")
+        return os.environ.get(TOKEN_VARIABLE, "")
     try:
         return options.token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as problem:

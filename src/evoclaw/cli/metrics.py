@@ -12,16 +12,16 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.client import open_client
-from evoclaw.cli.figures import Sample, ToolFigures, by, parse, total
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.figures import MetricSample, ToolMetricRow, parse_metrics, sum_by_label, sum_of
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.stored import look, show_figures
-from evoclaw.cli.tables import show_rows
+from evoclaw.cli.stored import print_metrics, read_metrics
+from evoclaw.cli.tables import print_table
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 
 PATH = "/metrics"
-_SUMS = {
+_SUMMED_METRICS = {
     "turns": "evoclaw_turns_total",
     "cost_dollars": "evoclaw_cost_dollars_total",
     "unpriced_replies": "evoclaw_unpriced_replies_total",
@@ -35,7 +35,7 @@ _SUMS = {
 }
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--tools", "by_tool", is_flag=True, help="Show the metrics of each tool")
 @json_option()
 @click.option("--raw", is_flag=True, help="Print the Prometheus text format")
@@ -44,7 +44,7 @@ _SUMS = {
 def metrics(*, by_tool: bool, as_json: bool, raw: bool, since: str, agent: str | None) -> int:
     """Show the metrics."""
     if by_tool and not raw:
-        show_figures(asyncio.run(look(since, agent or "")), since, as_json=as_json)
+        print_metrics(asyncio.run(read_metrics(since, agent or "")), since, as_json=as_json)
         return exits.OK
     if agent:
         raise ConfigError("--agent needs --tools: metrics of one agent come from stored records")
@@ -52,32 +52,32 @@ def metrics(*, by_tool: bool, as_json: bool, raw: bool, since: str, agent: str |
     if raw:
         sys.stdout.write(text)
         return exits.OK
-    samples = list(parse(text))
+    samples = list(parse_metrics(text))
     found = summary(samples)
     if as_json:
         print_out(found)
         return exits.OK
-    show_rows(_rows(found), "no metrics yet")
+    print_table(_rows(found), "no metrics yet")
     return exits.OK
 
 
 async def _read() -> str:
     async with open_client(os.environ) as client:
-        return (await client.raw("GET", PATH)).decode(errors="replace")
+        return (await client.request_bytes("GET", PATH)).decode(errors="replace")
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, JSON]:
+def summary(samples: Sequence[MetricSample]) -> dict[str, JSON]:
     """The metrics of the whole process."""
     found: dict[str, JSON] = {
-        "runs": by(samples, "evoclaw_runs_total", "stop"),
-        "calls": by(samples, "evoclaw_tool_calls_total", "outcome"),
-        "tokens": by(samples, "evoclaw_tokens_total", "way"),
+        "runs": sum_by_label(samples, "evoclaw_runs_total", "stop"),
+        "calls": sum_by_label(samples, "evoclaw_tool_calls_total", "outcome"),
+        "tokens": sum_by_label(samples, "evoclaw_tokens_total", "way"),
     }
-    sums = {name: total(samples, sample) for name, sample in _SUMS.items()}
+    sums = {name: sum_of(samples, sample) for name, sample in _SUMMED_METRICS.items()}
     return found | {name: value for name, value in sums.items() if value is not None}
 
 
-def show_tools(found: Sequence[ToolFigures], *, json: bool) -> None:
+def show_tools(found: Sequence[ToolMetricRow], *, json: bool) -> None:
     """Print the metrics of each tool."""
     if json:
         print_out(msgspec.to_builtins(found))
@@ -95,7 +95,7 @@ def show_tools(found: Sequence[ToolFigures], *, json: bool) -> None:
         )
         for tool in found
     ]
-    show_rows([head, *rows] if rows else [], "no tool was called yet")
+    print_table([head, *rows] if rows else [], "no tool was called yet")
 
 
 def _rows(found: dict[str, JSON]) -> list[tuple[str, str]]:

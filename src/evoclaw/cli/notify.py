@@ -9,7 +9,7 @@ from collections.abc import Mapping
 READY, RELOADING, STOPPING = "READY=1", "RELOADING=1", "STOPPING=1"
 
 
-def notify(*said: str, env: Mapping[str, str] | None = None) -> bool:
+def notify_systemd(*messages: str, env: Mapping[str, str] | None = None) -> bool:
     """Send messages such as `READY` to systemd; False if it does not listen.
 
     Errors of the socket are ignored: the process does not depend on systemd.
@@ -22,7 +22,7 @@ def notify(*said: str, env: Mapping[str, str] | None = None) -> bool:
         sender.settimeout(1.0)
         try:
             sender.connect(address)
-            sender.sendall("\n".join(said).encode())
+            sender.sendall("\n".join(messages).encode())
         except OSError:
             return False
     return True

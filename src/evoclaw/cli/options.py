@@ -23,7 +23,7 @@ class _ShortHelp(click.Command):
         return option
 
 
-class Command(_ShortHelp):
+class CliCommand(_ShortHelp):
     """A command."""
 
 
@@ -34,7 +34,7 @@ class CommandGroup(_ShortHelp, click.Group):
     `evoclaw runs list --json`.
     """
 
-    command_class = Command
+    command_class = CliCommand
 
     def __init__(self, *arguments: Any, default: str = "", **settings: Any) -> None:
         settings.setdefault("invoke_without_command", bool(default))
@@ -72,7 +72,7 @@ class CommandGroup(_ShortHelp, click.Group):
         return None
 
 
-class ExclusiveCommand(Command):
+class ExclusiveCommand(CliCommand):
     """A command with options that exclude each other."""
 
     def __init__(

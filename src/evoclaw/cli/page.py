@@ -12,23 +12,23 @@ from urllib.parse import quote
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.client import find, open_client
-from evoclaw.cli.options import Command
+from evoclaw.cli.client import find_service, open_client
+from evoclaw.cli.options import CliCommand
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.places import data_folder
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.broker_accounts import write_private
 
-FILE = "page.html"
+REDIRECT_FILE = "page.html"
 """In the data folder: redirects a browser to the dashboard; only its owner may read it."""
-_LEADING = """<!doctype html>
+_REDIRECT_HTML = """<!doctype html>
 <meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={url}">
 <title>EvoClaw</title><a href="{url}">EvoClaw</a>
 """
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--open", "open_browser", is_flag=True, help="Open the link in your browser")
 def page(*, open_browser: bool) -> int:
     """Print the link; with it, anyone can do everything here until `evoclaw up` ends."""
@@ -41,7 +41,7 @@ def page(*, open_browser: bool) -> int:
 
 async def _address() -> str:
     """The address of the dashboard, with the token after `#`: browsers send no fragment."""
-    service = find(os.environ)
+    service = find_service(os.environ)
     if not service.token:
         raise ConfigError(
             "the dashboard needs a token: set EVOCLAW_TOKEN to one that `evoclaw token new` printed"
@@ -53,13 +53,13 @@ async def _address() -> str:
 
 def _open(url: str) -> None:
     # Not the address itself: every user of the machine can read the arguments of a process.
-    path = data_folder(os.environ) / FILE
-    write_private(path, _LEADING.format(url=html.escape(url)).encode())
-    if not _shown(path):
+    path = data_folder(os.environ) / REDIRECT_FILE
+    write_private(path, _REDIRECT_HTML.format(url=html.escape(url)).encode())
+    if not _open_in_browser(path):
         print_err("cannot start a browser; open the link above by hand")
 
 
-def _shown(path: Path) -> bool:
+def _open_in_browser(path: Path) -> bool:
     try:
         return webbrowser.open(path.absolute().as_uri())
     except webbrowser.Error:

@@ -9,14 +9,14 @@ import time
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
 
 EDGE_TIMEOUT_S = 10.0
 """Seconds that a command waits for an edge."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("agent", help="Id of the edge")
 @json_option()
 def ping(agent: str, *, as_json: bool) -> int:
@@ -30,7 +30,7 @@ async def _ping(agent: str, *, as_json: bool) -> int:
     async with open_fleet(os.environ) as orchestrator:
         await orchestrator.wait_for(agent, EDGE_TIMEOUT_S, tools=False)
         began = time.monotonic()
-        outcome = await orchestrator.say(agent, "ping")
+        outcome = await orchestrator.query(agent, "ping")
         elapsed = (time.monotonic() - began) * 1000
     answer = {"agent": agent, "ms": round(elapsed, 2), **outcome.result}
     print_out(answer if as_json else f"{agent} answered in {elapsed:.1f} ms")

@@ -24,7 +24,7 @@ def make_private(folder: Path) -> None:
         raise ConfigError(f"cannot make {folder} private: {problem.strerror}") from None
 
 
-def why_not_private(path: Path) -> str:
+def privacy_problem(path: Path) -> str:
     """Why a file or folder is not private to this user; empty if it is."""
     status = path.stat()
     if status.st_uid != os.getuid():

@@ -23,21 +23,21 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.explaining import explain
 from evoclaw.governance.rules.command_rules import CommandRules
 from evoclaw.governance.rules.document import CallExample, read_rules, shipped_rules
-from evoclaw.governance.rules.effect_views import shown_effects
+from evoclaw.governance.rules.effect_views import describe_effects
 from evoclaw.governance.rules.examples import (
-    SOMEBODY,
-    SOMEWHERE,
+    EXAMPLE_HOME,
+    EXAMPLE_WORKSPACE,
     check_examples,
     example_call,
     load_rules,
 )
-from evoclaw.governance.rules.policy import Judgement, Rules
+from evoclaw.governance.rules.policy import Judgement, RulePolicy
 from evoclaw.store.sessions.recordings import read_recording
 
 if TYPE_CHECKING:
-    from evoclaw.wiring.judging import Judging
+    from evoclaw.wiring.judging import LocalPolicies
 
-WIDEST = 240
+MAX_LINE_CHARS = 240
 """Characters of a printed line."""
 
 
@@ -52,7 +52,7 @@ def policy() -> None:
 )
 @json_option()
 def _check(file: Path | None, *, as_json: bool) -> int:
-    return check_rules(_judging(), file, as_json=as_json)
+    return check_rules(_local_policies(), file, as_json=as_json)
 
 
 @policy.command("explain", help="Show how a call would be judged, and why")
@@ -64,7 +64,7 @@ def _check(file: Path | None, *, as_json: bool) -> int:
 )
 @json_option()
 def _explain(call: tuple[str, ...], *, as_json: bool) -> int:
-    return asyncio.run(explain_call(_judging(), call, as_json=as_json))
+    return asyncio.run(explain_call(_local_policies(), call, as_json=as_json))
 
 
 @policy.command("diff", help="Judge recorded calls by two rule files, and show what changes")
@@ -79,24 +79,24 @@ def _explain(call: tuple[str, ...], *, as_json: bool) -> int:
 )
 @json_option()
 def _diff(old: str, new: str, runs: Path | None, *, as_json: bool) -> int:
-    return compare_rules(_judging(), old, new, runs, as_json=as_json)
+    return compare_rules(_local_policies(), old, new, runs, as_json=as_json)
 
 
-def _judging() -> Judging:
-    from evoclaw.wiring.judging import judges
+def _local_policies() -> LocalPolicies:
+    from evoclaw.wiring.judging import local_policies
 
-    return judges(Path.cwd(), os.environ)
+    return local_policies(Path.cwd(), os.environ)
 
 
-def check_rules(judges: Judging, file: Path | None, *, as_json: bool) -> int:
+def check_rules(local: LocalPolicies, file: Path | None, *, as_json: bool) -> int:
     """Check a rule file, or the rules in use."""
-    path = file or judges.rules
+    path = file or local.rules
     if path is None:
         document = shipped_rules()
-        examples = check_examples(document, workspace=SOMEWHERE, home=SOMEBODY)
+        examples = check_examples(document, workspace=EXAMPLE_WORKSPACE, home=EXAMPLE_HOME)
     else:
         document = read_rules(path)
-        examples = check_examples(document, workspace=str(judges.workspace), home=str(judges.home))
+        examples = check_examples(document, workspace=str(local.workspace), home=str(local.home))
     name = str(path) if path else "the shipped rules"
     if as_json:
         print_out({"file": name, "rules": len(document.rules), "examples": examples})
@@ -105,24 +105,24 @@ def check_rules(judges: Judging, file: Path | None, *, as_json: bool) -> int:
     return exits.OK
 
 
-async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) -> int:
+async def explain_call(local: LocalPolicies, words: Sequence[str], *, as_json: bool) -> int:
     """Show how a call would be judged."""
     from evoclaw.wiring.pipelines import local_pipeline
 
-    call = read_call_text(words, judges.tools)
-    explained = await explain(judges.policies, call)
+    call = read_call_text(words, local.tools)
+    explained = await explain(local.policies, call)
     verdicts: list[dict[str, JSON]] = [msgspec.to_builtins(step) for step in explained.steps]
-    in_use = next((rule for rule in judges.policies if isinstance(rule, CommandRules)), None)
+    in_use = next((rule for rule in local.policies if isinstance(rule, CommandRules)), None)
     if in_use is not None:
         rules = in_use.load()
     else:
-        rules = load_rules(judges.rules, workspace=str(judges.workspace), home=str(judges.home))
+        rules = load_rules(local.rules, workspace=str(local.workspace), home=str(local.home))
         unused = (await explain([rules], call)).steps
         verdicts += [
             {**msgspec.to_builtins(step), "policy": "Rules (not in use)"} for step in unused
         ]
-    judged = rules.look(call)
-    effects = shown_effects(judged.effects)
+    judged = rules.evaluate(call)
+    effects = describe_effects(judged.effects)
     if as_json:
         findings = [msgspec.to_builtins(finding) for finding in judged.findings]
         steps = [msgspec.to_builtins(step) for step in local_pipeline().describe()]
@@ -134,18 +134,18 @@ async def explain_call(judges: Judging, words: Sequence[str], *, as_json: bool) 
         }
         print_out({**facts, "pipeline": steps})
         return exits.OK
-    for line in _told(verdicts, effects, judged):
-        print_out(clean(line).replace("\n", " ")[:WIDEST])
+    for line in _explanation_lines(verdicts, effects, judged):
+        print_out(clean(line).replace("\n", " ")[:MAX_LINE_CHARS])
     print_out("pipeline of a local call:")
     for stage, steps in groupby(local_pipeline().describe(), key=lambda step: step.stage):
         print_out(f"  {stage:<7}{', '.join(step.name for step in steps)}")
     return exits.OK
 
 
-def _told(
-    told: Sequence[dict[str, JSON]], effects: dict[str, JSON], judged: Judgement
+def _explanation_lines(
+    steps: Sequence[dict[str, JSON]], effects: dict[str, JSON], judged: Judgement
 ) -> Iterator[str]:
-    for step in told:
+    for step in steps:
         code = f" {step['code']}" if step.get("code") else ""
         reason = f": {step['reason']}" if step.get("reason") else ""
         yield f"{step['policy']:<14} {step['verdict']}{code}{reason}"
@@ -185,30 +185,32 @@ def _call(example: CallExample, known: dict[str, Tool]) -> Call:
 
 
 def compare_rules(
-    judges: Judging, old_name: str, new_name: str, folder: Path | None, *, as_json: bool
+    local: LocalPolicies, old_name: str, new_name: str, folder: Path | None, *, as_json: bool
 ) -> int:
     """Show which recorded calls two rule files judge differently."""
-    old, new = (_rules(name, judges) for name in (old_name, new_name))
-    folder = folder or judges.runs
+    old, new = (_rules(name, local) for name in (old_name, new_name))
+    folder = folder or local.runs
     if not folder.is_dir():
         raise ConfigError(f"there are no recordings in {folder}; name a folder with --runs")
-    known = {name: tool for tool in judges.tools for name in (tool.name, *tool.aliases)}
+    known = {name: tool for tool in local.tools for name in (tool.name, *tool.aliases)}
     runs = calls = 0
     changed: list[dict[str, JSON]] = []
     for path in sorted(folder.glob("*.jsonl")):
         runs += 1
         for call in recorded_calls(path, known):
             calls += 1
-            before, after = _said(old.look(call)), _said(new.look(call))
+            before, after = _verdict_text(old.evaluate(call)), _verdict_text(new.evaluate(call))
             if before != after:
                 changed.append(
-                    {"run": path.name, "call": _shown(call), "old": before, "new": after}
+                    {"run": path.name, "call": _call_text(call), "old": before, "new": after}
                 )
     if as_json:
         print_out({"runs": runs, "calls": calls, "changed": changed})
         return exits.OK
     for row in changed:
-        print_out(one_line(f"{row['old']} -> {row['new']}; {row['call']} ({row['run']})", WIDEST))
+        print_out(
+            one_line(f"{row['old']} -> {row['new']}; {row['call']} ({row['run']})", MAX_LINE_CHARS)
+        )
     print_out(f"{calls} calls of {runs} runs: {len(changed)} would be judged differently")
     return exits.OK
 
@@ -228,17 +230,17 @@ def recorded_calls(path: Path, known: dict[str, Tool]) -> Iterator[Call]:
             yield _call(CallExample(name, arguments), known)
 
 
-def _rules(name: str, judges: Judging) -> Rules:
+def _rules(name: str, local: LocalPolicies) -> RulePolicy:
     path = None if name == "shipped" else Path(name)
-    return load_rules(path, workspace=str(judges.workspace), home=str(judges.home))
+    return load_rules(path, workspace=str(local.workspace), home=str(local.home))
 
 
-def _said(judged: Judgement) -> str:
+def _verdict_text(judged: Judgement) -> str:
     finding = judged.decided
     return "allow" if finding is None else f"{finding.then} {finding.code}"
 
 
-def _shown(call: Call) -> str:
+def _call_text(call: Call) -> str:
     command = call.arguments.get("command")
     text = command if isinstance(command, str) else msgspec.json.encode(call.arguments).decode()
     return f"{call.name} {text}"

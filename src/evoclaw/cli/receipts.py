@@ -20,7 +20,7 @@ from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
-from evoclaw.store.calls.receipts import Kept, ReceiptStore
+from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 
 
 @click.group(cls=CommandGroup, default="list")
@@ -118,12 +118,12 @@ async def _print_one(store: ReceiptStore, id_: str, *, as_json: bool) -> None:
 
 
 async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> None:
-    rows = [_row(receipt) for receipt in await store.listed(agent_id=agent_id, limit=1000)]
+    rows = [_row(receipt) for receipt in await store.list_receipts(agent_id=agent_id, limit=1000)]
     holes = [
         (agent, first, last)
         for agent, chain, _ in await store.chains()
         if agent_id in ("", agent)
-        for first, last in await store.holes(agent, chain)
+        for first, last in await store.gaps(agent, chain)
     ]
     if as_json:
         missing = [{"agent": agent, "from": first, "to": last} for agent, first, last in holes]
@@ -139,13 +139,13 @@ async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> No
         print_out("no receipts yet; an edge with a device key sends a receipt with every result")
 
 
-def _row(kept: Kept) -> dict[str, JSON]:
+def _row(receipt: StoredReceipt) -> dict[str, JSON]:
     return {
-        "id": f"r{kept.counter}-{kept.hash[:8]}",
-        "agent": kept.agent_id,
-        "request": kept.request_id,
-        "run": kept.run_id,
-        "at": kept.at,
-        "hash": kept.hash,
-        "flaw": kept.flaw,
+        "id": f"r{receipt.counter}-{receipt.hash[:8]}",
+        "agent": receipt.agent_id,
+        "request": receipt.request_id,
+        "run": receipt.run_id,
+        "at": receipt.at,
+        "hash": receipt.hash,
+        "flaw": receipt.flaw,
     }

@@ -37,7 +37,7 @@ from evoclaw.store.sessions.recordings import encode_record
 _STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
-class Face(Protocol):
+class RunRenderer(Protocol):
     """Shows the records of a run."""
 
     def receive(self, record: Record) -> None:
@@ -45,7 +45,7 @@ class Face(Protocol):
         ...
 
 
-class JsonLines:
+class JsonLinesRenderer:
     """Prints every record as a line of JSON."""
 
     def __init__(self, out: TextIO) -> None:
@@ -57,14 +57,14 @@ class JsonLines:
         self._out.flush()
 
 
-class Screen:
+class TerminalRenderer:
     """Prints text as it is generated, and a line when a call starts and ends, with its output."""
 
     def __init__(self, out: TextIO, err: TextIO, *, colour: bool) -> None:
         self._out, self._err, self._colour = out, err, colour
         self._shown = ""
         """The text of the model in the current turn."""
-        self._told: dict[str, str] = {}
+        self._last_notes: dict[str, str] = {}
         """The last printed model and tools; they are printed again only if they change."""
 
     def receive(self, record: Record) -> None:
@@ -74,7 +74,7 @@ class Screen:
     def _show(self, event: Event) -> None:
         match event:
             case TextDelta(text):
-                self._say(clean(text))
+                self._write(clean(text))
             case ReasoningDelta(text):
                 self._err.write(self._paint(clean(text), "dim"))
                 self._err.flush()
@@ -85,17 +85,17 @@ class Screen:
             case CallJudged() | ApprovalAnswered() | CallStarted() | CallOutput() | CallFinished():
                 self._show_call(event)
             case _:
-                self._show_aside(event)
+                self._show_progress(event)
 
-    def _show_aside(self, event: Event) -> None:
+    def _show_progress(self, event: Event) -> None:
         match event:
             case TurnStarted():
                 self._shown = ""
             case RunStarted(model) | RunResumed(model):
-                self._note_new("model", one_line(model))
+                self._note_change("model", one_line(model))
             case ToolsChanged(tools):
                 names = ", ".join(tool.name for tool in tools) or "none"
-                self._note_new("tools", one_line(names, 300))
+                self._note_change("tools", one_line(names, 300))
             case ReplyRetried(kind, reason, _, wait):
                 self._note(f"↻ {kind}, retrying in {wait:.1f} s: {one_line(reason)}", "yellow")
                 self._shown = ""
@@ -108,9 +108,9 @@ class Screen:
             case _:
                 pass
 
-    def _note_new(self, what: str, text: str) -> None:
-        if self._told.get(what) != text:
-            self._told[what] = text
+    def _note_change(self, what: str, text: str) -> None:
+        if self._last_notes.get(what) != text:
+            self._last_notes[what] = text
             self._note(f"{what} {text}", "dim")
 
     def _show_call(self, event: Event) -> None:
@@ -143,7 +143,7 @@ class Screen:
         text = clean(end.text)
         if text.strip() != self._shown.strip():
             self._end_line()
-            self._say(text)
+            self._write(text)
         self._end_line()
         cost = "" if not end.cost else f" · ${end.cost:.4f}"
         tokens = end.usage.input + end.usage.output
@@ -154,14 +154,14 @@ class Screen:
             colour,
         )
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
         self._shown += text
 
     def _end_line(self) -> None:
         if self._shown and not self._shown.endswith("\n"):
-            self._say("\n")
+            self._write("\n")
 
     def _note(self, text: str, style: str) -> None:
         self._end_line()
@@ -194,10 +194,10 @@ def _value(value: JSON) -> str:
     return one_line(msgspec.json.encode(value).decode())
 
 
-def face(*, json: bool) -> Face:
+def renderer(*, json: bool) -> RunRenderer:
     """The renderer for this process: JSON lines, or text for a terminal."""
     if json:
-        return JsonLines(sys.stdout)
-    return Screen(
+        return JsonLinesRenderer(sys.stdout)
+    return TerminalRenderer(
         sys.stdout, sys.stderr, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ
     )

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.options import FILE, Command, json_option
+from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_err
-from evoclaw.cli.render import face
-from evoclaw.core.replaying import replayed
+from evoclaw.cli.render import renderer
+from evoclaw.core.replaying import replay_exactly
 from evoclaw.store.sessions.recordings import read_recording
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("file", type=FILE, help="A recording of `evoclaw run`")
 @json_option("Print every record as a line of JSON")
 def replay(file: Path, *, as_json: bool) -> int:
@@ -25,8 +25,8 @@ def replay(file: Path, *, as_json: bool) -> int:
 
 
 async def _replay(path: Path, *, as_json: bool) -> int:
-    shown, count = face(json=as_json), 0
-    async with aclosing(replayed(read_recording(path))) as records:
+    shown, count = renderer(json=as_json), 0
+    async with aclosing(replay_exactly(read_recording(path))) as records:
         async for record in records:
             count += 1
             shown.receive(record)

@@ -9,19 +9,19 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from evoclaw.cli.client import Client, NotUp
+from evoclaw.cli.client import ServiceClient, ServiceNotRunning
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import Approval
-from evoclaw.tools.question import Answer, Question
+from evoclaw.tools.question import Question, UserAnswer
 
-TRIES = 3
+START_ATTEMPTS = 3
 """Attempts to start a run when the connection breaks; the idempotency key makes it one run."""
-PAGE = 200
+PAGE_ROWS = 200
 """Rows of one page of a list."""
 
 
-class Waiting(Struct, frozen=True):
+class PendingApprovalRow(Struct, frozen=True):
     """A call that waits for an approval."""
 
     id: str
@@ -33,58 +33,62 @@ class Waiting(Struct, frozen=True):
     """What an approval for the session would cover, in words."""
 
 
-def path(*parts: str) -> str:
+def api_path(*parts: str) -> str:
     """A path below `/v1`, with its parts escaped."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-async def begin(client: Client, errand: dict[str, JSON]) -> dict[str, JSON]:
+async def start_run(client: ServiceClient, request: dict[str, JSON]) -> dict[str, JSON]:
     """Start a run exactly once, also if the connection breaks meanwhile."""
-    key, body = secrets.token_hex(16), {name: value for name, value in errand.items() if value}
-    for left in reversed(range(TRIES)):
+    key, body = secrets.token_hex(16), {name: value for name, value in request.items() if value}
+    for left in reversed(range(START_ATTEMPTS)):
         try:
-            return one(await client.post(path("runs"), body, key=key))
-        except NotUp:
+            return as_object(await client.post(api_path("runs"), body, key=key))
+        except ServiceNotRunning:
             if not left:
                 raise
     raise AssertionError("unreachable")
 
 
-async def cancel(client: Client, run_id: str) -> bool:
+async def cancel_run(client: ServiceClient, run_id: str) -> bool:
     """Cancel a run; False if it had ended."""
-    return bool(one(await client.post(path("runs", run_id, "cancel"))).get("cancelled"))
+    return bool(as_object(await client.post(api_path("runs", run_id, "cancel"))).get("cancelled"))
 
 
-async def steer(client: Client, run_id: str, message: str) -> None:
+async def steer_run(client: ServiceClient, run_id: str, message: str) -> None:
     """Send a message to an active run."""
-    await client.post(path("runs", run_id, "messages"), {"message": message})
+    await client.post(api_path("runs", run_id, "messages"), {"message": message})
 
 
-async def waiting(client: Client, run_id: str = "") -> list[Waiting]:
+async def list_pending_approvals(
+    client: ServiceClient, run_id: str = ""
+) -> list[PendingApprovalRow]:
     """The calls that wait for an approval, of one run or of all."""
-    found = many(await client.get(path("approvals"), run_id=run_id))
-    return [_waiting(row) for row in found if row.get("standing") == "waiting"]
+    found = as_items(await client.get(api_path("approvals"), run_id=run_id))
+    return [_pending_approval(row) for row in found if row.get("standing") == "waiting"]
 
 
-async def answer(client: Client, id_: str, approval: Approval) -> None:
+async def answer_approval(client: ServiceClient, id_: str, approval: Approval) -> None:
     """Answer an approval, on behalf of the user of this command."""
     body = {"decision": str(approval.decision), "reason": approval.reason}
-    await client.post(path("approvals", id_, "answer"), body)
+    await client.post(api_path("approvals", id_, "answer"), body)
 
 
-async def questions(client: Client, run: Mapping[str, JSON]) -> list[Question]:
+async def list_questions(client: ServiceClient, run: Mapping[str, JSON]) -> list[Question]:
     """The open questions of a run to its user."""
-    found = many(await client.get(path("questions"), session_id=str(run["session_id"])))
+    found = as_items(await client.get(api_path("questions"), session_id=str(run["session_id"])))
     return [_question(row) for row in found if row.get("run_id") == run["run_id"]]
 
 
-async def reply(client: Client, run: Mapping[str, JSON], question: Question, said: Answer) -> None:
+async def answer_question(
+    client: ServiceClient, run: Mapping[str, JSON], question: Question, answer: UserAnswer
+) -> None:
     """Answer a question of a run."""
-    body = {"question_id": question.id, "chosen": list(said.chosen), "text": said.text}
-    await client.post(path("runs", str(run["run_id"]), "answer"), body)
+    body = {"question_id": question.id, "chosen": list(answer.chosen), "text": answer.text}
+    await client.post(api_path("runs", str(run["run_id"]), "answer"), body)
 
 
-def one(answered: JSON) -> dict[str, JSON]:
+def as_object(answered: JSON) -> dict[str, JSON]:
     """The response, if it is a JSON object."""
     if not is_object(answered):
         raise EvoClawError(
@@ -93,9 +97,9 @@ def one(answered: JSON) -> dict[str, JSON]:
     return answered
 
 
-def many(answered: JSON) -> list[dict[str, JSON]]:
+def as_items(answered: JSON) -> list[dict[str, JSON]]:
     """The items of a response that is a list."""
-    found = one(answered).get("items")
+    found = as_object(answered).get("items")
     if not is_array(found):
         raise EvoClawError(
             "the service did not answer with a list; does it run another version of EvoClaw?"
@@ -103,23 +107,25 @@ def many(answered: JSON) -> list[dict[str, JSON]]:
     return [row for row in found if is_object(row)]
 
 
-async def pages(client: Client, where: str, most: int, **query: str | int) -> list[dict[str, JSON]]:
+async def fetch_pages(
+    client: ServiceClient, path: str, max_rows: int, **query: str | int
+) -> list[dict[str, JSON]]:
     """The newest rows of a long list, fetched page by page."""
     found: list[dict[str, JSON]] = []
     before = ""
-    while len(found) < most:
-        limit = min(most - len(found), PAGE)
-        page = one(await client.get(where, before=before, limit=limit, **query))
-        found += many(page)
+    while len(found) < max_rows:
+        limit = min(max_rows - len(found), PAGE_ROWS)
+        page = as_object(await client.get(path, before=before, limit=limit, **query))
+        found += as_items(page)
         before = str(page.get("next") or "")
         if not before:
             break
     return found
 
 
-def _waiting(row: dict[str, JSON]) -> Waiting:
+def _pending_approval(row: dict[str, JSON]) -> PendingApprovalRow:
     try:
-        return msgspec.convert(row, Waiting)
+        return msgspec.convert(row, PendingApprovalRow)
     except msgspec.ValidationError as problem:
         raise EvoClawError(f"the service sent an approval that cannot be read: {problem}") from None
 

@@ -20,8 +20,13 @@ from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
 from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
 from evoclaw.cli.output import print_err
-from evoclaw.cli.render import face
-from evoclaw.cli.terminal import AtTerminal, PersonAtTerminal, has_keyboard, interruptible
+from evoclaw.cli.render import renderer
+from evoclaw.cli.terminal import (
+    TerminalApprover,
+    TerminalPerson,
+    cancel_on_interrupt,
+    is_interactive,
+)
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
@@ -30,14 +35,14 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, SystemMessage, user
 from evoclaw.core.ports import Approver, Ports, Sink
-from evoclaw.core.state import Begun, RunState, fold, new_run
+from evoclaw.core.state import PreparedRun, RunState, fold, new_run
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
-from evoclaw.governance.stops import Stops, ended_by
+from evoclaw.governance.stops import Stops, cancel_on_stop
 from evoclaw.orchestrator.agents.prompt import system_prompt
-from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
-from evoclaw.tools.question import Person
+from evoclaw.tools.question import UserPrompter
 
 EDGE_TIMEOUT_S = 15.0
 """Seconds that a run waits for an edge."""
@@ -143,8 +148,8 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
         max_seconds=options.seconds or defaults.max_seconds,
     )
     if options.session:
-        return await _talk(options, options.session, workspace, settings)
-    records, recording = _reopened(options)
+        return await _run_in_session(options, options.session, workspace, settings)
+    records, recording = _reopen(options)
     state = fold(records) if records else opening
     if state is None:
         state = new_run(_opening(options, workspace))
@@ -153,8 +158,8 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
         _ports(options, workspace, approvals.approver(), state, records) as ports,
     ):
         if recording is None and not options.no_record:
-            recording = Recording(_record_at(options, state.run_id))
-        sinks: list[Sink] = [face(json=options.as_json), *([recording] if recording else [])]
+            recording = Recording(_recording_path(options, state.run_id))
+        sinks: list[Sink] = [renderer(json=options.as_json), *([recording] if recording else [])]
         try:
             stops = Stops(*stop_files(os.environ))
             return await _drive(state, ports, settings, sinks, recording, stops)
@@ -163,7 +168,9 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
                 recording.close()
 
 
-async def _talk(options: RunOptions, session: str, workspace: Path, settings: LoopSettings) -> int:
+async def _run_in_session(
+    options: RunOptions, session: str, workspace: Path, settings: LoopSettings
+) -> int:
     """Continue a session of this machine, or start it."""
     from evoclaw.wiring.conversations import open_conversations
     from evoclaw.wiring.oversight import stop_files
@@ -184,23 +191,23 @@ async def _talk(options: RunOptions, session: str, workspace: Path, settings: Lo
             person=person,
             settings=settings,
             session=session,
-            attended=has_keyboard() or options.wait,
+            attended=is_interactive() or options.wait,
             env=os.environ,
         ) as conversations,
     ):
         run_id = secrets.token_hex(16)
-        recording = None if options.no_record else Recording(_record_at(options, run_id))
-        sinks: list[Sink] = [face(json=options.as_json), *([recording] if recording else [])]
+        recording = None if options.no_record else Recording(_recording_path(options, run_id))
+        sinks: list[Sink] = [renderer(json=options.as_json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
         stops = Stops(*stop_files(os.environ), agent=next(iter(conversations.agents)))
         end: RunFinished | None = None
         try:
-            async with _watched(deadline, stops):
-                if await conversations.unfinished(session):
+            async with _cancellable(deadline, stops):
+                if await conversations.has_unfinished_run(session):
                     print_err("resuming the unfinished run of this session")
                     async for _ in conversations.resume(session, deadline=deadline):
                         pass
-                stream = conversations.say(
+                stream = conversations.send(
                     session, task, run_id=run_id, sinks=sinks, deadline=deadline
                 )
                 async with aclosing(stream) as records:
@@ -215,19 +222,19 @@ async def _talk(options: RunOptions, session: str, workspace: Path, settings: Lo
 
 
 @asynccontextmanager
-async def _watched(deadline: Deadline, stops: Stops) -> AsyncGenerator[None]:
+async def _cancellable(deadline: Deadline, stops: Stops) -> AsyncGenerator[None]:
     """Cancel the run of the block on Ctrl-C or an emergency stop."""
-    with interruptible(deadline, sys.stderr):
-        async with ended_by(stops, deadline.cancel):
+    with cancel_on_interrupt(deadline, sys.stderr):
+        async with cancel_on_stop(stops, deadline.cancel):
             yield
-    if (stop := stops.ends()) is not None:
-        print_err(f"{clean(stop.told)}; see `evoclaw stop --list`")
+    if (stop := stops.cancelling_stop()) is not None:
+        print_err(f"{clean(stop.description)}; see `evoclaw stop --list`")
 
 
-def _person(options: RunOptions) -> PersonAtTerminal | None:
-    if options.as_json or not has_keyboard():
+def _person(options: RunOptions) -> TerminalPerson | None:
+    if options.as_json or not is_interactive():
         return None
-    return PersonAtTerminal(sys.stdin.fileno(), sys.stderr)
+    return TerminalPerson(sys.stdin.fileno(), sys.stderr)
 
 
 def _ports(
@@ -241,8 +248,8 @@ def _ports(
     from evoclaw.wiring.local import local_ports
     from evoclaw.wiring.ssh import ssh_ports
 
-    started = Begun(
-        state, records, attended=has_keyboard() or options.wait, quarantine=options.quarantine
+    started = PreparedRun(
+        state, records, attended=is_interactive() or options.wait, quarantine=options.quarantine
     )
     if options.on is not None and options.on.startswith("ssh://"):
         return ssh_ports(
@@ -261,7 +268,7 @@ def _ports(
             approver=approver,
             env=os.environ,
             run=started,
-            wait=EDGE_TIMEOUT_S,
+            timeout_s=EDGE_TIMEOUT_S,
         )
     return local_ports(
         model=options.model,
@@ -271,7 +278,7 @@ def _ports(
         approver=approver,
         env=os.environ,
         run=started,
-        given={Person: person} if (person := _person(options)) is not None else {},
+        dependencies={UserPrompter: person} if (person := _person(options)) is not None else {},
     )
 
 
@@ -287,7 +294,7 @@ async def _drive(
     deadline = Deadline(settings.max_seconds)
     end: RunFinished | None = None
     async with (
-        _watched(deadline, stops),
+        _cancellable(deadline, stops),
         aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records,
     ):
         async for record in records:
@@ -316,19 +323,19 @@ def _tools(options: RunOptions) -> Sequence[str] | None:
     return [name.strip() for name in options.tools.split(",") if name.strip()]
 
 
-def _approvals(options: RunOptions) -> AbstractAsyncContextManager[Approvals]:
+def _approvals(options: RunOptions) -> AbstractAsyncContextManager[CallApprovals]:
     from evoclaw.wiring.oversight import open_approvals
 
-    here = not options.as_json and has_keyboard()
+    here = not options.as_json and is_interactive()
     return open_approvals(
         os.environ,
         settings=ApprovalSettings(nobody="wait") if options.wait else None,
-        face=AtTerminal(sys.stdin.fileno(), sys.stderr) if here else None,
+        face=TerminalApprover(sys.stdin.fileno(), sys.stderr) if here else None,
         absent="nobody is at the terminal; the user can run it again with --yes or --wait",
     )
 
 
-def _reopened(options: RunOptions) -> tuple[list[Record], Recording | None]:
+def _reopen(options: RunOptions) -> tuple[list[Record], Recording | None]:
     """The records and the recording of a resumed run; nothing for a new run."""
     return reopen_recording(options.resume) if options.resume else ([], None)
 
@@ -352,10 +359,10 @@ def _task(options: RunOptions) -> str:
     return task
 
 
-def _record_at(options: RunOptions, run_id: str) -> Path:
-    return options.record or _place(run_id)
+def _recording_path(options: RunOptions, run_id: str) -> Path:
+    return options.record or _default_recording_path(run_id)
 
 
-def _place(run_id: str) -> Path:
+def _default_recording_path(run_id: str) -> Path:
     home = Path(os.environ.get("EVOCLAW_HOME") or "~/.evoclaw").expanduser()
     return home / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:8]}.jsonl"

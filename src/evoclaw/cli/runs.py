@@ -13,12 +13,12 @@ import click
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.clean import clean
-from evoclaw.cli.client import Client, open_client
+from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.render import face
-from evoclaw.cli.tables import said, show_rows, when
-from evoclaw.cli.watching import look, watch
+from evoclaw.cli.render import renderer
+from evoclaw.cli.tables import format_time, print_table, text_of
+from evoclaw.cli.watching import get_run, watch_records
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON
@@ -50,8 +50,8 @@ def _list(session: str | None, state: str | None, limit: int, *, as_json: bool) 
 @_ID
 @json_option()
 def _show(run_id: str, *, as_json: bool) -> int:
-    async def show(client: Client) -> int:
-        _print_one(await look(client, run_id), as_json=as_json)
+    async def show(client: ServiceClient) -> int:
+        _print_one(await get_run(client, run_id), as_json=as_json)
         return exits.OK
 
     return _with_client(show)
@@ -68,8 +68,8 @@ def _watch(run_id: str, after: int, *, as_json: bool) -> int:
 @runs.command("cancel", help="Cancel a run and everything it started")
 @_ID
 def _cancel(run_id: str) -> int:
-    async def cancel(client: Client) -> int:
-        if await routes.cancel(client, run_id):
+    async def cancel(client: ServiceClient) -> int:
+        if await routes.cancel_run(client, run_id):
             print_out(f"{run_id}: cancelled")
             return exits.OK
         print_err(f"{run_id}: already ended")
@@ -82,8 +82,8 @@ def _cancel(run_id: str) -> int:
 @_ID
 @click.argument("message", help="The message")
 def _steer(run_id: str, message: str) -> int:
-    async def steer(client: Client) -> int:
-        await routes.steer(client, run_id, message)
+    async def steer(client: ServiceClient) -> int:
+        await routes.steer_run(client, run_id, message)
         print_out(f"{run_id}: message sent")
         return exits.OK
 
@@ -99,7 +99,7 @@ def _records(run_id: str, output: Path | None) -> int:
     return _with_client(lambda client: _save(client, run_id, output))
 
 
-def _with_client(work: Callable[[Client], Awaitable[int]]) -> int:
+def _with_client(work: Callable[[ServiceClient], Awaitable[int]]) -> int:
     async def run() -> int:
         async with open_client(os.environ) as client:
             return await work(client)
@@ -107,22 +107,24 @@ def _with_client(work: Callable[[Client], Awaitable[int]]) -> int:
     return asyncio.run(run())
 
 
-async def _print_all(client: Client, limit: int, query: Mapping[str, str], *, as_json: bool) -> int:
-    found = await routes.pages(client, routes.path("runs"), limit, **query)
+async def _print_all(
+    client: ServiceClient, limit: int, query: Mapping[str, str], *, as_json: bool
+) -> int:
+    found = await routes.fetch_pages(client, routes.api_path("runs"), limit, **query)
     if as_json:
         print_out(found)
         return exits.OK
     rows = (
         (
-            said(run, "run_id"),
-            said(run, "stop") or said(run, "state"),
-            said(run, "agent"),
-            when(run.get("began_at")),
-            said(run, "asked"),
+            text_of(run, "run_id"),
+            text_of(run, "stop") or text_of(run, "state"),
+            text_of(run, "agent"),
+            format_time(run.get("began_at")),
+            text_of(run, "asked"),
         )
         for run in found
     )
-    show_rows(rows, "no runs yet; start one with `evoclaw chat`")
+    print_table(rows, "no runs yet; start one with `evoclaw chat`")
     return exits.OK
 
 
@@ -130,19 +132,21 @@ def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
     if as_json:
         print_out(run)
         return
-    stop, reason = said(run, "stop"), said(run, "reason")
+    stop, reason = text_of(run, "stop"), text_of(run, "reason")
     print_out(
-        f"{said(run, 'run_id')}: {stop or said(run, 'state')}{f' ({clean(reason)})' * bool(reason)}"
+        f"{text_of(run, 'run_id')}: {stop or text_of(run, 'state')}{f' ({clean(reason)})' * bool(reason)}"
     )
-    print_out(f"session {clean(said(run, 'session_id'))}, agent {clean(said(run, 'agent'))}")
-    print_out(f"started {when(run.get('began_at'))}, ended {when(run.get('ended_at')) or '—'}")
-    print_out(f"{figures(run)}")
-    print_out(f"asked: {clean(said(run, 'asked'))}")
-    if text := said(run, "text"):
+    print_out(f"session {clean(text_of(run, 'session_id'))}, agent {clean(text_of(run, 'agent'))}")
+    print_out(
+        f"started {format_time(run.get('began_at'))}, ended {format_time(run.get('ended_at')) or '—'}"
+    )
+    print_out(f"{usage_lines(run)}")
+    print_out(f"asked: {clean(text_of(run, 'asked'))}")
+    if text := text_of(run, "text"):
         print_out(f"answer: {clean(text)}")
 
 
-def figures(run: Mapping[str, JSON]) -> str:
+def usage_lines(run: Mapping[str, JSON]) -> str:
     """What a run used, on one line."""
     cost = run.get("cost", 0.0)
     price = "price unknown" if cost is None else f"${cost:.4f}"
@@ -150,22 +154,22 @@ def figures(run: Mapping[str, JSON]) -> str:
     return f"{run.get('turns', 0)} turns, {run.get('calls', 0)} calls, {tokens} tokens, {price}"
 
 
-async def _follow(client: Client, run_id: str, after: int, *, as_json: bool) -> int:
-    shown, end = face(json=as_json), None
-    async with aclosing(watch(client, run_id, after)) as records:
+async def _follow(client: ServiceClient, run_id: str, after: int, *, as_json: bool) -> int:
+    shown, end = renderer(json=as_json), None
+    async with aclosing(watch_records(client, run_id, after)) as records:
         async for record in records:
             shown.receive(record)
             end = record.event if isinstance(record.event, RunFinished) else end
     if end is None:
-        stop = (await look(client, run_id)).get("stop")
+        stop = (await get_run(client, run_id)).get("stop")
         return exits.BY_STOP[StopReason(stop)] if stop in set(StopReason) else exits.FAILED
     if end.stop is StopReason.WAITING:
         print_err("the run waits for a person: see `evoclaw approvals`")
     return exits.BY_STOP[end.stop]
 
 
-async def _save(client: Client, run_id: str, path: Path | None) -> int:
-    data = await client.raw("GET", routes.path("runs", run_id, "records"))
+async def _save(client: ServiceClient, run_id: str, path: Path | None) -> int:
+    data = await client.request_bytes("GET", routes.api_path("runs", run_id, "records"))
     if path is None:
         sys.stdout.buffer.write(data)
         return exits.OK

@@ -11,11 +11,11 @@ import click
 
 from evoclaw.cli import conversing, exits
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.client import Client, open_client
+from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.tables import said, show_rows, when
-from evoclaw.cli.terminal import has_keyboard
+from evoclaw.cli.tables import format_time, print_table, text_of
+from evoclaw.cli.terminal import is_interactive
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 
@@ -46,10 +46,10 @@ def _show(name: str, *, as_json: bool) -> int:
 @_ID
 @click.argument("title", help="The new title")
 def _rename(name: str, title: str) -> int:
-    async def rename(client: Client) -> None:
-        found = await _found(client, name)
-        await conversing.rename(client, said(found, "id"), title)
-        print_out(f"{said(found, 'id')}: {one_line(title)}")
+    async def rename(client: ServiceClient) -> None:
+        found = await _find(client, name)
+        await conversing.rename_session(client, text_of(found, "id"), title)
+        print_out(f"{text_of(found, 'id')}: {one_line(title)}")
 
     return _with_client(rename)
 
@@ -62,9 +62,9 @@ def _rename(name: str, title: str) -> int:
 @click.option("--title", default="", metavar="TEXT", show_default=False, help="Set the new title")
 @json_option()
 def _branch(name: str, at: int | None, title: str, *, as_json: bool) -> int:
-    async def branch(client: Client) -> None:
-        found = await _found(client, name)
-        new_id = await conversing.branch(client, said(found, "id"), at, title)
+    async def branch(client: ServiceClient) -> None:
+        found = await _find(client, name)
+        new_id = await conversing.branch_session(client, text_of(found, "id"), at, title)
         print_out({"id": new_id} if as_json else new_id)
 
     return _with_client(branch)
@@ -77,7 +77,7 @@ def _delete(name: str, *, yes: bool) -> int:
     return _with_client(lambda client: _remove(client, name, yes=yes))
 
 
-def _with_client(work: Callable[[Client], Awaitable[None]]) -> int:
+def _with_client(work: Callable[[ServiceClient], Awaitable[None]]) -> int:
     async def run() -> None:
         async with open_client(os.environ) as client:
             await work(client)
@@ -86,53 +86,55 @@ def _with_client(work: Callable[[Client], Awaitable[None]]) -> int:
     return exits.OK
 
 
-async def _found(client: Client, name: str) -> dict[str, JSON]:
-    found = await conversing.find(client, name)
+async def _find(client: ServiceClient, name: str) -> dict[str, JSON]:
+    found = await conversing.find_session(client, name)
     if found is None:
         raise ConfigError(f"there is no session {name!r}; see `evoclaw sessions`")
     return found
 
 
-async def _print_all(client: Client, limit: int, *, as_json: bool) -> None:
-    found = await conversing.sessions(client, limit)
+async def _print_all(client: ServiceClient, limit: int, *, as_json: bool) -> None:
+    found = await conversing.list_sessions(client, limit)
     if as_json:
         print_out(found)
         return
     rows = (
         (
-            said(session, "id"),
+            text_of(session, "id"),
             "open" if session.get("is_open") else "",
-            said(session, "agent"),
-            when(session.get("created_at")),
-            f"{said(session, 'messages') or 0} messages",
-            said(session, "title"),
+            text_of(session, "agent"),
+            format_time(session.get("created_at")),
+            f"{text_of(session, 'messages') or 0} messages",
+            text_of(session, "title"),
         )
         for session in found
     )
-    show_rows(rows, "no sessions yet; start one with `evoclaw chat`")
+    print_table(rows, "no sessions yet; start one with `evoclaw chat`")
 
 
-async def _print_one(client: Client, name: str, *, as_json: bool) -> None:
-    found = await _found(client, name)
-    messages = await conversing.messages(client, said(found, "id"))
+async def _print_one(client: ServiceClient, name: str, *, as_json: bool) -> None:
+    found = await _find(client, name)
+    messages = await conversing.list_messages(client, text_of(found, "id"))
     if as_json:
         rows = [{"number": number, "message": message} for number, message in messages]
         print_out({**found, "said": rows})
         return
-    print_out(f"{clean(said(found, 'id'))}: {one_line(said(found, 'title'))}")
-    print_out(f"agent {clean(said(found, 'agent'))}, started {when(found.get('created_at'))}")
+    print_out(f"{clean(text_of(found, 'id'))}: {one_line(text_of(found, 'title'))}")
+    print_out(
+        f"agent {clean(text_of(found, 'agent'))}, started {format_time(found.get('created_at'))}"
+    )
     for number, message in messages:
-        print_out(conversing.line(number, message))
+        print_out(conversing.message_line(number, message))
 
 
-async def _remove(client: Client, name: str, *, yes: bool) -> None:
-    found = await _found(client, name)
+async def _remove(client: ServiceClient, name: str, *, yes: bool) -> None:
+    found = await _find(client, name)
     if not yes:
-        if not has_keyboard():
+        if not is_interactive():
             raise ConfigError("this deletes the session permanently; repeat with --yes to confirm")
-        sys.stderr.write(f"Delete {one_line(said(found, 'title'))!r} permanently? [y/N] ")
+        sys.stderr.write(f"Delete {one_line(text_of(found, 'title'))!r} permanently? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise ConfigError("not confirmed: the session was not deleted")
-    await conversing.forget(client, said(found, "id"))
-    print_out(f"{said(found, 'id')}: deleted")
+    await conversing.delete_session(client, text_of(found, "id"))
+    print_out(f"{text_of(found, 'id')}: deleted")

@@ -18,13 +18,13 @@ from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.skills import names
-from evoclaw.skills.approvals import ApprovalFile
+from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.folders import SkillRefused
-from evoclaw.skills.generated import NAME, shipped, write_programs
-from evoclaw.skills.loading import NotHere, Skill, load_skill
-from evoclaw.skills.watching import Shelf
+from evoclaw.skills.generated import DESKTOP_TOOLS, bundled_skills_folder, write_programs
+from evoclaw.skills.loading import Skill, SkillPlatformMismatch, load_skill
+from evoclaw.skills.watching import SkillRegistry
 
-GUIDE = """\
+SKILL_TEMPLATE = """\
 ---
 name: {name}
 description: Say what it does and when to use it, in one or two sentences.
@@ -38,7 +38,7 @@ metadata:
 2. Longer texts go into `references/`, programs into `scripts/`.
 """
 
-MANIFEST = """\
+MANIFEST_TEMPLATE = """\
 [[tools]]
 name = "{tool}"
 binary = "scripts/{tool}"
@@ -56,7 +56,7 @@ type = "string"
 description = "Whom to greet."
 """
 
-SCRIPT = """\
+SCRIPT_TEMPLATE = """\
 #!/bin/sh
 # Called as: scripts/{tool} --who=NAME
 for word in "$@"; do
@@ -75,7 +75,7 @@ def skills() -> None:
 @skills.command("list", help="List skills (the default)")
 @json_option()
 def _list(*, as_json: bool) -> int:
-    folder, shelf, _ = _opened()
+    folder, shelf, _ = _open_skills()
     _print_all(shelf, folder, as_json=as_json)
     return exits.OK
 
@@ -84,7 +84,7 @@ def _list(*, as_json: bool) -> int:
 @click.argument("name", help="Name of the skill")
 @json_option()
 def _show(name: str, *, as_json: bool) -> int:
-    _print_one(_opened()[1], name, as_json=as_json)
+    _print_one(_open_skills()[1], name, as_json=as_json)
     return exits.OK
 
 
@@ -94,81 +94,81 @@ def _show(name: str, *, as_json: bool) -> int:
 def _check(name: str | None) -> int:
     if name and ("/" in name or Path(name).is_dir()):
         return _check_folder(Path(name))
-    return _check_all(_opened()[1], name)
+    return _check_all(_open_skills()[1], name)
 
 
 @skills.command("new", help="Create a skill")
 @click.argument("name", help="Lower-case letters, digits and hyphens")
 @click.option("--tool", is_flag=True, help="Add a program as a tool")
 def _new(name: str, *, tool: bool) -> int:
-    _create(_opened()[0], name, tool=tool)
+    _create(_open_skills()[0], name, tool=tool)
     return exits.OK
 
 
 @skills.command("add", help="Copy a skill here and approve it as it is")
 @click.argument("path", type=FILE, help="Folder of the skill")
 def _add(path: Path) -> int:
-    folder, _, approved = _opened()
+    folder, _, approved = _open_skills()
     copy_and_approve(path, folder, approved)
     return exits.OK
 
 
-def _opened() -> tuple[Path, Shelf, ApprovalFile]:
+def _open_skills() -> tuple[Path, SkillRegistry, SkillApprovalFile]:
     """The folder of the skills, the skill registry, and the approvals."""
-    from evoclaw.wiring.skills import skill_places
+    from evoclaw.wiring.skills import skill_locations
 
-    folder, approved, reserved = skill_places(os.environ)
-    return folder, Shelf([folder], approvals=approved, reserved=reserved), approved
+    folder, approved, reserved = skill_locations(os.environ)
+    return folder, SkillRegistry([folder], approvals=approved, reserved=reserved), approved
 
 
-def _print_all(shelf: Shelf, folder: Path, *, as_json: bool) -> None:
-    every: Sequence[Skill] = (*shelf.skills(), *shelf.shadowed(), *_with_the_package())
-    problems = shelf.problems()
+def _print_all(registry: SkillRegistry, folder: Path, *, as_json: bool) -> None:
+    every: Sequence[Skill] = (*registry.skills(), *registry.shadowed(), *_shipped_skills())
+    problems = registry.problems()
     if as_json:
         problem_rows = [
             {"path": str(problem.path), "reason": problem.reason, "refused": problem.refused}
             for problem in problems
         ]
-        rows = [_facts(skill, shelf) for skill in every]
+        rows = [_facts(skill, registry) for skill in every]
         print_out({"skills": rows, "problems": problem_rows})
         return
     for skill in every:
-        state = "approved" if shelf.pinned(skill) else ""
+        state = "approved" if registry.pinned(skill) else ""
         print_out(f"{skill.key:28} {state:9} {one_line(skill.description, 80)}")
     for problem in problems:
         word = "refused" if problem.refused else "not here"
         print_out(f"({word}: {clean(str(problem.path))}: {clean(problem.reason)})")
-    if not shelf.skills() and not problems:
+    if not registry.skills() and not problems:
         print_out(f"no skills of your own in {folder}; create one with `evoclaw skills new NAME`")
 
 
-def _with_the_package() -> list[Skill]:
-    return [load_skill(shipped() / NAME, platform=sys.platform)]
+def _shipped_skills() -> list[Skill]:
+    return [load_skill(bundled_skills_folder() / DESKTOP_TOOLS, platform=sys.platform)]
 
 
-def _facts(skill: Skill, shelf: Shelf) -> dict[str, JSON]:
+def _facts(skill: Skill, registry: SkillRegistry) -> dict[str, JSON]:
     return {
         "name": skill.name,
         "version": skill.version,
         "description": skill.description,
         "path": str(skill.folder),
         "digest": skill.digest,
-        "approved": shelf.pinned(skill),
+        "approved": registry.pinned(skill),
         "tools": [program.tool.name for program in skill.programs],
-        "allowed_tools": None if skill.allowed is None else sorted(skill.allowed),
+        "allowed_tools": None if skill.allowed_tools is None else sorted(skill.allowed_tools),
         "references": list(skill.references),
         "notes": list(skill.notes),
     }
 
 
-def _print_one(shelf: Shelf, name: str, *, as_json: bool) -> None:
-    skill = shelf.find(name)
+def _print_one(registry: SkillRegistry, name: str, *, as_json: bool) -> None:
+    skill = registry.find(name)
     if skill is None:
-        skill = next((known for known in _with_the_package() if known.name == name), None)
+        skill = next((known for known in _shipped_skills() if known.name == name), None)
     if skill is None:
-        known = [skill.name for skill in (*shelf.skills(), *_with_the_package())]
-        raise ConfigError(names.unknown("skill", name, known))
-    facts = _facts(skill, shelf)
+        known = [skill.name for skill in (*registry.skills(), *_shipped_skills())]
+        raise ConfigError(names.unknown_name("skill", name, known))
+    facts = _facts(skill, registry)
     if as_json:
         print_out({**facts, "instructions": skill.instructions})
         return
@@ -176,24 +176,26 @@ def _print_one(shelf: Shelf, name: str, *, as_json: bool) -> None:
         print_out(f"{key + ':':13}{facts[key]}")
     for key in ("tools", "references", "notes"):
         print_out(f"{key + ':':13}{clean(', '.join(facts[key])) or 'none'}")
-    narrows = "all" if skill.allowed is None else ", ".join(sorted(skill.allowed)) or "none"
+    narrows = (
+        "all" if skill.allowed_tools is None else ", ".join(sorted(skill.allowed_tools)) or "none"
+    )
     print_out(f"{'works with:':13}{narrows}")
     print_out(f"\n{clean(skill.description)}\n\n{clean(skill.instructions)}")
 
 
-def _check_all(shelf: Shelf, asked: str | None) -> int:
+def _check_all(registry: SkillRegistry, asked: str | None) -> int:
     """Report what is wrong with one skill, or with all."""
     wrong = 0
-    for skill in shelf.skills():
+    for skill in registry.skills():
         if asked in (None, "", skill.name, skill.key):
             print_out(f"{skill.key}: good")
             for note in skill.notes:
                 print_out(f"  note: {clean(note)}")
-    for problem in shelf.problems():
+    for problem in registry.problems():
         if not asked or asked in str(problem.path):
             wrong += problem.refused
             print_out(f"{clean(str(problem.path))}: {clean(problem.reason)}")
-    if asked and not wrong and shelf.find(asked) is None:
+    if asked and not wrong and registry.find(asked) is None:
         raise ConfigError(f"there is no skill {asked!r}; see `evoclaw skills`")
     return exits.FAILED if wrong else exits.OK
 
@@ -201,7 +203,7 @@ def _check_all(shelf: Shelf, asked: str | None) -> int:
 def _check_folder(folder: Path) -> int:
     try:
         skill = load_skill(folder.absolute(), platform=sys.platform)
-    except NotHere as other:
+    except SkillPlatformMismatch as other:
         print_out(clean(str(other)))
         return exits.OK
     except SkillRefused as refused:
@@ -215,46 +217,46 @@ def _check_folder(folder: Path) -> int:
 
 def _create(folder: Path, name: str, *, tool: bool) -> None:
     """Create a skill from templates: one file, or with a tool three."""
-    if problem := names.problem_with_skill(name):
+    if problem := names.skill_name_problem(name):
         raise ConfigError(problem)
     target = folder / name
     if target.exists():
         raise ConfigError(f"{target} already exists; choose another name")
     program = name.replace("-", "_")
-    program = f"_{program}"[: names.LONGEST] if program[0].isdigit() else program
+    program = f"_{program}"[: names.MAX_NAME_CHARS] if program[0].isdigit() else program
     try:
         target.mkdir(parents=True)
         title = name.replace("-", " ").capitalize()
-        (target / "SKILL.md").write_text(GUIDE.format(name=name, title=title))
+        (target / "SKILL.md").write_text(SKILL_TEMPLATE.format(name=name, title=title))
         if tool:
-            (target / "skill.toml").write_text(MANIFEST.format(tool=program))
+            (target / "skill.toml").write_text(MANIFEST_TEMPLATE.format(tool=program))
             script = target / "scripts" / program
             script.parent.mkdir()
-            script.write_text(SCRIPT.format(tool=program))
+            script.write_text(SCRIPT_TEMPLATE.format(tool=program))
             script.chmod(0o755)
     except OSError as problem:
         raise ConfigError(f"cannot write {target}: {problem.strerror}") from None
     print_out(f"created {target}; edit its SKILL.md, then `evoclaw skills check {name}`")
 
 
-def copy_and_approve(path: Path, folder: Path, approvals: ApprovalFile) -> None:
+def copy_and_approve(path: Path, folder: Path, approvals: SkillApprovalFile) -> None:
     """Copy a skill into the skills folder and approve it; one in that folder is only approved."""
     source = path.absolute()
-    if path == Path(NAME) and not source.exists():
-        source = shipped() / NAME
+    if path == Path(DESKTOP_TOOLS) and not source.exists():
+        source = bundled_skills_folder() / DESKTOP_TOOLS
     skill = load_skill(source, platform=sys.platform)
     target = folder / source.name
     if source != target:
         if target.exists():
             raise ConfigError(f"{target} already exists; remove it first")
         _copy(skill, target)
-        if source.resolve() == (shipped() / NAME).resolve():
+        if source.resolve() == (bundled_skills_folder() / DESKTOP_TOOLS).resolve():
             # The programs start without us, so they need the path of this Python.
             tools = [program.tool.name for program in skill.programs]
             write_programs(target, tools, python=sys.executable)
         skill = load_skill(target, platform=sys.platform)
     approvals.pin(skill.name, skill.digest)
-    print_out(f"added {skill.key}: {len(skill.sums)} files, digest {skill.digest[:12]}")
+    print_out(f"added {skill.key}: {len(skill.file_hashes)} files, digest {skill.digest[:12]}")
 
 
 def _copy(skill: Skill, target: Path) -> None:
@@ -263,7 +265,7 @@ def _copy(skill: Skill, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".adding-") as folder:
             half = Path(folder, target.name)
-            for inside in skill.sums:
+            for inside in skill.file_hashes:
                 (half / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(skill.folder / inside, half / inside, follow_symlinks=False)
             copied = load_skill(half, platform=sys.platform)

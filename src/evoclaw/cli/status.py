@@ -10,26 +10,26 @@ import click
 
 from evoclaw.cli import exits, routes
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.client import Client, NotUp, Refused, open_client
-from evoclaw.cli.figures import parse, tools
+from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused, open_client
+from evoclaw.cli.figures import parse_metrics, tool_metrics
 from evoclaw.cli.metrics import PATH, show_tools
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import said
+from evoclaw.cli.tables import text_of
 from evoclaw.core.messages import JSON, is_object
 
-MOST = 200
+MAX_COUNTED_RUNS = 200
 """Runs counted per state; there may be more."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--tools", "by_tool", is_flag=True, help="Show the metrics of each tool")
 @json_option()
 def status(*, by_tool: bool, as_json: bool) -> int:
     """Show the status; the exit code is 0 if the service is ready, else 1."""
     try:
         return asyncio.run(_status(by_tool=by_tool, as_json=as_json))
-    except NotUp as problem:
+    except ServiceNotRunning as problem:
         if as_json:
             print_out({"up": False, "why": str(problem)})
         else:
@@ -40,10 +40,12 @@ def status(*, by_tool: bool, as_json: bool) -> int:
 async def _status(*, by_tool: bool, as_json: bool) -> int:
     async with open_client(os.environ) as client:
         if by_tool:
-            text = await client.raw("GET", PATH)
-            show_tools(tools(list(parse(text.decode(errors="replace")))), json=as_json)
+            text = await client.request_bytes("GET", PATH)
+            show_tools(
+                tool_metrics(list(parse_metrics(text.decode(errors="replace")))), json=as_json
+            )
             return exits.OK
-        found = await _found(client)
+        found = await _fetch_status(client)
     if as_json:
         print_out(found)
     else:
@@ -51,9 +53,9 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
     return exits.OK if found["ready"] else exits.FAILED
 
 
-async def _found(client: Client) -> dict[str, JSON]:
-    alive = routes.one(await client.get("/health/live"))
-    ready = routes.one(await client.ask("GET", "/health/ready", also=(503,)))
+async def _fetch_status(client: ServiceClient) -> dict[str, JSON]:
+    alive = routes.as_object(await client.get("/health/live"))
+    ready = routes.as_object(await client.request("GET", "/health/ready", accepted_statuses=(503,)))
     found: dict[str, JSON] = {
         "up": True,
         "url": client.url,
@@ -61,41 +63,43 @@ async def _found(client: Client) -> dict[str, JSON]:
         "ready": bool(ready.get("ready")),
         "parts": ready.get("parts", {}),
     }
-    for name, look in _LOOKS.items():
+    for name, look in _SECTIONS.items():
         try:
             found[name] = await look(client)
-        except Refused as problem:  # the token lacks a scope, or the service lacks this part
+        except ServiceRefused as problem:  # the token lacks a scope, or the service lacks this part
             found[name] = {"unknown": str(problem)}
     return found
 
 
-async def _edges(client: Client) -> JSON:
-    edges = routes.many(await client.get(routes.path("fleet")))
+async def _edges(client: ServiceClient) -> JSON:
+    edges = routes.as_items(await client.get(routes.api_path("fleet")))
     names = {bool(edge.get("online")): list[str]() for edge in (*edges, {"online": 1}, {})}
     for edge in edges:
-        names[bool(edge.get("online"))].append(said(edge, "agent_id"))
+        names[bool(edge.get("online"))].append(text_of(edge, "agent_id"))
     return {"online": names[True], "offline": names[False]}
 
 
-async def _runs(client: Client) -> JSON:
+async def _runs(client: ServiceClient) -> JSON:
     counts: dict[str, int] = {}
     for state in ("running", "queued", "waiting"):
-        counts[state] = len(await routes.pages(client, routes.path("runs"), MOST, state=state))
+        counts[state] = len(
+            await routes.fetch_pages(client, routes.api_path("runs"), MAX_COUNTED_RUNS, state=state)
+        )
     return counts
 
 
-async def _approvals(client: Client) -> JSON:
+async def _approvals(client: ServiceClient) -> JSON:
     return [
         {"id": call.id, "tool": call.tool, "run_id": call.run_id}
-        for call in await routes.waiting(client)
+        for call in await routes.list_pending_approvals(client)
     ]
 
 
-async def _budgets(client: Client) -> JSON:
-    return routes.many(await client.get(routes.path("budgets")))
+async def _budgets(client: ServiceClient) -> JSON:
+    return routes.as_items(await client.get(routes.api_path("budgets")))
 
 
-_LOOKS: Mapping[str, Callable[[Client], Awaitable[JSON]]] = {
+_SECTIONS: Mapping[str, Callable[[ServiceClient], Awaitable[JSON]]] = {
     "edges": _edges,
     "runs": _runs,
     "approvals": _approvals,
@@ -109,10 +113,10 @@ def _show(found: dict[str, JSON]) -> None:
     print_out(
         f"{found['url']}: {readiness} ({clean(parts)}), version {clean(str(found['version']))}"
     )
-    _line("edges", found["edges"], _said_edges)
-    _line("runs", found["runs"], _said_runs)
-    _line("approvals", found["approvals"], _said_approvals)
-    _line("budget", found["budgets"], _said_budgets)
+    _line("edges", found["edges"], _describe_edges)
+    _line("runs", found["runs"], _describe_runs)
+    _line("approvals", found["approvals"], _describe_approvals)
+    _line("budget", found["budgets"], _describe_budgets)
 
 
 def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
@@ -120,25 +124,25 @@ def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
     print_out(f"{name:10} {one_line(value['unknown'], 200) if unknown else words(value)}")
 
 
-def _said_edges(value: JSON) -> str:
+def _describe_edges(value: JSON) -> str:
     online, offline = value["online"], value["offline"]
     text = f"{len(online)} online{': ' if online else ''}{clean(', '.join(online))}"
     return f"{text}; {len(offline)} offline: {clean(', '.join(offline))}" if offline else text
 
 
-def _said_runs(value: JSON) -> str:
-    shown = {state: f"{n}{'+' * (n >= MOST)}" for state, n in value.items()}
+def _describe_runs(value: JSON) -> str:
+    shown = {state: f"{n}{'+' * (n >= MAX_COUNTED_RUNS)}" for state, n in value.items()}
     return ", ".join(f"{count} {state}" for state, count in shown.items())
 
 
-def _said_approvals(value: JSON) -> str:
+def _describe_approvals(value: JSON) -> str:
     if not value:
         return "none waiting"
     ids = ", ".join(f"{clean(call['id'])} ({clean(call['tool'])})" for call in value[:5])
     return f"{len(value)} waiting: {ids}{' …' * (len(value) > 5)}; see `evoclaw approvals`"
 
 
-def _said_budgets(value: JSON) -> str:
+def _describe_budgets(value: JSON) -> str:
     limits = [
         f"{clean(account['account'])} {clean(kind)} {spent['left']:g} left of {spent['limit']:g}"
         for account in value

@@ -12,13 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.cli import exits
-from evoclaw.cli.approvals import person_here
+from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.clean import clean
 from evoclaw.cli.options import ExclusiveCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
-from evoclaw.governance.shared_stops import StopBoard
-from evoclaw.governance.stops import Kind, Stop
+from evoclaw.governance.shared_stops import StopRegistry
+from evoclaw.governance.stops import Stop, StopKind
 
 
 class StopOptions(Struct, frozen=True):
@@ -59,42 +59,42 @@ async def _stop(options: StopOptions) -> int:
 
     wanted: Stop | None = None
     if not options.show_list and not options.release:
-        kind, name = _what(options)
-        wanted = Stop(kind, name, options.reason, person_here().name, time.time())
+        kind, name = _target(options)
+        wanted = Stop(kind, name, options.reason, identify_answerer().name, time.time())
         # Stop this machine before the store is opened: it may be unreachable.
         stop_file(os.environ).put(wanted)
     async with open_stops(os.environ) as board:
-        return await _on(board, wanted, options)
+        return await _stop_or_release(board, wanted, options)
 
 
-async def _on(board: StopBoard, wanted: Stop | None, options: StopOptions) -> int:
+async def _stop_or_release(board: StopRegistry, wanted: Stop | None, options: StopOptions) -> int:
     if options.show_list:
         _list(board, options)
         return exits.OK
-    kind, name = _what(options)
+    kind, name = _target(options)
     if wanted is not None:
         await board.put(wanted)
-        print_out(f"stopped: {clean(wanted.what)}")
-        if kind in (Kind.TOOL, Kind.NETWORK):
+        print_out(f"stopped: {clean(wanted.subject)}")
+        if kind in (StopKind.TOOL, StopKind.NETWORK):
             print_out("calls that have started run to their end; --all stops them too")
         return exits.OK
-    by = person_here()
+    by = identify_answerer()
     if by.kind != "person":
         raise ConfigError("only a person may release a stop; an agent never does so for itself")
     found = await board.release(kind, name)
     if found is None:
         raise ConfigError(
-            f"{clean(Stop(kind, name).what)} is not stopped; see `evoclaw stop --list`"
+            f"{clean(Stop(kind, name).subject)} is not stopped; see `evoclaw stop --list`"
         )
     print_out(
-        f"released: {clean(found.what)}" + (f" ({clean(found.reason)})" if found.reason else "")
+        f"released: {clean(found.subject)}" + (f" ({clean(found.reason)})" if found.reason else "")
     )
     if left := board.stops():
-        print_out(f"still stopped: {clean(', '.join(stop.what for stop in left))}")
+        print_out(f"still stopped: {clean(', '.join(stop.subject for stop in left))}")
     return exits.OK
 
 
-def _list(board: StopBoard, options: StopOptions) -> None:
+def _list(board: StopRegistry, options: StopOptions) -> None:
     stops = board.stops()
     if options.as_json:
         print_out([msgspec.to_builtins(stop) for stop in stops])
@@ -102,25 +102,25 @@ def _list(board: StopBoard, options: StopOptions) -> None:
     for stop in stops:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stop.at))
         reason = f": {clean(stop.reason)}" if stop.reason else ""
-        print_out(f"{clean(stop.what)}, by {clean(stop.by) or 'an unknown user'} {at}{reason}")
+        print_out(f"{clean(stop.subject)}, by {clean(stop.by) or 'an unknown user'} {at}{reason}")
     if not stops:
         print_out("nothing is stopped")
 
 
-def _what(options: StopOptions) -> tuple[Kind, str]:
+def _target(options: StopOptions) -> tuple[StopKind, str]:
     chosen = [
         (kind, name or "")
         for kind, name in (
-            (Kind.ALL, "" if options.stop_all else None),
-            (Kind.AGENT, options.agent),
-            (Kind.TOOL, options.tool),
-            (Kind.NETWORK, "" if options.network else None),
+            (StopKind.ALL, "" if options.stop_all else None),
+            (StopKind.AGENT, options.agent),
+            (StopKind.TOOL, options.tool),
+            (StopKind.NETWORK, "" if options.network else None),
         )
         if name is not None
     ]
     if len(chosen) != 1:
         raise ConfigError("name what to stop: --all, --agent ID, --tool NAME or --network")
     kind, name = chosen[0]
-    if kind in (Kind.AGENT, Kind.TOOL) and not name.strip():
+    if kind in (StopKind.AGENT, StopKind.TOOL) and not name.strip():
         raise ConfigError(f"the name of the {kind} is empty; use --{kind} NAME")
     return kind, name.strip()

@@ -9,90 +9,103 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from evoclaw.cli import routes
-from evoclaw.cli.client import NotUp, open_client
+from evoclaw.cli.client import ServiceNotRunning, open_client
 from evoclaw.cli.output import print_out
-from evoclaw.cli.tables import show_rows
+from evoclaw.cli.tables import print_table
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.metrics import Distribution
-from evoclaw.governance.budget.settings import seconds_of
+from evoclaw.governance.budget.settings import parse_duration
 from evoclaw.orchestrator.overview.aggregation import RequestSummary, ToolSummary
 from evoclaw.orchestrator.overview.metrics import MetricsView
 
-LONGEST_NAME = 30
+MAX_TOOL_NAME_CHARS = 30
 """Characters of a tool name in the table."""
 
 
-async def look(period: str, agent: str) -> MetricsView:
+async def read_metrics(period: str, agent: str) -> MetricsView:
     """The metrics of a period such as `24h`, of one agent or of all."""
-    from evoclaw.wiring.store import open_figures
+    from evoclaw.wiring.store import open_metrics
 
-    since = time.time() - seconds_of(period, "--since")
+    since = time.time() - parse_duration(period, "--since")
     try:
         async with open_client(os.environ) as client:
-            response = await client.get(routes.path("figures"), since=since, agent=agent)
-    except NotUp:
+            response = await client.get(routes.api_path("figures"), since=since, agent=agent)
+    except ServiceNotRunning:
         if os.environ.get("EVOCLAW_URL"):
             raise  # the local store is not the one that the user asked about
-        async with open_figures(os.environ) as reader:
-            return await reader.read(LOCAL.tenant, agent=agent, since=since)
+        async with open_metrics(os.environ) as reader:
+            return await reader.read(LOCAL_PRINCIPAL.tenant, agent=agent, since=since)
     try:
         return msgspec.convert(response, MetricsView)
     except msgspec.ValidationError as problem:
         raise EvoClawError(f"the service sent metrics that cannot be read: {problem}") from None
 
 
-def show_figures(found: MetricsView, period: str, *, as_json: bool) -> None:
+def print_metrics(found: MetricsView, period: str, *, as_json: bool) -> None:
     """Print the metrics as tables, or as JSON."""
     if as_json:
         print_out(msgspec.to_builtins(found))
         return
     rows = [_row(tool) for tool in found.tools]
-    show_rows([_HEAD, *rows] if rows else [], f"no tool was called in the last {period}")
+    print_table([_HEAD, *rows] if rows else [], f"no tool was called in the last {period}")
     print_out("")
-    show_rows(_lines(found.requests), "")
+    print_table(_lines(found.requests), "")
 
 
 _HEAD = ("tool", "calls", "ok", "failed", "denied", "avg", "p50", "p95", "max", "errors")
 
 
-def _row(one: ToolSummary) -> tuple[str, ...]:
+def _row(tool: ToolSummary) -> tuple[str, ...]:
     return (
-        one.tool if len(one.tool) <= LONGEST_NAME else one.tool[: LONGEST_NAME - 1] + "…",
-        str(one.calls),
-        _share(one.success_rate),
-        str(one.failed),
-        str(one.denied),
-        *(_millis(value) for value in (one.avg_ms, one.p50_ms, one.p95_ms, one.max_ms)),
-        _counts(one.errors),
+        tool.tool
+        if len(tool.tool) <= MAX_TOOL_NAME_CHARS
+        else tool.tool[: MAX_TOOL_NAME_CHARS - 1] + "…",
+        str(tool.calls),
+        _share(tool.success_rate),
+        str(tool.failed),
+        str(tool.denied),
+        *(_milliseconds(value) for value in (tool.avg_ms, tool.p50_ms, tool.p95_ms, tool.max_ms)),
+        _counts(tool.errors),
     )
 
 
-def _lines(all_: RequestSummary) -> list[tuple[str, str]]:
-    cost = f"${all_.cost:.4f}"
-    if all_.unpriced:
-        cost += f", and {all_.unpriced} replies without a known price"
+def _lines(requests: RequestSummary) -> list[tuple[str, str]]:
+    cost = f"${requests.cost:.4f}"
+    if requests.unpriced:
+        cost += f", and {requests.unpriced} replies without a known price"
     recovered = "nothing failed"
-    if all_.recovery_rate is not None:
+    if requests.recovery_rate is not None:
         recovered = (
-            f"{all_.recovered_calls} of {all_.failed_calls} failed calls"
-            f" ({_share(all_.recovery_rate)})"
+            f"{requests.recovered_calls} of {requests.failed_calls} failed calls"
+            f" ({_share(requests.recovery_rate)})"
         )
     return [
-        ("requests", f"{all_.count}{': ' if all_.stops else ''}{_counts(all_.stops)}"),
-        ("iterations per request", _spread(all_.iterations, lambda value: f"{value:.3g}")),
-        ("time to final response", _spread(all_.seconds, lambda value: _millis(value * 1000))),
-        ("error types", _counts(all_.error_types) or "none"),
+        ("requests", f"{requests.count}{': ' if requests.stops else ''}{_counts(requests.stops)}"),
+        (
+            "iterations per request",
+            _distribution(requests.iterations, lambda value: f"{value:.3g}"),
+        ),
+        (
+            "time to final response",
+            _distribution(requests.seconds, lambda value: _milliseconds(value * 1000)),
+        ),
+        ("error types", _counts(requests.error_types) or "none"),
         ("recovered", recovered),
-        ("saved by parallel calls", _millis(all_.saved_seconds * 1000)),
-        ("tokens", f"{all_.tokens_in} in, {all_.tokens_out} out"),
+        ("saved by parallel calls", _milliseconds(requests.saved_seconds * 1000)),
+        ("tokens", f"{requests.tokens_in} in, {requests.tokens_out} out"),
         ("cost", cost),
     ]
 
 
-def _spread(one: Distribution, word: Callable[[float], str]) -> str:
-    named = (("average", one.avg), ("p50", one.p50), ("p95", one.p95), ("max", one.max))
-    parts = [f"{name} {word(value)}" for name, value in named if value is not None]
+def _distribution(distribution: Distribution, format_value: Callable[[float], str]) -> str:
+    named = (
+        ("average", distribution.avg),
+        ("p50", distribution.p50),
+        ("p95", distribution.p95),
+        ("max", distribution.max),
+    )
+    parts = [f"{name} {format_value(value)}" for name, value in named if value is not None]
     return ", ".join(parts) or "no run has ended"
 
 
@@ -106,7 +119,7 @@ def _share(value: float) -> str:
     return f"{int(value * 1000) / 10:g} %"
 
 
-def _millis(value: float | None) -> str:
+def _milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     if value < 1_000:

@@ -6,11 +6,11 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 
-MOST = 16 * 2**20
+MAX_EVENT_BYTES = 16 * 2**20
 """Bytes of one event."""
 
 
-class Told(Struct, frozen=True):
+class ServerSentEvent(Struct, frozen=True):
     """One server-sent event."""
 
     event: str
@@ -19,7 +19,7 @@ class Told(Struct, frozen=True):
     """Set by the server; a client reconnects with the id of its last event."""
 
 
-class EventStream:
+class SseParser:
     """Turns chunks of a body into events; skips comments, such as heartbeats."""
 
     __slots__ = ("_block", "_rest", "_size")
@@ -29,10 +29,10 @@ class EventStream:
         self._block: list[bytes] = []
         self._size = 0
 
-    def feed(self, data: bytes) -> list[Told]:
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
         """Add a chunk; returns the events that it completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        events: list[Told] = []
+        events: list[ServerSentEvent] = []
         for line in lines:
             line = line.removesuffix(b"\r")
             if line:
@@ -42,12 +42,14 @@ class EventStream:
                 if (event := _event(self._block)) is not None:
                     events.append(event)
                 self._block, self._size = [], 0
-        if self._size + len(self._rest) > MOST:
-            raise EvoClawError(f"the service sent an event of more than {MOST >> 20} MiB")
+        if self._size + len(self._rest) > MAX_EVENT_BYTES:
+            raise EvoClawError(
+                f"the service sent an event of more than {MAX_EVENT_BYTES >> 20} MiB"
+            )
         return events
 
 
-def _event(lines: list[bytes]) -> Told | None:
+def _event(lines: list[bytes]) -> ServerSentEvent | None:
     name, number, data = "message", "", list[bytes]()
     for line in lines:
         field, _, value = line.partition(b":")
@@ -58,4 +60,4 @@ def _event(lines: list[bytes]) -> Told | None:
             name = value.decode(errors="replace")
         elif field == b"id" and b"\0" not in value:
             number = value.decode(errors="replace")
-    return Told(name, b"\n".join(data), number) if data else None
+    return ServerSentEvent(name, b"\n".join(data), number) if data else None

@@ -10,10 +10,11 @@ from evoclaw.cli.output import print_out
 from evoclaw.core.messages import JSON
 
 
-def lay_out(rows: Iterable[Sequence[str]], widest: int = 60) -> list[str]:
+def format_table(rows: Iterable[Sequence[str]], max_cell_chars: int = 60) -> list[str]:
     """Aligned lines; cells are cut to `max_cell_chars`, the last one to 200 characters."""
     cells = [
-        [one_line(cell, widest) for cell in row[:-1]] + [one_line(row[-1], 200)] for row in rows
+        [one_line(cell, max_cell_chars) for cell in row[:-1]] + [one_line(row[-1], 200)]
+        for row in rows
     ]
     widths = [max((len(row[i]) for row in cells if i < len(row) - 1), default=0) for i in range(20)]
     return [
@@ -24,21 +25,21 @@ def lay_out(rows: Iterable[Sequence[str]], widest: int = 60) -> list[str]:
     ]
 
 
-def show_rows(rows: Iterable[Sequence[str]], nothing: str) -> None:
+def print_table(rows: Iterable[Sequence[str]], if_empty: str) -> None:
     """Print the rows, or a text if there are none."""
-    lines = lay_out(rows)
-    for line in lines or [nothing]:
+    lines = format_table(rows)
+    for line in lines or [if_empty]:
         print_out(line)
 
 
-def when(at: JSON) -> str:
+def format_time(at: JSON) -> str:
     """A time stamp as local time; empty if there is none."""
     if not isinstance(at, int | float) or not at:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def said(row: dict[str, JSON], name: str) -> str:
+def text_of(row: dict[str, JSON], name: str) -> str:
     """A value of a row as text; empty if there is none."""
     value = row.get(name)
     return "" if value is None else str(value)

@@ -18,13 +18,13 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call
 from evoclaw.governance.approvals import scope_of
-from evoclaw.tools.question import Answer, Question, to_answer
+from evoclaw.tools.question import Question, UserAnswer, parse_answer
 
-_MOST_LINES = 20
+_MAX_SHOWN_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class AtTerminal:
+class TerminalApprover:
     """The approver that asks the user at the terminal."""
 
     keyboard: int
@@ -33,14 +33,14 @@ class AtTerminal:
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Show the whole call and read one line."""
-        covers, reason = scope_of(call, ask).text, ask.for_people or ask.reason
-        return await self.allow(call.name, call.arguments, reason, covers)
+        covers, reason = scope_of(call, ask).description, ask.for_people or ask.reason
+        return await self.ask(call.name, call.arguments, reason, covers)
 
-    async def allow(
+    async def ask(
         self, tool: str, arguments: dict[str, JSON], reason: str, covers: str
     ) -> Approval:
         """Show the call, why it needs approval and what `always` covers; read one line."""
-        self.screen.write(f"\n{clean(tool)} wants to run:\n{describe(arguments)}\n")
+        self.screen.write(f"\n{clean(tool)} wants to run:\n{format_arguments(arguments)}\n")
         self.screen.write(f"  ({clean(reason)})\n")
         self.screen.write(f"always: {clean(covers)}\n")
         self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
@@ -58,13 +58,13 @@ class AtTerminal:
 
 
 @dataclass(frozen=True, slots=True)
-class PersonAtTerminal:
+class TerminalPerson:
     """The user at the terminal, who answers questions of a run."""
 
     keyboard: int
     screen: TextIO
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> UserAnswer | None:
         """Show the question and its options; read one line."""
         self.screen.write(f"\n{clean(question.text)}\n")
         for number, option in enumerate(question.options, 1):
@@ -73,19 +73,19 @@ class PersonAtTerminal:
         hint = f"A number{several}, or your own words" if question.options else "Your answer"
         self.screen.write(f"{hint}: ")
         self.screen.flush()
-        return to_answer(question, await read_line(self.keyboard))
+        return parse_answer(question, await read_line(self.keyboard))
 
 
-def describe(arguments: dict[str, JSON]) -> str:
+def format_arguments(arguments: dict[str, JSON]) -> str:
     """Every argument, cleaned; long ones are cut in the middle, with the number of lines."""
     shown: list[str] = []
     for name, value in arguments.items():
         text = clean(value) if isinstance(value, str) else clean(repr(value))
         lines = text.splitlines() or [""]
-        cut = len(lines) - 2 * _MOST_LINES
+        cut = len(lines) - 2 * _MAX_SHOWN_LINES
         if cut > 0:  # the end can matter as much as the beginning
             cut_out = f"[… {cut} lines not shown …]"
-            lines = [*lines[:_MOST_LINES], cut_out, *lines[-_MOST_LINES:]]
+            lines = [*lines[:_MAX_SHOWN_LINES], cut_out, *lines[-_MAX_SHOWN_LINES:]]
         shown.append(f"  {clean(name)}: {lines[0]}")
         shown += [f"      {line}" for line in lines[1:]]
     return "\n".join(shown)
@@ -108,7 +108,7 @@ async def read_line(descriptor: int) -> str:
 
 
 @contextmanager
-def interruptible(deadline: Deadline, screen: TextIO) -> Generator[None]:
+def cancel_on_interrupt(deadline: Deadline, screen: TextIO) -> Generator[None]:
     """Cancel the run on Ctrl-C; a second Ctrl-C kills the process."""
     loop = asyncio.get_running_loop()
 
@@ -128,6 +128,6 @@ def interruptible(deadline: Deadline, screen: TextIO) -> Generator[None]:
             loop.remove_signal_handler(number)
 
 
-def has_keyboard() -> bool:
+def is_interactive() -> bool:
     """Whether a user is at a terminal and can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()

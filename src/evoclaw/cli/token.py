@@ -11,18 +11,18 @@ import click
 import msgspec
 
 from evoclaw.cli import exits, routes
-from evoclaw.cli.approvals import person_here
-from evoclaw.cli.client import Client, open_client
+from evoclaw.cli.approvals import identify_answerer
+from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import said, show_rows, when
+from evoclaw.cli.tables import format_time, print_table, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.governance.budget.settings import seconds_of
-from evoclaw.orchestrator.people.access import Access
+from evoclaw.governance.budget.settings import parse_duration
+from evoclaw.orchestrator.people.access import AccessControl
 
 
-class Tokens(Protocol):
+class TokenService(Protocol):
     """Manages the tokens of this machine, or of a remote service."""
 
     async def new(
@@ -75,9 +75,9 @@ def _new(
     as_json: bool,
 ) -> int:
     _check_person()
-    seconds = seconds_of(expires, "--expires") if expires else None
+    seconds = parse_duration(expires, "--expires") if expires else None
 
-    async def new(tokens: Tokens) -> None:
+    async def new(tokens: TokenService) -> None:
         id_, secret = await tokens.new(name, tenant, user, list(scope), seconds)
         if as_json:
             print_out({"id": id_, "token": secret})
@@ -102,7 +102,7 @@ def _list(tenant: str, *, as_json: bool) -> int:
 def _revoke(id_: str, tenant: str) -> int:
     _check_person()
 
-    async def revoke(tokens: Tokens) -> None:
+    async def revoke(tokens: TokenService) -> None:
         if not await tokens.revoke(tenant, id_):
             raise ConfigError(f"there is no token {id_!r}; see `evoclaw token list`")
         print_out(f"{id_}: revoked")
@@ -111,63 +111,65 @@ def _revoke(id_: str, tenant: str) -> int:
 
 
 def _check_person() -> None:
-    if person_here().kind != "person":
+    if identify_answerer().kind != "person":
         raise ConfigError("only a person may create or revoke tokens, not a command of an agent")
 
 
-def _with_tokens(work: Callable[[Tokens], Awaitable[None]]) -> int:
+def _with_tokens(work: Callable[[TokenService], Awaitable[None]]) -> int:
     """Call `work` with the tokens of this machine, or of the service at `EVOCLAW_URL`."""
-    asyncio.run(_there(work) if os.environ.get("EVOCLAW_URL") else _here(work))
+    asyncio.run(
+        _with_remote_tokens(work) if os.environ.get("EVOCLAW_URL") else _with_local_tokens(work)
+    )
     return exits.OK
 
 
-async def _here(work: Callable[[Tokens], Awaitable[None]]) -> None:
+async def _with_local_tokens(work: Callable[[TokenService], Awaitable[None]]) -> None:
     from evoclaw.wiring.http import open_access
 
     async with open_access(os.environ) as access:
-        await work(_Local(access))
+        await work(_LocalTokens(access))
 
 
-async def _there(work: Callable[[Tokens], Awaitable[None]]) -> None:
+async def _with_remote_tokens(work: Callable[[TokenService], Awaitable[None]]) -> None:
     async with open_client(os.environ) as client:
-        await work(_Remote(client))
+        await work(_RemoteTokens(client))
 
 
-async def _print_all(tokens: Tokens, tenant: str, *, as_json: bool) -> None:
+async def _print_all(tokens: TokenService, tenant: str, *, as_json: bool) -> None:
     found = await tokens.list(tenant)
     if as_json:
         print_out(found)
         return
     rows = (
         (
-            said(row, "id"),
-            said(row, "name") or said(row, "user"),
+            text_of(row, "id"),
+            text_of(row, "name") or text_of(row, "user"),
             " ".join(sorted(row.get("scopes", ()))),
-            _standing(row),
+            _token_status(row),
         )
         for row in found
     )
-    show_rows(rows, "no tokens yet; create one with `evoclaw token new --scope …`")
+    print_table(rows, "no tokens yet; create one with `evoclaw token new --scope …`")
 
 
-def _standing(row: dict[str, JSON]) -> str:
+def _token_status(row: dict[str, JSON]) -> str:
     if row.get("revoked_at"):
-        return f"revoked {when(row['revoked_at'])}"
-    until = when(row.get("expires_at"))
-    used = when(row.get("used_at")) or "never"
+        return f"revoked {format_time(row['revoked_at'])}"
+    until = format_time(row.get("expires_at"))
+    used = format_time(row.get("used_at")) or "never"
     return f"{f'until {until}, ' if until else ''}last used: {used}"
 
 
-class _Local:
+class _LocalTokens:
     """The tokens of this machine, also while the service is down."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: AccessControl) -> None:
         self._access = access
 
     async def new(
         self, name: str, tenant: str, user: str, scopes: Sequence[str], seconds: float | None
     ) -> tuple[str, str]:
-        return await self._access.new(name, tenant, user, list(scopes), seconds)
+        return await self._access.create(name, tenant, user, list(scopes), seconds)
 
     async def list(self, tenant: str) -> list[dict[str, JSON]]:
         rows = msgspec.to_builtins(await self._access.list(tenant), order="deterministic")
@@ -177,10 +179,10 @@ class _Local:
         return await self._access.revoke(tenant, id_)
 
 
-class _Remote:
+class _RemoteTokens:
     """The tokens of a remote service, in the tenant of the caller's token."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ServiceClient) -> None:
         self._client = client
 
     async def new(
@@ -193,12 +195,12 @@ class _Remote:
             "scopes": list(scopes),
             "expires_in": seconds,
         }
-        created = routes.one(await self._client.post(routes.path("tokens"), body))
-        return said(created, "id"), said(created, "token")
+        created = routes.as_object(await self._client.post(routes.api_path("tokens"), body))
+        return text_of(created, "id"), text_of(created, "token")
 
     async def list(self, tenant: str) -> list[dict[str, JSON]]:
-        return routes.many(await self._client.get(routes.path("tokens")))
+        return routes.as_items(await self._client.get(routes.api_path("tokens")))
 
     async def revoke(self, tenant: str, id_: str) -> bool:
-        await self._client.ask("DELETE", routes.path("tokens", id_))
+        await self._client.request("DELETE", routes.api_path("tokens", id_))
         return True

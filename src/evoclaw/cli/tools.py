@@ -12,7 +12,7 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.options import Command, json_option
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.cli.ping import EDGE_TIMEOUT_S
 from evoclaw.core.messages import JSON
@@ -20,23 +20,23 @@ from evoclaw.core.tools import Tool
 from evoclaw.tools.catalogue import CATALOGUE
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("agent", required=False, help="Id of an edge  [default: this machine]")
 @click.option("--all", "show_all", is_flag=True, help="List unavailable tools too, with the reason")
 @json_option()
 def tools(agent: str | None, *, show_all: bool, as_json: bool) -> int:
     """List the tools of this machine, or of an edge."""
     if agent:
-        return asyncio.run(_of_edge(agent, as_json=as_json))
-    return asyncio.run(_here(show_all=show_all, as_json=as_json))
+        return asyncio.run(_list_edge(agent, as_json=as_json))
+    return asyncio.run(_list_local(show_all=show_all, as_json=as_json))
 
 
-async def _here(*, show_all: bool, as_json: bool) -> int:
+async def _list_local(*, show_all: bool, as_json: bool) -> int:
     from evoclaw.wiring.toolbox import open_toolbox
 
     async with open_toolbox(Path.cwd(), os.environ) as toolbox:
-        offered = [*(bound.tool for bound in toolbox.tools), *toolbox.others()]
-        unavailable = {tool.name: tool for tool in toolbox.absent}
+        offered = [*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()]
+        unavailable = {tool.name: tool for tool in toolbox.unavailable}
     if as_json:
         facts = [_facts(tool) for tool in offered]
         if show_all:
@@ -55,7 +55,7 @@ async def _here(*, show_all: bool, as_json: bool) -> int:
     return exits.OK
 
 
-async def _of_edge(agent: str, *, as_json: bool) -> int:
+async def _list_edge(agent: str, *, as_json: bool) -> int:
     from evoclaw.wiring.fleet import open_fleet
 
     async with open_fleet(os.environ) as orchestrator:

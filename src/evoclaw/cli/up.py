@@ -16,18 +16,18 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
-from evoclaw.cli.notify import READY, RELOADING, STOPPING, notify
-from evoclaw.cli.options import FILE, Command
+from evoclaw.cli.notify import READY, RELOADING, STOPPING, notify_systemd
+from evoclaw.cli.options import FILE, CliCommand
 from evoclaw.cli.output import print_err
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.orchestrator.fleet.fleet import Presence
+from evoclaw.orchestrator.fleet.fleet import PresenceChange
 
 if TYPE_CHECKING:
-    from evoclaw.wiring.up import House
+    from evoclaw.wiring.up import Application
 
-YOUNG = 10_000
+GC_THRESHOLD_OBJECTS = 10_000
 """New objects between two garbage collections: a thousand concurrent runs allocate many."""
-SWITCH = 0.0005
+THREAD_SWITCH_INTERVAL_S = 0.0005
 """Seconds until the event loop yields the interpreter to the thread of the store.
 
 With Python's default of five milliseconds, runs wait longer for that thread."""
@@ -51,7 +51,7 @@ class UpOptions(Struct, frozen=True):
     no_api: bool
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--host", default="127.0.0.1", metavar="HOST", help="Bind the broker to this address")
 @click.option(
     "--port",
@@ -101,14 +101,14 @@ class UpOptions(Struct, frozen=True):
 @click.option("--no-api", is_flag=True, help="Start no service, only a broker and its fleet")
 def up(**options: Any) -> int:
     """Serve until SIGINT or SIGTERM."""
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
     return asyncio.run(_up(UpOptions(**options)))
 
 
 async def _up(options: UpOptions) -> int:
-    from evoclaw.wiring.up import bring_up
+    from evoclaw.wiring.up import open_application
 
-    opened = bring_up(
+    opened = open_application(
         host=options.host,
         port=options.port,
         engine=options.engine,
@@ -120,29 +120,31 @@ async def _up(options: UpOptions) -> int:
         env=os.environ,
     )
     async with opened as house:
-        print_err(f"broker on {house.url}")
-        if house.api:
+        print_err(f"broker on {house.broker_url}")
+        if house.api_url:
             print_err(
-                f"service on {house.api}, API docs on {house.api}/docs; start with `evoclaw chat`"
+                f"service on {house.api_url}, API docs on {house.api_url}/docs; start with `evoclaw chat`"
             )
-            print_err(f"dashboard on {house.api}/; `evoclaw page` prints a link that logs you in")
+            print_err(
+                f"dashboard on {house.api_url}/; `evoclaw page` prints a link that logs you in"
+            )
         for member in house.orchestrator.fleet.online():
             print_err(f"edge {member.agent_id}: online")  # it connected before `listen`
-        house.orchestrator.listen(_show)
-        notify(READY)
-        with little_to_collect():
-            await _stay(house)
+        house.orchestrator.on_presence(_show)
+        notify_systemd(READY)
+        with reduced_gc():
+            await _serve_until_stopped(house)
         print_err("stopped")
     return exits.OK
 
 
 @contextmanager
-def little_to_collect() -> Generator[None]:
+def reduced_gc() -> Generator[None]:
     """Exclude everything built so far from garbage collection, and collect less often."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, *before[1:])
+    gc.set_threshold(GC_THRESHOLD_OBJECTS, *before[1:])
     try:
         yield
     finally:
@@ -150,7 +152,7 @@ def little_to_collect() -> Generator[None]:
         gc.unfreeze()
 
 
-async def _stay(house: House) -> None:
+async def _serve_until_stopped(application: Application) -> None:
     """Wait for a stop signal, then drain active runs; a second signal ends the wait."""
     stop, again = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -160,14 +162,14 @@ async def _stay(house: House) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked_to_stop)
-    loop.add_signal_handler(signal.SIGHUP, _reload, house)
+    loop.add_signal_handler(signal.SIGHUP, _reload, application)
     await stop.wait()
-    notify(STOPPING)
-    if (live := house.live) > 0:
+    notify_systemd(STOPPING)
+    if (live := application.active_runs) > 0:
         print_err(
             f"active runs: {live}; press Ctrl-C again to stop now, they resume at the next start"
         )
-    draining = asyncio.create_task(house.drain())
+    draining = asyncio.create_task(application.drain())
     waiting = asyncio.create_task(again.wait())
     await asyncio.wait((draining, waiting), return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, waiting):
@@ -175,14 +177,14 @@ async def _stay(house: House) -> None:
     await asyncio.wait((draining, waiting))
 
 
-def _reload(house: House) -> None:
+def _reload(application: Application) -> None:
     """Reload the settings; settings with an error change nothing."""
-    notify(RELOADING)
+    notify_systemd(RELOADING)
     try:
-        print_err(house.reload())
+        print_err(application.reload())
     except EvoClawError as problem:
         print_err(f"evoclaw: the settings were not reloaded: {problem}")
-    notify(READY)
+    notify_systemd(READY)
 
 
 def _api(options: UpOptions) -> dict[str, object] | None:
@@ -202,5 +204,5 @@ def _tls(options: UpOptions) -> tuple[Path, Path, Path] | None:
     return options.cert.absolute(), options.key.absolute(), ca_file.absolute()
 
 
-def _show(change: Presence) -> None:
+def _show(change: PresenceChange) -> None:
     print_err(f"edge {change.agent_id}: {'online' if change.online else 'offline'}")

@@ -7,31 +7,33 @@ from contextlib import aclosing
 
 import msgspec
 
-from evoclaw.cli.client import Client
-from evoclaw.cli.routes import one, path
+from evoclaw.cli.client import ServiceClient
+from evoclaw.cli.routes import api_path, as_object
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.messages import JSON
 
-OVER = ("ended", "waiting")
+PAUSED_STATES = ("ended", "waiting")
 """States of a run that produces no more records by itself."""
 
 
-async def look(client: Client, run_id: str) -> dict[str, JSON]:
+async def get_run(client: ServiceClient, run_id: str) -> dict[str, JSON]:
     """The state and figures of a run."""
-    return one(await client.get(path("runs", run_id)))
+    return as_object(await client.get(api_path("runs", run_id)))
 
 
-async def records_of(client: Client, run_id: str) -> list[Record]:
+async def get_records(client: ServiceClient, run_id: str) -> list[Record]:
     """The records of a run so far."""
-    data = await client.raw("GET", path("runs", run_id, "records"))
+    data = await client.request_bytes("GET", api_path("runs", run_id, "records"))
     try:
         return msgspec.json.Decoder(Record).decode_lines(data)
     except msgspec.DecodeError as problem:
         raise EvoClawError(f"the service sent records that cannot be read: {problem}") from None
 
 
-async def watch(client: Client, run_id: str, after: int = 0) -> AsyncGenerator[Record]:
+async def watch_records(
+    client: ServiceClient, run_id: str, after: int = 0
+) -> AsyncGenerator[Record]:
     """Every record after number `after`, each once and in order.
 
     It reconnects to a service that restarts. The last record is a `RunFinished`, unless the run
@@ -39,8 +41,8 @@ async def watch(client: Client, run_id: str, after: int = 0) -> AsyncGenerator[R
     """
     decoder = msgspec.json.Decoder(Record)
     while True:
-        events = client.follow(
-            path("runs", run_id, "events"), after=str(after) if after else "", follow="true"
+        events = client.stream_events(
+            api_path("runs", run_id, "events"), after=str(after) if after else "", follow="true"
         )
         async with aclosing(events):
             async for event in events:
@@ -56,5 +58,5 @@ async def watch(client: Client, run_id: str, after: int = 0) -> AsyncGenerator[R
                 yield record
                 if isinstance(record.event, RunFinished):
                     return
-        if (await look(client, run_id)).get("state") in OVER:
+        if (await get_run(client, run_id)).get("state") in PAUSED_STATES:
             return

@@ -11,16 +11,16 @@ import click
 import msgspec
 
 from evoclaw.cli import exits, routes
-from evoclaw.cli.approvals import person_here
+from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.clean import clean, one_line
-from evoclaw.cli.client import Client, open_client
+from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import lay_out, said, show_rows, when
+from evoclaw.cli.tables import format_table, format_time, print_table, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
 
-MOST = 50
+MAX_LISTED_RUNS = 50
 """The newest workflow runs that are listed."""
 _FAILED = ("failed", "cancelled")
 
@@ -47,11 +47,11 @@ def _list(*, as_json: bool) -> int:
 )
 @json_option()
 def _start(name: str, inputs: tuple[str, ...], key: str, *, as_json: bool) -> int:
-    async def start(client: Client) -> int:
-        where = routes.path("workflows", name, "runs")
+    async def start(client: ServiceClient) -> int:
+        where = routes.api_path("workflows", name, "runs")
         body = {"inputs": inputs_of(inputs)}
         found = await client.post(where, body, key=key or secrets.token_hex(16))
-        _print_one(routes.one(found), as_json=as_json)
+        _print_one(routes.as_object(found), as_json=as_json)
         return exits.OK
 
     return _with_client(start)
@@ -61,8 +61,8 @@ def _start(name: str, inputs: tuple[str, ...], key: str, *, as_json: bool) -> in
 @_ID
 @json_option()
 def _show(id_: str, *, as_json: bool) -> int:
-    async def show(client: Client) -> int:
-        found = routes.one(await client.get(routes.path("workflow-runs", id_)))
+    async def show(client: ServiceClient) -> int:
+        found = routes.as_object(await client.get(routes.api_path("workflow-runs", id_)))
         _print_one(found, as_json=as_json)
         return exits.FAILED if found.get("state") in _FAILED else exits.OK
 
@@ -72,8 +72,8 @@ def _show(id_: str, *, as_json: bool) -> int:
 @workflows.command("cancel", help="Cancel a run of a workflow")
 @_ID
 def _cancel(id_: str) -> int:
-    async def cancel(client: Client) -> int:
-        done = routes.one(await client.post(routes.path("workflow-runs", id_, "cancel")))
+    async def cancel(client: ServiceClient) -> int:
+        done = routes.as_object(await client.post(routes.api_path("workflow-runs", id_, "cancel")))
         if done.get("cancelled"):
             print_out(f"{id_}: cancelled")
             return exits.OK
@@ -95,18 +95,18 @@ def _cancel(id_: str) -> int:
     "--reason", default="", metavar="TEXT", show_default=False, help="Store this with the answer"
 )
 def _answer(id_: str, step: str, decision: str, reason: str) -> int:
-    async def answer(client: Client) -> int:
-        if why := person_here().why_not("local"):
+    async def answer(client: ServiceClient) -> int:
+        if why := identify_answerer().refusal_reason("local"):
             raise ConfigError(why)
         body = {"step": step, "decision": decision, "reason": reason}
-        await client.post(routes.path("workflow-runs", id_, "answer"), body)
+        await client.post(routes.api_path("workflow-runs", id_, "answer"), body)
         print_out(f"{id_}: {step}: {decision}")
         return exits.OK
 
     return _with_client(answer)
 
 
-def _with_client(work: Callable[[Client], Awaitable[int]]) -> int:
+def _with_client(work: Callable[[ServiceClient], Awaitable[int]]) -> int:
     async def run() -> int:
         async with open_client(os.environ) as client:
             return await work(client)
@@ -114,10 +114,10 @@ def _with_client(work: Callable[[Client], Awaitable[int]]) -> int:
     return asyncio.run(run())
 
 
-def inputs_of(given: Sequence[str]) -> dict[str, JSON]:
+def inputs_of(arguments: Sequence[str]) -> dict[str, JSON]:
     """The inputs typed as `NAME=VALUE`: each value as JSON, or else as text."""
     inputs: dict[str, JSON] = {}
-    for argument in given:
+    for argument in arguments:
         name, equals, text = argument.partition("=")
         if not name or not equals:
             raise ConfigError(f"{argument!r} is not an input; write NAME=VALUE")
@@ -128,21 +128,29 @@ def inputs_of(given: Sequence[str]) -> dict[str, JSON]:
     return inputs
 
 
-async def _print_all(client: Client, *, as_json: bool) -> int:
-    defined = routes.many(await client.get(routes.path("workflows")))
-    started = await routes.pages(client, routes.path("workflow-runs"), MOST)
+async def _print_all(client: ServiceClient, *, as_json: bool) -> int:
+    defined = routes.as_items(await client.get(routes.api_path("workflows")))
+    started = await routes.fetch_pages(client, routes.api_path("workflow-runs"), MAX_LISTED_RUNS)
     if as_json:
         print_out({"defined": defined, "started": started})
         return exits.OK
     rows = (
-        (said(workflow, "name"), said(workflow, "problem") or said(workflow, "description"))
+        (
+            text_of(workflow, "name"),
+            text_of(workflow, "problem") or text_of(workflow, "description"),
+        )
         for workflow in defined
     )
-    show_rows(
+    print_table(
         rows, "no workflows are defined; add a file to the folder `workflows` in the data folder"
     )
-    for line in lay_out(
-        (said(run, "id"), said(run, "state"), when(run.get("started_at")), said(run, "name"))
+    for line in format_table(
+        (
+            text_of(run, "id"),
+            text_of(run, "state"),
+            format_time(run.get("started_at")),
+            text_of(run, "name"),
+        )
         for run in started
     ):
         print_out(line)
@@ -153,15 +161,19 @@ def _print_one(found: dict[str, JSON], *, as_json: bool) -> None:
     if as_json:
         print_out(found)
         return
-    error = said(found, "error")
+    error = text_of(found, "error")
     print_out(
-        f"{clean(said(found, 'id'))}: {said(found, 'state')}{f' ({clean(error)})' * bool(error)}"
+        f"{clean(text_of(found, 'id'))}: {text_of(found, 'state')}{f' ({clean(error)})' * bool(error)}"
     )
-    print_out(f"{clean(said(found, 'name'))}, started {when(found.get('started_at'))}")
+    print_out(f"{clean(text_of(found, 'name'))}, started {format_time(found.get('started_at'))}")
     steps = found.get("steps")
     listed = [step for step in steps if is_object(step)] if is_array(steps) else []
-    for line in lay_out(
-        (said(step, "name"), said(step, "state"), said(step, "asked") or said(step, "error"))
+    for line in format_table(
+        (
+            text_of(step, "name"),
+            text_of(step, "state"),
+            text_of(step, "asked") or text_of(step, "error"),
+        )
         for step in listed
     ):
         print_out(f"  {line}")

@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evoclaw.config.broker import BrokerConfig, check_broker
-from evoclaw.config.documents import Document, unknown
+from evoclaw.config.documents import TomlDocument, describe_unknown
 from evoclaw.config.places import default_data_folder, path_decoder, read_text, write_private
-from evoclaw.config.values import Engine, Milliseconds, Word, check_capabilities, check_id
+from evoclaw.config.values import Engine, Milliseconds, NonEmptyText, check_capabilities, check_id
 from evoclaw.config.writing import to_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
@@ -34,13 +34,13 @@ COMMANDS = (
 )  # fmt: skip
 """The commands that `commands` can allow or refuse."""
 
-UNLIMITED = RateSettings(per_minute=0, burst=0)
+NO_RATE_LIMIT = RateSettings(per_minute=0, burst=0)
 
-_AGENT = {
+_AGENT_TABLE_KEYS = {
     "id": ("agent_id",), "type": ("agent_type",), "summary": ("summary",),
     "capabilities": ("capabilities",), "level": ("level",),
 }  # fmt: skip
-_PASSWORD = "set EVOCLAW_EDGE_PASSWORD, or name a file with password_file in [broker]"
+_PASSWORD_HINT = "set EVOCLAW_EDGE_PASSWORD, or name a file with password_file in [broker]"
 _COMMENTS = {
     "agent_id": "The id of this edge on the broker, unique for each machine.",
     "summary": "What this edge can do, in one line; a model reads it to choose an edge.",
@@ -63,14 +63,14 @@ class ToolPaths(Struct, frozen=True, kw_only=True):
     bin: Path | None = None
 
 
-class EdgeTools(Struct, frozen=True, kw_only=True):
+class EdgeToolsConfig(Struct, frozen=True, kw_only=True):
     """How tools run on an edge."""
 
     timeout_ms: Milliseconds | None = None
     """The timeout of calls that set none; default: the tool's own."""
     sandboxing: Engine | None = None
     """Overrides `[sandbox] engine`; not set: no override."""
-    only: tuple[Word, ...] | None = None
+    only: tuple[NonEmptyText, ...] | None = None
     """The offered tools; default: all that the capabilities allow."""
     paths: ToolPaths = ToolPaths()
 
@@ -104,20 +104,20 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     agent_type: str = "edge"
     summary: Annotated[str, Meta(max_length=1000)] = ""
     """What this edge can do, in one line."""
-    capabilities: frozenset[Word] = frozenset()
+    capabilities: frozenset[NonEmptyText] = frozenset()
     """The permissions of tools on this edge; empty: no tools, `"*"`: all."""
     level: Level = Level.FULL
     """The autonomy level that the edge itself enforces."""
     workspace: Path
     data: Path
     heartbeat_s: Annotated[int, Meta(ge=1, le=3600)] = 30
-    orchestrator_keys: tuple[Word, ...] = ()
+    orchestrator_keys: tuple[NonEmptyText, ...] = ()
     """Public keys; if any is set, each command needs a grant signed by one of them."""
     allow_unsigned: bool = False
-    commands: tuple[str, ...] | dict[str, bool | tuple[Word, ...]] = {}
+    commands: tuple[str, ...] | dict[str, bool | tuple[NonEmptyText, ...]] = {}
     """A list allows only these; a table has true, false, or the public keys of allowed senders."""
     broker: BrokerConfig = BrokerConfig()
-    tools: EdgeTools = EdgeTools()
+    tools: EdgeToolsConfig = EdgeToolsConfig()
     limits: EdgeLimits = EdgeLimits()
     model: ModelConfig = ModelConfig()
     policy: PolicySettings = PolicySettings()
@@ -125,7 +125,7 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     network: NetworkSettings = NetworkSettings()
     sandbox: SandboxSettings = SandboxSettings()
     audit: AuditSettings = AuditSettings()
-    rates: RateSettings = UNLIMITED
+    rates: RateSettings = NO_RATE_LIMIT
     """Limits of this edge, in addition to those of the orchestrator."""
     budget: BudgetSettings | None = None
     """The budget of this edge for all orchestrators, above all `[budget.actions]`. None: only the
@@ -176,21 +176,21 @@ def write_agent_toml(path: Path, values: Mapping[str, JSON], *, replace: bool = 
 
 
 def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeConfig:
-    document = Document(name, text, password=_PASSWORD)
-    _take_summary(document)
-    document.lift("agent", _AGENT)
-    _take_summary(document)
+    document = TomlDocument(name, text, password_hint=_PASSWORD_HINT)
+    _move_summary(document)
+    document.move_table("agent", _AGENT_TABLE_KEYS)
+    _move_summary(document)
     document.check_keys(EdgeConfig)
-    document.override(EdgeConfig, "EVOCLAW_EDGE", env, path_decoder(Path.cwd(), env))
-    agent_id = document.fill(("agent_id",), _own_name())
-    agent_type = document.fill(("agent_type",), "edge")
+    document.apply_environment(EdgeConfig, "EVOCLAW_EDGE", env, path_decoder(Path.cwd(), env))
+    agent_id = document.set_default(("agent_id",), _machine_name())
+    agent_type = document.set_default(("agent_type",), "edge")
     check_id(document, ("agent_id",), agent_id)
     check_id(document, ("agent_type",), agent_type)
-    summary = document.fill(("summary",), default_summary(str(agent_id), str(agent_type)))
+    summary = document.set_default(("summary",), default_summary(str(agent_id), str(agent_type)))
     if isinstance(summary, str):
         document.values["summary"] = " ".join(summary.split())
-    data = document.fill(("data",), str(default_data_folder(env) / "edge" / str(agent_id)))
-    document.fill(("workspace",), f"{data}/workspace")
+    data = document.set_default(("data",), str(default_data_folder(env) / "edge" / str(agent_id)))
+    document.set_default(("workspace",), f"{data}/workspace")
     config = document.convert(EdgeConfig, path_decoder(folder, env))
     check_capabilities(document, ("capabilities",), config.capabilities)
     check_broker(document, config.broker)
@@ -200,16 +200,16 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
     return config
 
 
-def _take_summary(document: Document) -> None:
+def _move_summary(document: TomlDocument) -> None:
     """Read a string under `capabilities` as the summary: permissions are a list."""
     if isinstance(document.values.get("capabilities"), str):
-        document.rename("capabilities", "summary")
+        document.rename_key("capabilities", "summary")
 
 
-def _check_trust(document: Document, config: EdgeConfig) -> None:
+def _check_trust(document: TomlDocument, config: EdgeConfig) -> None:
     """Fail closed: with a remote broker, require signed commands or an explicit opt-out."""
     keys = config.orchestrator_keys
-    if not (keys or config.allow_unsigned or config.broker.is_here):
+    if not (keys or config.allow_unsigned or config.broker.is_local):
         problem = (
             "the broker is on another machine and orchestrator_keys is empty, so every client of "
             "the broker could run tools here; set orchestrator_keys, or allow_unsigned = true"
@@ -220,7 +220,7 @@ def _check_trust(document: Document, config: EdgeConfig) -> None:
         raise document.error(("allow_unsigned",), problem)
     for name in config.commands:
         if name not in COMMANDS:
-            raise document.error(("commands", name), unknown("command", name, COMMANDS))
+            raise document.error(("commands", name), describe_unknown("command", name, COMMANDS))
     if isinstance(config.commands, dict):
         for name, senders in config.commands.items():
             for key in () if isinstance(senders, bool) else senders:
@@ -229,6 +229,6 @@ def _check_trust(document: Document, config: EdgeConfig) -> None:
                     raise document.error(("commands", name), problem)
 
 
-def _own_name() -> str:
+def _machine_name() -> str:
     """The host name of the machine, as a valid id."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", gethostname()).strip("-_")[:64] or "edge"

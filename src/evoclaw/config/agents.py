@@ -7,20 +7,22 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from evoclaw.config.documents import Document, Keys, unknown
+from evoclaw.config.documents import KeyPath, TomlDocument, describe_unknown
 from evoclaw.config.places import read_text
 from evoclaw.config.values import check_capabilities, check_id
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 
-__all__ = ["AgentConfig", "AgentLimits", "checked_agents"]
+__all__ = ["AgentConfig", "AgentLimits", "check_agents"]
 
-_PLACES = ("", "any", "*")
+_LOCATION_WORDS = ("", "any", "*")
 """The values of `on` that are not edge ids."""
-_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
-def checked_agents(document: Document, agents: tuple[AgentConfig, ...]) -> tuple[AgentConfig, ...]:
+def check_agents(
+    document: TomlDocument, agents: tuple[AgentConfig, ...]
+) -> tuple[AgentConfig, ...]:
     """Check the agents and read their prompt files; `ConfigError` for invalid values."""
     ids: set[str] = set()
     for number, agent in enumerate(agents):
@@ -31,18 +33,20 @@ def checked_agents(document: Document, agents: tuple[AgentConfig, ...]) -> tuple
             raise document.error((*keys, "id"), problem)
         ids.add(agent.id)
     return tuple(
-        _checked(document, ("agents", str(number)), agent, ids)
+        _check_agent(document, ("agents", str(number)), agent, ids)
         for number, agent in enumerate(agents)
     )
 
 
-def _checked(document: Document, keys: Keys, agent: AgentConfig, ids: set[str]) -> AgentConfig:
+def _check_agent(
+    document: TomlDocument, keys: KeyPath, agent: AgentConfig, ids: set[str]
+) -> AgentConfig:
     check_capabilities(document, (*keys, "capabilities"), agent.capabilities)
-    if agent.on not in _PLACES:
+    if agent.on not in _LOCATION_WORDS:
         check_id(document, (*keys, "on"), agent.on)
     for name in agent.dependencies:
         if name == agent.id or name not in ids:
-            problem = unknown("agent", name, ids - {agent.id})
+            problem = describe_unknown("agent", name, ids - {agent.id})
             raise document.error((*keys, "dependencies"), f"dependencies: {problem}")
     _check_fields(document, (*keys, "inputs"), agent.inputs)
     _check_fields(document, (*keys, "outputs"), agent.outputs)
@@ -56,25 +60,25 @@ def _checked(document: Document, keys: Keys, agent: AgentConfig, ids: set[str]) 
     return _with_prompt(document, keys, agent)
 
 
-def _check_fields(document: Document, keys: Keys, names: Iterable[str]) -> None:
+def _check_fields(document: TomlDocument, keys: KeyPath, names: Iterable[str]) -> None:
     for name in names:
-        if not _FIELD.fullmatch(name):
+        if not _FIELD_NAME.fullmatch(name):
             problem = f"{name[:80]!r} is not a valid field name; use letters, digits, _ and -"
-            raise document.error((*keys, name), f"{document.spelled(keys)}: {problem}")
+            raise document.error((*keys, name), f"{document.original_key(keys)}: {problem}")
 
 
-def _check_models(document: Document, keys: Keys, given: str | tuple[str, ...]) -> None:
-    several = not isinstance(given, str)
-    if several and not given:
+def _check_models(document: TomlDocument, keys: KeyPath, models: str | tuple[str, ...]) -> None:
+    several = not isinstance(models, str)
+    if several and not models:
         raise document.error(keys, "model: the list is empty; add a model, or remove the key")
-    for name in given if several else ():
+    for name in models if several else ():
         if "," in name:
             raise document.error(
                 keys, f"model: write {name[:80]!r} as separate strings of the list"
             )
 
 
-def _with_prompt(document: Document, keys: Keys, agent: AgentConfig) -> AgentConfig:
+def _with_prompt(document: TomlDocument, keys: KeyPath, agent: AgentConfig) -> AgentConfig:
     if agent.prompt_file is None:
         return agent
     here = (*keys, "prompt_file")

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.config.documents import Document
+from evoclaw.config.documents import TomlDocument
 from evoclaw.config.places import read_text
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
@@ -50,13 +50,13 @@ class BrokerConfig(Struct, frozen=True, kw_only=True):
         return replace(found, username=user, password=password)
 
     @property
-    def is_named(self) -> bool:
+    def is_configured(self) -> bool:
         """Whether a broker is configured, not only `keep_alive_s` or `qos` of the default one."""
         default = BrokerConfig()
         return replace(self, keep_alive_s=default.keep_alive_s, qos=default.qos) != default
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the host is `localhost` or a loopback address; other names count as remote."""
         host = parse_url(self.url).host
         if host == "localhost":
@@ -77,7 +77,7 @@ def broker_password(broker: BrokerConfig, env: Mapping[str, str], variable: str)
     raise ConfigError(f"{broker.password_file} is empty; put the broker's password in it")
 
 
-def check_broker(document: Document, broker: BrokerConfig) -> None:
+def check_broker(document: TomlDocument, broker: BrokerConfig) -> None:
     """Check the URL and the TLS files."""
     try:
         broker.address()

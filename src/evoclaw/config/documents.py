@@ -19,60 +19,60 @@ from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.toml import parse_toml
 
 T = TypeVar("T")
-Keys: TypeAlias = tuple[str, ...]
+KeyPath: TypeAlias = tuple[str, ...]
 """The path of a value: its tables, then its key; array entries are numbers."""
-Decode: TypeAlias = Callable[[type, Any], Any]
+DecodeHook: TypeAlias = Callable[[type, Any], Any]
 """Decodes types that msgspec does not know, such as paths."""
 
-_NOISE = re.compile(r"[\s\"'\[]")
-_SECRETS = frozenset({"password", "token", "secret", "api_key"})
+_KEY_PUNCTUATION = re.compile(r"[\s\"'\[]")
+_SECRET_KEYS = frozenset({"password", "token", "secret", "api_key"})
 
 
-class Document:
+class TomlDocument:
     """The values of one file, and where each of them came from."""
 
-    def __init__(self, name: str, text: str, *, password: str) -> None:
+    def __init__(self, name: str, text: str, *, password_hint: str) -> None:
         """Parse the text. `password` is the hint for a password in the file, which is refused."""
         self.values = parse_toml(text, name)
-        self._name, self._text, self._password = name, text, password
-        self._moved: dict[Keys, Keys] = {}
+        self._name, self._text, self._password_hint = name, text, password_hint
+        self._original_keys: dict[KeyPath, KeyPath] = {}
         """The path of a moved value in the file."""
-        self._variables: dict[Keys, str] = {}
+        self._variables: dict[KeyPath, str] = {}
         """The environment variable that a value came from."""
-        self._lifted: set[str] = set()
+        self._moved_tables: set[str] = set()
 
-    def error(self, keys: Keys, problem: str) -> ConfigError:
+    def error(self, keys: KeyPath, problem: str) -> ConfigError:
         """An error about a value, with its file and line or its environment variable."""
         if variable := self._variables.get(keys):
             return ConfigError(f"{variable}: {problem}")
-        place = self._moved.get(keys, keys)
+        place = self._original_keys.get(keys, keys)
         # A value in an inline table has no line of its own; use the line of the table.
         tries = (self._line(place[:end]) for end in range(len(place), 0, -1))
         line = next(filter(None, tries), 0)
         return ConfigError(f"{self._name}{f', line {line}' if line else ''}: {problem}")
 
-    def spelled(self, keys: Keys) -> str:
+    def original_key(self, keys: KeyPath) -> str:
         """A key as it is in the file."""
-        return ".".join(self._moved.get(keys, keys))
+        return ".".join(self._original_keys.get(keys, keys))
 
-    def lift(self, table: str, places: Mapping[str, Keys]) -> None:
+    def move_table(self, table: str, targets: Mapping[str, KeyPath]) -> None:
         """Move the values of a table to other paths."""
-        self._lifted.add(table)
+        self._moved_tables.add(table)
         given = self.values.pop(table, {})
         if not is_object(given):
             raise self.error((table,), f"[{table}] must be a table")
         for key in given:
-            if key not in places:
-                raise self._unknown((table, key), places)
+            if key not in targets:
+                raise self._unknown((table, key), targets)
         for key, value in given.items():
-            self._put(places[key], value, (table, key))
+            self._put(targets[key], value, (table, key))
 
-    def rename(self, key: str, to: str) -> None:
+    def rename_key(self, key: str, to: str) -> None:
         """Rename a top-level key."""
-        was = self._moved.pop((key,), (key,))
+        was = self._original_keys.pop((key,), (key,))
         self._put((to,), self.values.pop(key), was)
 
-    def fill(self, keys: Keys, value: JSON) -> JSON:
+    def set_default(self, keys: KeyPath, value: JSON) -> JSON:
         """Set a default; returns the value."""
         return self._table(keys).setdefault(keys[-1], value)
 
@@ -80,8 +80,8 @@ class Document:
         """Refuse unknown keys: most of them are misspelt."""
         self._check(self.values, shape, (), dict(_scalars(shape)))
 
-    def override(
-        self, shape: type[Struct], prefix: str, env: Mapping[str, str], decode: Decode
+    def apply_environment(
+        self, shape: type[Struct], prefix: str, env: Mapping[str, str], decode: DecodeHook
     ) -> None:
         """Override scalar values by environment variables named `PREFIX_TABLE_KEY`."""
         for keys, kind in _scalars(shape):
@@ -98,26 +98,26 @@ class Document:
             plain = text if value is None else value if is_number else str(value)
             self._table(keys)[keys[-1]] = plain
 
-    def convert(self, shape: type[T], decode: Decode) -> T:
+    def convert(self, shape: type[T], decode: DecodeHook) -> T:
         """Convert the values to a struct."""
         try:
             return msgspec.convert(self.values, shape, dec_hook=decode)
         except msgspec.ValidationError as problem:
             message, _, location = str(problem).partition(" - at `$")
             keys = tuple(re.findall(r"[\w-]+", location))
-            message += _choices(_kind_at(shape, keys))
-            text = f"{self.spelled(keys)}: {message}" if keys else message
+            message += _choices(_type_at(shape, keys))
+            text = f"{self.original_key(keys)}: {message}" if keys else message
             raise self.error(keys, text) from None
 
-    def _put(self, keys: Keys, value: JSON, was: Keys) -> None:
+    def _put(self, keys: KeyPath, value: JSON, was: KeyPath) -> None:
         table = self._table(keys)
         if keys[-1] in table:
-            both = f"{self.spelled(keys)} and {'.'.join(was)}"
+            both = f"{self.original_key(keys)} and {'.'.join(was)}"
             raise self.error(keys, f"{both} set the same value; remove one of them")
         table[keys[-1]] = value
-        self._moved[keys] = was
+        self._original_keys[keys] = was
 
-    def _table(self, keys: Keys) -> dict[str, JSON]:
+    def _table(self, keys: KeyPath) -> dict[str, JSON]:
         table: JSON = self.values
         for depth, key in enumerate(keys[:-1], 1):
             table = table.setdefault(key, {})
@@ -126,13 +126,17 @@ class Document:
         return table
 
     def _check(
-        self, table: dict[str, JSON], shape: type[Struct], keys: Keys, known: Mapping[Keys, Any]
+        self,
+        table: dict[str, JSON],
+        shape: type[Struct],
+        keys: KeyPath,
+        known: Mapping[KeyPath, Any],
     ) -> None:
         kinds = {field.encode_name: field.type for field in fields(shape)}
         for key, value in table.items():
             here = (*keys, key)
             if key not in kinds:
-                raise self._unknown(here, (*kinds, *(() if keys else self._lifted)), known)
+                raise self._unknown(here, (*kinds, *(() if keys else self._moved_tables)), known)
             inner = _struct_in(kinds[key])
             if inner is None:
                 continue
@@ -146,34 +150,36 @@ class Document:
                 if is_object(entry):
                     self._check(entry, inner, (*here, str(number)), known)
 
-    def _unknown(self, keys: Keys, names: Iterable[str], known: Iterable[Keys] = ()) -> ConfigError:
-        key, table = keys[-1], _shown(keys[:-1])
-        if key in _SECRETS:
-            hint = self._password if key == "password" else "set it in the environment"
+    def _unknown(
+        self, keys: KeyPath, names: Iterable[str], known: Iterable[KeyPath] = ()
+    ) -> ConfigError:
+        key, table = keys[-1], _table_label(keys[:-1])
+        if key in _SECRET_KEYS:
+            hint = self._password_hint if key == "password" else "set it in the environment"
             return self.error(keys, f"{key!r} may not be in this file; {hint}")
         if home := next((other for other in known if other[-1] == key), None):
-            place = _shown(home[:-1]) or "above the first [table]"
+            place = _table_label(home[:-1]) or "above the first [table]"
             return self.error(keys, f"{key!r} is not known {table or 'here'}; it belongs {place}")
-        return self.error(keys, unknown("key", key, names, f" {table}".rstrip()))
+        return self.error(keys, describe_unknown("key", key, names, f" {table}".rstrip()))
 
-    def _line(self, keys: Keys) -> int:
+    def _line(self, keys: KeyPath) -> int:
         """The line that sets a key; 0 if none or several match."""
         wanted = ".".join(keys)
-        found = [line for line, key in _lines(self._text) if key == wanted]
+        found = [line for line, key in _key_lines(self._text) if key == wanted]
         return found[0] if len(found) == 1 else 0
 
 
-def near(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
+def closest_match(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """The most similar name; empty if none is similar."""
-    return next(iter(get_close_matches(name[:80], list(names), 1, likeness)), "")
+    return next(iter(get_close_matches(name[:80], list(names), 1, cutoff)), "")
 
 
-def unknown(what: str, name: str, names: Iterable[str], where: str = "") -> str:
+def describe_unknown(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
     """The error text for an unknown name, with the most similar name or all known names."""
     known = sorted(names)
-    similar = near(name, known)
+    similar = closest_match(name, known)
     hint = f"did you mean {similar!r}?" if similar else f"known: {', '.join(known)}"
-    return f"unknown {what} {name[:80]!r}{where}; {hint}"
+    return f"unknown {kind} {name[:80]!r}{where}; {hint}"
 
 
 def is_struct(kind: Any) -> TypeGuard[type[Struct]]:
@@ -188,12 +194,12 @@ def _struct_in(kind: Any) -> type[Struct] | None:
 
 
 @cache
-def _scalars(shape: type[Struct]) -> tuple[tuple[Keys, Any], ...]:
+def _scalars(shape: type[Struct]) -> tuple[tuple[KeyPath, Any], ...]:
     """The paths and types of all scalar keys; cached, because reading the types is slow."""
     return tuple(_scalars_below(shape, ()))
 
 
-def _scalars_below(shape: type[Struct], keys: Keys) -> Iterator[tuple[Keys, Any]]:
+def _scalars_below(shape: type[Struct], keys: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     for field in fields(shape):
         here, kind = (*keys, field.encode_name), field.type
         if is_struct(kind):
@@ -202,7 +208,7 @@ def _scalars_below(shape: type[Struct], keys: Keys) -> Iterator[tuple[Keys, Any]
             yield here, kind
 
 
-def _kind_at(kind: Any, keys: Keys) -> Any:
+def _type_at(kind: Any, keys: KeyPath) -> Any:
     """The type of the value at a path; None if there is none."""
     for key in keys:
         inner = _struct_in(kind)
@@ -219,19 +225,19 @@ def _choices(kind: Any) -> str:
     return ""
 
 
-def _shown(table: Keys) -> str:
+def _table_label(table: KeyPath) -> str:
     name = ".".join(key for key in table if not key.isdigit())
     return f"in [{name}]" if name else ""
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _key_lines(text: str) -> Iterator[tuple[int, str]]:
     """The lines that start a table or set a key, with its path; a heuristic without parsing."""
     here = ""
     arrays: Counter[str] = Counter()
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if stripped.startswith("["):
-            here = _NOISE.sub("", stripped.partition("]")[0])
+            here = _KEY_PUNCTUATION.sub("", stripped.partition("]")[0])
             if stripped.startswith("[["):
                 arrays[here] += 1
                 here = f"{here}.{arrays[here] - 1}"
@@ -240,5 +246,5 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
                 here = f"{top}.{arrays[top] - 1}{here[len(top) :]}"
             yield number, here
         elif "=" in stripped and not stripped.startswith("#"):
-            name = _NOISE.sub("", stripped.partition("=")[0])
+            name = _KEY_PUNCTUATION.sub("", stripped.partition("=")[0])
             yield number, f"{here}.{name}" if here else name

@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evoclaw.api.settings import ServerSettings
-from evoclaw.config.agents import AgentConfig, checked_agents
+from evoclaw.config.agents import AgentConfig, check_agents
 from evoclaw.config.broker import BrokerConfig, check_broker
-from evoclaw.config.documents import Document
+from evoclaw.config.documents import TomlDocument
 from evoclaw.config.places import default_data_folder, path_decoder, read_text
-from evoclaw.config.values import Engine, Milliseconds, Word
+from evoclaw.config.values import Engine, Milliseconds, NonEmptyText
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
@@ -30,7 +30,7 @@ from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.store.settings import StoreSettings
 from evoclaw.workflows.supervising import WorkflowSettings
 
-_TOOLS = {
+_TOOLS_TABLE_KEYS = {
     "enabled": ("orchestrator", "tool_loop_enabled"),
     "skills_path": ("orchestrator", "tools", "skills_path"),
     "enable_sandboxing": ("orchestrator", "tools", "enable_sandboxing"),
@@ -38,9 +38,9 @@ _TOOLS = {
     "permissions": ("orchestrator", "tools", "permissions"),
 }
 """`[tools]` is another documented table for these keys."""
-_AGENTS = re.compile(r"^[ \t]*\[agents\][ \t]*$(?=\s*\[\[agents\]\])", re.MULTILINE)
+_EMPTY_AGENTS_TABLE = re.compile(r"^[ \t]*\[agents\][ \t]*$(?=\s*\[\[agents\]\])", re.MULTILINE)
 """Also documented, though invalid TOML: `[agents]` above `[[agents]]`."""
-_PASSWORD = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [broker]"
+_PASSWORD_HINT = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [broker]"
 
 
 class OrchestratorTools(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class OrchestratorTools(Struct, frozen=True, kw_only=True):
     """False runs commands without a sandbox."""
     sandbox_engine: Engine | None = None
     """Overrides `[sandbox] engine`; not set: no override."""
-    permissions: dict[str, bool] | tuple[Word, ...] | None = None
+    permissions: dict[str, bool] | tuple[NonEmptyText, ...] | None = None
     """The granted permissions: a table of true and false, or a list."""
 
     @property
@@ -96,7 +96,7 @@ class McpConfig(Struct, frozen=True, kw_only=True):
     """Extra environment variables of its process."""
     headers: dict[str, str] = {}
     """HTTP headers of every request to the URL."""
-    permissions: frozenset[Word] = frozenset({"network"})
+    permissions: frozenset[NonEmptyText] = frozenset({"network"})
     """The permissions that each of its tools needs."""
     trust_hints: bool = False
     """Trust the server's hints about its tools, such as read-only."""
@@ -140,15 +140,15 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
 def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:
     """Read an orchestrator's settings; the variable `EVOCLAW_<TABLE>_<KEY>` overrides a key."""
     name, text = ("the settings", "") if path is None else (str(path), read_text(path))
-    document = Document(name, _AGENTS.sub("", text), password=_PASSWORD)
-    document.lift("tools", _TOOLS)
+    document = TomlDocument(name, _EMPTY_AGENTS_TABLE.sub("", text), password_hint=_PASSWORD_HINT)
+    document.move_table("tools", _TOOLS_TABLE_KEYS)
     document.check_keys(EvoClawConfig)
-    document.override(EvoClawConfig, "EVOCLAW", env, path_decoder(Path.cwd(), env))
-    data = document.fill(("data",), str(default_data_folder(env)))
-    document.fill(("orchestrator", "tools", "skills_path"), f"{data}/skills")
+    document.apply_environment(EvoClawConfig, "EVOCLAW", env, path_decoder(Path.cwd(), env))
+    data = document.set_default(("data",), str(default_data_folder(env)))
+    document.set_default(("orchestrator", "tools", "skills_path"), f"{data}/skills")
     folder = Path.cwd() if path is None else path.parent
     config = document.convert(EvoClawConfig, path_decoder(folder, env))
     check_broker(document, config.broker)
     check_budget(config.budget)
     check_channels(config.channels)
-    return replace(config, agents=checked_agents(document, config.agents))
+    return replace(config, agents=check_agents(document, config.agents))

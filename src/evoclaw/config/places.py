@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.toml import MAX_BYTES
+from evoclaw.core.toml import MAX_TOML_BYTES
 
 
 def default_data_folder(env: Mapping[str, str]) -> Path:
@@ -49,11 +49,11 @@ def read_text(path: Path) -> str:
             # Checked before opening: opening a named pipe would block.
             raise ConfigError(f"the file {path} does not exist")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_TOML_BYTES + 1)
     except OSError as problem:
         raise ConfigError(f"cannot read {path}: {problem.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path} is too large: it has more than {MAX_BYTES // 1024} KB")
+    if len(data) > MAX_TOML_BYTES:
+        raise ConfigError(f"{path} is too large: it has more than {MAX_TOML_BYTES // 1024} KB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:

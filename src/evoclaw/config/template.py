@@ -32,16 +32,16 @@ from msgspec.inspect import (
 )
 from msgspec.structs import fields
 
-from evoclaw.config.documents import Keys, is_struct
+from evoclaw.config.documents import KeyPath, is_struct
 from evoclaw.config.writing import to_toml
 from evoclaw.core.messages import JSON
 
-WIDTH = 96
-NAME = "example"
+COMMENT_COLUMNS = 96
+EXAMPLE_NAME = "example"
 """The placeholder for a required name."""
 
 
-class Entry(Struct, frozen=True):
+class TemplateEntry(Struct, frozen=True):
     """One key of a table."""
 
     name: str
@@ -49,7 +49,7 @@ class Entry(Struct, frozen=True):
     """The type of the value."""
     value: Any
     """The default; None if there is none."""
-    said: str
+    description: str
     """The docstring of the field."""
     required: bool
 
@@ -59,10 +59,10 @@ def template(config: Struct) -> str:
     return "\n".join(_table(type(config), config, (), "")).strip("\n") + "\n"
 
 
-def entries(kind: type[Struct], config: Struct | None = None) -> list[Entry]:
+def entries(kind: type[Struct], config: Struct | None = None) -> list[TemplateEntry]:
     """The keys of a table, with the values of `config` or the defaults."""
-    docs = meanings(kind)
-    found: list[Entry] = []
+    docs = field_docs(kind)
+    found: list[TemplateEntry] = []
     for field in fields(kind):
         value: Any = None
         if config is not None:
@@ -72,12 +72,14 @@ def entries(kind: type[Struct], config: Struct | None = None) -> list[Entry]:
         elif field.default_factory is not NODEFAULT:
             value = field.default_factory()
         found.append(
-            Entry(field.encode_name, field.type, value, docs.get(field.name, ""), field.required)
+            TemplateEntry(
+                field.encode_name, field.type, value, docs.get(field.name, ""), field.required
+            )
         )
     return found
 
 
-def meanings(kind: type[Struct]) -> dict[str, str]:
+def field_docs(kind: type[Struct]) -> dict[str, str]:
     """The docstring of each field: the string literal below it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     body = tree.body if isinstance(tree, ast.ClassDef) else []
@@ -94,12 +96,12 @@ def meanings(kind: type[Struct]) -> dict[str, str]:
     return found
 
 
-def _table(kind: type[Struct], config: Struct | None, keys: Keys, mark: str) -> Iterator[str]:
+def _table(kind: type[Struct], config: Struct | None, keys: KeyPath, mark: str) -> Iterator[str]:
     """The lines of a table: its keys, required ones first, then its sub-tables."""
     own = entries(kind, config)
     for entry in sorted(own, key=lambda entry: not entry.required):
         if _inner(entry.kind) is None:
-            yield from _explained(entry.said)
+            yield from _comment_lines(entry.description)
             yield f"#{_setting(entry)}"
     for entry in own:
         inner = _inner(entry.kind)
@@ -108,19 +110,19 @@ def _table(kind: type[Struct], config: Struct | None, keys: Keys, mark: str) -> 
         here = (*keys, entry.name)
         plain = is_struct(entry.kind)
         yield ""
-        yield from _explained(entry.said or _first_line(inner))
+        yield from _comment_lines(entry.description or _first_line(inner))
         yield f"{mark if plain else '#'}{_head(entry.kind, here)}"
         value = entry.value if plain and isinstance(entry.value, Struct) else None
         if get_origin(entry.kind) is dict:
-            here = (*here, NAME)
+            here = (*here, EXAMPLE_NAME)
         yield from _table(inner, value, here, mark if plain else "#")
 
 
-def _head(kind: Any, keys: Keys) -> str:
+def _head(kind: Any, keys: KeyPath) -> str:
     name = ".".join(keys)
     if get_origin(kind) is tuple:
         return f"[[{name}]]"
-    return f"[{name}.{NAME}]" if get_origin(kind) is dict else f"[{name}]"
+    return f"[{name}.{EXAMPLE_NAME}]" if get_origin(kind) is dict else f"[{name}]"
 
 
 def _inner(kind: Any) -> type[Struct] | None:
@@ -133,7 +135,7 @@ def _inner(kind: Any) -> type[Struct] | None:
     return next((inner for inner in kinds if is_struct(inner)), None)
 
 
-def _setting(entry: Entry) -> str:
+def _setting(entry: TemplateEntry) -> str:
     unset = entry.value is None
     value = example(type_info(entry.kind)) if unset else _plain(entry.value)
     why = "required" if entry.required else "not set"
@@ -157,11 +159,13 @@ def example(kind: Type) -> JSON:
         case IntType(ge=ge) | FloatType(ge=ge):
             return 1 if ge is None or ge < 1 else ge
         case StrType(pattern=str(pattern)):
-            return next(text for text in (NAME, f"/{NAME}", "") if re.search(pattern, text))
+            return next(
+                text for text in (EXAMPLE_NAME, f"/{EXAMPLE_NAME}", "") if re.search(pattern, text)
+            )
         case StrType() | CustomType():
-            return NAME
+            return EXAMPLE_NAME
         case EnumType(cls):
-            return next(_word(member) for member in cls)
+            return next(_enum_value(member) for member in cls)
         case LiteralType(values):
             return values[0]
         case VarTupleType(item):
@@ -170,12 +174,12 @@ def example(kind: Type) -> JSON:
             return {}
 
 
-def _word(member: Enum) -> JSON:
+def _enum_value(member: Enum) -> JSON:
     return member.value
 
 
-def _explained(text: str) -> Iterator[str]:
-    for line in textwrap.wrap(text, WIDTH):
+def _comment_lines(text: str) -> Iterator[str]:
+    for line in textwrap.wrap(text, COMMENT_COLUMNS):
         yield f"# {line}"
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from evoclaw.config.documents import Document, Keys, near
-from evoclaw.core.tools import ALL
+from evoclaw.config.documents import KeyPath, TomlDocument, closest_match
+from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=1, le=3_600_000)]
-Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
+NonEmptyText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 
 PERMISSIONS = (
     "file_read", "file_write", "shell", "network", "git", "session", "interact", "ui", "device",
@@ -30,16 +30,16 @@ class Engine(StrEnum):
     NONE = "none"
 
 
-def check_id(document: Document, keys: Keys, given: object) -> None:
+def check_id(document: TomlDocument, keys: KeyPath, given: object) -> None:
     """Refuse an id that cannot be part of an MQTT topic."""
     if isinstance(given, str) and not is_agent_id(given):
-        problem = f"{document.spelled(keys)}: {given[:80]!r} is not a valid id: {ID_RULE}"
+        problem = f"{document.original_key(keys)}: {given[:80]!r} is not a valid id: {ID_RULE}"
         raise document.error(keys, problem)
 
 
-def check_capabilities(document: Document, keys: Keys, held: frozenset[str]) -> None:
+def check_capabilities(document: TomlDocument, keys: KeyPath, held: frozenset[str]) -> None:
     """Refuse misspelt permissions, which would silently allow nothing."""
-    for name in sorted(held.difference(PERMISSIONS, (ALL,))):
-        if meant := near(name, PERMISSIONS, 0.8):
+    for name in sorted(held.difference(PERMISSIONS, (ALL_PERMISSIONS,))):
+        if meant := closest_match(name, PERMISSIONS, 0.8):
             problem = f"unknown capability {name!r}; did you mean {meant!r}?"
             raise document.error(keys, problem)

@@ -8,7 +8,7 @@ from typing import cast
 
 import msgspec
 
-from evoclaw.config.documents import Keys
+from evoclaw.config.documents import KeyPath
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 
@@ -20,7 +20,7 @@ def to_toml(values: Mapping[str, JSON], comments: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in _lines(values, comments, ()))
 
 
-def _lines(values: Mapping[str, JSON], comments: Mapping[str, str], keys: Keys) -> Iterator[str]:
+def _lines(values: Mapping[str, JSON], comments: Mapping[str, str], keys: KeyPath) -> Iterator[str]:
     """The lines of a table: its values first, because TOML cannot return to a table."""
     tables: dict[str, Mapping[str, JSON]] = {}
     for key, value in values.items():
@@ -36,7 +36,7 @@ def _lines(values: Mapping[str, JSON], comments: Mapping[str, str], keys: Keys) 
         yield from _lines(table, comments, (*keys, key))
 
 
-def _comment(comments: Mapping[str, str], keys: Keys) -> Iterator[str]:
+def _comment(comments: Mapping[str, str], keys: KeyPath) -> Iterator[str]:
     if text := comments.get(".".join(keys)):
         yield f"# {text}"
 

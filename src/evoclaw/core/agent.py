@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import UNSET, Struct, UnsetType
 
-from evoclaw.core.tools import ALL
+from evoclaw.core.tools import ALL_PERMISSIONS
 
 
 class LoopSettings(Struct, frozen=True):
@@ -37,7 +37,7 @@ class LoopSettings(Struct, frozen=True):
     older recordings stay the same to the byte."""
 
 
-ITERATIVE = LoopSettings(max_turns=20, confirm=True)
+ITERATIVE_SETTINGS = LoopSettings(max_turns=20, confirm=True)
 """The defaults of `invoke_iterative`."""
 
 
@@ -98,8 +98,8 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     """The person or team responsible for it."""
 
 
-def narrowed(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:
+def intersect_capabilities(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:
     """The wanted capabilities that are also held."""
-    if ALL in held:
+    if ALL_PERMISSIONS in held:
         return wanted
-    return held if ALL in wanted else wanted & held
+    return held if ALL_PERMISSIONS in wanted else wanted & held

@@ -33,11 +33,11 @@ def parse_arguments(text: str) -> dict[str, JSON]:
         raise BadArguments("not valid Unicode") from None
     if not is_object(value):
         raise BadArguments("not a JSON object")
-    _refuse_duplicate_keys(text, value)
+    _reject_duplicate_keys(text, value)
     return value
 
 
-def _refuse_duplicate_keys(text: str, value: dict[str, JSON]) -> None:
+def _reject_duplicate_keys(text: str, value: dict[str, JSON]) -> None:
     # A colon follows every key: as many colons as keys means that no key is repeated. Strings may
     # contain colons too; only then is the text parsed again by the slow parser.
     if text.count(":") != len(value) and len(_KEY.findall(text)) != _count_keys(value):

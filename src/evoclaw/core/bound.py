@@ -12,15 +12,15 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 
 
-class Machine(Struct, frozen=True):
+class ToolEnvironment(Struct, frozen=True):
     """The dependencies injected into the function of a tool for one call."""
 
-    given: Mapping[type, object]
+    dependencies: Mapping[type, object]
     """The implementation of each Protocol that the tool depends on."""
     progress: Progress
 
 
-class Output(Struct, frozen=True):
+class ToolOutput(Struct, frozen=True):
     """What a tool returns when plain text is not enough."""
 
     blocks: tuple[Block, ...]
@@ -34,9 +34,9 @@ class BoundTool:
     """A tool and the function that runs its calls."""
 
     tool: Tool
-    run: Callable[[Call, Machine], Awaitable[ToolResult]]
+    run: Callable[[Call, ToolEnvironment], Awaitable[ToolResult]]
     """Runs one call; raises `ToolFailure`."""
-    needs: frozenset[type] = frozenset()
+    dependencies: frozenset[type] = frozenset()
     """The Protocols that are injected; without an implementation of each, the tool cannot run."""
     function: Callable[..., object] | None = None
     """The function as its author wrote it, for tests and direct calls."""

@@ -15,7 +15,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.arguments import BadArguments, parse_arguments
 from evoclaw.core.conflicts import conflict
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import Standstill, ToolFailure
+from evoclaw.core.errors import RunSuspended, ToolFailure
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,
@@ -39,9 +39,9 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import ALLOW, Allow, Approval, Ask, Decision, Deny, Ports, Verdict
 from evoclaw.core.schema import describe_problems
 from evoclaw.core.state import RunState
-from evoclaw.core.tools import NOTHING_SEEN, Call, Context, failure
+from evoclaw.core.tools import EMPTY_CONTEXT, Call, Context, failure
 from evoclaw.core.toolset import Toolset
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.core.wording import (
     crashed,
     denied,
@@ -52,7 +52,7 @@ from evoclaw.core.wording import (
     tool_not_found,
 )
 
-TAIL = 2_000
+TIMEOUT_OUTPUT_TAIL_CHARS = 2_000
 """Characters at the end of a call's output that the model is shown when the call times out."""
 
 
@@ -70,7 +70,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
     ready: list[Call] = []
     context = Context(state.history.label, state.history, turn.ports.principal)
     for index, tool_call in state.unanswered:
-        prepared = _put_off(state, index, tool_call, turn.settings) or prepare(
+        prepared = _skip_call(state, index, tool_call, turn.settings) or prepare(
             tool_call,
             turn.tools,
             request_id=f"{state.run_id}.{state.turn}.{index}.1",
@@ -79,7 +79,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             context=context,
         )
         if not isinstance(prepared, Call):
-            yield CallFinished(_unless_begun(prepared, state))
+            yield CallFinished(_unknown_if_started(prepared, state))
             continue
         verdict = await judge(prepared, turn)
         yield _judged(prepared, verdict)
@@ -89,7 +89,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         if isinstance(verdict, Allow):
             ready.append(prepared)
         elif isinstance(verdict, Deny):
-            yield CallFinished(_unless_begun(_denied(prepared, verdict), state))
+            yield CallFinished(_unknown_if_started(_denied(prepared, verdict), state))
     if len(ready) == 1 and not ready[0].tool.streams:
         # A single call that does not stream needs neither a task nor a queue.
         call = ready[0]
@@ -100,12 +100,12 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             yield event
         yield CallFinished(result)
     elif ready:
-        async with aclosing(_run_side_by_side(ready, turn)) as events:
+        async with aclosing(_run_concurrently(ready, turn)) as events:
             async for event in events:
                 yield event
 
 
-def _unless_begun(refused: ToolResult, state: RunState) -> ToolResult:
+def _unknown_if_started(refused: ToolResult, state: RunState) -> ToolResult:
     """Report an unknown outcome if the orchestrator that drove the run before started the call."""
     if refused.call_id not in state.running:
         return refused
@@ -113,38 +113,38 @@ def _unless_begun(refused: ToolResult, state: RunState) -> ToolResult:
     return failure(refused.call_id, refused.name, ErrorKind.UNKNOWN, text)
 
 
-def _put_off(
-    state: RunState, index: int, asked: ToolCall, settings: LoopSettings
+def _skip_call(
+    state: RunState, index: int, tool_call: ToolCall, settings: LoopSettings
 ) -> ToolResult | None:
-    if state.asked is not None and state.asked.finish is Finish.LENGTH:
+    if state.open_reply is not None and state.open_reply.finish is Finish.LENGTH:
         why = "the reply was cut off at the output limit, so its calls may be incomplete"
-        return failure(asked.id, asked.name, ErrorKind.INVALID_PARAMS, not_executed(why))
+        return failure(tool_call.id, tool_call.name, ErrorKind.INVALID_PARAMS, not_executed(why))
     if index >= settings.max_calls_per_turn:
         why = f"only {settings.max_calls_per_turn} calls are run in one turn"
-        return failure(asked.id, asked.name, ErrorKind.QUEUE_FULL, not_executed(why))
+        return failure(tool_call.id, tool_call.name, ErrorKind.QUEUE_FULL, not_executed(why))
     return None
 
 
 def prepare(
-    asked: ToolCall,
+    tool_call: ToolCall,
     tools: Toolset,
     *,
     request_id: str,
     resumed: bool = False,
     epoch: int = 1,
-    context: Context = NOTHING_SEEN,
+    context: Context = EMPTY_CONTEXT,
 ) -> Call | ToolResult:
     """Check one call: the tool exists, the arguments parse, and they match the schema.
 
     A resumed call is not validated again: a schema that lists the edges online may have changed.
     """
     try:
-        arguments: dict[str, JSON] | BadArguments = parse_arguments(asked.arguments)
+        arguments: dict[str, JSON] | BadArguments = parse_arguments(tool_call.arguments)
     except BadArguments as error:
         arguments = error
     return prepare_parsed(
-        asked.id,
-        asked.name,
+        tool_call.id,
+        tool_call.name,
         arguments,
         tools,
         request_id=request_id,
@@ -163,7 +163,7 @@ def prepare_parsed(
     request_id: str,
     resumed: bool = False,
     epoch: int = 1,
-    context: Context = NOTHING_SEEN,
+    context: Context = EMPTY_CONTEXT,
 ) -> Call | ToolResult:
     """Check one call whose arguments are parsed already, such as those of a wire command."""
     found = tools.find(name)
@@ -190,11 +190,13 @@ async def judge(call: Call, turn: Turn) -> Verdict:
         return await turn.deadline.bound(turn.ports.policy.judge(call))
     except TimeoutError:
         return Deny("interrupted", "the run ended before it was judged")
-    except Standstill:
+    except RunSuspended:
         raise
     except Exception as error:
         # A policy that fails does not allow the call.
-        return Deny("policy_failed", f"a policy failed ({type(error).__name__})", _trace(error))
+        return Deny(
+            "policy_failed", f"a policy failed ({type(error).__name__})", _format_traceback(error)
+        )
 
 
 async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, Verdict]:
@@ -203,7 +205,7 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
         approval = await turn.deadline.bound(turn.ports.approver.approve(call, ask))
     except TimeoutError:
         approval = Approval(Decision.DENY, "the run ended before it was approved")
-    except Standstill:
+    except RunSuspended:
         raise
     except Exception as error:
         approval = Approval(Decision.DENY, f"asking failed ({type(error).__name__})")
@@ -237,16 +239,16 @@ def _started(call: Call) -> CallStarted:
     return CallStarted(call.id, call.tool.name, call.arguments, call.request_id)
 
 
-class _Outbox:
+class _EventQueue:
     """The events of concurrent calls for one consumer; an `asyncio.Queue` without locks."""
 
     __slots__ = ("_events", "_waiting")
 
     def __init__(self) -> None:
-        self._events: deque[Event | Standstill] = deque()
+        self._events: deque[Event | RunSuspended] = deque()
         self._waiting: asyncio.Future[None] | None = None
 
-    def put(self, event: Event | Standstill) -> None:
+    def put(self, event: Event | RunSuspended) -> None:
         self._events.append(event)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -256,13 +258,13 @@ class _Outbox:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         event = self._events.popleft()
-        if isinstance(event, Standstill):
+        if isinstance(event, RunSuspended):
             raise event
         return event
 
 
-async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
-    outbox = _Outbox()
+async def _run_concurrently(ready: Sequence[Call], turn: Turn) -> AsyncGenerator[Event, None]:
+    outbox = _EventQueue()
     slots = asyncio.Semaphore(turn.settings.max_parallel)
     tasks: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
@@ -278,7 +280,7 @@ async def _run_side_by_side(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             await recorded[call.id]
             try:
                 outbox.put(CallFinished(await perform(call, turn, outbox.put)))
-            except Standstill as suspended:
+            except RunSuspended as suspended:
                 outbox.put(suspended)
 
     for index, call in enumerate(ready):
@@ -305,7 +307,7 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
 
     def progress(text: str) -> None:
         nonlocal tail
-        tail = (tail + text)[-TAIL:]
+        tail = (tail + text)[-TIMEOUT_OUTPUT_TAIL_CHARS:]
         emit(CallOutput(call.id, text))
 
     deadline = turn.deadline
@@ -314,14 +316,14 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
     try:
         work = turn.ports.executor.execute(call, progress)
         result = await deadline.bound(work, call.timeout + call.tool.slack)
-        result = _capped(call, result, turn.settings.max_result_chars)
+        result = _truncate_result(call, result, turn.settings.max_result_chars)
     except TimeoutError:
         if deadline.cancelled:
             why = "The run was cancelled while this call ran."
             result = call.failed(ErrorKind.CANCELLED, why)
         else:
             result = call.failed(ErrorKind.TIMEOUT, timed_out(call, tail))
-    except Standstill:
+    except RunSuspended:
         raise  # the outcome is not known yet; it will be when the run resumes
     except ToolFailure as error:
         block = ErrorBlock(error.kind, error.message)
@@ -333,12 +335,14 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
         # The tool cancelled itself; this task was not cancelled.
         result = call.failed(ErrorKind.CANCELLED, "The tool gave up before it was done.")
     except Exception as error:
-        result = call.failed(ErrorKind.INTERNAL, crashed(call.name, error), traceback=_trace(error))
+        result = call.failed(
+            ErrorKind.INTERNAL, crashed(call.name, error), traceback=_format_traceback(error)
+        )
     label = call.tool.label
     return result if label is CLEAN else replace(result, blocks=labelled(result.blocks, label))
 
 
-def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
+def _truncate_result(call: Call, result: ToolResult, limit: int) -> ToolResult:
     """Truncate what the model sees, and make sure that the result names the right call."""
     size, blocks = 0, result.blocks
     for block in blocks:
@@ -349,11 +353,11 @@ def _capped(call: Call, result: ToolResult, limit: int) -> ToolResult:
     cut = tuple(
         block
         if isinstance(block, ImageBlock)
-        else replace(block, text=head_and_tail(block.text, limit))
+        else replace(block, text=truncate_middle(block.text, limit))
         for block in blocks
     )
     return ToolResult(call.id, call.name, cut, result.error, result.details)
 
 
-def _trace(error: Exception) -> str:
+def _format_traceback(error: Exception) -> str:
     return "".join(traceback.format_exception(error))[-4_000:]

@@ -29,18 +29,20 @@ class Chain(Policy):
 
     def judge(self, call: Call) -> CoroutineType[Any, Any, Verdict]:
         """Judge a call."""
-        return _weigh(self._judging, call)
+        return _judge_all(self._judging, call)
 
     def admit(self, turn: int) -> CoroutineType[Any, Any, Verdict]:
         """Judge whether the run may have another turn."""
-        return _weigh(self._admitting, turn)
+        return _judge_all(self._admitting, turn)
 
 
-async def _weigh(rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], asked: Asked) -> Verdict:
+async def _judge_all(
+    rules: Iterable[Callable[[Asked], Awaitable[Verdict]]], subject: Asked
+) -> Verdict:
     first: Ask | None = None
     allowed = ALLOW
     for rule in rules:
-        verdict = await rule(asked)
+        verdict = await rule(subject)
         if verdict is ALLOW:
             continue
         if isinstance(verdict, Deny):

@@ -12,12 +12,12 @@ from evoclaw.core.events import CallFinished, Prompted, Record, Replied, RunFini
 from evoclaw.core.messages import JSON, Reply, ToolResult
 
 
-class Turn(Struct):
+class RecordedTurn(Struct):
     """One recorded reply and the results of its calls."""
 
     reply: Reply
     results: dict[str, ToolResult] = {}
-    said: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
     """The texts of the user messages before the reply, from a person or the loop."""
 
 
@@ -33,21 +33,21 @@ class Difference(Struct, frozen=True):
 
 def compare(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Difference]:
     """Yield the differences of the run as a whole, then of each turn; ids and times are ignored."""
-    yield from _differing(0, _whole(a), _whole(b))
+    yield from _differences(0, _run_facts(a), _run_facts(b))
     for number, (left, right) in enumerate(zip_longest(turns(a), turns(b)), 1):
-        yield from _differing(number, _facts(left), _facts(right))
+        yield from _differences(number, _turn_facts(left), _turn_facts(right))
 
 
-def turns(records: Sequence[Record]) -> list[Turn]:
+def turns(records: Sequence[Record]) -> list[RecordedTurn]:
     """The turns of a recording."""
-    found: list[Turn] = []
+    found: list[RecordedTurn] = []
     prompts: list[str] = []
     for record in records:
         match record.event:
             case Prompted(message):
                 prompts.append(message.text)
             case Replied(reply):
-                found.append(Turn(reply, {}, tuple(prompts)))
+                found.append(RecordedTurn(reply, {}, tuple(prompts)))
                 prompts = []
             case CallFinished(result) if found:
                 found[-1].results[result.call_id] = result
@@ -56,7 +56,7 @@ def turns(records: Sequence[Record]) -> list[Turn]:
     return found
 
 
-def _whole(records: Sequence[Record]) -> dict[str, JSON]:
+def _run_facts(records: Sequence[Record]) -> dict[str, JSON]:
     facts: dict[str, JSON] = {"turns": len(turns(records))}
     for record in records:
         match record.event:
@@ -71,16 +71,16 @@ def _whole(records: Sequence[Record]) -> dict[str, JSON]:
     return facts
 
 
-def _facts(turn: Turn | None) -> dict[str, JSON] | None:
+def _turn_facts(turn: RecordedTurn | None) -> dict[str, JSON] | None:
     if turn is None:
         return None
     reply, calls, results = turn.reply, list[JSON](), list[JSON]()
     for call in reply.calls:
-        calls.append([call.name, _arguments(call.arguments)])
+        calls.append([call.name, _decode_arguments(call.arguments)])
         result = turn.results.get(call.id)
         results.append(None if result is None else [str(result.error or "ok"), result.text])
     return {
-        "said": list(turn.said),
+        "said": list(turn.prompts),
         "text": reply.text,
         "calls": calls,
         "results": results,
@@ -89,7 +89,7 @@ def _facts(turn: Turn | None) -> dict[str, JSON] | None:
     }
 
 
-def _arguments(text: str) -> JSON:
+def _decode_arguments(text: str) -> JSON:
     """Arguments by value: whitespace and the order of keys make no difference."""
     try:
         return msgspec.json.decode(text)
@@ -97,7 +97,7 @@ def _arguments(text: str) -> JSON:
         return text
 
 
-def _differing(
+def _differences(
     turn: int, a: dict[str, JSON] | None, b: dict[str, JSON] | None
 ) -> Iterator[Difference]:
     if a is None or b is None:

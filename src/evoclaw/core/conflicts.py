@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 
-from evoclaw.core.tools import EVERYTHING, Call, Effect
+from evoclaw.core.tools import ANY_RESOURCE, Call, Effect
 
 
 def conflict(first: Call, second: Call) -> bool:
@@ -12,7 +12,7 @@ def conflict(first: Call, second: Call) -> bool:
     if first.tool.effect is Effect.READ and second.tool.effect is Effect.READ:
         return False
     before, after = _resources(first), _resources(second)
-    if EVERYTHING in before or EVERYTHING in after:
+    if ANY_RESOURCE in before or ANY_RESOURCE in after:
         return bool(before and after)
     return any(_overlap(a, b) for a in before for b in after)
 
@@ -20,9 +20,9 @@ def conflict(first: Call, second: Call) -> bool:
 def _resources(call: Call) -> tuple[str, ...]:
     found: list[str] = []
     for name in call.tool.resources:
-        value = EVERYTHING if name == EVERYTHING else call.arguments.get(name, EVERYTHING)
+        value = ANY_RESOURCE if name == ANY_RESOURCE else call.arguments.get(name, ANY_RESOURCE)
         # A resource that is not a plain string cannot be compared, so it counts as everything.
-        found.append(value if isinstance(value, str) and value else EVERYTHING)
+        found.append(value if isinstance(value, str) and value else ANY_RESOURCE)
     return tuple(found)
 
 

@@ -19,14 +19,14 @@ from evoclaw.core.messages import (
     user,
 )
 from evoclaw.core.ports import Provider, Request
-from evoclaw.core.replies import next_piece
+from evoclaw.core.replies import next_reply_event
 from evoclaw.core.state import RunState
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.core.window import plan_trim
 
-FULL = 0.9
+TRIM_ABOVE_SHARE = 0.9
 """Trim when the history takes more than this share of the context …"""
-TARGET = 0.6
+TRIM_TARGET_SHARE = 0.6
 """… to this share, so that the next turns need no trimming and the cached prefix lasts."""
 
 _SUMMARISE = (
@@ -35,7 +35,9 @@ _SUMMARISE = (
 )
 
 
-def room_for(state: RunState, provider: Provider, settings: LoopSettings, tools_size: int) -> int:
+def max_history_chars(
+    state: RunState, provider: Provider, settings: LoopSettings, tools_size: int
+) -> int:
     """How many characters of history fit the model's context, by the current token estimate."""
     profile = provider.profile
     reserve = min(settings.max_tokens or profile.max_output_tokens, profile.context_tokens // 4)
@@ -52,7 +54,9 @@ async def trim(
     if force:
         room = min(room, state.window.size)
     previous = state.trimmed
-    plan = plan_trim(state.history, state.task, room=int(room * TARGET), previous=previous)
+    plan = plan_trim(
+        state.history, state.task, room=int(room * TRIM_TARGET_SHARE), previous=previous
+    )
     if plan.drop_before > (previous.drop_before if previous else 0):
         dropped = [
             message
@@ -75,11 +79,13 @@ async def summarise(
     provider: Provider, messages: Sequence[Message], deadline: Deadline, *, room: int
 ) -> tuple[str, Usage, float | None]:
     """Have the model summarise the turns that are left out; return an outline if it cannot."""
-    transcript = head_and_tail("\n".join(_told(message) for message in messages), room)
+    transcript = truncate_middle(
+        "\n".join(_transcript_entry(message) for message in messages), room
+    )
     request = Request(History([SystemMessage(_SUMMARISE), user(transcript)]), max_tokens=500)
     pieces = provider.stream(request)
     try:
-        while not isinstance(piece := await next_piece(provider, pieces, deadline), Replied):
+        while not isinstance(piece := await next_reply_event(provider, pieces, deadline), Replied):
             pass
     except ProviderError as error:
         return _outline(messages), error.usage, None
@@ -90,10 +96,12 @@ async def summarise(
 
 
 def _outline(messages: Sequence[Message]) -> str:
-    return head_and_tail("\n".join(_told(message, 120) for message in messages), 2_000).strip()
+    return truncate_middle(
+        "\n".join(_transcript_entry(message, 120) for message in messages), 2_000
+    ).strip()
 
 
-def _told(message: Message, limit: int = 2_000) -> str:
+def _transcript_entry(message: Message, limit: int = 2_000) -> str:
     match message:
         case SystemMessage(text):
             return f"instructions: {text[:limit]}"

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from evoclaw.core.eager import rest
+from evoclaw.core.eager import continue_coroutine
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Deadline:
         except StopIteration as done:
             return done.value
         with _Scope(self._scopes, 0.0 if self.over else seconds):
-            return await rest(work, waiting)
+            return await continue_coroutine(work, waiting)
 
     def expire(self) -> None:
         """End the deadline now, as if the time had passed."""

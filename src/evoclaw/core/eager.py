@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def begin(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
+def start_eagerly(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
     """Run a coroutine until it first waits; return the rest, to be awaited in a task, or None.
 
     Until it waits it has no task of its own: it must not ask for the current task before.
@@ -18,15 +18,15 @@ def begin(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
         waiting = work.send(None)
     except StopIteration:
         return None
-    return _go_on(work, waiting)
+    return _finish(work, waiting)
 
 
-async def _go_on(work: Coroutine[Any, Any, T], waiting: Any) -> T:
-    return await rest(work, waiting)
+async def _finish(work: Coroutine[Any, Any, T], waiting: Any) -> T:
+    return await continue_coroutine(work, waiting)
 
 
 @coroutine
-def rest(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
+def continue_coroutine(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
     """Await the rest of a coroutine that was started and now waits for `waiting`."""
     while True:
         try:

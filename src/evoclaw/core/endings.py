@@ -29,7 +29,7 @@ def ending(
         name, _ = key = max(state.denied, key=state.denied.__getitem__)
         if (count := state.denied[key]) >= settings.repeat_limit:
             return RunEnded(StopReason.LOOP_DETECTED, f"{name} was denied {count} times")
-    if state.asked is not None:
+    if state.open_reply is not None:
         return None
     if state.failed_turns >= settings.tool_error_limit:
         reason = f"{state.failed_turns} turns in a row failed; the last said: {state.last_error}"
@@ -45,7 +45,7 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
             return RunEnded(StopReason.MAX_ITERATIONS)
         if state.turn < settings.max_turns and follow_up(state, settings, tools) is not None:
             return None
-        if settings.evidence and (problem := evidence.lacking(state, tools)):
+        if settings.evidence and (problem := evidence.missing_evidence(state, tools)):
             return RunEnded(StopReason.ERROR, f"the answer lacks evidence: {problem}")
         cut = reply.finish is Finish.LENGTH
         why = "the answer was cut off at the output limit" if cut else ""
@@ -61,7 +61,7 @@ def follow_up(state: RunState, settings: LoopSettings, tools: Toolset) -> Prompt
         prompt = _confirmation(state, state.last, settings)
         if prompt is not None:
             return prompt
-    if settings.evidence and (text := evidence.wanted(state, tools)):
+    if settings.evidence and (text := evidence.evidence_request(state, tools)):
         # It quotes the model, and the model may quote untrusted text.
         return Prompted(UserMessage((TextBlock(text, state.history.label),)), "evidence")
     return None
@@ -76,7 +76,11 @@ def _confirmation(state: RunState, reply: Reply, settings: LoopSettings) -> Prom
         if answer is Confirmation.CONTINUE:
             block = TextBlock(wording.go_on(remaining), state.history.label)
             return Prompted(UserMessage((block,)), "continue")
-        if answer is Confirmation.COMPLETED or state.confirming or evidence.was_asked(state):
+        if (
+            answer is Confirmation.COMPLETED
+            or state.confirming
+            or evidence.answers_evidence_request(state)
+        ):
             return None
     if state.confirms >= settings.confirm_limit:
         return None

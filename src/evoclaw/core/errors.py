@@ -58,7 +58,7 @@ class RecordingError(EvoClawError):
     """A recording cannot be read, or does not replay."""
 
 
-class Standstill(EvoClawError):
+class RunSuspended(EvoClawError):
     """A dependency that the run cannot do without, such as the store, is unavailable now.
 
     It is not an outcome: the run is suspended, and its orchestrator resumes it later.

@@ -200,7 +200,7 @@ ReplyEvent: TypeAlias = TextDelta | ReasoningDelta | ReplyRetried | Replied
 """What a provider may yield: any number of the first three, then exactly one `Replied`."""
 
 
-PIECES = frozenset({TextDelta, ReasoningDelta, CallOutput})
+DELTA_EVENTS = frozenset({TextDelta, ReasoningDelta, CallOutput})
 """The types of nearly all records of a run: a sink that waits for others can skip them at once."""
 
 

@@ -28,29 +28,29 @@ from evoclaw.core.messages import (
 from evoclaw.core.state import RunState
 from evoclaw.core.toolset import Toolset
 
-ASKS = 2
+MAX_EVIDENCE_REQUESTS = 2
 """How often the model is asked again when its answer lacks evidence."""
 _LINE = re.compile(r"^[\s*_#>`-]*EVIDENCE[*_`]*\s*:(.*)$", re.IGNORECASE | re.MULTILINE)
 _ID = re.compile(r"\br\d+-[0-9a-f]{8}\b")
 _INLINE = re.compile(r"\[(?:receipt\s+)?(r\d+-[0-9a-f]{8})\b[^\]\n]*\]")
 
 
-class Proof(Struct, frozen=True):
+class ReceiptProof(Struct, frozen=True):
     """One valid receipt that an answer can cite."""
 
     id: str
     tool: str
     agent: str
-    done: bool
+    succeeded: bool
     """Whether the device signed that the call succeeded."""
 
 
-class Account(Struct, frozen=True):
+class RunEvidence(Struct, frozen=True):
     """What a run did, according to its receipts."""
 
-    proofs: dict[str, Proof]
+    proofs: dict[str, ReceiptProof]
     """All valid receipts of this run, by id."""
-    acted: tuple[Proof, ...]
+    effects: tuple[ReceiptProof, ...]
     """The receipts of calls that had side effects and succeeded."""
     failed: tuple[str, ...]
     """Tools with side effects whose calls failed, each with the kind of error."""
@@ -58,20 +58,20 @@ class Account(Struct, frozen=True):
     """Tools with side effects whose calls succeeded without a valid receipt."""
 
 
-async def shown(
+async def show_receipt_ids(
     events: AsyncGenerator[Event, None], state: RunState, tools: Toolset
 ) -> AsyncGenerator[Event, None]:
     """Yield the same events; append the ids of their receipts to the results of calls."""
     async with aclosing(events):
         async for event in events:
             if isinstance(event, CallFinished):
-                event = CallFinished(_with_ids(event.result, state.run_id, tools))
+                event = CallFinished(_append_receipt_ids(event.result, state.run_id, tools))
             yield event
 
 
-def _with_ids(result: ToolResult, run_id: str, tools: Toolset) -> ToolResult:
-    acts = _acts(result, tools)
-    lines = [wording.receipt(p.id, done=p.done, acts=acts) for p in _proofs(result, run_id)]
+def _append_receipt_ids(result: ToolResult, run_id: str, tools: Toolset) -> ToolResult:
+    acts = _has_side_effects(result, tools)
+    lines = [wording.receipt(p.id, done=p.succeeded, acts=acts) for p in _proofs(result, run_id)]
     block = TextBlock("\n".join(lines))
     # The results of a replayed run have them already.
     if not lines or result.blocks[-1:] == (block,):
@@ -79,52 +79,52 @@ def _with_ids(result: ToolResult, run_id: str, tools: Toolset) -> ToolResult:
     return replace(result, blocks=(*result.blocks, block))
 
 
-def account(state: RunState, tools: Toolset) -> Account:
+def collect_evidence(state: RunState, tools: Toolset) -> RunEvidence:
     """What this run did, and what its receipts prove."""
-    proofs: dict[str, Proof] = {}
-    acted: list[Proof] = []
+    proofs: dict[str, ReceiptProof] = {}
+    acted: list[ReceiptProof] = []
     failed: list[str] = []
     unproven: list[str] = []
     for result in _results(state):
         found = _proofs(result, state.run_id)
         proofs |= {proof.id: proof for proof in found}
-        if not _acts(result, tools):
+        if not _has_side_effects(result, tools):
             continue
-        done = [proof for proof in found if proof.done]
+        done = [proof for proof in found if proof.succeeded]
         acted += done
         if result.error is not None:
             failed.append(f"{result.name} ({result.error})")
         elif not done:
             unproven.append(result.name)
-    return Account(proofs, tuple(acted), tuple(failed), tuple(unproven))
+    return RunEvidence(proofs, tuple(acted), tuple(failed), tuple(unproven))
 
 
-def lacking(state: RunState, tools: Toolset) -> str:
+def missing_evidence(state: RunState, tools: Toolset) -> str:
     """What evidence the answer lacks, in words; empty if it is complete."""
     reply = state.last
     if not isinstance(reply, Reply) or not reply.text.strip():
         return ""
-    known = account(state, tools)
+    known = collect_evidence(state, tools)
     listed = {id_ for line in _LINE.findall(reply.text) for id_ in _ID.findall(line)}
     cited = listed | set(_INLINE.findall(reply.text))
     if invented := sorted(cited - known.proofs.keys()):
         return wording.not_receipts(invented)
-    if undone := sorted(id_ for id_ in listed if not known.proofs[id_].done):
+    if undone := sorted(id_ for id_ in listed if not known.proofs[id_].succeeded):
         return wording.not_done(undone)
-    if missing := [proof.id for proof in known.acted if proof.id not in listed]:
+    if missing := [proof.id for proof in known.effects if proof.id not in listed]:
         return wording.not_cited(missing)
     return ""
 
 
-def wanted(state: RunState, tools: Toolset) -> str:
+def evidence_request(state: RunState, tools: Toolset) -> str:
     """The prompt for an answer that lacks evidence; empty if none is due, or the limit is met."""
-    problem = lacking(state, tools)
-    if not problem or state.closing or asked(state) >= ASKS:
+    problem = missing_evidence(state, tools)
+    if not problem or state.closing or count_evidence_requests(state) >= MAX_EVIDENCE_REQUESTS:
         return ""
     return wording.EVIDENCE + problem + wording.EVIDENCE_FORM
 
 
-def asked(state: RunState) -> int:
+def count_evidence_requests(state: RunState) -> int:
     """How often the model was asked for evidence in this run."""
     return sum(
         isinstance(message, UserMessage) and message.text.startswith(wording.EVIDENCE)
@@ -132,23 +132,23 @@ def asked(state: RunState) -> int:
     )
 
 
-def was_asked(state: RunState) -> bool:
+def answers_evidence_request(state: RunState) -> bool:
     """Whether the last reply answers a request for evidence."""
     before = state.history[len(state.history) - 2] if len(state.history) > 1 else None
     return isinstance(before, UserMessage) and before.text.startswith(wording.EVIDENCE)
 
 
-def answer(text: str) -> str:
+def strip_evidence_line(text: str) -> str:
     """An answer without its `EVIDENCE:` line."""
     return _LINE.sub("", text).strip()
 
 
-def told(text: str, state: RunState, tools: Toolset, *, answered: bool) -> str:
+def append_evidence_summary(text: str, state: RunState, tools: Toolset, *, answered: bool) -> str:
     """The text for the user: the answer, followed by what the receipts prove."""
-    known = account(state, tools)
-    problem = lacking(state, tools) if answered else ""
-    text = wording.unproven(problem) if problem else answer(text)
-    proven = [f"{proof.tool} on {proof.agent} ({proof.id})" for proof in known.acted]
+    known = collect_evidence(state, tools)
+    problem = missing_evidence(state, tools) if answered else ""
+    text = wording.unproven(problem) if problem else strip_evidence_line(text)
+    proven = [f"{proof.tool} on {proof.agent} ({proof.id})" for proof in known.effects]
     return f"{text}\n\n{wording.proven(proven, known.failed, known.unproven)}"
 
 
@@ -158,24 +158,24 @@ def _results(state: RunState) -> Iterator[ToolResult]:
             yield message
 
 
-def _proofs(result: ToolResult, run_id: str) -> list[Proof]:
+def _proofs(result: ToolResult, run_id: str) -> list[ReceiptProof]:
     """The receipts of a result that are valid and belong to this run."""
     several: JSON = result.details.get("receipts")
     receipts: list[JSON] = [
         result.details.get("receipt"),
         *(several if is_array(several) else ()),
     ]
-    found: list[Proof] = []
+    found: list[ReceiptProof] = []
     for receipt in receipts:
         if not is_object(receipt) or receipt.get("state") != "valid":
             continue
         id_, agent = str(receipt.get("id", "")), str(receipt.get("agent", ""))
         if _ID.fullmatch(id_) and str(receipt.get("request_id", "")).startswith(f"{run_id}."):
-            found.append(Proof(id_, result.name, agent, receipt.get("status") == "success"))
+            found.append(ReceiptProof(id_, result.name, agent, receipt.get("status") == "success"))
     return found
 
 
-def _acts(result: ToolResult, tools: Toolset) -> bool:
+def _has_side_effects(result: ToolResult, tools: Toolset) -> bool:
     """Whether a call had side effects; assumed for a tool that is no longer available."""
     found = tools.find(result.name)
-    return found is None or found[0].presses
+    return found is None or found[0].has_side_effects

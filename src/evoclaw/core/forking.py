@@ -10,7 +10,7 @@ from evoclaw.core.messages import Message, Reply, SystemMessage, ToolResult, Use
 from evoclaw.core.state import RunState
 
 
-class NothingLeft(RecordingError):
+class RunAlreadyEnded(RecordingError):
     """The run ended before the turn, and there is no new message."""
 
     def __init__(self, turn: int) -> None:
@@ -18,7 +18,7 @@ class NothingLeft(RecordingError):
         self.turn = turn
 
 
-def forked(records: Sequence[Record], turn: int, message: str = "") -> tuple[Message, ...]:
+def fork_messages(records: Sequence[Record], turn: int, message: str = "") -> tuple[Message, ...]:
     """The messages with which a fork of a run starts.
 
     Raises `RecordingError` if there is no such turn, or no message to continue with.
@@ -33,8 +33,8 @@ def forked(records: Sequence[Record], turn: int, message: str = "") -> tuple[Mes
         if _unanswered(messages):
             raise RecordingError("calls of the last turn have no result yet; fork at that turn")
         return with_message(messages, message)
-    if _is_over(messages):
-        raise NothingLeft(turn)
+    if _is_finished(messages):
+        raise RunAlreadyEnded(turn)
     return messages
 
 
@@ -60,7 +60,7 @@ def before_turn(records: Sequence[Record], turn: int) -> tuple[Message, ...]:
         raise RecordingError(f"turn {turn} does not exist; choose 1 to {state.turn + 1}")
     kept = list(state.history)
     del kept[len(kept) - prompts :]
-    calls = state.asked.calls if state.asked else ()
+    calls = state.open_reply.calls if state.open_reply else ()
     answers = [state.answers[call.id] for call in calls if call.id in state.answers]
     return (*kept, *answers)
 
@@ -79,7 +79,7 @@ def with_message(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
     return (*kept, user(text))
 
 
-def _is_over(messages: Sequence[Message]) -> bool:
+def _is_finished(messages: Sequence[Message]) -> bool:
     """Whether the last message is a reply without calls."""
     return bool(messages) and isinstance(last := messages[-1], Reply) and not last.calls
 

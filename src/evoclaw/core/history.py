@@ -19,15 +19,15 @@ from evoclaw.core.messages import (
     label_of,
 )
 
-IMAGE_SIZE = 4_000
+IMAGE_CHARS = 4_000
 """The size of an image in characters: about a thousand tokens."""
 
 
-CALL_SIZE = 16
+CALL_OVERHEAD_CHARS = 16
 """The size of a call in characters, in addition to its name and arguments."""
 
 
-class Writer(Protocol):
+class MessageEncoder(Protocol):
     """Encodes a conversation for a provider's API, message by message."""
 
     def add(self, message: Message) -> None:
@@ -35,7 +35,7 @@ class Writer(Protocol):
         ...
 
 
-W = TypeVar("W", bound=Writer)
+W = TypeVar("W", bound=MessageEncoder)
 
 
 class History:
@@ -45,7 +45,7 @@ class History:
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages: list[Message] = []
-        self._written: dict[str, tuple[Writer, int]] = {}
+        self._written: dict[str, tuple[MessageEncoder, int]] = {}
         self.size = 0
         """In characters; the basis of the token estimate."""
         self.label: Label = CLEAN
@@ -61,7 +61,7 @@ class History:
         if label is not CLEAN:
             self.label = self.label | label
 
-    def written(self, dialect: str, new: Callable[[], W]) -> W:
+    def encoded(self, dialect: str, new: Callable[[], W]) -> W:
         """The encoder for an API, with every message so far encoded exactly once."""
         encoder, done = self._written.get(dialect) or (new(), 0)
         if done < len(self._messages):
@@ -102,11 +102,11 @@ def size_of(message: Message) -> int:
     elif isinstance(message, Reply):
         size = len(message.text)
         for call in message.calls:
-            size += len(call.name) + len(call.arguments) + CALL_SIZE
+            size += len(call.name) + len(call.arguments) + CALL_OVERHEAD_CHARS
     elif isinstance(message, SystemMessage):
         size = len(message.text)
     return size
 
 
 def _size_of_other(block: Block) -> int:
-    return IMAGE_SIZE if isinstance(block, ImageBlock) else len(block.text)
+    return IMAGE_CHARS if isinstance(block, ImageBlock) else len(block.text)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-MEMORY = "memory"
+MEMORY_SOURCE = "memory"
 """The source of text recalled from earlier conversations."""
-MOST_SOURCES = 16
+MAX_LABEL_SOURCES = 16
 """Sources that are kept by name; more are dropped, but the flags always stay."""
 
 
@@ -31,7 +31,7 @@ class Label(Struct, frozen=True, gc=False, omit_defaults=True):
         return Label(
             self.untrusted or other.untrusted,
             self.private or other.private,
-            tuple(sources)[:MOST_SOURCES],
+            tuple(sources)[:MAX_LABEL_SOURCES],
         )
 
 
@@ -39,7 +39,7 @@ CLEAN = Label()
 """The label of text written by the user or the operator."""
 
 
-def joined(labels: Iterable[Label]) -> Label:
+def join_labels(labels: Iterable[Label]) -> Label:
     """The join of several labels."""
     label = CLEAN
     for other in labels:
@@ -55,5 +55,5 @@ class Principal(Struct, frozen=True, omit_defaults=True):
     agent: str = ""
 
 
-LOCAL = Principal()
+LOCAL_PRINCIPAL = Principal()
 """The user of this machine."""

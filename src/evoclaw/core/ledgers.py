@@ -13,19 +13,19 @@ from msgspec import Struct
 DOLLARS, TOKENS, SECONDS = "dollars", "tokens", "seconds"
 CALLS, TURNS = "calls", "turns"
 FILES, LINES, BYTES = "files", "lines", "bytes"
-ACTION = "action."
+ACTION_PREFIX = "action."
 """The prefix of kinds that count physical actions, before the action's name."""
-PARTS: Mapping[str, int] = {DOLLARS: 1_000_000, SECONDS: 1_000}
+UNITS_PER_KIND: Mapping[str, int] = {DOLLARS: 1_000_000, SECONDS: 1_000}
 """How many integer units make one dollar or second; 1 for kinds not listed."""
-MOST_ENTRIES = 128
+MAX_WINDOW_ENTRIES = 128
 """Entries that a time window keeps; more are merged, and so expire later."""
 
 Amounts: TypeAlias = Mapping[str, int]
 """An amount for each kind."""
-Path: TypeAlias = tuple[str, ...]
+AccountPath: TypeAlias = tuple[str, ...]
 """The names of the accounts that pay, the outermost first."""
-NOTHING: Amounts = {}
-NO_MORE: Mapping[str, tuple[Path, Amounts]] = {}
+NO_AMOUNTS: Amounts = {}
+NO_RESERVATIONS: Mapping[str, tuple[AccountPath, Amounts]] = {}
 
 
 class Limit(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -36,7 +36,7 @@ class Limit(Struct, frozen=True, gc=False, omit_defaults=True):
     """The length of the sliding window in seconds; 0: no window, the limit is a total."""
 
 
-class Entry(Struct, array_like=True):
+class LedgerEntry(Struct, array_like=True):
     """Spending within a short time."""
 
     since: float
@@ -44,7 +44,7 @@ class Entry(Struct, array_like=True):
     amount: int
 
 
-class Left(Struct, frozen=True, gc=False):
+class RemainingBudget(Struct, frozen=True, gc=False):
     """What is left of a kind in the account that has least."""
 
     kind: str
@@ -62,15 +62,15 @@ class Reservation(Struct, frozen=True, gc=False):
     """An amount was reserved."""
 
     id: str
-    fresh: bool = True
+    is_new: bool = True
     """False if this id was reserved before: nothing was reserved a second time."""
-    before: tuple[Left, ...] = ()
+    remaining_before: tuple[RemainingBudget, ...] = ()
     """What was left of each requested kind before, in the account that had least."""
     also: tuple[str, ...] = ()
     """The additional ids that were not reserved before."""
 
 
-class Refusal(Struct, frozen=True, gc=False):
+class InsufficientFunds(Struct, frozen=True, gc=False):
     """Nothing was reserved: an account has not enough left."""
 
     kind: str
@@ -89,7 +89,7 @@ class Account(Struct, omit_defaults=True):
     """In total, since the account was opened."""
     held: dict[str, int] = {}
     """Reserved and not settled yet."""
-    recent: dict[str, list[Entry]] = {}
+    recent: dict[str, list[LedgerEntry]] = {}
     """The spending within the window, for kinds whose limit has one."""
     touched: float = 0.0
     closed: bool = False
@@ -105,7 +105,7 @@ class Account(Struct, omit_defaults=True):
             del entries[0]
         return held + sum([entry.amount for entry in entries])
 
-    def left(self, kind: str, now: float) -> int | None:
+    def remaining(self, kind: str, now: float) -> int | None:
         """What may still be reserved; None if there is no limit."""
         limit = self.limits.get(kind)
         return None if limit is None else max(0, limit.most - self.used(kind, now))
@@ -116,7 +116,7 @@ class Account(Struct, omit_defaults=True):
         for kind, amount in amounts.items():
             held[kind] = held.get(kind, 0) + amount
 
-    def let_go(self, amounts: Amounts) -> None:
+    def release(self, amounts: Amounts) -> None:
         """Remove a reservation."""
         held = self.held
         for kind, amount in amounts.items():
@@ -135,22 +135,25 @@ class Account(Struct, omit_defaults=True):
                 spent[kind] = spent.get(kind, 0) + amount
                 limit = limits.get(kind)
                 if limit is not None and limit.per:
-                    self._remember(kind, amount, now, limit.per)
+                    self._record_spending(kind, amount, now, limit.per)
 
-    def _remember(self, kind: str, amount: int, now: float, per: float) -> None:
+    def _record_spending(self, kind: str, amount: int, now: float, per: float) -> None:
         entries = self.recent.setdefault(kind, [])
-        if len(entries) >= MOST_ENTRIES and now - entries[-1].since < per / MOST_ENTRIES:
+        if (
+            len(entries) >= MAX_WINDOW_ENTRIES
+            and now - entries[-1].since < per / MAX_WINDOW_ENTRIES
+        ):
             entries[-1].until = now
             entries[-1].amount += amount
         else:
-            entries.append(Entry(now, now, amount))
+            entries.append(LedgerEntry(now, now, amount))
 
 
-def weigh(
+def check_funds(
     accounts: Iterable[Account], amounts: Amounts, leaving: Amounts, now: float
-) -> tuple[Left, ...] | Refusal:
+) -> tuple[RemainingBudget, ...] | InsufficientFunds:
     """What is left of each requested kind where there is least, or the account that cannot pay."""
-    found: dict[str, Left] = {}
+    found: dict[str, RemainingBudget] = {}
     for account in accounts:
         for kind, limit in account.limits.items():
             wanted = amounts.get(kind)
@@ -160,31 +163,33 @@ def weigh(
             left = left if left > 0 else 0
             if wanted and wanted + leaving.get(kind, 0) > left:
                 spare = max(0, left - leaving.get(kind, 0))
-                return Refusal(kind, account.name, spare, wanted, limit.per)
+                return InsufficientFunds(kind, account.name, spare, wanted, limit.per)
             known = found.get(kind)
             if known is None or left < known.left:
-                found[kind] = Left(kind, account.name, left, limit.most)
+                found[kind] = RemainingBudget(kind, account.name, left, limit.most)
     return tuple(found.values())
 
 
-def least(accounts: Iterable[Account], now: float, kinds: Amounts | None = None) -> dict[str, Left]:
+def remaining_by_kind(
+    accounts: Iterable[Account], now: float, kinds: Amounts | None = None
+) -> dict[str, RemainingBudget]:
     """What is left of each limited kind, or of some kinds, in the account that has least."""
-    found: dict[str, Left] = {}
+    found: dict[str, RemainingBudget] = {}
     for account in accounts:
         for kind, limit in account.limits.items():
             if kinds is None or kind in kinds:
-                left = account.left(kind, now) or 0
+                left = account.remaining(kind, now) or 0
                 known = found.get(kind)
                 if known is None or left < known.left:
-                    found[kind] = Left(kind, account.name, left, limit.most)
+                    found[kind] = RemainingBudget(kind, account.name, left, limit.most)
     return found
 
 
-class Hold(Struct, omit_defaults=True):
+class ReservationRecord(Struct, omit_defaults=True):
     """A stored reservation."""
 
     id: str
-    path: Path
+    path: AccountPath
     amounts: dict[str, int]
     at: float
     settled: bool = False
@@ -195,14 +200,16 @@ class Hold(Struct, omit_defaults=True):
         return self.path[-1]
 
 
-def found_again(hold: Hold, accounts: Iterable[Account], now: float) -> Reservation:
+def existing_reservation(
+    record: ReservationRecord, accounts: Iterable[Account], now: float
+) -> Reservation:
     """The reservation for an id that was reserved already."""
-    own = {} if hold.settled else hold.amounts
+    own = {} if record.settled else record.amounts
     before = [
-        Left(rest.kind, rest.account, rest.left + own.get(rest.kind, 0), rest.most)
-        for rest in least(accounts, now, hold.amounts).values()
+        RemainingBudget(rest.kind, rest.account, rest.left + own.get(rest.kind, 0), rest.most)
+        for rest in remaining_by_kind(accounts, now, record.amounts).values()
     ]
-    return Reservation(hold.id, fresh=False, before=tuple(before))
+    return Reservation(record.id, is_new=False, remaining_before=tuple(before))
 
 
 class Ledger(Protocol):
@@ -220,13 +227,13 @@ class Ledger(Protocol):
 
     async def reserve(
         self,
-        path: Path,
+        path: AccountPath,
         amounts: Amounts,
         id: str,
         *,
-        leaving: Amounts = NOTHING,
-        also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
-    ) -> Reservation | Refusal:
+        leaving: Amounts = NO_AMOUNTS,
+        also: Mapping[str, tuple[AccountPath, Amounts]] = NO_RESERVATIONS,
+    ) -> Reservation | InsufficientFunds:
         """Reserve amounts in every account of a path, or in none.
 
         Args:
@@ -238,7 +245,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
+    def settle(self, id: str, real: Amounts, path: AccountPath = ()) -> None:
         """Replace a reservation by what was really spent, even if more; the first call counts.
 
         It takes effect before any later reservation. With a path, spending is recorded even if
@@ -254,7 +261,7 @@ class Ledger(Protocol):
         """Close an account: its open reservations count as spent in full."""
         ...
 
-    def left(self, path: Path) -> dict[str, Left]:
+    def remaining(self, path: AccountPath) -> dict[str, RemainingBudget]:
         """What is left of each limited kind where there is least, as last known to this process."""
         ...
 

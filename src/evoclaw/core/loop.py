@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evoclaw.core import evidence, wording
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.calls import Turn, run_calls
-from evoclaw.core.context import FULL, room_for, trim
+from evoclaw.core.context import TRIM_ABOVE_SHARE, max_history_chars, trim
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.endings import ending, follow_up
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded
@@ -37,9 +37,9 @@ from evoclaw.core.ports import Ports, Request
 from evoclaw.core.profile import CallStyle
 from evoclaw.core.replies import (
     admit,
-    next_piece,
+    next_reply_event,
     read_confirmation,
-    with_sound_ids,
+    with_unique_call_ids,
     without_calls,
 )
 from evoclaw.core.state import RunState
@@ -102,7 +102,7 @@ class _Loop:
     settings: LoopSettings
     deadline: Deadline
     tools: Toolset = NO_TOOLS
-    seen: Sequence[Tool] = ()
+    seen_tools: Sequence[Tool] = ()
 
     def opening(self) -> Event:
         provider, state, settings = self.ports.provider, self.state, self.settings
@@ -113,7 +113,7 @@ class _Loop:
     def steered(self) -> Sequence[Prompted]:
         """New steering messages; they wait until every call has its result."""
         state = self.state
-        if state.asked is not None or state.closing:
+        if state.open_reply is not None or state.closing:
             return ()
         messages = self.ports.steering()
         return [Prompted(message, "steer") for message in messages] if messages else ()
@@ -122,11 +122,15 @@ class _Loop:
         """Take the next step: run calls, ask the model, or close the run."""
         if end is not None:
             return self.close(end)
-        if self.state.asked is None:
+        if self.state.open_reply is None:
             return self.ask(offer_tools=True)
         turn = Turn(self.ports, self.settings, self.tools, self.deadline)
         calls = run_calls(self.state, turn)
-        return evidence.shown(calls, self.state, self.tools) if self.settings.evidence else calls
+        return (
+            evidence.show_receipt_ids(calls, self.state, self.tools)
+            if self.settings.evidence
+            else calls
+        )
 
     async def ask(self, *, offer_tools: bool) -> AsyncGenerator[Event, None]:
         """Ask the model for one reply."""
@@ -134,7 +138,9 @@ class _Loop:
         await admit(self.ports, self.deadline, state.turn + 1, state.run_id)
         if offer_tools and (prompt := follow_up(state, settings, self.tools)) is not None:
             yield prompt
-        if state.window.size > FULL * room_for(state, provider, settings, self.tools.size):
+        if state.window.size > TRIM_ABOVE_SHARE * max_history_chars(
+            state, provider, settings, self.tools.size
+        ):
             async for event in self.trim():
                 yield event
         offer_tools = offer_tools and bool(self.tools)
@@ -146,10 +152,10 @@ class _Loop:
             pieces = provider.stream(request)
             try:
                 while not isinstance(
-                    piece := await next_piece(provider, pieces, self.deadline), Replied
+                    piece := await next_reply_event(provider, pieces, self.deadline), Replied
                 ):
                     yield piece
-                yield Replied(self.sound(piece.reply, offer_tools))
+                yield Replied(self.sanitise(piece.reply, offer_tools))
                 return
             except ProviderError as error:
                 if last_try or error.kind is not ProviderErrorKind.CONTEXT_TOO_LONG:
@@ -162,13 +168,13 @@ class _Loop:
                 yield event
 
     def trim(self, *, force: bool = False) -> AsyncGenerator[Event, None]:
-        room = room_for(self.state, self.ports.provider, self.settings, self.tools.size)
+        room = max_history_chars(self.state, self.ports.provider, self.settings, self.tools.size)
         return trim(self.state, self.ports.provider, self.deadline, room=room, force=force)
 
-    def sound(self, reply: Reply, offer_tools: bool) -> Reply:
+    def sanitise(self, reply: Reply, offer_tools: bool) -> Reply:
         """Drop calls if no tools were offered, and replace call ids that are empty or repeated."""
         reply = reply if offer_tools else without_calls(reply)
-        return with_sound_ids(reply, self.state.turn + 1, self.state.call_ids)
+        return with_unique_call_ids(reply, self.state.turn + 1, self.state.call_ids)
 
     async def close(self, end: RunEnded) -> AsyncGenerator[Event, None]:
         """Answer every open call; if there is no answer for the user, ask the model for one.
@@ -202,8 +208,10 @@ class _Loop:
         text = text if text.strip() else wording.ending(end.stop, end.reason)
         output = parse_output(text, self.settings.output_fields)
         if self.settings.evidence:
-            output = parse_output(evidence.answer(text), self.settings.output_fields)
-            text = evidence.told(text, state, self.tools, answered=end.stop in answers)
+            output = parse_output(evidence.strip_evidence_line(text), self.settings.output_fields)
+            text = evidence.append_evidence_summary(
+                text, state, self.tools, answered=end.stop in answers
+            )
         return RunFinished(
             end.stop,
             text,
@@ -219,7 +227,7 @@ class _Loop:
     def tools_changed(self) -> bool:
         """Update the tools, and return whether they changed: edges connect and disconnect."""
         tools = self.ports.executor.tools()
-        if tools is self.seen or self.ports.provider.profile.calls is CallStyle.NONE:
+        if tools is self.seen_tools or self.ports.provider.profile.calls is CallStyle.NONE:
             return False
-        self.seen, self.tools = tools, Toolset.of(tools)
+        self.seen_tools, self.tools = tools, Toolset.of(tools)
         return True

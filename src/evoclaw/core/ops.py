@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-CLOSED = ".evoclaw"
+STATE_FOLDER = ".evoclaw"
 """EvoClaw's own folder, in any directory: no tool may read or change its content."""
 
 
@@ -51,7 +51,7 @@ class FileOps(Protocol):
         ...
 
 
-class Completed(Struct, frozen=True):
+class CompletedProcess(Struct, frozen=True):
     """The outcome of a process."""
 
     exit_code: int
@@ -78,7 +78,7 @@ class ExecOps(Protocol):
         stdin: bytes | None = None,
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Run a program to its end; at most `max_output` bytes of its output are kept in memory.
 
         When the awaiting task is cancelled, the whole process tree is killed, and verified dead,

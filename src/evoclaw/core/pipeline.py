@@ -145,7 +145,7 @@ class Pipeline:
         self.around: tuple[AroundStep, ...] = self._in_order("around", "around")
         self.after: tuple[ResultStep, ...] = self._in_order("after", "finish")
         chain = Chain(self.before)
-        self.policy: Policy = _ByRoute(chain, self.routes) if self.routes.direct else chain
+        self.policy: Policy = _RoutePolicy(chain, self.routes) if self.routes.direct else chain
         """Judges calls by `before`, or by the policies of the route if it has its own."""
         self._seen: tuple[object, ...] = ()
         self._tools = NO_TOOLS
@@ -173,9 +173,9 @@ class Pipeline:
         found = executor if isinstance(executor, Pipeline) else cls([executor])
         if policy is None or policy is found.policy:
             return found
-        extra = next((step for step in found.before if isinstance(step, GivenRules)), None)
+        extra = next((step for step in found.before if isinstance(step, ExtraPolicy)), None)
         combined = policy if extra is None else Chain((extra.policy, policy))
-        return found.with_steps(GivenRules(combined))
+        return found.with_steps(ExtraPolicy(combined))
 
     def tools(self) -> Sequence[Tool]:
         """The tools that are offered now; the same object while nothing changed."""
@@ -230,7 +230,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenRules(Policy):
+class ExtraPolicy(Policy):
     """A policy that was passed beside the executor and is not a declared step."""
 
     policy: Policy
@@ -245,7 +245,7 @@ class GivenRules(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class _ByRoute(Policy):
+class _RoutePolicy(Policy):
     """Judges tools of routes with policies of their own by those policies alone."""
 
     chain: Chain

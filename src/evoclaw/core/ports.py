@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
-from evoclaw.core.labels import LOCAL, Principal
+from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.messages import ToolResult, UserMessage
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Call, Tool
@@ -161,7 +161,7 @@ class AllowAll:
 
 
 @dataclass(frozen=True, slots=True)
-class NobodyThere:
+class NoApprover:
     """The approver of a run without one: it denies."""
 
     reason: str = "nobody is there to approve it"
@@ -171,7 +171,7 @@ class NobodyThere:
         return Approval(Decision.DENY, self.reason)
 
 
-def nothing_said() -> Sequence[UserMessage]:
+def no_steering() -> Sequence[UserMessage]:
     """The steering of a run that cannot be steered: no messages."""
     return ()
 
@@ -182,9 +182,9 @@ class Ports(Struct, frozen=True):
     provider: Provider
     executor: Executor
     policy: Policy
-    approver: Approver = NobodyThere()
-    principal: Principal = LOCAL
+    approver: Approver = NoApprover()
+    principal: Principal = LOCAL_PRINCIPAL
     sinks: tuple[Sink, ...] = ()
     """The sinks of every run with these ports, in addition to those that the caller adds."""
-    steering: Callable[[], Sequence[UserMessage]] = nothing_said
+    steering: Callable[[], Sequence[UserMessage]] = no_steering
     """The steering messages since the last call; each message is returned once."""

@@ -22,39 +22,41 @@ from evoclaw.core.messages import JSON, is_array, is_object
 Span: TypeAlias = tuple[int, int, str]
 """The start and end of a secret, and its kind."""
 
-MOST_DEPTH, MOST_NODES = 32, 5_000
+MAX_JSON_DEPTH, MAX_JSON_NODES = 32, 5_000
 """The limits of a JSON value; what is deeper, or comes after them, is omitted."""
-BEYOND = 8_192
+LOOKAHEAD_CHARS = 8_192
 """Characters scanned beyond a length limit, to recognise a secret that starts before it."""
-SHORTEST = 6
+MIN_SECRET_CHARS = 6
 """Characters of a known secret; a shorter one would match in ordinary words."""
-LONGEST_VALUE = 4_096
+MAX_VALUE_CHARS = 4_096
 """Characters of a value after a name, such as in `password = "…"`."""
-LEFT_OUT = "[left out]"
-_STRONG = (
+OMITTED = "[left out]"
+_SECRET_NAMES = (
     "password|passwd|passphrase|passwort|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
     "client[_-]?secret|auth[_-]?token|access[_-]?token|refresh[_-]?token|id[_-]?token|"
     "bearer[_-]?token|session[_-]?token|webhook[_-]?url|connection[_-]?string"
 )
 """A value after one of these names is a secret, whatever it looks like."""
-_WEAK = "pwd|pass|token|key|auth|authorization|credentials?|cookie|session[_-]?id|signature|sig|pin"
+_POSSIBLE_SECRET_NAMES = (
+    "pwd|pass|token|key|auth|authorization|credentials?|cookie|session[_-]?id|signature|sig|pin"
+)
 """A value after one of these names is a secret if it looks random, or is part of a URL."""
-_NAME = (
+_NAMED_VALUE = (
     rf"(?i)(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{{0,40}}?"
-    rf"(?:(?P<strong>{_STRONG})|(?P<weak>{_WEAK}))(?:[_-]?[A-Za-z0-9]{{1,12}})?"
+    rf"(?:(?P<strong>{_SECRET_NAMES})|(?P<weak>{_POSSIBLE_SECRET_NAMES}))(?:[_-]?[A-Za-z0-9]{{1,12}})?"
     r"[\\\"'\]]{0,4}[ \t]{0,4}(?:=>|:=|=|:)[ \t]{0,4}(?P<open>\\{0,2}[\"'])?"
 )
-_FLAG = (
-    rf"(?i)(?<![A-Za-z0-9_-])--?[a-z0-9-]{{0,30}}?(?:{_STRONG}|pwd|token|credentials)[ \t]{{1,4}}"
+_FLAG_VALUE = (
+    rf"(?i)(?<![A-Za-z0-9_-])--?[a-z0-9-]{{0,30}}?(?:{_SECRET_NAMES}|pwd|token|credentials)[ \t]{{1,4}}"
     r"(?P<open>[\"'])?"
 )
-_BARE = r"[^\s\"'\\&,;<>(){}\[\]|]{1,1024}"
-_FULL_NAME = rf"(?:{_STRONG}|authorization|cookie|credentials?)".replace("[_-]?", "")
+_UNQUOTED_VALUE = r"[^\s\"'\\&,;<>(){}\[\]|]{1,1024}"
+_FULL_NAME = rf"(?:{_SECRET_NAMES}|authorization|cookie|credentials?)".replace("[_-]?", "")
 _SHORT_NAMES = frozenset({"pwd", "pass", "pin", "auth", "bearer", "token", "jwt", "otp"})
 _PEM_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
 _PEM_END = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
 _TOKEN_START = r"(?<![A-Za-z0-9_-])"
-_SHAPES: tuple[tuple[str, str, str], ...] = (
+_TOKEN_PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("aws-key", "a", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
     ("github-token", "gh", r"(?<![A-Za-z0-9])gh[pousr]_[A-Za-z0-9_]{16,}"),
     ("github-token", "github_pat_", r"(?<![A-Za-z0-9])github_pat_[A-Za-z0-9_]{16,}"),
@@ -92,7 +94,7 @@ _SHAPES: tuple[tuple[str, str, str], ...] = (
     ("login", "sshpass", r"\bsshpass\s{1,4}-p[ =]?([^\s]{1,256})"),
 )
 """The kind, a lower-case substring that every match contains, and the pattern."""
-_MAYBE: tuple[tuple[str, str, str], ...] = (
+_POSSIBLE_TOKEN_PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("bearer", "bearer", r"(?i)\bbearer[ \t]{1,4}([A-Za-z0-9+/=._~-]{8,})"),
     ("bearer", "basic", r"(?i)\bbasic[ \t]{1,4}([A-Za-z0-9+/=._~-]{8,})"),
     (
@@ -103,7 +105,7 @@ _MAYBE: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """Patterns that also match ordinary words: the match must look random, or contain a password."""
-_HINTS = (
+_NAME_HINTS = (
     "pass", "pwd", "secret", "key", "token", "auth", "cred", "cookie", "session", "sig", "pin",
     "webhook", "connection",
 )  # fmt: skip
@@ -116,12 +118,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-class Marks(Struct, frozen=True):
+class SecretFields(Struct, frozen=True):
     """The fields that a JSON Schema marks as secret."""
 
-    here: bool = False
-    fields: dict[str, Marks] = {}
-    others: Marks | None = None
+    is_secret: bool = False
+    fields: dict[str, SecretFields] = {}
+    others: SecretFields | None = None
     """For fields that are not named, and for the items of a list."""
 
 
@@ -137,23 +139,25 @@ class Redactor:
                 secret gets the same hash, and cannot be guessed from it.
         """
         values = {secret.strip() for secret in secrets}
-        found = {form for value in values if len(value) >= SHORTEST for form in _spellings(value)}
+        found = {
+            form for value in values if len(value) >= MIN_SECRET_CHARS for form in _spellings(value)
+        }
         self._known = tuple(sorted(found, key=len))
         self._key = key
 
     def text(self, text: str, limit: int | None = None) -> str:
         """The text without its secrets; with a limit, cut to about that many characters."""
-        seen = text if limit is None else text[: limit + BEYOND]
+        seen = text if limit is None else text[: limit + LOOKAHEAD_CHARS]
         end = len(seen) if limit is None else min(limit, len(seen))
         pieces: list[str] = []
         at = 0
         found = sorted(self._spans(seen))
         if not found and end == len(text):
             return text
-        for start, stop, kind in _merged(found):
+        for start, stop, kind in _merge_spans(found):
             if start >= end:
                 break
-            pieces += (seen[at:start], self._mark(kind, seen[start:stop]))
+            pieces += (seen[at:start], self._placeholder(kind, seen[start:stop]))
             at = stop
         pieces.append(seen[at : max(at, end)])
         if limit is not None and len(text) > max(at, end):
@@ -164,15 +168,19 @@ class Redactor:
         """An exception in one line: its type and its message."""
         return self.text(f"{type(error).__name__}: {error}", limit)
 
-    def value(self, value: JSON, marks: Marks | None = None, *, limit: int | None = None) -> JSON:
+    def value(
+        self, value: JSON, marks: SecretFields | None = None, *, limit: int | None = None
+    ) -> JSON:
         """A JSON value without its secrets; field names are redacted too."""
-        return _Walk(self, limit).value(value, marks, 0)
+        return _JsonRedactor(self, limit).value(value, marks, 0)
 
-    def hidden(self, kind: str, value: JSON) -> str:
+    def placeholder(self, kind: str, value: JSON) -> str:
         """The placeholder for a value."""
-        return self._mark(kind, value if isinstance(value, str) else repr(value)[:LONGEST_VALUE])
+        return self._placeholder(
+            kind, value if isinstance(value, str) else repr(value)[:MAX_VALUE_CHARS]
+        )
 
-    def _mark(self, kind: str, secret: str) -> str:
+    def _placeholder(self, kind: str, secret: str) -> str:
         if not self._key:
             return f"[redacted:{kind}]"
         data = secret.encode("utf-8", "surrogatepass")
@@ -186,30 +194,30 @@ class Redactor:
             while at >= 0:
                 yield at, at + len(form), "known"
                 at = text.find(form, at + len(form))
-        if len(text) < SHORTEST:
+        if len(text) < MIN_SECRET_CHARS:
             return
         lower = text.lower()
-        yield from _shapes(text, lower)
-        if any(hint in lower for hint in _HINTS):
-            yield from _named(text)
+        yield from _token_spans(text, lower)
+        if any(hint in lower for hint in _NAME_HINTS):
+            yield from _named_value_spans(text)
         if "PRIVATE KEY" in text:
-            yield from _keys(text)
+            yield from _private_key_spans(text)
 
 
-class _Walk:
+class _JsonRedactor:
     """Redacts one JSON value recursively, within limits of depth and size."""
 
     def __init__(self, redactor: Redactor, limit: int | None) -> None:
-        self._redactor, self._limit, self._left = redactor, limit, MOST_NODES
+        self._redactor, self._limit, self._left = redactor, limit, MAX_JSON_NODES
 
-    def value(self, value: JSON, marks: Marks | None, depth: int) -> JSON:
+    def value(self, value: JSON, marks: SecretFields | None, depth: int) -> JSON:
         self._left -= 1
-        if marks is not None and marks.here and value is not None:
-            return self._redactor.hidden("marked", value)
+        if marks is not None and marks.is_secret and value is not None:
+            return self._redactor.placeholder("marked", value)
         if isinstance(value, str):
             return self._redactor.text(value, self._limit)
-        if self._left < 0 or depth > MOST_DEPTH:
-            return LEFT_OUT
+        if self._left < 0 or depth > MAX_JSON_DEPTH:
+            return OMITTED
         if is_object(value):
             return self._object(value, marks, depth)
         if is_array(value):
@@ -218,7 +226,9 @@ class _Walk:
             return value
         return self._redactor.text(str(value), self._limit)
 
-    def _object(self, value: dict[str, JSON], marks: Marks | None, depth: int) -> dict[str, JSON]:
+    def _object(
+        self, value: dict[str, JSON], marks: SecretFields | None, depth: int
+    ) -> dict[str, JSON]:
         label = value.get("name", value.get("key", value.get("header")))
         pair = isinstance(label, str) and is_secret_name(label[-120:])
         found: dict[str, JSON] = {}
@@ -227,36 +237,41 @@ class _Walk:
             below = None if marks is None else marks.fields.get(text, marks.others)
             secret = is_secret_name(text[-120:]) or (pair and text in ("value", "content"))
             if secret and member is not None and not isinstance(member, bool):
-                found[self._redactor.text(text, 200)] = self._redactor.hidden("named", member)
+                found[self._redactor.text(text, 200)] = self._redactor.placeholder("named", member)
             else:
                 found[self._redactor.text(text, 200)] = self.value(member, below, depth + 1)
         return found
 
 
-def marks_of(schema: Mapping[str, JSON]) -> Marks | None:
+def secret_fields_of(schema: Mapping[str, JSON]) -> SecretFields | None:
     """The fields with `writeOnly` or `format: password` in a JSON Schema; None if it has none."""
-    return _marks(schema, schema, 0)
+    return _secret_fields(schema, schema, 0)
 
 
-def _marks(node: JSON, root: Mapping[str, JSON], depth: int) -> Marks | None:
-    if not is_object(node) or depth > MOST_DEPTH:
+def _secret_fields(node: JSON, root: Mapping[str, JSON], depth: int) -> SecretFields | None:
+    if not is_object(node) or depth > MAX_JSON_DEPTH:
         return None
     if node.get("writeOnly") is True or node.get("format") == "password":
-        return Marks(True)
-    found: list[Marks] = []
-    fields = {name: _marks(sub, root, depth + 1) for name, sub in _object(node, "properties")}
+        return SecretFields(True)
+    found: list[SecretFields] = []
+    fields = {
+        name: _secret_fields(sub, root, depth + 1) for name, sub in _members(node, "properties")
+    }
     secret = {name: marks for name, marks in fields.items() if marks is not None}
-    rest = [_marks(node.get(word), root, depth + 1) for word in ("items", "additionalProperties")]
+    rest = [
+        _secret_fields(node.get(word), root, depth + 1)
+        for word in ("items", "additionalProperties")
+    ]
     for schema in _alternatives(node, root):
-        marks = _marks(schema, root, depth + 1)
+        marks = _secret_fields(schema, root, depth + 1)
         found += [] if marks is None else [marks]
-    others = _joined([marks for marks in rest if marks is not None])
+    others = _merge_secret_fields([marks for marks in rest if marks is not None])
     if secret or others is not None:
-        found.append(Marks(False, secret, others))
-    return _joined(found)
+        found.append(SecretFields(False, secret, others))
+    return _merge_secret_fields(found)
 
 
-def _object(node: dict[str, JSON], word: str) -> Iterable[tuple[str, JSON]]:
+def _members(node: dict[str, JSON], word: str) -> Iterable[tuple[str, JSON]]:
     value = node.get(word)
     return value.items() if is_object(value) else ()
 
@@ -274,15 +289,17 @@ def _alternatives(node: dict[str, JSON], root: Mapping[str, JSON]) -> Iterator[J
         yield found
 
 
-def _joined(all_marks: list[Marks]) -> Marks | None:
+def _merge_secret_fields(all_marks: list[SecretFields]) -> SecretFields | None:
     if len(all_marks) < 2:
         return all_marks[0] if all_marks else None
     names = {name for marks in all_marks for name in marks.fields}
-    fields = {n: _joined([m.fields[n] for m in all_marks if n in m.fields]) for n in names}
-    return Marks(
-        any(marks.here for marks in all_marks),
+    fields = {
+        n: _merge_secret_fields([m.fields[n] for m in all_marks if n in m.fields]) for n in names
+    }
+    return SecretFields(
+        any(marks.is_secret for marks in all_marks),
         {name: marks for name, marks in fields.items() if marks is not None},
-        _joined([marks.others for marks in all_marks if marks.others is not None]),
+        _merge_secret_fields([marks.others for marks in all_marks if marks.others is not None]),
     )
 
 
@@ -299,16 +316,17 @@ def secrets_in(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         value
         for name, value in env.items()
-        if len(value) >= SHORTEST and (is_secret_name(name) or name.upper().endswith("_KEY"))
+        if len(value) >= MIN_SECRET_CHARS
+        and (is_secret_name(name) or name.upper().endswith("_KEY"))
     )
 
 
-def _shapes(text: str, lower: str) -> Iterator[Span]:
-    for kind, hint, pattern in _SHAPES:
+def _token_spans(text: str, lower: str) -> Iterator[Span]:
+    for kind, hint, pattern in _TOKEN_PATTERNS:
         if hint in lower:
             for match in _compiled(pattern).finditer(text):
                 yield (*match.span(match.lastindex or 0), kind)
-    for kind, hint, pattern in _MAYBE:
+    for kind, hint, pattern in _POSSIBLE_TOKEN_PATTERNS:
         if hint in lower:
             for match in _compiled(pattern).finditer(text):
                 value = match[1]
@@ -316,18 +334,18 @@ def _shapes(text: str, lower: str) -> Iterator[Span]:
                     yield (*match.span(1), kind)
 
 
-def _named(text: str) -> Iterator[Span]:
+def _named_value_spans(text: str) -> Iterator[Span]:
     """Values after names. In a URL the name alone decides; the scan continues after a secret."""
-    for pattern in (_NAME, _FLAG):
+    for pattern in (_NAMED_VALUE, _FLAG_VALUE):
         at = 0
         while match := _compiled(pattern).search(text, at):
             at = match.end()
-            sure = pattern is _FLAG or match["strong"] is not None
+            sure = pattern is _FLAG_VALUE or match["strong"] is not None
             sure = sure or text[match.start() - 1 : match.start()] in ("?", "&", "#")
             stop = _value_end(text, match)
             value = text[at:stop]
             if value and not value.startswith("[redacted:") and (sure or looks_random(value)):
-                while more := _compiled(_BARE).match(text, stop):
+                while more := _compiled(_UNQUOTED_VALUE).match(text, stop):
                     stop = more.end()
                 yield at, stop, "named"
                 at = stop
@@ -336,14 +354,14 @@ def _named(text: str) -> Iterator[Span]:
 def _value_end(text: str, match: re.Match[str]) -> int:
     """The end of the value after a name: its closing quote, or the next space."""
     start, opened = match.end(), match["open"]
-    stop = text.find(opened, start, start + LONGEST_VALUE) if opened else -1
+    stop = text.find(opened, start, start + MAX_VALUE_CHARS) if opened else -1
     if stop < 0:
-        bare = _compiled(_BARE).match(text, start)
+        bare = _compiled(_UNQUOTED_VALUE).match(text, start)
         stop = start if bare is None else bare.end()
     return stop
 
 
-def _keys(text: str) -> Iterator[Span]:
+def _private_key_spans(text: str) -> Iterator[Span]:
     at = 0
     while begin := _compiled(_PEM_BEGIN).search(text, at):
         end = _compiled(_PEM_END).search(text, begin.end())
@@ -362,7 +380,7 @@ def looks_random(text: str) -> bool:
     return (kinds >= 2 and entropy >= 2.8) or (len(text) >= 20 and entropy >= 3.7)
 
 
-def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+def _merge_spans(spans: Iterable[Span]) -> Iterator[Span]:
     """Merge overlapping spans; the kind of the first counts."""
     found: Span | None = None
     for start, stop, kind in spans:
@@ -392,7 +410,7 @@ def _spellings(secret: str) -> Iterator[str]:
         encoded = b64encode(b"\0" * before + data).decode().rstrip("=")
         skip = (0, 2, 3)[before]
         stop = len(encoded) - (1 if (len(data) + before) % 3 else 0)
-        if stop - skip >= SHORTEST + 2:
+        if stop - skip >= MIN_SECRET_CHARS + 2:
             yield encoded[skip:stop]
             yield encoded[skip:stop].translate(_URLSAFE)
 

@@ -56,8 +56,8 @@ from evoclaw.core.tools import Call, Tool
 
 
 @dataclass(slots=True)
-class _CallRun:
-    said: list[str] = field(default_factory=list[str])
+class _RecordedCall:
+    output: list[str] = field(default_factory=list[str])
     result: ToolResult | None = None
     """None if the process died before the call ended."""
 
@@ -77,7 +77,7 @@ class Replay:
         self._messages = records[0].event.messages
         self._tools: Sequence[Tool] = ()
         self._started = {e.call_id for e in self._events if isinstance(e, CallStarted)}
-        self._runs = _runs_of_calls(self._events)
+        self._runs = _recorded_calls(self._events)
         self._finished = {
             event.result.call_id: event.result
             for event in self._events
@@ -103,7 +103,7 @@ class Replay:
     async def _segment(self, state: RunState) -> AsyncGenerator[Event, None]:
         """Replay from one start or resumption to the next, or to the end of the records."""
         deadline = Deadline()
-        ports = Ports(self, self, self, self, steering=self._said)
+        ports = Ports(self, self, self, self, steering=self._steering)
         held: list[Event] = []
         async with aclosing(run_loop(state, ports, self._opening.settings, deadline)) as events:
             async for event in events:
@@ -114,7 +114,7 @@ class Replay:
                     held.remove(expected)
                     yield expected
                     self._interrupt_when_due(deadline)
-                if held and not _may_wait(held[-1]):
+                if held and not _may_be_early(held[-1]):
                     raise self._mismatch(held[0])
                 if self._next is None or isinstance(self._next, RunResumed):
                     break
@@ -127,14 +127,14 @@ class Replay:
         ending = self._next
         if isinstance(ending, RunFinished):
             last = ending
-        elif not (isinstance(ending, CallFinished) and self._ends_unstarted()):
+        elif not (isinstance(ending, CallFinished) and self._only_unstarted_calls_left()):
             return
         if isinstance(last, RunFinished) and last.stop is StopReason.CANCELLED:
             deadline.cancel()
         elif isinstance(last, RunFinished) and last.stop is StopReason.DURATION_EXCEEDED:
             deadline.expire()
 
-    def _ends_unstarted(self) -> bool:
+    def _only_unstarted_calls_left(self) -> bool:
         """Whether only calls that never ran are left before the end."""
         rest = self._events[self._at : -1]
         return isinstance(self._events[-1], RunFinished) and all(
@@ -187,7 +187,7 @@ class Replay:
             self._tools = changed.tools
         return self._tools
 
-    def _said(self) -> Sequence[UserMessage]:
+    def _steering(self) -> Sequence[UserMessage]:
         """The steering messages at this point."""
         messages: list[UserMessage] = []
         for event in self._events[self._at :]:
@@ -198,8 +198,8 @@ class Replay:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Return the recorded result."""
-        run = self._runs[self._segments - 1].get(call.id, _CallRun())
-        for text in run.said:
+        run = self._runs[self._segments - 1].get(call.id, _RecordedCall())
+        for text in run.output:
             progress(text)
         if run.result is None:
             await asyncio.Event().wait()
@@ -234,24 +234,24 @@ class Replay:
                 return ALLOW
 
 
-def _runs_of_calls(events: Sequence[Event]) -> list[dict[str, _CallRun]]:
+def _recorded_calls(events: Sequence[Event]) -> list[dict[str, _RecordedCall]]:
     """The output and result of each call, for each start or resumption of the run."""
-    segments: list[dict[str, _CallRun]] = []
+    segments: list[dict[str, _RecordedCall]] = []
     for event in events:
         match event:
             case RunStarted() | RunResumed():
                 segments.append({})
             case CallStarted(call_id):
-                segments[-1][call_id] = _CallRun()
+                segments[-1][call_id] = _RecordedCall()
             case CallOutput(call_id, text):
-                segments[-1].setdefault(call_id, _CallRun()).said.append(text)
+                segments[-1].setdefault(call_id, _RecordedCall()).output.append(text)
             case CallFinished(result):
-                segments[-1].setdefault(result.call_id, _CallRun()).result = result
+                segments[-1].setdefault(result.call_id, _RecordedCall()).result = result
             case _:
                 pass
     return segments
 
 
-def _may_wait(event: Event) -> bool:
+def _may_be_early(event: Event) -> bool:
     """Whether an event may come before its recorded position: those of concurrent calls."""
     return isinstance(event, CallStarted | CallOutput | CallFinished)

@@ -13,11 +13,11 @@ from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import Record
 from evoclaw.core.replay import Replay
 
-STALL = 10.0
+REPLAY_STALL_TIMEOUT_S = 10.0
 """Seconds to wait for the next record: an altered recording may block the loop for ever."""
 
 
-class Played(Struct, frozen=True):
+class ReplayResult(Struct, frozen=True):
     """The outcome of replaying a run."""
 
     same: bool
@@ -29,7 +29,7 @@ class Played(Struct, frozen=True):
     """Why it differs, for people."""
 
 
-async def replayed(records: Sequence[Record]) -> AsyncGenerator[Record, None]:
+async def replay_exactly(records: Sequence[Record]) -> AsyncGenerator[Record, None]:
     """Replay a run; raise `RecordingError` at the first record that is not the same to the byte."""
     count = 0
     async with aclosing(Replay(records).records()) as played:
@@ -40,7 +40,9 @@ async def replayed(records: Sequence[Record]) -> AsyncGenerator[Record, None]:
             yield record
 
 
-async def play(records: Sequence[Record], stall: float = STALL) -> Played:
+async def verify_replay(
+    records: Sequence[Record], stall: float = REPLAY_STALL_TIMEOUT_S
+) -> ReplayResult:
     """Replay a run to its end and compare it; other tasks may run between two records.
 
     Args:
@@ -49,13 +51,15 @@ async def play(records: Sequence[Record], stall: float = STALL) -> Played:
     """
     count, loop = 0, asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(stall) as timeout, aclosing(replayed(records)) as played:
+        async with asyncio.timeout(stall) as timeout, aclosing(replay_exactly(records)) as played:
             async for _ in played:
                 count += 1
                 await asyncio.sleep(0)
                 timeout.reschedule(loop.time() + stall)
     except RecordingError as problem:
-        return Played(False, count, count + 1, str(problem))
+        return ReplayResult(False, count, count + 1, str(problem))
     except TimeoutError:
-        return Played(False, count, count + 1, f"the replay stalled before record {count + 1}")
-    return Played(True, count)
+        return ReplayResult(
+            False, count, count + 1, f"the replay stalled before record {count + 1}"
+        )
+    return ReplayResult(True, count)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from enum import Enum
 
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded, Standstill
+from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded, RunSuspended
 from evoclaw.core.events import ReplyEvent, StopReason
 from evoclaw.core.messages import Reply, ToolCall
 from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Provider
@@ -15,7 +15,7 @@ from evoclaw.core.tools import Call, Context, Effect, Tool
 
 _MARKER = re.compile(r"\A[\s*_#>`]*(COMPLETED|CONTINUE)[*_`]*\s*:[*_`]*[ \t]*", re.IGNORECASE)
 
-ONE_MORE = Tool(
+ONE_MORE_REPLY = Tool(
     "one_more_reply", "Ask the model for one more reply.", {"type": "object"},
     effect=Effect.READ, resources=(),
 )  # fmt: skip
@@ -32,7 +32,7 @@ async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -
         verdict = await deadline.bound(ports.policy.admit(turn))
     except TimeoutError:
         raise interrupted(deadline) from None
-    except (RunEnded, Standstill):
+    except (RunEnded, RunSuspended):
         raise
     except Exception as error:
         # A policy that fails does not allow the reply.
@@ -50,12 +50,12 @@ async def admit(ports: Ports, deadline: Deadline, turn: int, run_id: str = "") -
 async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) -> None:
     """Ask the approver for one more reply; raise `RunEnded` unless it is approved."""
     context = Context(principal=ports.principal)
-    call = Call(request_id, ONE_MORE, {}, request_id, ONE_MORE.timeout, context=context)
+    call = Call(request_id, ONE_MORE_REPLY, {}, request_id, ONE_MORE_REPLY.timeout, context=context)
     try:
         approval = await deadline.bound(ports.approver.approve(call, ask))
     except TimeoutError:
         raise interrupted(deadline) from None
-    except Standstill:
+    except RunSuspended:
         raise
     except Exception as error:
         text = f"{ask.reason}, and asking failed ({type(error).__name__})"
@@ -67,7 +67,7 @@ async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) 
         raise RunEnded(StopReason.BUDGET_EXCEEDED, text)
 
 
-async def next_piece(
+async def next_reply_event(
     provider: Provider, pieces: AsyncGenerator[ReplyEvent, None], deadline: Deadline
 ) -> ReplyEvent:
     """The next event of a provider; every other outcome becomes a `ProviderError`."""
@@ -78,7 +78,7 @@ async def next_piece(
             raise interrupted(deadline) from None
         kind = ProviderErrorKind.TIMEOUT
         raise ProviderError(kind, f"{provider.model} did not answer in time") from None
-    except (ProviderError, Standstill):
+    except (ProviderError, RunSuspended):
         raise
     except StopAsyncIteration:
         kind = ProviderErrorKind.SERVER_ERROR
@@ -115,7 +115,7 @@ def read_confirmation(text: str) -> tuple[Confirmation, str]:
     return Confirmation(marker.group(1).lower()), text[marker.end() :].strip()
 
 
-def with_sound_ids(reply: Reply, turn: int, taken: set[str]) -> Reply:
+def with_unique_call_ids(reply: Reply, turn: int, taken: set[str]) -> Reply:
     """Replace call ids that are empty or already used in this run; deterministic."""
     ids = {call.id for call in reply.calls}
     if len(ids) == len(reply.calls) and "" not in ids and ids.isdisjoint(taken):

@@ -28,7 +28,7 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
     trace_id: str = ""
 
 
-async def answer(records: AsyncIterator[Record]) -> RunResult:
+async def collect_result(records: AsyncIterator[Record]) -> RunResult:
     """Await the end of a run and return its result."""
     meter = RunMeter()
     record: Record | None = None

@@ -11,7 +11,7 @@ from evoclaw.core.events import Record
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, user
 from evoclaw.core.ports import Ports, Sink
-from evoclaw.core.result import RunResult, answer
+from evoclaw.core.result import RunResult, collect_result
 from evoclaw.core.state import new_run
 
 
@@ -38,4 +38,4 @@ async def run(
     deadline: Deadline | None = None,
 ) -> RunResult:
     """Run a task and await its result."""
-    return await answer(watch(task, ports, settings, sinks=sinks, deadline=deadline))
+    return await collect_result(watch(task, ports, settings, sinks=sinks, deadline=deadline))

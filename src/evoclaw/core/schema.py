@@ -20,10 +20,10 @@ from evoclaw.core.tools import Tool
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
 
-MAX_DEPTH = 16
-MAX_NODES = 2_000
-MAX_BYTES = 64 * 1024
-MOST_KNOWN = 1_024
+MAX_SCHEMA_DEPTH = 16
+MAX_SCHEMA_NODES = 2_000
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_COMPILED_SCHEMAS = 1_024
 """Compiled schemas in the cache."""
 
 
@@ -40,12 +40,14 @@ def compile_schema(tool: Tool) -> Validator:
         raise SchemaError(tool.name, error.problem) from None
 
 
-@lru_cache(maxsize=MOST_KNOWN)
+@lru_cache(maxsize=MAX_COMPILED_SCHEMAS)
 def _compiled(schema: bytes) -> Validator:
     """Cached: most runs are offered the same tools."""
     size = len(schema)
-    if size > MAX_BYTES:
-        raise SchemaError("", f"the schema has {size} bytes; at most {MAX_BYTES} are allowed")
+    if size > MAX_SCHEMA_BYTES:
+        raise SchemaError(
+            "", f"the schema has {size} bytes; at most {MAX_SCHEMA_BYTES} are allowed"
+        )
     parameters = msgspec.json.decode(schema)
     _check(parameters)
     # Imported late: it costs an idle device five megabytes.
@@ -66,10 +68,10 @@ def _check(schema: dict[str, JSON]) -> None:
     if schema.get("type") != "object":
         raise SchemaError("", 'the schema must have "type": "object"')
     for nodes, (node, depth) in enumerate(_walk(schema, 1), 1):
-        if depth > MAX_DEPTH:
-            raise SchemaError("", f"the schema is nested deeper than {MAX_DEPTH}")
-        if nodes > MAX_NODES:
-            raise SchemaError("", f"the schema has more than {MAX_NODES} parts")
+        if depth > MAX_SCHEMA_DEPTH:
+            raise SchemaError("", f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}")
+        if nodes > MAX_SCHEMA_NODES:
+            raise SchemaError("", f"the schema has more than {MAX_SCHEMA_NODES} parts")
         if is_object(node):
             _check_reference(node)
     _check_expansion(schema)
@@ -121,13 +123,15 @@ def _check_reference(node: dict[str, JSON]) -> None:
 
 def _check_expansion(schema: dict[str, JSON]) -> None:
     """Limit what a validator visits when it follows references; reject cycles."""
-    budget = MAX_NODES
+    budget = MAX_SCHEMA_NODES
 
     def visit(node: JSON, trail: tuple[str, ...]) -> None:
         nonlocal budget
         budget -= 1
         if budget < 0:
-            raise SchemaError("", f"the schema has more than {MAX_NODES} parts with references")
+            raise SchemaError(
+                "", f"the schema has more than {MAX_SCHEMA_NODES} parts with references"
+            )
         if is_object(node):
             target = node.get("$ref")
             if isinstance(target, str):

@@ -39,11 +39,11 @@ from evoclaw.core.messages import (
     Usage,
     UserMessage,
 )
-from evoclaw.core.window import view
+from evoclaw.core.window import trimmed_view
 
 CallKey: TypeAlias = tuple[str, str]
-_NOTHING = Usage()
-_NEUTRAL = (ErrorKind.CANCELLED, ErrorKind.QUEUE_FULL)
+_NO_USAGE = Usage()
+_NEUTRAL_ERRORS = (ErrorKind.CANCELLED, ErrorKind.QUEUE_FULL)
 """Errors that do not count as a failure of the turn."""
 
 
@@ -66,7 +66,7 @@ class RunState(Struct):
     stop: StopReason | None = None
     turn: int = 0
     """Replies so far."""
-    asked: Reply | None = None
+    open_reply: Reply | None = None
     """The reply whose calls are being answered."""
     answers: dict[str, ToolResult] = {}
     """The results of its calls so far; they enter the history together, in the calls' order."""
@@ -97,9 +97,9 @@ class RunState(Struct):
     @property
     def unanswered(self) -> tuple[tuple[int, ToolCall], ...]:
         """The calls of the last reply that have no result yet, with their index."""
-        if self.asked is None:
+        if self.open_reply is None:
             return ()
-        calls, answers = enumerate(self.asked.calls), self.answers
+        calls, answers = enumerate(self.open_reply.calls), self.answers
         if not answers:
             return tuple(calls)
         return tuple([(i, call) for i, call in calls if call.id not in answers])
@@ -116,7 +116,7 @@ class RunState(Struct):
             apply(self, event)
 
 
-class Begun(Struct, frozen=True):
+class PreparedRun(Struct, frozen=True):
     """A run that is ready to be started or resumed."""
 
     state: RunState
@@ -162,9 +162,9 @@ def _run_started(state: RunState, event: RunStarted) -> None:
             state.call_ids.update(call.id for call in message.calls)
     last = state.last
     if isinstance(last, Reply) and last.calls:
-        state.asked = last
+        state.open_reply = last
         for result in trailing:
-            _answer(state, result)
+            _record_answer(state, result)
 
 
 def _split_open_turn(
@@ -202,7 +202,7 @@ def _replied(state: RunState, event: Replied) -> None:
     _append(state, reply)
     if not reply.calls:
         return
-    state.asked = reply
+    state.open_reply = reply
     state.confirming = False
     keys: list[CallKey] = []
     for call in reply.calls:
@@ -231,7 +231,7 @@ def _approval_answered(state: RunState, event: ApprovalAnswered) -> None:
 
 def _deny(state: RunState, call_id: str) -> None:
     state.denied_now.add(call_id)
-    for call in state.asked.calls if state.asked else ():
+    for call in state.open_reply.calls if state.open_reply else ():
         if call.id == call_id:
             key = (call.name, call.arguments)
             state.denied[key] = state.denied.get(key, 0) + 1
@@ -244,11 +244,11 @@ def _call_started(state: RunState, event: CallStarted) -> None:
 
 
 def _call_finished(state: RunState, event: CallFinished) -> None:
-    _answer(state, event.result)
+    _record_answer(state, event.result)
 
 
-def _answer(state: RunState, result: ToolResult) -> None:
-    reply = state.asked
+def _record_answer(state: RunState, result: ToolResult) -> None:
+    reply = state.open_reply
     if reply is None or result.call_id in state.answers:
         return  # a late or second result never changes a closed turn
     state.answers[result.call_id] = result
@@ -261,14 +261,14 @@ def _answer(state: RunState, result: ToolResult) -> None:
         _append(state, answer)
         if answer.error is None:
             worked = True
-        elif call.id not in state.denied_now and answer.error not in _NEUTRAL:
+        elif call.id not in state.denied_now and answer.error not in _NEUTRAL_ERRORS:
             failed = True
             state.last_error = answer.text
     if worked:
         state.failed_turns = 0
     elif failed:
         state.failed_turns += 1
-    state.asked = None
+    state.open_reply = None
     state.answers = {}
     state.denied_now.clear()
 
@@ -283,7 +283,7 @@ def _prompted(state: RunState, event: Prompted) -> None:
 def _context_trimmed(state: RunState, event: ContextTrimmed) -> None:
     _spend(state, event.usage, event.cost)
     state.trimmed = event
-    state.window = view(state.history, event, state.task)
+    state.window = trimmed_view(state.history, event, state.task)
 
 
 def _run_finished(state: RunState, event: RunFinished) -> None:
@@ -297,7 +297,7 @@ def _append(state: RunState, message: Message) -> None:
 
 
 def _spend(state: RunState, usage: Usage, cost: float | None) -> None:
-    if usage != _NOTHING:
+    if usage != _NO_USAGE:
         state.usage += usage
         # A reply without a price makes the sum unknown: never report less than was spent.
         state.cost = None if cost is None or state.cost is None else state.cost + cost

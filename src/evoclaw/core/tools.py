@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from evoclaw.core.history import History
-from evoclaw.core.labels import CLEAN, LOCAL, Label, Principal
+from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label, Principal
 from evoclaw.core.messages import JSON, ErrorBlock, ErrorKind, TextBlock, ToolResult
 
 
@@ -18,9 +18,9 @@ class Effect(StrEnum):
     WRITE = "write"
 
 
-ALL = "*"
+ALL_PERMISSIONS = "*"
 """A capability that includes every permission."""
-EVERYTHING = "*"
+ANY_RESOURCE = "*"
 """A resource that conflicts with all others: only reading calls may run concurrently."""
 
 
@@ -34,7 +34,7 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     permissions: frozenset[str] = frozenset()
     """The agent must hold all of them."""
     effect: Effect = Effect.WRITE
-    resources: tuple[str, ...] = (EVERYTHING,)
+    resources: tuple[str, ...] = (ANY_RESOURCE,)
     """The arguments that name what a call touches; `("*",)`: everything, `()`: nothing."""
     timeout: float = 10.0
     """Seconds."""
@@ -68,7 +68,7 @@ class Tool(Struct, frozen=True, omit_defaults=True):
         return Label(self.outside, self.private, (self.name,))
 
     @property
-    def presses(self) -> bool:
+    def has_side_effects(self) -> bool:
         """Whether a call has effects outside the conversation."""
         return self.effect is Effect.WRITE if self.acts is None else self.acts
 
@@ -93,10 +93,10 @@ class Context(Struct, frozen=True):
     """The label of everything that the model had seen."""
     history: History | None = None
     """The messages themselves; None if the call came over the wire."""
-    principal: Principal = LOCAL
+    principal: Principal = LOCAL_PRINCIPAL
 
 
-NOTHING_SEEN = Context()
+EMPTY_CONTEXT = Context()
 
 
 class Call(Struct, frozen=True):
@@ -114,7 +114,7 @@ class Call(Struct, frozen=True):
     repeat, or if the executor remembers its request id."""
     epoch: int = 1
     """How often its run was started or resumed. An orchestrator with a lower epoch is fenced."""
-    context: Context = NOTHING_SEEN
+    context: Context = EMPTY_CONTEXT
 
     @property
     def run_id(self) -> str:
@@ -127,7 +127,7 @@ class Call(Struct, frozen=True):
         return self.tool.name
 
     @property
-    def harmless(self) -> bool:
+    def safe_to_repeat(self) -> bool:
         """Whether the call may be run twice: it only reads, or is idempotent."""
         return self.tool.effect is Effect.READ or self.tool.idempotent
 
@@ -147,6 +147,6 @@ def failure(call_id: str, name: str, kind: ErrorKind, text: str, **details: JSON
 
 def missing_permissions(tool: Tool, held: frozenset[str]) -> tuple[str, ...]:
     """The permissions that are missing to use a tool; without any capability no tool is allowed."""
-    if held and (ALL in held or tool.permissions <= held):
+    if held and (ALL_PERMISSIONS in held or tool.permissions <= held):
         return ()
     return tuple(sorted(tool.permissions - held)) or ("any capability",)

@@ -29,7 +29,7 @@ class Toolset(Sequence[Tool]):
         *,
         like: Sequence[Tool] = (),
         sources: Iterable[Sequence[Tool]] = (),
-        sound: bool = False,
+        trusted: bool = False,
     ) -> None:
         """Check the tools and create their validators.
 
@@ -52,7 +52,7 @@ class Toolset(Sequence[Tool]):
                 )
             if tool.name in self._by_name:
                 raise DuplicateTool(tool.name)
-            lazy = sound or id(tool.parameters) in known
+            lazy = trusted or id(tool.parameters) in known
             validator = known.get(id(tool.parameters)) if lazy else compile_schema(tool)
             self._by_name[tool.name] = (tool, validator)
         for tool in self._tools:

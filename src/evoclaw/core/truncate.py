@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-NOTE = 40
+OMISSION_NOTE_CHARS = 40
 """The approximate length of the note."""
 
 
-def head_and_tail(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """Keep the head and the tail of a text that is longer than about `limit` characters."""
-    if len(text) <= limit + NOTE:
+    if len(text) <= limit + OMISSION_NOTE_CHARS:
         return text  # truncation would save nothing
     half = limit // 2
     left_out = len(text) - 2 * half

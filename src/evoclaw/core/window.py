@@ -20,10 +20,10 @@ from evoclaw.core.messages import (
     UserMessage,
     label_of,
 )
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 
 
-def view(history: History, trimmed: ContextTrimmed, task: int) -> History:
+def trimmed_view(history: History, trimmed: ContextTrimmed, task: int) -> History:
     """The view of a history that `trimmed` describes."""
     shown = History()
     summary_due = trimmed.drop_before > 0
@@ -49,7 +49,7 @@ def _shown_result(result: ToolResult, index: int, trimmed: ContextTrimmed) -> To
         blocks = tuple(
             block if isinstance(block, ImageBlock) else TextBlock(cut, block.label)
             for block in result.blocks
-            for cut in [head_and_tail(getattr(block, "text", ""), trimmed.result_chars)]
+            for cut in [truncate_middle(getattr(block, "text", ""), trimmed.result_chars)]
         )
         return ToolResult(result.call_id, result.name, blocks, result.error)
     return result
@@ -74,7 +74,7 @@ def plan_trim(
     summary = previous.summary if previous else ""
 
     def overflows(plan: ContextTrimmed) -> bool:
-        return view(history, plan, task).size > room
+        return trimmed_view(history, plan, task).size > room
 
     # The more is left out, the less is shown: bisection finds the first plan that fits.
     for plans in (

@@ -14,49 +14,49 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
 from msgspec import Struct
 
-OPEN = ""
+PUBLIC = ""
 """The scope of a route that needs no token: the files contain no data."""
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """The policy of the dashboard: only its own scripts, and no text can become a script."""
-FRAME_POLICY = (
+FRAME_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
     "require-trusted-types-for 'script'; trusted-types default; sandbox allow-scripts"
 )
 """The policy of the canvas frame: it may draw, but not load, send or see the dashboard."""
 FRAME = "frame.html"
-_KINDS = {
+_MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-_FEATURES = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
+_PERMISSIONS_POLICY = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
 
 
-class File(Struct, frozen=True):
+class StaticFile(Struct, frozen=True):
     """One static file."""
 
     data: bytes
-    kind: str
-    tag: str
+    media_type: str
+    etag: str
     policy: str
 
 
-def page_routes() -> list[HTTPRouteHandler]:
+def dashboard_routes() -> list[HTTPRouteHandler]:
     """The routes of the dashboard: `/`, and its files below `/ui/`."""
-    known = dict(_found(files("evoclaw.dashboard") / "static"))
+    known = dict(_load_files(files("evoclaw.dashboard") / "static"))
 
-    @get("/", scope=OPEN, include_in_schema=False)
+    @get("/", scope=PUBLIC, include_in_schema=False)
     async def index(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The dashboard."""
         return _answer(request, known, "index.html")
 
-    @get("/ui/{name:path}", scope=OPEN, include_in_schema=False)
+    @get("/ui/{name:path}", scope=PUBLIC, include_in_schema=False)
     async def file(
         request: Request[Any, Any, Any], name: Annotated[str, PathParameter()]
     ) -> Response[bytes]:
@@ -67,35 +67,45 @@ def page_routes() -> list[HTTPRouteHandler]:
 
 
 def _answer(
-    request: Request[Any, Any, Any], known: Mapping[str, File], name: str
+    request: Request[Any, Any, Any], known: Mapping[str, StaticFile], name: str
 ) -> Response[bytes]:
     found = known.get(name)
     if found is None:
         raise NotFoundException("The dashboard has no such file.")
     headers = {
-        "etag": found.tag,
+        "etag": found.etag,
         "cache-control": "no-cache",
         "content-security-policy": found.policy,
         "cross-origin-opener-policy": "same-origin",
-        "permissions-policy": _FEATURES,
+        "permissions-policy": _PERMISSIONS_POLICY,
     }
     if name == FRAME:
         # Covers peer connections and DNS lookups of navigations, which the policy does not.
         headers["connection-allowlist"] = "()"
-    if request.headers.get("if-none-match") == found.tag:
-        return Response(b"", status_code=304, headers=headers, media_type=found.kind)
-    return Response(found.data, headers=headers, media_type=found.kind)
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(b"", status_code=304, headers=headers, media_type=found.media_type)
+    return Response(found.data, headers=headers, media_type=found.media_type)
 
 
-def _found(folder: Traversable, below: str = "") -> list[tuple[str, File]]:
+def _load_files(folder: Traversable, below: str = "") -> list[tuple[str, StaticFile]]:
     """All files by name; other paths answer 404."""
-    found: list[tuple[str, File]] = []
+    found: list[tuple[str, StaticFile]] = []
     for entry in folder.iterdir():
         name = f"{below}{entry.name}"
         if entry.is_dir():
-            found += _found(entry, f"{name}/")
-        elif (kind := _KINDS.get(f".{entry.name.rpartition('.')[2]}")) is not None:
+            found += _load_files(entry, f"{name}/")
+        elif (kind := _MEDIA_TYPES.get(f".{entry.name.rpartition('.')[2]}")) is not None:
             data = entry.read_bytes()
             tag = f'"{sha256(data).hexdigest()[:32]}"'
-            found.append((name, File(data, kind, tag, FRAME_POLICY if name == FRAME else POLICY)))
+            found.append(
+                (
+                    name,
+                    StaticFile(
+                        data,
+                        kind,
+                        tag,
+                        FRAME_CONTENT_SECURITY_POLICY if name == FRAME else CONTENT_SECURITY_POLICY,
+                    ),
+                )
+            )
     return found

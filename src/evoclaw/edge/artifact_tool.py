@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from evoclaw.core.bound import BoundTool, Output
+from evoclaw.core.bound import BoundTool, ToolOutput
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
-from evoclaw.store.calls.artifacts import Artifacts, Found, NoArtifact
+from evoclaw.store.calls.artifacts import ArtifactNotFound, ArtifactStore, GrepResult
 from evoclaw.tools.define import tool
 
 TOOL_NAME = "artifact"
@@ -24,7 +24,7 @@ MAX_LINES = 500
 Action = Literal["read", "tail", "grep", "fetch"]
 
 
-def artifact_tool(artifacts: Artifacts) -> BoundTool:
+def artifact_tool(artifacts: ArtifactStore) -> BoundTool:
     """The tool for the artifacts of this device."""
 
     # Whose output it was is not kept: so it is taken for anybody's.
@@ -37,7 +37,7 @@ def artifact_tool(artifacts: Artifacts) -> BoundTool:
         lines: Annotated[int, Meta(ge=1)] = 100,
         pattern: str = "",
         ignore_case: bool = False,
-    ) -> Output:
+    ) -> ToolOutput:
         """Read on in a big output that was kept on the device.
 
         Args:
@@ -55,15 +55,15 @@ def artifact_tool(artifacts: Artifacts) -> BoundTool:
                     return await _read(artifacts, handle, offset, min(length, MAX_READ_BYTES))
                 case "tail":
                     data = await artifacts.tail(handle, min(lines, MAX_LINES))
-                    return Output((TextBlock(_text(data)),))
+                    return ToolOutput((TextBlock(_text(data)),))
                 case "grep":
                     found = await artifacts.grep(
-                        handle, pattern, ignore_case=ignore_case, most=min(lines, MAX_LINES)
+                        handle, pattern, ignore_case=ignore_case, max_lines=min(lines, MAX_LINES)
                     )
-                    return Output((TextBlock(_lines(found)),))
+                    return ToolOutput((TextBlock(_lines(found)),))
                 case "fetch":
                     return await _fetch(artifacts, handle, offset, min(length, MAX_FETCHED_BYTES))
-        except NoArtifact as problem:
+        except ArtifactNotFound as problem:
             text = f"{problem}. Run what made it again, if that does no harm."
             raise ToolFailure(ErrorKind.NOT_FOUND, text) from None
         except ConfigError as problem:
@@ -72,17 +72,17 @@ def artifact_tool(artifacts: Artifacts) -> BoundTool:
     return artifact
 
 
-async def _read(artifacts: Artifacts, handle: str, offset: int, length: int) -> Output:
+async def _read(artifacts: ArtifactStore, handle: str, offset: int, length: int) -> ToolOutput:
     about = await artifacts.get(handle)
     data = await artifacts.read(handle, offset, length)
     end = offset + len(data)
     more = f"; read on at offset {end}" if end < about.kept else "; this is the end"
     note = f"[bytes {offset:,} to {end:,} of {about.kept:,}{more}]"
     details: dict[str, JSON] = {"offset": offset, "end": end, "kept": about.kept}
-    return Output((TextBlock(f"{_text(data)}\n{note}"),), details)
+    return ToolOutput((TextBlock(f"{_text(data)}\n{note}"),), details)
 
 
-async def _fetch(artifacts: Artifacts, handle: str, offset: int, length: int) -> Output:
+async def _fetch(artifacts: ArtifactStore, handle: str, offset: int, length: int) -> ToolOutput:
     about = await artifacts.get(handle)
     data = await artifacts.read(handle, offset, length)
     details: dict[str, JSON] = {
@@ -91,14 +91,14 @@ async def _fetch(artifacts: Artifacts, handle: str, offset: int, length: int) ->
         "kept": about.kept,
         "media_type": about.media_type,
     }
-    return Output((TextBlock(b64encode(data).decode()),), details)
+    return ToolOutput((TextBlock(b64encode(data).decode()),), details)
 
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _lines(found: Found) -> str:
+def _lines(found: GrepResult) -> str:
     said = [f"{line.number}: {_text(line.text)}" for line in found.lines]
     if found.more:
         said.append("[there are more; be more precise, or ask for more lines]")

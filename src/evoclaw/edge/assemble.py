@@ -22,7 +22,7 @@ from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
 from evoclaw.trust.receipts import DeviceKey
@@ -44,7 +44,7 @@ async def assemble(
     check: GrantCheck = no_grants,
     clock: OrchestratorClock | None = None,
     accepts: frozenset[str] | None = None,
-    artifacts: Artifacts | None = None,
+    artifacts: ArtifactStore | None = None,
     key: DeviceKey | None = None,
     notes: CallAudit | None = None,
     tracing: Tracing | None = None,

@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 class CallAudit:
     """Records calls. A call that ran is reported even if that fails; the next is not started."""
 
-    notebook: AuditLog
-    who: AuditContext
+    audit: AuditLog
+    context: AuditContext
 
     def ran(self, call: Call, result: ToolResult, seconds: float) -> None:
         """Record a call that ran."""
         try:
             audit_call(
-                self.notebook, self.who, call, result, at=time.time(), elapsed_ms=seconds * 1000
+                self.audit, self.context, call, result, at=time.time(), elapsed_ms=seconds * 1000
             )
         except AuditError as problem:
             logger.error("audit of call %s failed after it ran: %s", call.request_id, problem)
@@ -34,7 +34,7 @@ class CallAudit:
         """Record a call that was denied."""
         try:
             audit_call(
-                self.notebook, self.who, call, result, at=time.time(), elapsed_ms=0.0,
+                self.audit, self.context, call, result, at=time.time(), elapsed_ms=0.0,
                 verdict=verdict, code=code,
             )  # fmt: skip
         except AuditError as problem:
@@ -43,6 +43,6 @@ class CallAudit:
     def refused(self, result: ToolResult, parameters: JSON = None) -> None:
         """Record a request that was refused before it became a call."""
         try:
-            audit_refusal(self.notebook, self.who, result, at=time.time(), parameters=parameters)
+            audit_refusal(self.audit, self.context, result, at=time.time(), parameters=parameters)
         except AuditError as problem:
             logger.error("audit of refused request %s failed: %s", result.call_id, problem)

@@ -23,7 +23,7 @@ class SlotTicket:
         if not self._turn.done():
             await asyncio.wait([self._turn])
 
-    def give(self) -> None:
+    def grant(self) -> None:
         """Give it a slot."""
         self._turn.set_result(None)
 
@@ -59,4 +59,4 @@ class CallSlots:
             ticket = next(iter(self._waiting))
             del self._waiting[ticket]
             self._taken.add(ticket)
-            ticket.give()
+            ticket.grant()

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import ToolResult
 from evoclaw.core.ports import Progress
-from evoclaw.core.tracing import standing
-from evoclaw.edge.plans import Plan, Planner, Work
+from evoclaw.core.tracing import use_trace
+from evoclaw.edge.plans import CallPlan, Planner, Work
 from evoclaw.transport.wire import Command
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_spans(
 
 
 def _traced(planner: Planner, tracing: Tracing, agent_id: str) -> Planner:
-    async def plan(command: Command) -> Plan | ToolResult:
+    async def plan(command: Command) -> CallPlan | ToolResult:
         made = await planner(command)
         if isinstance(made, ToolResult):
             return made
@@ -37,7 +37,7 @@ def _traced(planner: Planner, tracing: Tracing, agent_id: str) -> Planner:
     return plan
 
 
-def _work(plan: Plan, command: Command, tracing: Tracing, agent_id: str) -> Work:
+def _work(plan: CallPlan, command: Command, tracing: Tracing, agent_id: str) -> Work:
     async def work(deadline: Deadline, progress: Progress) -> ToolResult:
         call = tracing.edge_call(
             agent_id,
@@ -48,7 +48,7 @@ def _work(plan: Plan, command: Command, tracing: Tracing, agent_id: str) -> Work
         )
         result: ToolResult | None = None
         try:
-            with standing(call.place):
+            with use_trace(call.place):
                 result = await plan.work(deadline, progress)
                 return result
         finally:

@@ -21,10 +21,10 @@ from evoclaw.edge.call_slots import CallSlots
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.device import DeviceLimits
 from evoclaw.edge.live_output import OutputChunks
-from evoclaw.edge.plans import Plan, Planner, named, refused
+from evoclaw.edge.plans import CallPlan, Planner, named, refused
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.edge.running_call import RunningCall, idle_timeout
-from evoclaw.store.calls.journal import CallState, Entry, Journal, Kind, Row
+from evoclaw.store.calls.journal import CallState, Journal, JournalEntry, JournalRow, ReceiveKind
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
 
@@ -114,7 +114,7 @@ class EdgeCalls:
             live = RunningCall(command, self.places.enqueue(), message)
             self._take(live, self._start_call(live))
         elif known.digest == fingerprint(command):
-            self._spawn(self._tell(known))
+            self._spawn(self._report_state(known))
         else:
             self._spawn(self._refuse(command, message, refusals.conflict(command)))
 
@@ -123,7 +123,7 @@ class EdgeCalls:
         for row in await self._journal.open_calls():
             command = refusals.recovered(row)
             live = RunningCall(command, self.places.enqueue(), kept=True)
-            if row.digest == refusals.NEVER:
+            if row.digest == refusals.NEVER_STARTED_DIGEST:
                 self._take(live, self._finish(live, refusals.cancelled(command)))
             elif row.state is CallState.RUNNING:
                 self._take(live, self._interrupted(live))
@@ -137,11 +137,11 @@ class EdgeCalls:
             live.deadline.cancel()
         return live is not None
 
-    async def cancel_unseen(self, request_id: str) -> Row | None:
+    async def cancel_unseen(self, request_id: str) -> JournalRow | None:
         """Keep an unknown call from ever starting; else return what is known of it."""
-        entry = Entry(request_id, request_id, 0, refusals.NEVER, b"")
+        entry = JournalEntry(request_id, request_id, 0, refusals.NEVER_STARTED_DIGEST, b"")
         received = await self._journal.receive(entry)
-        if received.kind is not Kind.NEW:
+        if received.kind is not ReceiveKind.NEW:
             return received.row
         text = "The call was cancelled before it came here."
         unseen = Command("", {}, request_id)
@@ -171,14 +171,14 @@ class EdgeCalls:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def beat(self) -> None:
+    async def report_progress(self) -> None:
         """Send progress reports of long calls; runs as long as the device does."""
         while True:
-            await asyncio.sleep(self._limits.beat)
+            await asyncio.sleep(self._limits.progress_interval_s)
             now = time.monotonic()
             for live in self.live:
-                if now - live.came > self._limits.long:
-                    await self._tell(live)
+                if now - live.came > self._limits.progress_delay_s:
+                    await self._report_state(live)
 
     @property
     def _is_full(self) -> bool:
@@ -202,19 +202,19 @@ class EdgeCalls:
             # A bug of ours: the call may have run, and the caller must not wait for ever.
             text = crashed(named(live.command), problem)
             result = refused(live.command, ErrorKind.INTERNAL, text)
-            self._spawn(self._finish(live, result) if live.kept else self._turn_away(live, result))
+            self._spawn(self._finish(live, result) if live.kept else self._reject(live, result))
 
     async def _start_call(self, live: RunningCall) -> None:
         """Plan, journal, and run or refuse."""
         before = self._refused.get(message_hash(live.message)) if self._refused else None
         if before is not None:
-            return await self._say(live.command, live.message, before)
+            return await self._report_result(live.command, live.message, before)
         full = refusals.queue_full(live.command, self._limits.queue) if self._is_full else None
         try:
             plan = full or await self._plan(live)
         except ToolFailure as problem:
             result = refused(live.command, problem.kind, problem.message, **problem.details)
-            return await self._turn_away(live, result)
+            return await self._reject(live, result)
         if isinstance(plan, ToolResult):
             live.ticket.leave()
             return await self._finish(live, plan) if await self._receive(live) else None
@@ -224,15 +224,15 @@ class EdgeCalls:
             return await self._run(live, plan) if await self._receive(live, start=True) else None
         return await self._wait(live, plan) if await self._receive(live) else None
 
-    async def _plan(self, live: RunningCall) -> Plan | ToolResult:
+    async def _plan(self, live: RunningCall) -> CallPlan | ToolResult:
         command = live.command
         if command.expires_at is not None:
             await self._clock.known()
         if self._is_late(command):
             return refusals.expired(command)
-        refusals.check(command, self._clock.now(), self._limits.dedupe_seconds)
+        refusals.check(command, self._clock.now(), self._limits.dedupe_retention_s)
         plan = await self._planners[command.command](command)
-        if isinstance(plan, Plan) and plan.background and self._jobs >= self._limits.jobs:
+        if isinstance(plan, CallPlan) and plan.background and self._jobs >= self._limits.jobs:
             return refusals.too_many_jobs(command, self._limits.jobs)
         return plan
 
@@ -243,28 +243,32 @@ class EdgeCalls:
         """Journal the call; False if it may not start, which is then reported."""
         command, live.committed = live.command, start
         run_id = command.run_id or command.request_id  # a call without a run is not taken over
-        entry = Entry(command.request_id, run_id, command.epoch, live.digest, encode(command))
+        entry = JournalEntry(
+            command.request_id, run_id, command.epoch, live.digest, encode(command)
+        )
         try:
             known = await self._journal.receive(entry, start=self._boot_id if start else None)
         except EvoClawError as problem:
-            await self._turn_away(live, refusals.no_journal(command, problem))
+            await self._reject(live, refusals.no_journal(command, problem))
             return False
-        live.kept = known.kind is Kind.NEW
+        live.kept = known.kind is ReceiveKind.NEW
         row = known.row
-        if known.kind is Kind.FENCED:
-            await self._turn_away(live, refusals.fenced(command))
-        elif row is not None and (known.kind is Kind.KNOWN or row.digest == refusals.NEVER):
-            await self._tell_again(live, row)
-        elif known.kind is Kind.CONFLICT:
-            await self._turn_away(live, refusals.conflict(command))
+        if known.kind is ReceiveKind.FENCED:
+            await self._reject(live, refusals.fenced(command))
+        elif row is not None and (
+            known.kind is ReceiveKind.KNOWN or row.digest == refusals.NEVER_STARTED_DIGEST
+        ):
+            await self._report_again(live, row)
+        elif known.kind is ReceiveKind.CONFLICT:
+            await self._reject(live, refusals.conflict(command))
         return live.kept
 
-    async def _tell_again(self, live: RunningCall, row: Row) -> None:
+    async def _report_again(self, live: RunningCall, row: JournalRow) -> None:
         if await self._reports.repeat(live.request_id):
             return
         if row.state.terminal:
-            before = refusals.told_before(live.command, row)
-            await self._say(live.command, live.message, before)
+            before = refusals.reported_before(live.command, row)
+            await self._report_result(live.command, live.message, before)
         else:  # it had started in an earlier process
             await self._interrupted(live)
 
@@ -281,9 +285,9 @@ class EdgeCalls:
         else:
             await self._wait(live, plan)
 
-    async def _wait(self, live: RunningCall, plan: Plan) -> None:
+    async def _wait(self, live: RunningCall, plan: CallPlan) -> None:
         """Wait for a slot, then run it, unless it has expired or was cancelled."""
-        await self._tell(live)
+        await self._report_state(live)
         try:
             await live.deadline.bound(live.ticket.wait())
         except TimeoutError:
@@ -292,7 +296,7 @@ class EdgeCalls:
             return await self._finish(live, refusals.expired(live.command))
         return await self._start(live, plan)
 
-    async def _start(self, live: RunningCall, plan: Plan) -> None:
+    async def _start(self, live: RunningCall, plan: CallPlan) -> None:
         live.committed = True
         try:
             if not await self._journal.start(live.request_id, self._boot_id):
@@ -301,16 +305,18 @@ class EdgeCalls:
             return await self._finish(live, refusals.no_journal(live.command, problem))
         return await self._run(live, plan)
 
-    async def _run(self, live: RunningCall, plan: Plan) -> None:
+    async def _run(self, live: RunningCall, plan: CallPlan) -> None:
         live.start(plan)
         if plan.background:
             live.ticket.leave()
-        wait = 0.0 if plan.background else self._limits.accepted_after
-        word = asyncio.get_running_loop().call_later(wait, lambda: self._spawn(self._tell(live)))
+        wait = 0.0 if plan.background else self._limits.accepted_delay_s
+        word = asyncio.get_running_loop().call_later(
+            wait, lambda: self._spawn(self._report_state(live))
+        )
         chunks = OutputChunks(self._reports, live.request_id) if plan.streams else None
 
         def progress(text: str) -> None:
-            live.hear(text)
+            live.on_progress(text)
             if chunks is not None:
                 chunks.add(text)
 
@@ -335,14 +341,14 @@ class EdgeCalls:
         payload = to_payload(result, live.request_id, elapsed or 0.0)
         await self._reports.finish(live.command, state, payload, elapsed)
 
-    async def _turn_away(self, live: RunningCall, result: ToolResult) -> None:
+    async def _reject(self, live: RunningCall, result: ToolResult) -> None:
         """Refuse a call that is not journaled, unless the journal has it after all."""
         try:
             row = await self._journal.get(live.request_id)
         except EvoClawError:
             row = None
         if row is not None and row.digest == live.digest:
-            return await self._tell_again(live, row)
+            return await self._report_again(live, row)
         return await self._refuse(live.command, live.message, result)
 
     async def _refuse(self, command: Command, message: bytes, result: ToolResult) -> None:
@@ -350,9 +356,9 @@ class EdgeCalls:
         self._refused[message_hash(message)] = result
         while len(self._refused) > MAX_REMEMBERED_REFUSALS:
             self._refused.popitem(last=False)
-        await self._say(command, message, result)
+        await self._report_result(command, message, result)
 
-    async def _say(self, command: Command, message: bytes, result: ToolResult) -> None:
+    async def _report_result(self, command: Command, message: bytes, result: ToolResult) -> None:
         """Refuse: the report names the message it is about, and no others."""
         details = dict(result.details)
         fenced = details.pop("fenced", False)
@@ -360,12 +366,12 @@ class EdgeCalls:
         payload |= {"refuses": message_hash(message)} | ({"fenced": True} if fenced else {})
         await self._reports.refuse(command, payload)
 
-    async def _tell(self, live: RunningCall) -> None:
+    async def _report_state(self, live: RunningCall) -> None:
         """Report that a call is accepted, if it would survive a crash."""
         if live.kept and self._live.get(live.request_id) is live:
             state = "running" if live.began else "accepted"
             word: dict[str, JSON] = {"request_id": live.request_id, "state": state}
-            await self._reports.say(ReportType.PROGRESS, word)
+            await self._reports.send(ReportType.PROGRESS, word)
 
     def _spawn(self, word: Coroutine[object, object, None]) -> None:
         if len(self._words) >= MAX_PENDING_REPORTS:

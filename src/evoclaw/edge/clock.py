@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from evoclaw.transport.clocks import steady
+from evoclaw.transport.clocks import monotonic_clock
 
 
 class OrchestratorClock:
     """Continues from the last time received, independent of this device's own clock."""
 
     def __init__(
-        self, wall: Callable[[], float] = time.time, ticks: Callable[[], float] = steady
+        self, wall: Callable[[], float] = time.time, ticks: Callable[[], float] = monotonic_clock
     ) -> None:
         self._wall, self._steady = wall, ticks
         self._ahead: float | None = None

@@ -45,11 +45,11 @@ class EdgeDevice(Protocol):
         """Start a background task."""
         ...
 
-    def greet(self) -> None:
+    def send_hello(self) -> None:
         """Send a hello soon."""
         ...
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def on_welcome(self, welcome: Welcome) -> None:
         """Take an orchestrator's answer to a hello."""
         ...
 
@@ -57,7 +57,7 @@ class EdgeDevice(Protocol):
         """Publish the advert again."""
         ...
 
-    def figures(self) -> dict[str, JSON]:
+    def metrics(self) -> dict[str, JSON]:
         """The metrics so far."""
         ...
 
@@ -82,8 +82,8 @@ def take(edge: EdgeDevice, command: Command, message: bytes, *, for_all: bool = 
     known = name in edge.parts.planners or name in QUICK_COMMANDS
     if for_all and name not in BROADCAST_COMMANDS:
         edge.counts["ignored"] += 1
-    elif name in _TALK:
-        _TALK[name](edge, command)
+    elif name in _CONVERSATION_COMMANDS:
+        _CONVERSATION_COMMANDS[name](edge, command)
     elif not command.request_id:
         edge.counts["ignored"] += 1
     elif not known or name not in (edge.parts.accepts or ALL_COMMANDS):
@@ -108,7 +108,7 @@ async def refuse(edge: EdgeDevice, request_id: str, problem: WireError, message:
     }
     if problem.kind is ErrorKind.VERSION_MISMATCH:
         payload["details"] = {"v_min": WIRE_VERSION, "v_max": WIRE_VERSION}
-    await edge.reports.say(ReportType.ERROR, payload)
+    await edge.reports.send(ReportType.ERROR, payload)
 
 
 async def _answer(edge: EdgeDevice, command: Command, message: bytes) -> None:
@@ -124,14 +124,14 @@ async def _answer(edge: EdgeDevice, command: Command, message: bytes) -> None:
         error = WireError(ErrorKind.INTERNAL, str(problem))
         return await refuse(edge, command.request_id, error, message)
     payload = {"status": "success", "result": answer, "request_id": command.request_id}
-    await edge.reports.say(ReportType.RESULT, payload)
+    await edge.reports.send(ReportType.RESULT, payload)
     if command.command == "shutdown":
         edge.stop()
     return None
 
 
 async def _ping(edge: EdgeDevice, command: Command) -> JSON:
-    return {"pong": True, "boot_id": edge.parts.who.boot_id, "v": WIRE_VERSION}
+    return {"pong": True, "boot_id": edge.parts.identity.boot_id, "v": WIRE_VERSION}
 
 
 async def _tools_list(edge: EdgeDevice, command: Command) -> JSON:
@@ -152,7 +152,7 @@ async def _tools_list(edge: EdgeDevice, command: Command) -> JSON:
 
 
 async def _get_metrics(edge: EdgeDevice, command: Command) -> JSON:
-    return edge.figures()
+    return edge.metrics()
 
 
 async def _cancel(edge: EdgeDevice, command: Command) -> JSON:
@@ -251,7 +251,7 @@ ALL_COMMANDS = frozenset(QUICK_COMMANDS) | {"tool", "execute", "prompt"}
 
 def _welcome(edge: EdgeDevice, command: Command) -> None:
     try:
-        edge.welcomed(convert(command.payload, Welcome))
+        edge.on_welcome(convert(command.payload, Welcome))
     except WireError:
         edge.counts["unreadable: welcome"] += 1
 
@@ -263,10 +263,10 @@ def _result_ack(edge: EdgeDevice, command: Command) -> None:
 
 
 def _hello(edge: EdgeDevice, command: Command) -> None:
-    edge.greet()
+    edge.send_hello()
 
 
-_TALK: Mapping[str, Callable[[EdgeDevice, Command], None]] = {
+_CONVERSATION_COMMANDS: Mapping[str, Callable[[EdgeDevice, Command], None]] = {
     "welcome": _welcome,
     "result_ack": _result_ack,
     "hello": _hello,

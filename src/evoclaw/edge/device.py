@@ -12,7 +12,7 @@ from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
-from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
 
@@ -37,33 +37,33 @@ class DeviceLimits(Struct, frozen=True):
     """Calls that may wait beside those that run; further ones are refused at once."""
     jobs: int = 16
     """Jobs that may run beside the calls."""
-    heartbeat: float = 30.0
+    heartbeat_s: float = 30.0
     """Seconds between two heartbeats."""
     output_bytes: int = 64 * 1024
     """The largest result in a report; the rest stays on the device."""
-    dedupe_seconds: float = 86_400.0
+    dedupe_retention_s: float = 86_400.0
     """How long an ended call is remembered; no command may be valid for longer."""
-    dedupe_most: int = 100_000
-    untold_most: int = 10_000
+    max_remembered_calls: int = 100_000
+    max_unacknowledged: int = 10_000
     """Unacknowledged results that are kept; beyond that the oldest are dropped."""
-    resend: float = 2.0
+    resend_delay_s: float = 2.0
     """Seconds until an unacknowledged result is sent again; doubled each time."""
-    greeting: float = 1.0
+    hello_retry_delay_s: float = 1.0
     """Seconds until an unanswered hello is sent again; doubled each time."""
-    shyness: float = 1.0
+    max_hello_delay_s: float = 1.0
     """The random delay, in seconds, before a hello that was requested by broadcast."""
-    accepted_after: float = 0.1
+    accepted_delay_s: float = 0.1
     """Seconds before a call is reported as accepted: most have ended by then."""
-    long: float = 15.0
+    progress_delay_s: float = 15.0
     """Seconds after which a call sends progress reports."""
-    beat: float = 10.0
+    progress_interval_s: float = 10.0
     """Seconds between two progress reports."""
 
 
 class EdgeParts(Struct, frozen=True):
     """The dependencies of a device."""
 
-    who: EdgeIdentity
+    identity: EdgeIdentity
     link: Link
     journal: Journal
     executor: Executor
@@ -79,5 +79,5 @@ class EdgeParts(Struct, frozen=True):
     """The commands it accepts; None means all."""
     check: GrantCheck = no_grants
     """Checks the grant of a command that has no planner."""
-    artifacts: Artifacts | None = None
+    artifacts: ArtifactStore | None = None
     """The store of large outputs, removed when they expire."""

@@ -16,7 +16,7 @@ from evoclaw.edge.device import EdgeParts
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.edge.retention import EdgeRetention
 from evoclaw.edge.status import MachineStatus
-from evoclaw.transport.clocks import steady
+from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.link import Incoming, LinkDown, TooLarge, Will
 from evoclaw.transport.topics import BROADCAST, TopicKind, topic
 from evoclaw.transport.wire import (
@@ -54,14 +54,14 @@ class Edge:
     def __init__(self, parts: EdgeParts) -> None:
         self.parts = parts
         self.clock = parts.clock
-        self.reports = EdgeReports(parts.who, parts.link, parts.journal, parts.limits)
+        self.reports = EdgeReports(parts.identity, parts.link, parts.journal, parts.limits)
         self.calls = EdgeCalls(
             parts.planners,
             parts.journal,
             self.reports,
             self.clock,
             parts.limits,
-            parts.who.boot_id,
+            parts.identity.boot_id,
             concurrency=self._concurrency,
             noted=self._note,
         )
@@ -90,9 +90,9 @@ class Edge:
                 loops = (
                     self.parts.link.run(self),
                     self.reports.resend(),
-                    self.calls.beat(),
+                    self.calls.report_progress(),
                     self._heartbeats(),
-                    self._greetings(),
+                    self._hellos(),
                 )
                 tasks = [group.create_task(loop) for loop in loops]
                 await self._stop.wait()
@@ -118,23 +118,23 @@ class Edge:
     @property
     def client_id(self) -> str:
         """Its MQTT client id."""
-        return self.parts.who.client_id or self.parts.who.agent_id
+        return self.parts.identity.client_id or self.parts.identity.agent_id
 
     @property
     def subscriptions(self) -> Sequence[str]:
         """Its own commands, and broadcasts."""
-        return topic(self.parts.who.agent_id, TopicKind.COMMANDS), BROADCAST
+        return topic(self.parts.identity.agent_id, TopicKind.COMMANDS), BROADCAST
 
     def will(self) -> Will:
         """The status offline, unless a newer connection overrides it."""
         self.connection += 1
         return Will(
-            topic(self.parts.who.agent_id, TopicKind.STATUS), encode(self._status("offline"))
+            topic(self.parts.identity.agent_id, TopicKind.STATUS), encode(self._status("offline"))
         )
 
     async def connected(self) -> None:
         """Publish status and advert on each connection: an older will may arrive later."""
-        await self._say_status("online")
+        await self._send_status("online")
         await self.advertise()
         self._greet.set()
         self.reports.link_is_up()
@@ -164,25 +164,27 @@ class Edge:
     @property
     def advert(self) -> Advert:
         """The current advert."""
-        return advert(self.parts.who, self.parts.executor.tools(), has_model=self.parts.has_model)
+        return advert(
+            self.parts.identity, self.parts.executor.tools(), has_model=self.parts.has_model
+        )
 
-    def greet(self) -> None:
+    def send_hello(self) -> None:
         """Send a hello soon: an orchestrator asked for it."""
-        delay = random.uniform(0, self.parts.limits.shyness)
+        delay = random.uniform(0, self.parts.limits.max_hello_delay_s)
         asyncio.get_running_loop().call_later(delay, self._greet.set)
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def on_welcome(self, welcome: Welcome) -> None:
         """Take an orchestrator's welcome."""
-        who = self.parts.who
+        who = self.parts.identity
         if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
             self.counts["stale welcome"] += 1
             return
         said = self._asked if welcome.asked is None else welcome.asked
-        self.clock.set(welcome.now, max(steady() - said, 0.0))
+        self.clock.set(welcome.now, max(monotonic_clock() - said, 0.0))
         self._welcomed.set()
         if self.clock.loose > MAX_CLOCK_ROUND_TRIP_S and self._doubted != self.connection:
             self._doubted = self.connection
-            self.greet()
+            self.send_hello()
         for request_id in welcome.cancels:
             self.calls.cancel(request_id)
         self.spawn(self._settle(welcome.acks))
@@ -191,7 +193,7 @@ class Edge:
         """How this device is."""
         machine = self.machine.read(sensors=False)
         return Heartbeat(
-            self.parts.who.boot_id,
+            self.parts.identity.boot_id,
             self.connection,
             in_flight=self.calls.in_flight,
             queued=self.calls.queued,
@@ -211,7 +213,7 @@ class Edge:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def figures(self) -> dict[str, JSON]:
+    def metrics(self) -> dict[str, JSON]:
         """The answer to `get_metrics`."""
         return {
             "heartbeat": as_payload(self.heartbeat()),
@@ -226,14 +228,14 @@ class Edge:
     def hello(self) -> Hello:
         """The hello message. Built without awaiting, so that it is consistent."""
         return Hello(
-            self.parts.who.boot_id,
+            self.parts.identity.boot_id,
             self.connection,
             running=_some([live.request_id for live in self.calls.live]),
-            finished=_some(self.reports.untold),
+            finished=_some(self.reports.unacknowledged),
             room=max(self.calls.room, 0),
             journal=self.memory.journal_id,
-            heartbeat_s=self.parts.limits.heartbeat,
-            asked=round(steady(), 3),
+            heartbeat_s=self.parts.limits.heartbeat_s,
+            asked=round(monotonic_clock(), 3),
         )
 
     def _concurrency(self) -> int:
@@ -245,7 +247,7 @@ class Edge:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEAVE_TIMEOUT_S)
         await self.memory.save()
-        await self._say_status("offline")
+        await self._send_status("offline")
 
     async def _settle(self, acks: list[str]) -> None:
         await self.reports.acknowledged(acks)
@@ -253,26 +255,26 @@ class Edge:
 
     async def _heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(self.parts.limits.heartbeat)
+            await asyncio.sleep(self.parts.limits.heartbeat_s)
             if self.parts.link.is_up:
-                await self.reports.say(ReportType.HEARTBEAT, as_payload(self.heartbeat()))
+                await self.reports.send(ReportType.HEARTBEAT, as_payload(self.heartbeat()))
             await self.memory.save()
             await self.memory.forget(time.time())
 
-    async def _greetings(self) -> None:
+    async def _hellos(self) -> None:
         while True:
             await self._greet.wait()
             self._greet.clear()
             self._welcomed.clear()
-            self._asked = steady()
+            self._asked = monotonic_clock()
             for tries, factor in enumerate(HELLO_RETRY_FACTORS):
                 if self._greet.is_set() or not self.parts.link.is_up:
                     break  # a newer hello is due
                 if tries == OWN_CLOCK_AFTER_HELLOS:
                     self.clock.give_up()
-                await self.reports.say(ReportType.HELLO, as_payload(self.hello()))
+                await self.reports.send(ReportType.HELLO, as_payload(self.hello()))
                 try:
-                    async with asyncio.timeout(factor * self.parts.limits.greeting):
+                    async with asyncio.timeout(factor * self.parts.limits.hello_retry_delay_s):
                         await self._welcomed.wait()
                     break
                 except TimeoutError:
@@ -286,15 +288,17 @@ class Edge:
         )
 
     def _status(self, status: str) -> Status:
-        return Status(self.parts.who.agent_id, status, self.parts.who.boot_id, self.connection)
+        return Status(
+            self.parts.identity.agent_id, status, self.parts.identity.boot_id, self.connection
+        )
 
-    async def _say_status(self, status: str) -> None:
+    async def _send_status(self, status: str) -> None:
         await self._publish(TopicKind.STATUS, encode(self._status(status)), retain=True)
 
     async def _publish(self, kind: TopicKind, payload: bytes, *, retain: bool) -> None:
         try:
             await self.parts.link.publish(
-                topic(self.parts.who.agent_id, kind), payload, retain=retain
+                topic(self.parts.identity.agent_id, kind), payload, retain=retain
             )
         except (LinkDown, TooLarge) as problem:
             self.counts[f"unsaid {kind}: {type(problem).__name__}"] += 1

@@ -8,7 +8,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.edge.clock import OrchestratorClock
 from evoclaw.transport.wire import Command, digest
-from evoclaw.trust.grants import GrantRefused, Refusal, Verifier
+from evoclaw.trust.grants import GrantRefusal, GrantRefused, Verifier
 
 
 class SignedGrantCheck:
@@ -46,7 +46,9 @@ class SignedGrantCheck:
                 now=self._clock.now(),
             )
             if (grant.run_id, grant.epoch) != (command.run_id, command.epoch):
-                raise GrantRefused(Refusal.OTHER_REQUEST, "it was given for another run or epoch")
+                raise GrantRefused(
+                    GrantRefusal.OTHER_REQUEST, "it was given for another run or epoch"
+                )
         except GrantRefused as refusal:
             text = f"The device refuses the command: {refusal}. Explain to the user."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text) from None

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.ports import Progress
 from evoclaw.edge.reports import EdgeReports
-from evoclaw.store.calls.artifacts import Artifact, Artifacts
+from evoclaw.store.calls.artifacts import Artifact, ArtifactStore
 from evoclaw.transport.wire import OutputChunk, ReportType, as_payload
 
 CHUNK_INTERVAL_S = 0.1
@@ -55,7 +55,7 @@ class OutputChunks:
         if text:
             self._seq += 1
             chunk = OutputChunk(self._request_id, self._seq, text)
-            await self._reports.say(ReportType.CHUNK, as_payload(chunk))
+            await self._reports.send(ReportType.CHUNK, as_payload(chunk))
 
 
 MAX_SHOWN_CHARS = 64 * 1024
@@ -70,7 +70,7 @@ class OutputTee:
     wants_everything = True
     """The process need not cut its output."""
 
-    def __init__(self, artifacts: Artifacts, progress: Progress, *, long: int) -> None:
+    def __init__(self, artifacts: ArtifactStore, progress: Progress, *, long: int) -> None:
         self._artifacts, self._progress, self._long = artifacts, progress, long
         self._shown = 0
         self.total = 0
@@ -84,7 +84,7 @@ class OutputTee:
         """Take a piece of output."""
         self._pass_on(text)
         data = text.encode("utf-8", "replace")
-        if self.total < self._artifacts.keep_bytes:
+        if self.total < self._artifacts.max_artifact_bytes:
             self._pieces.append(data)
             self._more.set()
         self.total += len(data)

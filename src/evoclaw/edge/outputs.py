@@ -26,25 +26,25 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.pipeline import AroundStep, Execution
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.edge.artifact_tool import TOOL_NAME
 from evoclaw.edge.live_output import TEXT_MEDIA_TYPE, OutputTee
-from evoclaw.store.calls.artifacts import Artifact, Artifacts
+from evoclaw.store.calls.artifacts import Artifact, ArtifactStore
 
-EACH = 24 * 1024
+MAX_EXCERPT_BYTES = 24 * 1024
 """Bytes of each end that are sent."""
-IMAGES = 96_000
+MAX_IMAGE_CHARS = 96_000
 """Characters of pictures that are sent with a result; bigger ones are kept here."""
-DETAILS = 32_000
+MAX_DETAILS_BYTES = 32_000
 """Bytes of details."""
-LEAD = 300
+MAX_FAILURE_CHARS = 300
 """Characters of what a tool says of its failure."""
 
 
 class KeepLargeOutput(AroundStep):
     """Keeps output that is too large to send as an artifact, and sends its ends and a handle."""
 
-    def __init__(self, artifacts: Artifacts, *, limit: int = 65_536) -> None:
+    def __init__(self, artifacts: ArtifactStore, *, limit: int = 65_536) -> None:
         """Send so many bytes of a result."""
         self._artifacts, self._limit = artifacts, limit
 
@@ -82,7 +82,7 @@ class KeepLargeOutput(AroundStep):
         shown = await self._excerpt(kept, max(tee.total, kept.size))
         if result.error is not None:
             first, _, _ = text.partition("\n")
-            shown = f"{first[:LEAD]}\n{shown}"
+            shown = f"{first[:MAX_FAILURE_CHARS]}\n{shown}"
         return self._told(result, shown, details | {"truncated": True})
 
     async def _kept(self, text: str, tee: OutputTee, *, long: bool) -> Artifact | None:
@@ -96,21 +96,23 @@ class KeepLargeOutput(AroundStep):
             return None
 
     async def _excerpt(self, kept: Artifact, size: int) -> str:
-        each = EACH
+        each = MAX_EXCERPT_BYTES
         while True:
             ends = await self._artifacts.head_and_tail(kept.handle, each)
             head, tail = (end.decode("utf-8", "replace") for end in (ends.head, ends.tail))
             left_out = size - len(ends.head) - len(ends.tail)
             note = f"[… {left_out:,} bytes left out. {_how_to_read(kept, size)} …]"
             text = f"{head}\n{note}\n{tail}" if left_out else head
-            if _size(text) <= max(self._limit, 4 * EACH) or each < LEAD:
+            if _size(text) <= max(self._limit, 4 * MAX_EXCERPT_BYTES) or each < MAX_FAILURE_CHARS:
                 return text
             each //= 2  # control characters take several times their room
 
     def _cut(self, result: ToolResult, text: str) -> ToolResult:
         """What can be sent when nothing can be kept."""
         limit = self._limit
-        while _size(shown := head_and_tail(text, limit)) > self._limit and limit > LEAD:
+        while (
+            _size(shown := truncate_middle(text, limit)) > self._limit and limit > MAX_FAILURE_CHARS
+        ):
             limit //= 2
         return self._told(result, shown, {**result.details, "truncated": True})
 
@@ -122,7 +124,7 @@ class KeepLargeOutput(AroundStep):
 
     async def _without_big_images(self, result: ToolResult) -> ToolResult:
         """Keep here the pictures that a message has no room for."""
-        room, blocks = IMAGES, list[Block]()
+        room, blocks = MAX_IMAGE_CHARS, list[Block]()
         for block in result.blocks:
             if isinstance(block, ImageBlock) and len(block.data) > room:
                 blocks.append(await self._kept_image(block))
@@ -167,7 +169,7 @@ def _short(details: dict[str, JSON]) -> dict[str, JSON]:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return details  # what cannot be told is found out where it is told
     short = dict(details)
-    while sizes and sum(sizes.values()) > DETAILS:
+    while sizes and sum(sizes.values()) > MAX_DETAILS_BYTES:
         longest = max(sizes, key=lambda key: sizes[key])
         short[longest] = f"[{sizes.pop(longest):,} bytes left out]"
     return short

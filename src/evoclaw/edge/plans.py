@@ -14,7 +14,7 @@ from evoclaw.core.calls import Turn, judge, perform, prepare_parsed
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallOutput, Event
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Allow, Ask, Deny, Ports, Progress
 from evoclaw.core.tools import Call, Context, failure
@@ -36,7 +36,7 @@ Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
 """Does it, telling its output as it comes; ends early when the deadline is over."""
 
 
-class Plan(Struct, frozen=True):
+class CallPlan(Struct, frozen=True):
     """What a command asks for, ready to begin."""
 
     name: str
@@ -47,7 +47,7 @@ class Plan(Struct, frozen=True):
     """Seconds that it may say nothing."""
 
 
-Planner: TypeAlias = Callable[[Command], Awaitable[Plan | ToolResult]]
+Planner: TypeAlias = Callable[[Command], Awaitable[CallPlan | ToolResult]]
 """Make a plan, or say why not. A `ToolFailure` is for commands that are not even worth a note."""
 
 
@@ -98,7 +98,7 @@ class ToolPlans:
             LoopSettings(max_result_chars=MAX_PAYLOAD_BYTES) if whole else LoopSettings()
         )
 
-    async def plan(self, command: Command) -> Plan | ToolResult:
+    async def plan(self, command: Command) -> CallPlan | ToolResult:
         """Read a call, see that it was granted, and judge it by this device's own rules."""
         asked = read_tool_payload(command)
         try:
@@ -109,14 +109,14 @@ class ToolPlans:
                 self._notes.refused(result, asked.parameters)
             raise
 
-    async def _plan(self, command: Command, asked: ToolPayload) -> Plan | ToolResult:
+    async def _plan(self, command: Command, asked: ToolPayload) -> CallPlan | ToolResult:
         tools = Toolset.of(self._ports.executor.tools())
         found = tools.find(asked.tool)
         needed = frozenset[str]() if found is None else found[0].permissions
         if command.args_sha256 and command.args_sha256 != digest(asked.parameters):
             raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
         self._check(command, asked.tool, asked.parameters, needed)
-        principal = replace(self._ports.principal, tenant=command.tenant or LOCAL.tenant)
+        principal = replace(self._ports.principal, tenant=command.tenant or LOCAL_PRINCIPAL.tenant)
         call = prepare_parsed(
             command.request_id,
             asked.tool,
@@ -136,7 +136,7 @@ class ToolPlans:
             # Nobody is at the device to be asked: what would need a person is refused.
             return self._denied(call, verdict)
         idle = asked.idle_ms / 1000 if asked.idle_ms and asked.idle_ms > 0 else None
-        return Plan(call.name, self._work(call), asked.stream, asked.background, idle)
+        return CallPlan(call.name, self._work(call), asked.stream, asked.background, idle)
 
     def _denied(self, call: Call, verdict: Deny | Ask) -> ToolResult:
         said = verdict.reason

@@ -23,7 +23,7 @@ from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genome
-from evoclaw.edge.plans import GrantCheck, Plan, no_grants
+from evoclaw.edge.plans import CallPlan, GrantCheck, no_grants
 from evoclaw.transport.wire import Command
 
 
@@ -81,7 +81,7 @@ class PromptPlans:
         self._ports, self._genome, self._check = ports, genome, check
         self._outcomes = outcomes or Outcomes()
 
-    async def plan(self, command: Command) -> Plan | ToolResult:
+    async def plan(self, command: Command) -> CallPlan | ToolResult:
         """Read the question."""
         said = [command.payload.get(word) for word in _WORDS]
         text = next((value for value in said if isinstance(value, str) and value.strip()), None)
@@ -103,7 +103,7 @@ class PromptPlans:
             asked = UserMessage((TextBlock(text, command.label),))
             return await self._answer(command.request_id, asked, ports, deadline, seconds)
 
-        return Plan("prompt", work)
+        return CallPlan("prompt", work)
 
     async def _answer(
         self, request_id: str, asked: UserMessage, ports: Ports, deadline: Deadline, seconds: float

@@ -14,7 +14,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Executor
 from evoclaw.core.tools import Tool
 from evoclaw.edge.device import EdgeIdentity
-from evoclaw.store.calls.receipts import Place
+from evoclaw.store.calls.receipts import ChainPosition
 from evoclaw.transport.wire import (
     Command,
     Report,
@@ -23,13 +23,13 @@ from evoclaw.transport.wire import (
     encode,
     tool_hash,
 )
-from evoclaw.trust.receipts import Facts, Receipt, describe, write
+from evoclaw.trust.receipts import CallFacts, Receipt, encode_receipt, new_receipt
 
 if TYPE_CHECKING:
-    from evoclaw.trust.receipts import DeviceKey, Signed
+    from evoclaw.trust.receipts import DeviceKey, SignedReceipt
 
-_LONGEST = Place("f" * 16, 2**53, "f" * 64)
-_SIGNATURE = 150
+_LARGEST_PLACE = ChainPosition("f" * 16, 2**53, "f" * 64)
+_SIGNATURE_CHARS = 150
 """Letters of a signature, and of what stands around it and the body."""
 
 
@@ -55,7 +55,7 @@ class Receipts:
         now = time.time()
         tool = payload.get("tool")
         tool = tool if isinstance(tool, str) else ""
-        facts = Facts(
+        facts = CallFacts(
             agent_id=self._who.agent_id,
             boot_id=self._who.boot_id,
             request_id=command.request_id,
@@ -70,7 +70,7 @@ class Receipts:
             ended_at=now,
             grant=command.grant,
         )
-        receipt = describe(facts, payload, self._key.public_key)
+        receipt = new_receipt(facts, payload, self._key.public_key)
         return ReceiptDraft(self._key, self._who, payload, receipt, round(now, 3))
 
     def _tool_hash(self, name: str) -> str:
@@ -99,28 +99,28 @@ class ReceiptDraft:
     @property
     def size(self) -> int:
         """Bytes that the report has at most."""
-        body = write(self._placed(_LONGEST))
+        body = encode_receipt(self._placed(_LARGEST_PLACE))
         # Inside the report the body is a text, in which every quotation mark takes two letters.
-        return len(self._encoded(None)) + len(msgspec.json.encode(body.decode())) + _SIGNATURE
+        return len(self._encoded(None)) + len(msgspec.json.encode(body.decode())) + _SIGNATURE_CHARS
 
-    def signed_after(self, place: Place) -> tuple[bytes, Place]:
+    def signed_after(self, place: ChainPosition) -> tuple[bytes, ChainPosition]:
         """The report with the next receipt of the chain; under another key a new chain begins."""
         key = self._key.public_key
         if not place.chain or place.key != key:
-            place = Place(token_hex(8))
+            place = ChainPosition(token_hex(8))
         signed = self._key.sign(self._placed(place))
         self.report = self._encoded(signed)
-        return self.report, Place(place.chain, place.counter + 1, signed.hash, key)
+        return self.report, ChainPosition(place.chain, place.counter + 1, signed.hash, key)
 
     def outside(self) -> bytes:
         """The report with a receipt that stands outside the chain: nothing of it is kept here."""
         self.report = self._encoded(self._key.sign(self._receipt))
         return self.report
 
-    def _placed(self, place: Place) -> Receipt:
+    def _placed(self, place: ChainPosition) -> Receipt:
         return replace(self._receipt, chain=place.chain, counter=place.counter + 1, prev=place.hash)
 
-    def _encoded(self, signed: Signed | None) -> bytes:
+    def _encoded(self, signed: SignedReceipt | None) -> bytes:
         payload = self._payload
         if signed is not None:
             payload = {**payload, "receipt": {"body": signed.body, "signature": signed.signature}}

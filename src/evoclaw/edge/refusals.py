@@ -6,10 +6,10 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.edge.plans import refused
 from evoclaw.edge.running_call import RunningCall
-from evoclaw.store.calls.journal import Row
+from evoclaw.store.calls.journal import JournalRow
 from evoclaw.transport.wire import Command, WireError, read_command
 
-NEVER = ""
+NEVER_STARTED_DIGEST = ""
 """In place of the digest of a call that was cancelled before it arrived."""
 MAX_HOPS = 3
 """Agents that may have delegated a command."""
@@ -66,9 +66,9 @@ def no_journal(command: Command, problem: EvoClawError) -> ToolResult:
     return refused(command, ErrorKind.INTERNAL, text)
 
 
-def told_before(command: Command, row: Row) -> ToolResult:
+def reported_before(command: Command, row: JournalRow) -> ToolResult:
     """It ended, its result was acknowledged, and it is no longer stored."""
-    if row.digest == NEVER:
+    if row.digest == NEVER_STARTED_DIGEST:
         return cancelled(command)
     text = "This call ended before, and its result was acknowledged and is no longer kept."
     return refused(command, ErrorKind.UNKNOWN, text, state=str(row.state))
@@ -81,7 +81,7 @@ def silent(live: RunningCall) -> ToolResult:
     return refused(live.command, ErrorKind.TIMEOUT, text, idle=True)
 
 
-def recovered(row: Row) -> Command:
+def recovered(row: JournalRow) -> Command:
     """The command of a row; one that cannot be read any more keeps its id."""
     try:
         return read_command(row.command)

@@ -46,7 +46,7 @@ class EdgeReports:
     ) -> None:
         self._who, self._link, self._journal, self._limits = who, link, journal, limits
         self._topic = topic(who.agent_id, TopicKind.REPORTS)
-        self._untold: dict[str, _UnacknowledgedResult] = {}
+        self._unacknowledged: dict[str, _UnacknowledgedResult] = {}
         self._unsaved: dict[str, tuple[CallState, bytes | ReceiptDraft]] = {}
         """Results that could not be journaled, as on a full disk; tried again."""
         self.receipts: Receipts | None = None
@@ -62,15 +62,15 @@ class EdgeReports:
     async def load(self) -> None:
         """Load the results that were not acknowledged before a restart."""
         now = time.monotonic()
-        ids = await self._journal.untold(self._limits.untold_most)
-        self._untold = {request_id: _UnacknowledgedResult(now) for request_id in ids}
+        ids = await self._journal.unacknowledged_ids(self._limits.max_unacknowledged)
+        self._unacknowledged = {request_id: _UnacknowledgedResult(now) for request_id in ids}
 
     @property
-    def untold(self) -> list[str]:
+    def unacknowledged(self) -> list[str]:
         """The calls that ended and whose result was not acknowledged, the oldest first."""
-        return list(self._untold)
+        return list(self._unacknowledged)
 
-    async def say(self, kind: ReportType, payload: dict[str, JSON]) -> bool:
+    async def send(self, kind: ReportType, payload: dict[str, JSON]) -> bool:
         """Report once; whether the link took it."""
         try:
             report = self._encode(kind, payload)
@@ -106,8 +106,8 @@ class EdgeReports:
             # Its receipt has no number yet: an unwritten number could be used again.
             said = report if isinstance(report, bytes) else report.outside()
             self._unsaved[request_id] = state, report
-        one = self._untold[request_id] = _UnacknowledgedResult(
-            time.monotonic() + self._limits.resend
+        one = self._unacknowledged[request_id] = _UnacknowledgedResult(
+            time.monotonic() + self._limits.resend_delay_s
         )
         if one.due < self._next:
             self._wake.set()
@@ -124,7 +124,7 @@ class EdgeReports:
         """Drop results that were acknowledged."""
         ids = [request_id for request_id in request_ids if request_id]
         for request_id in ids:
-            self._untold.pop(request_id, None)
+            self._unacknowledged.pop(request_id, None)
         if ids:
             try:
                 await self._journal.acknowledge(ids)
@@ -134,7 +134,7 @@ class EdgeReports:
     def send_again(self) -> None:
         """Send unacknowledged results now: there is a new orchestrator."""
         now = time.monotonic()
-        for result in self._untold.values():
+        for result in self._unacknowledged.values():
             result.due, result.tries = now, 0
         self._wake.set()
 
@@ -149,14 +149,14 @@ class EdgeReports:
             await self._save()
             await self._make_room()
             now, sent = time.monotonic(), 0
-            for request_id, untold in tuple(self._untold.items()):
+            for request_id, untold in tuple(self._unacknowledged.items()):
                 if untold.due > now or sent == RESEND_BATCH_RESULTS or not self._link.is_up:
                     continue
                 untold.due = now + self._pause(untold.tries)
                 untold.tries += 1
                 sent += 1
-                if request_id in self._untold and not await self._again(request_id):
-                    self._untold.pop(request_id, None)
+                if request_id in self._unacknowledged and not await self._again(request_id):
+                    self._unacknowledged.pop(request_id, None)
 
     async def _wait_for_work(self) -> None:
         self._wake.clear()
@@ -170,8 +170,8 @@ class EdgeReports:
 
     def _when(self) -> float:
         """When the next result is due."""
-        later = time.monotonic() + self._limits.resend
-        due = min((result.due for result in self._untold.values()), default=math.inf)
+        later = time.monotonic() + self._limits.resend_delay_s
+        due = min((result.due for result in self._unacknowledged.values()), default=math.inf)
         if self._unsaved:
             due = min(due, later)
         return due if self._link.is_up or due == math.inf else max(due, later)
@@ -182,7 +182,7 @@ class EdgeReports:
             if tries < SLOWEST_AFTER_TRIES
             else SLOWEST_RESEND_FACTOR
         )
-        return self._limits.resend * factor
+        return self._limits.resend_delay_s * factor
 
     async def _again(self, request_id: str) -> bool:
         try:
@@ -204,14 +204,14 @@ class EdgeReports:
             except EvoClawError:
                 return
             self._unsaved.pop(request_id, None)
-            if request_id not in self._untold:
+            if request_id not in self._unacknowledged:
                 await self.acknowledged([request_id])  # before it was journaled
 
     async def _make_room(self) -> None:
         """Limit what is kept for orchestrators that may never return."""
-        too_many = len(self._untold) - self._limits.untold_most
+        too_many = len(self._unacknowledged) - self._limits.max_unacknowledged
         if too_many > 0:
-            oldest = list(self._untold)[:too_many]
+            oldest = list(self._unacknowledged)[:too_many]
             self.given_up += too_many
             await self.acknowledged(oldest)
 
@@ -223,7 +223,7 @@ class EdgeReports:
             report, size = self._ended(command, payload, elapsed_ms)
         except ENCODE_ERRORS as problem:
             # A tool's own text or values: it did run, and its outcome must be reported.
-            report, size = self._ended(command, _unsayable(payload, problem), elapsed_ms)
+            report, size = self._ended(command, _not_encodable(payload, problem), elapsed_ms)
         if size > self._link.max_payload:
             report, _ = self._ended(command, _too_large(payload, size), elapsed_ms)
         return report
@@ -261,7 +261,7 @@ def _too_large(payload: dict[str, JSON], size: int) -> dict[str, JSON]:
     }
 
 
-def _unsayable(payload: dict[str, JSON], problem: Exception) -> dict[str, JSON]:
+def _not_encodable(payload: dict[str, JSON], problem: Exception) -> dict[str, JSON]:
     said = f"The call ran, but its answer cannot be told ({type(problem).__name__})."
     return _kept(payload) | {
         "error": said + " Do not repeat what changes something; explain to the user.",

@@ -9,7 +9,7 @@ from secrets import token_hex
 from evoclaw.core.errors import EvoClawError
 from evoclaw.edge.device import DeviceLimits
 from evoclaw.edge.fitness import Outcomes
-from evoclaw.store.calls.artifacts import Artifacts
+from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.journal import Journal
 
 NAME_KEY, OUTCOMES_KEY = "journal", "outcomes"
@@ -25,7 +25,7 @@ class EdgeRetention:
         journal: Journal,
         outcomes: Outcomes,
         limits: DeviceLimits,
-        artifacts: Artifacts | None = None,
+        artifacts: ArtifactStore | None = None,
     ) -> None:
         self._journal, self._outcomes, self._limits = journal, outcomes, limits
         self._artifacts, self._looked = artifacts, 0.0
@@ -58,7 +58,9 @@ class EdgeRetention:
         """Remove acknowledged calls and outputs that have expired."""
         try:
             await self._journal.prune(
-                now, window_seconds=self._limits.dedupe_seconds, most=self._limits.dedupe_most
+                now,
+                window_seconds=self._limits.dedupe_retention_s,
+                max_calls=self._limits.max_remembered_calls,
             )
             if self._artifacts is not None and time.monotonic() - self._looked > CLEANUP_INTERVAL_S:
                 self._looked = time.monotonic()

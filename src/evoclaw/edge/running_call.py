@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
 from evoclaw.edge.call_slots import SlotTicket
-from evoclaw.edge.plans import Plan
+from evoclaw.edge.plans import CallPlan
 from evoclaw.transport.wire import Command, fingerprint
 
 MAX_SHOWN_OUTPUT_CHARS = 2_000
@@ -47,7 +47,7 @@ class RunningCall:
         """It is in the journal: its outcome will be reported."""
         self.committed = False
         """It is being journaled as started, so it runs until it has an outcome."""
-        self.plan: Plan | None = None
+        self.plan: CallPlan | None = None
         self.came = time.monotonic()
         self.began = self.heard = 0.0
         """When it started, and when it last wrote output."""
@@ -66,12 +66,12 @@ class RunningCall:
         """Whether it runs in the background."""
         return self.plan is not None and self.plan.background
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: CallPlan) -> None:
         """Note that it runs."""
         self.plan = plan
         self.began = self.heard = time.monotonic()
 
-    def hear(self, text: str) -> None:
+    def on_progress(self, text: str) -> None:
         """Note that it wrote output."""
         self.heard = time.monotonic()
         self.said = (self.said + text)[-MAX_SHOWN_OUTPUT_CHARS:]

@@ -51,7 +51,7 @@ class FileCanvas:
         await asyncio.to_thread(self._write, sheet)
         return self._seen_at
 
-    async def shown(self) -> _CanvasSheet | None:
+    async def current(self) -> _CanvasSheet | None:
         """What is shown now."""
         try:
             data = await asyncio.to_thread(self._kept.read_bytes)

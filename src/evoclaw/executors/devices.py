@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
-from evoclaw.core.ops import Completed, ExecOps
+from evoclaw.core.ops import CompletedProcess, ExecOps
 from evoclaw.executors import machine
 
 CPU_SAMPLE_S = 0.25
@@ -41,18 +41,18 @@ class LocalDevice:
         self._camera = _present(CAMERA_COMMANDS)
         self._pins = _present(GPIO_COMMANDS)
 
-    def senses(self) -> Sequence[str]:
+    def sensor_names(self) -> Sequence[str]:
         """What can be asked for here."""
         return tuple(self._ways())
 
-    async def sense(self, what: str, pin: int | None) -> Output:
+    async def read_sensor(self, what: str, pin: int | None) -> ToolOutput:
         """Look at one of them."""
         if what == "gpio":
             return await self._gpio(pin or 0)
         return await self._ways()[what]()
 
-    def _ways(self) -> dict[str, Callable[[], Awaitable[Output]]]:
-        ways: dict[str, Callable[[], Awaitable[Output]]] = {
+    def _ways(self) -> dict[str, Callable[[], Awaitable[ToolOutput]]]:
+        ways: dict[str, Callable[[], Awaitable[ToolOutput]]] = {
             "cpu": self._cpu,
             "memory": self._memory,
             "disk": self._disk,
@@ -70,14 +70,14 @@ class LocalDevice:
     def _has_temperature(self) -> bool:
         return bool(self._temperatures())
 
-    async def _temperature(self) -> Output:
+    async def _temperature(self) -> ToolOutput:
         found = await asyncio.to_thread(self._temperatures)
         if not found:
             raise _unknown("its temperature any more")
         text = "; ".join(f"{name}: {degrees:.1f} °C" for name, degrees in found.items())
         return _said(text, celsius={**found})
 
-    async def _cpu(self) -> Output:
+    async def _cpu(self) -> ToolOutput:
         before = machine.cpu_times()
         await asyncio.sleep(CPU_SAMPLE_S)
         now = machine.cpu_times()
@@ -91,14 +91,14 @@ class LocalDevice:
             text += f"; load {' '.join(f'{each:.2f}' for each in load)}"
         return _said(text, percent=percent, cores=cores, load=[*load])
 
-    async def _memory(self) -> Output:
+    async def _memory(self) -> ToolOutput:
         found = machine.memory()
         if found is None:
             raise _unknown("its memory")
         total, free = found.total >> 20, found.available >> 20
         return _said(f"{free:,} of {total:,} MB free", total_mb=total, free_mb=free)
 
-    async def _disk(self) -> Output:
+    async def _disk(self) -> ToolOutput:
         lines: list[str] = []
         disks: dict[str, JSON] = {}
         for path, (total, free) in (await asyncio.to_thread(machine.disks)).items():
@@ -107,14 +107,14 @@ class LocalDevice:
             disks[path] = {"total": total, "free": free}
         return _said("\n".join(lines) or "no disk is to be seen", disks=disks)
 
-    async def _processes(self) -> Output:
+    async def _processes(self) -> ToolOutput:
         heaviest = await asyncio.to_thread(machine.heaviest_processes, MAX_LISTED_PROCESSES)
         found = [(round(each.resident / 1e6, 1), each.pid, each.name) for each in heaviest]
         lines = ["    pid  MB     name", *(f"{pid:7} {mb:6.1f}  {name}" for mb, pid, name in found)]
         rows: list[JSON] = [{"pid": pid, "mb": mb, "name": name} for mb, pid, name in found]
         return _said("\n".join(lines), processes=rows)
 
-    async def _picture(self) -> Output:
+    async def _picture(self) -> ToolOutput:
         done = await self._exec.run(self._camera, max_output=2 * MAX_PICTURE_BYTES)
         data = done.stdout
         if done.exit_code or not data.startswith(b"\xff\xd8\xff"):
@@ -122,9 +122,9 @@ class LocalDevice:
         if done.stdout_bytes > MAX_PICTURE_BYTES:
             raise ToolFailure(ErrorKind.TOO_LARGE, "The camera's picture is larger than 5 MB.")
         block = ImageBlock("image/jpeg", base64.b64encode(data).decode())
-        return Output((block,), {"bytes": len(data)})
+        return ToolOutput((block,), {"bytes": len(data)})
 
-    async def _gpio(self, pin: int) -> Output:
+    async def _gpio(self, pin: int) -> ToolOutput:
         done = await self._exec.run((*self._pins, str(pin)))
         if done.exit_code:
             raise ToolFailure(ErrorKind.EXECUTION_FAILED, _why(f"Pin {pin} cannot be read", done))
@@ -159,10 +159,10 @@ def _unknown(what: str) -> ToolFailure:
     return ToolFailure(ErrorKind.EXECUTION_FAILED, f"This system does not report {what}.")
 
 
-def _why(what: str, done: Completed) -> str:
+def _why(what: str, done: CompletedProcess) -> str:
     said = done.stderr.decode(errors="replace").strip()[-500:]
     return f"{what} (exit code {done.exit_code}): {said or 'it said nothing'}"
 
 
-def _said(text: str, **details: JSON) -> Output:
-    return Output((TextBlock(text),), details)
+def _said(text: str, **details: JSON) -> ToolOutput:
+    return ToolOutput((TextBlock(text),), details)

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.core.tracing import traceparent
+from evoclaw.core.tracing import current_traceparent
 from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import OUTCOME_GRACE_S, CommandTimeouts, Requests
@@ -29,11 +29,11 @@ from evoclaw.transport.wire import (
     digest,
 )
 
-ATTEMPTS = 2
+MAX_READ_ONLY_ATTEMPTS = 2
 """How often a call that does no harm is tried while its outcome stays unknown."""
-BEGUN = 20.0
+JOB_START_TIMEOUT_S = 20.0
 """Seconds in which an edge that got a job says so."""
-EXTRA = 2 * OUTCOME_GRACE_S
+EDGE_GRACE_S = 2 * OUTCOME_GRACE_S
 """Seconds beside queue and timeout before the loop itself gives up waiting for an edge."""
 
 
@@ -72,7 +72,7 @@ class EdgeExecutor:
         """What the edge offers now, with time for the way there and back."""
         known = self._known()
         if known is not self._seen:
-            slack = self._queue + EXTRA
+            slack = self._queue + EDGE_GRACE_S
             self._tools = Toolset((replace(tool, slack=slack) for tool in known), like=known)
             self._seen = known
         return self._tools
@@ -80,7 +80,7 @@ class EdgeExecutor:
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Have the edge run it; ask once more for what does no harm and got lost."""
         outcome = await self._ask(call, call.request_id, progress)
-        for _ in range(1, ATTEMPTS):
+        for _ in range(1, MAX_READ_ONLY_ATTEMPTS):
             if not _worth_another(call, outcome):
                 break
             call = next_attempt(call)
@@ -95,7 +95,7 @@ class EdgeExecutor:
         asked = self._payload(call) | {"background": True}
         asked["timeout_ms"] = min(seconds, MAX_JOB_TIMEOUT_S) * 1000
         asked["idle_ms"] = None if idle is None else idle * 1000
-        outcome = await self._send(call, call.request_id, asked, BEGUN)
+        outcome = await self._send(call, call.request_id, asked, JOB_START_TIMEOUT_S)
         result = to_result(outcome, call.id, call.name)
         return replace(result, details={**result.details, "agent": self._agent_id})
 
@@ -124,8 +124,8 @@ class EdgeExecutor:
             epoch=call.epoch,
             args_sha256=digest(call.arguments),
             queue_ttl_ms=round(self._queue * 1000),
-            tenant="" if principal == LOCAL else principal.tenant,
-            traceparent=traceparent(),
+            tenant="" if principal == LOCAL_PRINCIPAL else principal.tenant,
+            traceparent=current_traceparent(),
             label=call.context.label,
         )
         command = replace(command, grant=self._grants(self._agent_id, command, call))
@@ -134,4 +134,4 @@ class EdgeExecutor:
 
 
 def _worth_another(call: Call, outcome: Outcome) -> bool:
-    return outcome.error_type == ErrorKind.UNKNOWN and call.harmless
+    return outcome.error_type == ErrorKind.UNKNOWN and call.safe_to_repeat

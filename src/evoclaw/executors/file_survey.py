@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import CLOSED
+from evoclaw.core.ops import STATE_FOLDER
 from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
 from evoclaw.executors.file_walk import MAX_DEPTH, MAX_FOLDER_ENTRIES
 from evoclaw.executors.roots import LocatedPath, Roots, explained
@@ -49,7 +49,7 @@ class SurveyFolder:
         finally:
             os.close(file)
 
-    def changed(self, name: str) -> float:
+    def modified_at(self, name: str) -> float:
         """When an entry was changed last."""
         try:
             return os.stat(name, dir_fd=self._open(), follow_symlinks=False).st_mtime
@@ -126,7 +126,7 @@ class Survey:
 
 def _entries(descriptor: int) -> list[tuple[str, str]]:
     with os.scandir(descriptor) as found:
-        entries = ((entry.name, _kind(entry)) for entry in found if entry.name != CLOSED)
+        entries = ((entry.name, _kind(entry)) for entry in found if entry.name != STATE_FOLDER)
         first = list(islice(entries, MAX_FOLDER_ENTRIES))
         beyond = next(entries, None)
         if beyond is not None:

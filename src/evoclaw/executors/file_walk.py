@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import CLOSED, FileStat
+from evoclaw.core.ops import STATE_FOLDER, FileStat
 from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
 from evoclaw.executors.roots import LocatedPath, Roots, explained
 
@@ -129,7 +129,7 @@ class FileWalk:
 
 def _sorted_names(descriptor: int) -> list[str]:
     with os.scandir(descriptor) as entries:
-        names = (entry.name for entry in entries if entry.name != CLOSED)
+        names = (entry.name for entry in entries if entry.name != STATE_FOLDER)
         first = list(islice(names, MAX_FOLDER_ENTRIES))
         beyond = next(names, None)
         if beyond is None:

@@ -93,7 +93,7 @@ class LocalFiles:
         """
         return FileWalk(self.roots, self.roots.locate(path))
 
-    async def survey(self, path: str, visit: Callable[[SurveyFolder], Iterator[str]]) -> None:
+    async def scan_tree(self, path: str, visit: Callable[[SurveyFolder], Iterator[str]]) -> None:
         """Have every folder from this one on visited, in a thread; raise what the visitor does.
 
         A visitor works on a folder's entries in order, and yields the sub-folders to go into.

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 
-async def finish(work: asyncio.Task[Any]) -> None:
+async def wait_uncancelled(work: asyncio.Task[Any]) -> None:
     """Wait for a task whatever else is cancelled meanwhile; it takes seconds at most."""
     while not work.done():
         with suppress(asyncio.CancelledError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from evoclaw.core.bound import BoundTool, Machine
+from evoclaw.core.bound import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps
@@ -47,10 +47,10 @@ class LocalExecutor:
         for one in bound:
             if one.name in self._bound:
                 raise DuplicateTool(one.name)
-            if missing := one.needs - self._given.keys():
+            if missing := one.dependencies - self._given.keys():
                 raise ConfigError(_unmet(one.name, missing))
             self._bound[one.name] = one
-        self._tools = Toolset((one.tool for one in self._bound.values()), sound=sound)
+        self._tools = Toolset((one.tool for one in self._bound.values()), trusted=sound)
 
     def tools(self) -> Sequence[Tool]:
         """The tools it was built with."""
@@ -61,13 +61,13 @@ class LocalExecutor:
         bound = self._bound.get(call.name)
         if bound is None:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._bound))
-        if call.resumed and not call.harmless:
+        if call.resumed and not call.safe_to_repeat:
             # This process keeps no journal: what it started before a crash, it cannot know.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
         given = self._given
-        if self._exec_for is not None and ExecOps in bound.needs:
+        if self._exec_for is not None and ExecOps in bound.dependencies:
             given = {**given, ExecOps: self._exec_for(call)}
-        return await bound.run(call, Machine(given, progress))
+        return await bound.run(call, ToolEnvironment(given, progress))
 
 
 _HOW = {FileOps: "`files=LocalFiles(…)`", ExecOps: "`exec=LocalProcesses(…)`"}

@@ -47,14 +47,14 @@ class CpuTimes(NamedTuple):
         return round(100 * min(max((self.busy - before.busy) / total, 0.0), 1.0), 1)
 
 
-class Memory(NamedTuple):
+class MemoryUsage(NamedTuple):
     """Bytes of main memory."""
 
     total: int
     available: int
 
 
-class Disk(NamedTuple):
+class DiskUsage(NamedTuple):
     """Bytes of a file system."""
 
     total: int
@@ -98,10 +98,10 @@ def load_average() -> tuple[float, float, float] | None:
     return _or_none(psutil.getloadavg)
 
 
-def memory() -> Memory | None:
+def memory() -> MemoryUsage | None:
     """The machine's memory."""
     found = _or_none(psutil.virtual_memory)
-    return Memory(found.total, found.available) if found is not None else None
+    return MemoryUsage(found.total, found.available) if found is not None else None
 
 
 def own_memory() -> int | None:
@@ -132,17 +132,17 @@ def by_sensor(chips: Mapping[str, Sequence[Sensor]]) -> dict[str, float]:
     return found
 
 
-def disks() -> dict[str, Disk]:
+def disks() -> dict[str, DiskUsage]:
     """The file systems on disks by mount point, the root first of all."""
     mounted: dict[str, str] = {}
     for partition in _or_none(psutil.disk_partitions) or ():
         # One of several mount points of the same disk is enough.
         mounted.setdefault(partition.device, partition.mountpoint)
-    found: dict[str, Disk] = {}
+    found: dict[str, DiskUsage] = {}
     for path in sorted({Path.home().anchor or os.sep, *mounted.values()}):
         usage = _or_none(psutil.disk_usage, path)
         if usage is not None and usage.total:
-            found[path] = Disk(usage.total, usage.free)
+            found[path] = DiskUsage(usage.total, usage.free)
     return found
 
 

@@ -14,7 +14,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 
-MOST_FILES = 200
+MAX_TOOL_FILES = 200
 
 
 class OwnTools:
@@ -53,7 +53,7 @@ class OwnTools:
 
     def _look(self) -> tuple[tuple[str, int, int], ...]:
         try:
-            files = sorted(self.folder.glob("*.py"))[:MOST_FILES]
+            files = sorted(self.folder.glob("*.py"))[:MAX_TOOL_FILES]
             stats = [(one.name, one.stat()) for one in files if not one.name.startswith("_")]
         except OSError:
             return ()

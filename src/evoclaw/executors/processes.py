@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import Completed
+from evoclaw.core.ops import CompletedProcess
 from evoclaw.executors.command_limits import limits_met
-from evoclaw.executors.finishing import finish
+from evoclaw.executors.finishing import wait_uncancelled
 from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
 from evoclaw.executors.process_trees import (
     CommandSpec,
@@ -110,7 +110,7 @@ class LocalProcesses:
                 await asyncio.wait([probing])
             except asyncio.CancelledError:
                 # As below: even if we are cancelled, it ends what it started.
-                await finish(probing)
+                await wait_uncancelled(probing)
                 raise
             self._how = probing.result()
             self._probed = True
@@ -131,7 +131,7 @@ class LocalProcesses:
         stdin: bytes | None = None,
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Run a program until it and everything it started has ended."""
         # Not in a thread: it only stats folders that starting a program reads anyway.
         job = self._job(tuple(argv), cwd, env or {}, stdin)
@@ -145,7 +145,7 @@ class LocalProcesses:
             await asyncio.wait([living])
         except asyncio.CancelledError:
             watch.wake.set()
-            await finish(living)
+            await wait_uncancelled(living)
             raise
         finally:
             met = [] if watch_workspace is None else watch_workspace.stop()
@@ -162,7 +162,7 @@ class LocalProcesses:
         if met := limits_met(code, said, met + tree.met(), sandboxed=self._sandbox is not None):
             raise _limited(met, code, watch, isolation)
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
-        return Completed(code, out.content(), err.content(), out.total, err.total, isolation)
+        return CompletedProcess(code, out.content(), err.content(), out.total, err.total, isolation)
 
     def _tree(self) -> ProcessTree:
         if self._sandbox is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import CLOSED
+from evoclaw.core.ops import STATE_FOLDER
 from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
 
 MAX_PATH_BYTES = 4096
@@ -104,7 +104,7 @@ class Roots:
 
     def _check_closed(self, path: str, inside: str) -> None:
         """Refuse a path into our own folder: keys, approvals and stops are not for tools to see."""
-        if self._closed and CLOSED in inside.casefold().split("/"):
+        if self._closed and STATE_FOLDER in inside.casefold().split("/"):
             raise ToolFailure(
                 ErrorKind.PERMISSION_DENIED,
                 f"'{path}' is protected: EvoClaw's own keys and settings are there. Go on without "

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from evoclaw.core.pipeline import AroundStep, Execution
-from evoclaw.core.tracing import call_span, here, standing
+from evoclaw.core.tracing import call_span, current_trace, use_trace
 
 
 class TraceCall(AroundStep):
@@ -15,9 +15,9 @@ class TraceCall(AroundStep):
     @asynccontextmanager
     async def around(self, execution: Execution) -> AsyncGenerator[None]:
         """Enter the span, if the run is traced."""
-        parent = here()
+        parent = current_trace()
         if parent is None:
             yield
             return
-        with standing(parent.child(call_span(execution.call.request_id))):
+        with use_trace(parent.child(call_span(execution.call.request_id))):
             yield

@@ -74,7 +74,7 @@ class WithRetry(Wrapper):
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run one call, several times if need be; the last answer counts."""
-        for _ in range(1, self._attempts if call.harmless else 1):
+        for _ in range(1, self._attempts if call.safe_to_repeat else 1):
             try:
                 result = await super().execute(call, progress)
             except ToolFailure as failure:

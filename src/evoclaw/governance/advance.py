@@ -8,17 +8,17 @@ from evoclaw.core.pipeline import kind_of
 from evoclaw.core.ports import Allow, Ask, Policy, Verdict
 from evoclaw.core.tools import Call
 
-UNCLEAR = frozenset({"unreadable", "code", "environment", "maybe"})
+PREAPPROVED_CODES = frozenset({"unreadable", "code", "environment", "maybe"})
 """Codes of an Ask which only says that a command cannot be analysed; the sandbox bounds it. The
 part after a colon does not count: `maybe:NAME` means that the rule NAME may apply."""
 
 
 @dataclass(frozen=True, slots=True)
-class InAdvance(Policy):
+class PreApproval(Policy):
     """Turns an Ask of a policy with one of these codes into an Allow; denials stay denials."""
 
     rule: Policy
-    codes: frozenset[str] = UNCLEAR
+    codes: frozenset[str] = PREAPPROVED_CODES
 
     @property
     def kind(self) -> type:

@@ -12,16 +12,16 @@ from msgspec import Meta, Struct
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import Approval, Approver, Ask, Decision
-from evoclaw.core.redaction import Redactor, marks_of
+from evoclaw.core.redaction import Redactor, secret_fields_of
 from evoclaw.core.tools import Call, Tool
 
-HUMAN = "human"
+HUMAN_SCOPE = "human"
 """The token scope of a person; a token without it cannot approve or deny."""
-LONGEST = 2_000
+MAX_SHOWN_ARGUMENT_CHARS = 2_000
 """Characters of one argument that are stored for display; the digest covers the full value."""
-MOST = 16
+MAX_SHOWN_ARGUMENTS = 16
 """All arguments together may be this many times `MAX_SHOWN_ARGUMENT_CHARS`."""
-NO_SECRETS_KNOWN = Redactor()
+DEFAULT_REDACTOR = Redactor()
 """Redacts by parameter names and value patterns only; it knows no configured secrets."""
 
 
@@ -47,14 +47,14 @@ class Answerer(Struct, frozen=True):
     tenant: str = "local"
     scopes: frozenset[str] = frozenset()
 
-    def why_not(self, tenant: str) -> str:
+    def refusal_reason(self, tenant: str) -> str:
         """Why this answerer may not answer for a tenant's run; empty if it may."""
-        if self.kind != "person" or HUMAN not in self.scopes:
+        if self.kind != "person" or HUMAN_SCOPE not in self.scopes:
             return "only a person may approve or deny; an agent never answers for itself"
         return "" if self.tenant == tenant else "there is no such approval"
 
 
-class Scope(Struct, frozen=True, array_like=True):
+class ApprovalScope(Struct, frozen=True, array_like=True):
     """What an approval for the session covers: only calls that match every field."""
 
     tenant: str
@@ -71,7 +71,7 @@ class Scope(Struct, frozen=True, array_like=True):
         return _digest(msgspec.to_builtins(self))
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """The scope in words, for the person who is asked."""
         return (
             f"every call of {self.tool} in this session that is asked about as {self.code!r}, "
@@ -79,13 +79,13 @@ class Scope(Struct, frozen=True, array_like=True):
         )
 
 
-class Asking(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ApprovalRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call that waits for approval, as stored and shown: arguments truncated and redacted."""
 
     id: str
     run_id: str
     request_id: str
-    scope: Scope
+    scope: ApprovalScope
     sha256: str
     """The digest of the tool and the full arguments: an approval covers exactly these."""
     arguments: dict[str, JSON]
@@ -94,7 +94,7 @@ class Asking(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: float
 
 
-class Answered(Struct, frozen=True, omit_defaults=True):
+class ApprovalAnswer(Struct, frozen=True, omit_defaults=True):
     """A person's answer to an approval request."""
 
     decision: Decision
@@ -112,7 +112,7 @@ def tool_digest(tool: Tool) -> str:
             tool.parameters,
             sorted(tool.permissions),
             tool.effect,
-            [tool.presses, tool.sends, tool.outside, tool.private],
+            [tool.has_side_effects, tool.sends, tool.outside, tool.private],
         ]
     )
 
@@ -122,10 +122,10 @@ def call_digest(call: Call) -> str:
     return _digest([tool_digest(call.tool), call.arguments])
 
 
-def scope_of(call: Call, ask: Ask, session: str = "") -> Scope:
+def scope_of(call: Call, ask: Ask, session: str = "") -> ApprovalScope:
     """What an approval for the session would cover; without a session, the scope is the run."""
     who: Principal = call.context.principal
-    return Scope(
+    return ApprovalScope(
         who.tenant,
         who.user,
         who.agent,
@@ -136,29 +136,31 @@ def scope_of(call: Call, ask: Ask, session: str = "") -> Scope:
     )
 
 
-def shown(call: Call, redactor: Redactor = NO_SECRETS_KNOWN) -> dict[str, JSON]:
+def displayed_arguments(call: Call, redactor: Redactor = DEFAULT_REDACTOR) -> dict[str, JSON]:
     """The arguments as shown to a person: redacted and truncated."""
-    marks = marks_of(call.tool.parameters)
+    marks = secret_fields_of(call.tool.parameters)
     made: dict[str, JSON] = redactor.value(call.arguments, marks)
-    cut = {_cut(name): _short(value) for name, value in made.items()}
-    if len(msgspec.json.encode(cut)) <= MOST * LONGEST:
+    cut = {_truncate_text(name): _truncate_value(value) for name, value in made.items()}
+    if len(msgspec.json.encode(cut)) <= MAX_SHOWN_ARGUMENTS * MAX_SHOWN_ARGUMENT_CHARS:
         return cut
-    return {name: _cut(msgspec.json.encode(value).decode()) for name, value in cut.items()}
+    return {
+        name: _truncate_text(msgspec.json.encode(value).decode()) for name, value in cut.items()
+    }
 
 
-def _short(value: JSON) -> JSON:
+def _truncate_value(value: JSON) -> JSON:
     if isinstance(value, str):
-        return _cut(value)
+        return _truncate_text(value)
     if is_object(value):
-        return {_cut(key): _short(inner) for key, inner in value.items()}
-    return [_short(inner) for inner in value] if is_array(value) else value
+        return {_truncate_text(key): _truncate_value(inner) for key, inner in value.items()}
+    return [_truncate_value(inner) for inner in value] if is_array(value) else value
 
 
-def _cut(text: str) -> str:
-    left_out = len(text) - LONGEST
+def _truncate_text(text: str) -> str:
+    left_out = len(text) - MAX_SHOWN_ARGUMENT_CHARS
     if left_out <= 0:
         return text
-    half = LONGEST // 2
+    half = MAX_SHOWN_ARGUMENT_CHARS // 2
     return f"{text[:half]}[… {left_out} characters not shown …]{text[-half:]}"
 
 
@@ -167,11 +169,11 @@ def _digest(value: JSON) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class SessionApprovalCache:
     """Does not ask again about what was approved for the session; lost when the process ends."""
 
     approver: Approver
-    _approved: set[Scope] = field(default_factory=set[Scope])
+    _approved: set[ApprovalScope] = field(default_factory=set[ApprovalScope])
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Answer from the cache, or ask the approver."""

@@ -17,7 +17,7 @@ class Level(StrEnum):
     FULL = "full"
 
 
-class Writes(StrEnum):
+class WorkspaceWrites(StrEnum):
     """Whether a supervised run asks before it writes inside its own workspace."""
 
     ASK = "ask"
@@ -34,12 +34,12 @@ class Autonomy(Policy):
     """
 
     level: Level
-    writes: Writes = Writes.ASK
+    writes: WorkspaceWrites = WorkspaceWrites.ASK
 
     async def judge(self, call: Call) -> Verdict:
         """Judge by the level, and by whether the tool acts or writes."""
         tool = call.tool
-        acts, changes = tool.presses, tool.effect is not Effect.READ
+        acts, changes = tool.has_side_effects, tool.effect is not Effect.READ
         if self.level is Level.FULL or not (acts or changes):
             return ALLOW
         if self.level is Level.READ_ONLY:
@@ -48,6 +48,6 @@ class Autonomy(Policy):
         if acts:
             what = "writes or executes" if changes else "sends or triggers something outside"
             return Ask("supervised", f"{call.name} {what}")
-        if self.writes is Writes.ALLOW:
+        if self.writes is WorkspaceWrites.ALLOW:
             return ALLOW
         return Ask("supervised_write", f"{call.name} writes in the workspace")

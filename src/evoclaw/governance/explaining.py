@@ -11,7 +11,7 @@ from evoclaw.core.ports import Allow, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 
 
-class Step(Struct, frozen=True, omit_defaults=True):
+class PolicyStep(Struct, frozen=True, omit_defaults=True):
     """The verdict of one policy."""
 
     policy: str
@@ -22,11 +22,11 @@ class Step(Struct, frozen=True, omit_defaults=True):
     """For people."""
 
 
-class Explained(Struct, frozen=True):
+class CallExplanation(Struct, frozen=True):
     """The verdict on a call, and the verdict of each policy."""
 
     verdict: str
-    steps: tuple[Step, ...]
+    steps: tuple[PolicyStep, ...]
     code: str = ""
     reason: str = ""
     """For people."""
@@ -35,12 +35,12 @@ class Explained(Struct, frozen=True):
     """The policy that decides; empty if every policy allows the call."""
 
 
-def name_of(policy: Policy) -> str:
+def policy_name(policy: Policy) -> str:
     """The class name of a policy's pipeline step."""
     return kind_of(policy).__name__
 
 
-async def explain(policies: Iterable[Policy], call: Call) -> Explained:
+async def explain(policies: Iterable[Policy], call: Call) -> CallExplanation:
     """Ask every policy, also those that a chain would not reach; decide as the chain does.
 
     Do not pass policies that count or reserve when they judge, such as rates and budgets.
@@ -49,21 +49,21 @@ async def explain(policies: Iterable[Policy], call: Call) -> Explained:
         policies: In the order of the chain.
         call: The call to judge; it is not run.
     """
-    verdicts = [(name_of(policy), await policy.judge(call)) for policy in policies]
+    verdicts = [(policy_name(policy), await policy.judge(call)) for policy in policies]
     steps = tuple(_step(name, verdict) for name, verdict in verdicts)
     for kind in (Deny, Ask):
         for name, verdict in verdicts:
             if isinstance(verdict, kind):
                 step = _step(name, verdict)
-                return Explained(
+                return CallExplanation(
                     step.verdict, steps, step.code, step.reason, verdict.reason, by=name
                 )
     with_code = [step for step in steps if step.code]
-    return Explained("allow", steps, with_code[-1].code if with_code else "")
+    return CallExplanation("allow", steps, with_code[-1].code if with_code else "")
 
 
-def _step(name: str, verdict: Verdict) -> Step:
+def _step(name: str, verdict: Verdict) -> PolicyStep:
     if isinstance(verdict, Allow):
-        return Step(name, "allow", verdict.code)
+        return PolicyStep(name, "allow", verdict.code)
     kind = "deny" if isinstance(verdict, Deny) else "ask"
-    return Step(name, kind, verdict.code, verdict.for_people or verdict.reason)
+    return PolicyStep(name, kind, verdict.code, verdict.for_people or verdict.reason)

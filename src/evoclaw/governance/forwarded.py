@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.policy import RunBudget
 
-Forwarded: TypeAlias = Callable[[Call], Sequence[Call]]
+ForwardedCallsOf: TypeAlias = Callable[[Call], Sequence[Call]]
 """The calls on edges that a call forwards: none for most calls, several if the edges differ."""
 
 
@@ -19,7 +19,7 @@ class ForwardedCalls(Policy):
     """Judges the call that `edge_call` or `nodes` forwards by the same rules."""
 
     rules: Policy
-    forwarded: Forwarded
+    forwarded: ForwardedCallsOf
 
     async def judge(self, call: Call) -> Verdict:
         """Deny or ask as soon as one of the forwarded calls is denied or asked about."""
@@ -38,12 +38,12 @@ class ForwardedBudget(Policy):
     """Has a budget count the forwarded call: the lines of a file, the toggles of a relay."""
 
     budget: Policy
-    forwarded: Forwarded
+    forwarded: ForwardedCallsOf
 
     @property
     def kind(self) -> type:
         """The step kind of the budget."""
-        return Budget
+        return RunBudget
 
     async def judge(self, call: Call) -> Verdict:
         """Reserve what the call on the edge will use."""

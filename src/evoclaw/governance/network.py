@@ -21,8 +21,8 @@ from evoclaw.core.tools import Call
 
 NETWORK = "network"
 """The permission of tools that reach other machines."""
-ANY = "*"
-DEEPEST = 8
+ANY_HOST = "*"
+MAX_ARGUMENT_DEPTH = 8
 """How deep URLs are searched in arguments; a call with deeper arguments is denied."""
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -30,13 +30,13 @@ _HOST = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
 _WEB = re.compile(r"\s*https?:", re.IGNORECASE)
 _START = re.compile(r"https?://", re.IGNORECASE)
 _PATH = re.compile(r"[/?#]")
-_UNFIT = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
+_FORBIDDEN_CHARS = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
 
 
 class NetworkSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[network]` of the configuration. A host is `example.org`, `*.example.org` or `*`."""
 
-    allow: tuple[str, ...] = (ANY,)
+    allow: tuple[str, ...] = (ANY_HOST,)
     """Hosts that tools may reach, if they are public."""
     deny: tuple[str, ...] = ()
     """Hosts that neither tools nor commands may reach; wins over `allow` and `commands`."""
@@ -51,8 +51,8 @@ class Hosts:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         """Read the list; an invalid pattern is a `ConfigError`."""
-        hosts = [_checked(pattern) for pattern in patterns]
-        self._any = ANY in hosts
+        hosts = [_validated_host(pattern) for pattern in patterns]
+        self._any = ANY_HOST in hosts
         self._exact = frozenset(host for host in hosts if not host.startswith("*"))
         self._below = tuple(host[1:] for host in hosts if host.startswith("*."))
 
@@ -63,7 +63,7 @@ class Hosts:
         return self._any or name in self._exact or name.endswith(self._below)
 
 
-class Domains(Policy):
+class NetworkPolicy(Policy):
     """Denies calls and connections to hosts that may not be reached.
 
     An argument names only the first host of a call: executors check `allows` again at every
@@ -79,16 +79,16 @@ class Domains(Policy):
             if not 0 < port < 65536:
                 raise ConfigError(f"`ports` of [network]: {port} is no port; use 1 to 65535.")
         self.ports = settings.ports
-        self.open_to_commands = bool(settings.commands)
+        self.commands_have_network = bool(settings.commands)
         """Whether commands may reach any host at all."""
 
-    def may(self, host: str) -> bool:
+    def allows(self, host: str) -> bool:
         """Whether tools may reach a host."""
         return host in self._allow and host not in self._deny
 
-    def commands_may(self, host: str) -> bool:
+    def allows_for_commands(self, host: str) -> bool:
         """Whether commands may reach a host; never one that tools may not reach."""
-        return host in self._commands and self.may(host)
+        return host in self._commands and self.allows(host)
 
     async def judge(self, call: Call) -> Verdict:
         """Deny a call whose arguments name a host that may not be reached."""
@@ -100,7 +100,7 @@ class Domains(Policy):
             reason = f"the address {problem}. Write it as http(s)://host/path."
             return Deny("network_address", reason, f"an address cannot be judged: {problem}")
         for host in hosts:
-            if not self.may(host):
+            if not self.allows(host):
                 reason = (
                     f"'{host}' may not be reached from here, by rule. Do not try another way to "
                     "it; use another source or explain this to the user."
@@ -109,9 +109,9 @@ class Domains(Policy):
         return ALLOW
 
 
-def _checked(pattern: str) -> str:
+def _validated_host(pattern: str) -> str:
     text = pattern.strip().lower().removesuffix(".")
-    if text == ANY or _HOST.fullmatch(text) or _is_address(text):
+    if text == ANY_HOST or _HOST.fullmatch(text) or _is_address(text):
         return text
     raise ConfigError(
         f"{pattern!r} is no host: write example.org, *.example.org for all below it, or an "
@@ -129,7 +129,7 @@ def _is_address(text: str) -> bool:
 
 def _urls(value: JSON, depth: int = 0) -> Iterator[str]:
     """Every web address in the arguments."""
-    if depth > DEEPEST:
+    if depth > MAX_ARGUMENT_DEPTH:
         raise ValueError("lies too deep in the arguments to be judged")
     if isinstance(value, str):
         if _WEB.match(value):
@@ -144,7 +144,7 @@ def _urls(value: JSON, depth: int = 0) -> Iterator[str]:
 
 def _host(url: str) -> str:
     """The host of an unambiguous address; `ValueError` for any other address."""
-    if _UNFIT.search(url) or not _START.match(url):
+    if _FORBIDDEN_CHARS.search(url) or not _START.match(url):
         raise ValueError("has a space, a backslash or a control character, or no //")
     split = urlsplit(url)
     authority = _PATH.split(url.partition("://")[2], maxsplit=1)[0]

@@ -16,13 +16,13 @@ from typing import Annotated, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from evoclaw.core.errors import ConfigError, EvoClawError, Standstill
+from evoclaw.core.errors import ConfigError, EvoClawError, RunSuspended
 from evoclaw.core.labels import Principal
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 
-MINUTE, SECOND = 60.0, 1.0
-PATIENCE, AGAIN = 1.0, 0.001
+MINUTE_S, SECOND_S = 60.0, 1.0
+LOCK_TIMEOUT_S, LOCK_RETRY_DELAY_S = 1.0, 0.001
 """How long to wait for the lock of the shared counts, and the delay between two attempts."""
 Count = Annotated[int, Meta(ge=0, le=100_000)]
 Clock: TypeAlias = Callable[[], float]
@@ -30,7 +30,7 @@ Key: TypeAlias = tuple[Principal, str]
 """The caller, and the tool if it has a limit of its own."""
 
 
-class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a tool may be called; 0 means no limit."""
 
     per_minute: Count = 0
@@ -44,7 +44,7 @@ class RateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     per_minute: Count = 120
     burst: Count = 20
     """Within one second."""
-    tools: dict[str, Rate] = {}
+    tools: dict[str, RateLimit] = {}
     """Additional limits for single tools, by name."""
     shared: bool = False
     """Count the calls of all processes of this machine together. Orchestrators that share a
@@ -54,7 +54,7 @@ class RateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     refused until one is idle. No limit with PostgreSQL."""
 
 
-class Refusal(Struct, frozen=True):
+class RateRefusal(Struct, frozen=True):
     """A call that exceeds a rate limit, or cannot be counted."""
 
     wait: float
@@ -65,15 +65,17 @@ class Refusal(Struct, frozen=True):
     """Why the call cannot be counted, if counting failed."""
 
 
-class Windows(Protocol):
+class RateWindows(Protocol):
     """The times of past calls, by caller and tool."""
 
-    async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
+    async def take(
+        self, limits: Sequence[tuple[RateLimit, Key]], clock: Clock
+    ) -> RateRefusal | None:
         """Count a call against all of these limits, or against none if one is exceeded."""
         ...
 
 
-class Counts(Protocol):
+class SharedRateCounts(Protocol):
     """Call counts in a store that several orchestrators share; the store's clock decides."""
 
     async def take(self, limits: Sequence[tuple[str, int, int]]) -> tuple[float, int] | None:
@@ -85,31 +87,33 @@ class Counts(Protocol):
         ...
 
 
-class OwnWindows:
+class ProcessRateWindows:
     """Call times in memory, for this process only."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
         self._windows: dict[Key, deque[float]] = {}
 
     def __len__(self) -> int:
         return len(self._windows)
 
-    async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
+    async def take(
+        self, limits: Sequence[tuple[RateLimit, Key]], clock: Clock
+    ) -> RateRefusal | None:
         """Count a call, or return why it is refused."""
         now = clock()
         taken: list[deque[float]] = []
         for number, (rate, key) in enumerate(limits):
             window = self._windows.get(key)
             if window is None:
-                if len(self._windows) >= self._most and not self._forget(now):
+                if len(self._windows) >= self._max_keys and not self._forget(now):
                     # Dropping a window that still counts would lift its limit.
-                    return Refusal(MINUTE, None)
+                    return RateRefusal(MINUTE_S, None)
                 window = self._windows[key] = deque()
-            while window and window[0] <= now - MINUTE:
+            while window and window[0] <= now - MINUTE_S:
                 window.popleft()
             if wait := _wait(window, rate, now):
-                return Refusal(wait, number)
+                return RateRefusal(wait, number)
             taken.append(window)
         for window in taken:
             window.append(now)
@@ -117,22 +121,24 @@ class OwnWindows:
 
     def _forget(self, now: float) -> bool:
         """Drop the windows without a call in the last minute."""
-        idle = [k for k, calls in self._windows.items() if not calls or calls[-1] <= now - MINUTE]
+        idle = [k for k, calls in self._windows.items() if not calls or calls[-1] <= now - MINUTE_S]
         for key in idle:
             del self._windows[key]
         return bool(idle)
 
 
-class SharedWindows:
+class FolderRateWindows:
     """Call times in a folder that several processes share: a file for each key, and one lock."""
 
-    def __init__(self, folder: Path, most: int) -> None:
-        self._folder, self._most = folder, most
+    def __init__(self, folder: Path, max_keys: int) -> None:
+        self._folder, self._max_keys = folder, max_keys
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
+    async def take(
+        self, limits: Sequence[tuple[RateLimit, Key]], clock: Clock
+    ) -> RateRefusal | None:
         """Count a call, or return why it is refused; a call that cannot be counted is refused."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + LOCK_TIMEOUT_S
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while True:
@@ -141,24 +147,24 @@ class SharedWindows:
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:
-                        return Refusal(PATIENCE, None)
-                    await asyncio.sleep(AGAIN)
+                        return RateRefusal(LOCK_TIMEOUT_S, None)
+                    await asyncio.sleep(LOCK_RETRY_DELAY_S)
             # Read the clock under the lock: no counted time may lie ahead of it.
             return self._take(limits, clock())
         finally:
             os.close(lock)
 
-    def _take(self, limits: Sequence[tuple[Rate, Key]], now: float) -> Refusal | None:
+    def _take(self, limits: Sequence[tuple[RateLimit, Key]], now: float) -> RateRefusal | None:
         taken: list[tuple[Path, array[float]]] = []
         for number, (rate, key) in enumerate(limits):
             path = self._folder / _hashed(key)
             window = _read(path, now)
             if window is None:
                 if self._is_full(now):
-                    return Refusal(MINUTE, None)
+                    return RateRefusal(MINUTE_S, None)
                 window = array("d")
             if wait := _wait(window, rate, now):
-                return Refusal(wait, number)
+                return RateRefusal(wait, number)
             taken.append((path, window))
         for path, window in taken:
             window.append(now)
@@ -168,33 +174,35 @@ class SharedWindows:
     def _is_full(self, now: float) -> bool:
         """Whether there is no room for another key, even after dropping the idle ones."""
         paths = [path for path in self._folder.iterdir() if path.name != "lock"]
-        if len(paths) < self._most:
+        if len(paths) < self._max_keys:
             return False
         idle = [path for path in paths if not _read(path, now)]
         for path in idle:
             path.unlink()
-        return len(paths) - len(idle) >= self._most
+        return len(paths) - len(idle) >= self._max_keys
 
 
-class StoredWindows:
+class StoreRateWindows:
     """Call counts in a store that orchestrators on several machines share."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: SharedRateCounts) -> None:
         self._counts = counts
 
-    async def take(self, limits: Sequence[tuple[Rate, Key]], clock: Clock) -> Refusal | None:
+    async def take(
+        self, limits: Sequence[tuple[RateLimit, Key]], clock: Clock
+    ) -> RateRefusal | None:
         """Count a call, or return why it is refused; a call that cannot be counted is refused."""
         asked = [(_hashed(key), rate.per_minute, rate.burst) for rate, key in limits]
         try:
             refused = await self._counts.take(asked)
-        except Standstill:
+        except RunSuspended:
             raise  # the run is suspended until the store is back
         except EvoClawError as problem:
-            return Refusal(PATIENCE, None, str(problem))
-        return None if refused is None else Refusal(*refused)
+            return RateRefusal(LOCK_TIMEOUT_S, None, str(problem))
+        return None if refused is None else RateRefusal(*refused)
 
 
-class Rates(Policy):
+class RateLimits(Policy):
     """Denies calls beyond the rate of a tenant, user or agent; denied calls do not count."""
 
     def __init__(
@@ -203,7 +211,7 @@ class Rates(Policy):
         *,
         clock: Clock = time.monotonic,
         folder: Path | None = None,
-        counts: Counts | None = None,
+        counts: SharedRateCounts | None = None,
     ) -> None:
         """Use one instance per process: it counts the calls of all runs together.
 
@@ -214,7 +222,7 @@ class Rates(Policy):
             counts: A store that shares counts between machines; wins over the settings.
         """
         self._settings = settings or RateSettings()
-        self._all = Rate(per_minute=self._settings.per_minute, burst=self._settings.burst)
+        self._overall = RateLimit(per_minute=self._settings.per_minute, burst=self._settings.burst)
         self._clock = clock
         self.counts = counts
         self.windows = _windows(self._settings, folder, counts)
@@ -222,39 +230,41 @@ class Rates(Policy):
     async def judge(self, call: Call) -> Verdict:
         """Deny a call beyond a limit; the reason says when to try again."""
         who = call.context.principal
-        limits: list[tuple[Rate, Key]] = []
-        if self._all.per_minute or self._all.burst:
-            limits.append((self._all, (who, "")))
+        limits: list[tuple[RateLimit, Key]] = []
+        if self._overall.per_minute or self._overall.burst:
+            limits.append((self._overall, (who, "")))
         own = self._settings.tools.get(call.tool.name)
         if own is not None and (own.per_minute or own.burst):
             limits.append((own, (who, call.tool.name)))
         if not limits:
             return ALLOW
         refusal = await self.windows.take(limits, self._clock)
-        return ALLOW if refusal is None else _too_often(call, limits, refusal)
+        return ALLOW if refusal is None else _rate_denial(call, limits, refusal)
 
 
-def _windows(settings: RateSettings, folder: Path | None, counts: Counts | None) -> Windows:
+def _windows(
+    settings: RateSettings, folder: Path | None, counts: SharedRateCounts | None
+) -> RateWindows:
     if counts is not None:
-        return StoredWindows(counts)
+        return StoreRateWindows(counts)
     if not settings.shared:
-        return OwnWindows(settings.most)
+        return ProcessRateWindows(settings.most)
     if folder is None:
         raise ConfigError("shared rate limits need a folder; set a data folder, or shared = false")
-    return SharedWindows(folder, settings.most)
+    return FolderRateWindows(folder, settings.most)
 
 
 def _hashed(key: Key) -> str:
     return sha256(msgspec.json.encode(key)).hexdigest()
 
 
-def _wait(window: MutableSequence[float], rate: Rate, now: float) -> float:
+def _wait(window: MutableSequence[float], rate: RateLimit, now: float) -> float:
     """Seconds until the next call may be made; 0 means now."""
     wait, count = 0.0, len(window)
     if rate.per_minute and count >= rate.per_minute:
-        wait = window[-rate.per_minute] + MINUTE - now
+        wait = window[-rate.per_minute] + MINUTE_S - now
     if rate.burst and count >= rate.burst:
-        wait = max(wait, window[-rate.burst] + SECOND - now)
+        wait = max(wait, window[-rate.burst] + SECOND_S - now)
     return wait if wait > 0 else 0.0
 
 
@@ -265,7 +275,7 @@ def _read(path: Path, now: float) -> array[float] | None:
     except FileNotFoundError:
         return None
     found = array("d", data[: len(data) // 8 * 8])
-    return array("d", (at for at in found if now - MINUTE < at <= now))
+    return array("d", (at for at in found if now - MINUTE_S < at <= now))
 
 
 def _write(path: Path, window: array[float]) -> None:
@@ -277,7 +287,7 @@ def _write(path: Path, window: array[float]) -> None:
         os.close(descriptor)
 
 
-def _too_often(call: Call, limits: Sequence[tuple[Rate, Key]], refusal: Refusal) -> Deny:
+def _rate_denial(call: Call, limits: Sequence[tuple[RateLimit, Key]], refusal: RateRefusal) -> Deny:
     if refusal.problem:
         why = "calls cannot be counted now, so none is made"
     elif refusal.limit is None:

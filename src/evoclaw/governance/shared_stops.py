@@ -14,20 +14,20 @@ from typing import Protocol
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.governance.stops import Kind, Stop, StopFile, UnsoundStops
+from evoclaw.governance.stops import Stop, StopFile, StopKind, UntrustedStopFile
 
-FILE = "stops-of-all.json"
+SHARED_STOPS_FILE_NAME = "stops-of-all.json"
 """The name of the mirror file in the data folder."""
-LOOK = 0.5
+SHARED_STOPS_POLL_INTERVAL_S = 0.5
 """Seconds between two reads of the shared stops."""
 _STOP = msgspec.json.Decoder(Stop)
 
 
-class NotShared(EvoClawError):
+class StopNotShared(EvoClawError):
     """A stop was set or released on this machine only, because the store is unreachable."""
 
 
-class Rows(Protocol):
+class StopRows(Protocol):
     """The stops in the shared store."""
 
     async def all(self) -> Sequence[bytes]:
@@ -43,15 +43,15 @@ class Rows(Protocol):
         ...
 
 
-class StopBoard:
+class StopRegistry:
     """Sets and releases stops: on this machine, or on all machines that share its store."""
 
     def __init__(
         self,
-        own: StopFile,
+        local: StopFile,
         mirror: StopFile | None = None,
-        rows: Rows | None = None,
-        away: str = "",
+        rows: StopRows | None = None,
+        unreachable: str = "",
     ) -> None:
         """Choose the files and the store.
 
@@ -61,73 +61,75 @@ class StopBoard:
             rows: The shared stops in the store; None if the store is unreachable.
             unreachable: Why the store is unreachable.
         """
-        self._own, self._mirror, self._rows, self._away = own, mirror, rows, away
+        self._local, self._mirror, self._rows, self._unreachable = local, mirror, rows, unreachable
 
     def stops(self) -> tuple[Stop, ...]:
         """The stops that hold on this machine. Raises `UntrustedStopFile`."""
         shared = () if self._mirror is None else self._mirror.stops()
-        found = {(stop.kind, stop.name): stop for stop in (*shared, *self._own.stops())}
+        found = {(stop.kind, stop.name): stop for stop in (*shared, *self._local.stops())}
         return tuple(found.values())
 
     async def put(self, stop: Stop) -> None:
         """Set a stop: first on this machine, then for all; `StopNotShared` if only here."""
-        self._own.put(stop)
+        self._local.put(stop)
         if self._mirror is None:
             return
         try:
-            rows = self._reached()
+            rows = self._reachable_rows()
             await rows.put(stop.kind, stop.name, msgspec.json.encode(stop))
-            await self.look()
+            await self.refresh()
         except EvoClawError as problem:
-            raise NotShared(
+            raise StopNotShared(
                 f"stopped on this machine only; the shared store cannot be reached ({problem}). "
                 "Stop it on the other machines too, or repeat this when the store is back"
             ) from None
         # The stop is shared now: a release on another machine must not leave it here.
-        self._own.release(stop.kind, stop.name)
+        self._local.release(stop.kind, stop.name)
 
-    async def release(self, kind: Kind, name: str = "") -> Stop | None:
+    async def release(self, kind: StopKind, name: str = "") -> Stop | None:
         """Release a stop for all, and return it; `StopNotShared` if the stop still holds."""
         if self._mirror is None:
-            return self._own.release(kind, name)
-        shared = {(stop.kind, stop.name): stop for stop in self._known() or ()}
+            return self._local.release(kind, name)
+        shared = {(stop.kind, stop.name): stop for stop in self._mirrored() or ()}
         try:
-            await self._reached().release(kind, name)
-            await self.look()
+            await self._reachable_rows().release(kind, name)
+            await self.refresh()
         except EvoClawError as problem:
-            raise NotShared(f"nothing was released: {problem}") from None
-        return self._own.release(kind, name) or shared.get((kind, name))
+            raise StopNotShared(f"nothing was released: {problem}") from None
+        return self._local.release(kind, name) or shared.get((kind, name))
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Copy the shared stops from the store to the mirror file."""
         if self._mirror is None or self._rows is None:
             return
         wanted = tuple(_STOP.decode(row) for row in await self._rows.all())
-        if self._known() != wanted:
-            self._mirror.put_all(wanted)
+        if self._mirrored() != wanted:
+            self._mirror.replace_all(wanted)
 
-    def _known(self) -> tuple[Stop, ...] | None:
+    def _mirrored(self) -> tuple[Stop, ...] | None:
         try:
             return () if self._mirror is None else self._mirror.stops()
-        except UnsoundStops:
+        except UntrustedStopFile:
             return None
 
-    def _reached(self) -> Rows:
+    def _reachable_rows(self) -> StopRows:
         if self._rows is None:
-            raise NotShared(self._away)
+            raise StopNotShared(self._unreachable)
         return self._rows
 
 
 @asynccontextmanager
-async def following_board(board: StopBoard, *, every: float = LOOK) -> AsyncGenerator[None]:
+async def sync_stops(
+    registry: StopRegistry, *, interval_s: float = SHARED_STOPS_POLL_INTERVAL_S
+) -> AsyncGenerator[None]:
     """Copy the shared stops to this machine: once before the block, then while it runs."""
-    await board.look()
+    await registry.refresh()
 
     async def watch() -> None:
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval_s)
             try:
-                await board.look()
+                await registry.refresh()
             except EvoClawError:
                 continue  # the mirror keeps its stops, and no run can start without the store
 

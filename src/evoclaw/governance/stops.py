@@ -24,23 +24,23 @@ from evoclaw.core.messages import JSON, is_array
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 
-FILE = "stops.json"
+STOPS_FILE_NAME = "stops.json"
 """The name of the stop file in the data folder."""
-MAX_BYTES = 1 << 20
-EVERY = 0.25
+MAX_STOPS_FILE_BYTES = 1 << 20
+STOPS_POLL_INTERVAL_S = 0.25
 """Seconds between two checks of the file while calls run."""
-CODE = "stopped"
+STOPPED_CODE = "stopped"
 NETWORK, SHELL, DEVICE = "network", "shell", "device"
 """Permissions: to reach the network, to run commands that might, to make devices act."""
-TARGETS = ("agent_id", "node")
+TARGET_ARGUMENTS = ("agent_id", "node")
 """The arguments by which tools of the fleet name a device."""
-EVERYBODY, SELECTOR = "*", "type:"
+ALL_AGENTS, TYPE_SELECTOR = "*", "type:"
 """What a tool of the fleet may name instead of one device: all devices, or those of a type."""
-ACTIONS = ("action", "what")
+ACTION_ARGUMENTS = ("action", "what")
 """The arguments by which tools of the fleet name a tool of the device."""
 
 
-class Kind(StrEnum):
+class StopKind(StrEnum):
     """What a stop covers."""
 
     ALL = "all"
@@ -52,7 +52,7 @@ class Kind(StrEnum):
 class Stop(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A stop that a person set; it holds until a person releases it."""
 
-    kind: Kind
+    kind: StopKind
     name: str = ""
     """The name of the agent or tool."""
     reason: str = ""
@@ -60,27 +60,27 @@ class Stop(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     at: float = 0.0
 
     @property
-    def what(self) -> str:
+    def subject(self) -> str:
         """What is stopped, for people."""
         match self.kind:
-            case Kind.ALL:
+            case StopKind.ALL:
                 return "everything"
-            case Kind.NETWORK:
+            case StopKind.NETWORK:
                 return "everything that reaches the network"
-            case Kind.AGENT | Kind.TOOL:
+            case StopKind.AGENT | StopKind.TOOL:
                 return f"the {self.kind} {self.name}"
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What is stopped and why, for people."""
-        return f"a person stopped {self.what}" + (f" ({self.reason})" if self.reason else "")
+        return f"a person stopped {self.subject}" + (f" ({self.reason})" if self.reason else "")
 
 
-class _Document(Struct, forbid_unknown_fields=True):
+class _StopsDocument(Struct, forbid_unknown_fields=True):
     stops: tuple[Stop, ...]
 
 
-class UnsoundStops(ConfigError):
+class UntrustedStopFile(ConfigError):
     """The stop file cannot be read or trusted, so everything is stopped."""
 
     def __init__(self, path: Path, problem: str) -> None:
@@ -105,63 +105,67 @@ class StopFile:
         except FileNotFoundError:
             return ()
         except OSError as problem:
-            raise UnsoundStops(self.path, f"cannot be read ({problem.strerror})") from None
+            raise UntrustedStopFile(self.path, f"cannot be read ({problem.strerror})") from None
         try:
-            if problem := self._unsound(os.fstat(descriptor)):
-                raise UnsoundStops(self.path, problem)
-            data = os.read(descriptor, MAX_BYTES)
-            return msgspec.json.decode(data, type=_Document).stops
+            if problem := self._problem_with(os.fstat(descriptor)):
+                raise UntrustedStopFile(self.path, problem)
+            data = os.read(descriptor, MAX_STOPS_FILE_BYTES)
+            return msgspec.json.decode(data, type=_StopsDocument).stops
         except (OSError, msgspec.DecodeError, RecursionError) as problem:
-            raise UnsoundStops(self.path, f"is damaged ({problem})") from None
+            raise UntrustedStopFile(self.path, f"is damaged ({problem})") from None
         finally:
             os.close(descriptor)
 
     def put(self, stop: Stop) -> None:
         """Add a stop; it replaces an earlier stop of the same target."""
-        with self._alone():
+        with self._locked():
             try:
                 stops = self.stops()
-            except UnsoundStops:
-                if stop.kind is not Kind.ALL:
+            except UntrustedStopFile:
+                if stop.kind is not StopKind.ALL:
                     raise
                 stops = ()  # a stop of everything includes whatever the file held
-            self._write([*(known for known in stops if not _same(known, stop)), stop])
+            self._write([*(known for known in stops if not _same_target(known, stop)), stop])
 
-    def put_all(self, stops: Iterable[Stop]) -> None:
+    def replace_all(self, stops: Iterable[Stop]) -> None:
         """Replace all stops with these."""
-        with self._alone():
+        with self._locked():
             self._write(list(stops))
 
-    def release(self, kind: Kind, name: str = "") -> Stop | None:
+    def release(self, kind: StopKind, name: str = "") -> Stop | None:
         """Remove a stop and return it. Releasing `all` also resets an untrusted file."""
         wanted = Stop(kind, name)
-        with self._alone():
+        with self._locked():
             try:
                 stops = self.stops()
-            except UnsoundStops as problem:
-                if kind is not Kind.ALL:
+            except UntrustedStopFile as problem:
+                if kind is not StopKind.ALL:
                     raise
                 with suppress(FileNotFoundError):
                     aside = f"{self.path.name}.unsound-{time.time_ns()}"
                     self.path.rename(self.path.with_name(aside))
                 self._write([])
-                return Stop(Kind.ALL, reason=problem.problem)
-            found = next((stop for stop in stops if _same(stop, wanted)), None)
+                return Stop(StopKind.ALL, reason=problem.problem)
+            found = next((stop for stop in stops if _same_target(stop, wanted)), None)
             # Always write: a run that saw the file vanish still obeys its last content.
-            self._write([stop for stop in stops if not _same(stop, wanted)])
+            self._write([stop for stop in stops if not _same_target(stop, wanted)])
             return found
 
-    def _unsound(self, found: os.stat_result) -> str:
+    def _problem_with(self, found: os.stat_result) -> str:
         if not stat.S_ISREG(found.st_mode):
             return "is not a regular file"
         if found.st_mode & 0o022:
             return "is writable by users other than its owner"
         if found.st_uid not in (0, os.geteuid(), self.path.parent.stat().st_uid):
             return "belongs to another user"
-        return f"has more than {MAX_BYTES} bytes" if found.st_size > MAX_BYTES else ""
+        return (
+            f"has more than {MAX_STOPS_FILE_BYTES} bytes"
+            if found.st_size > MAX_STOPS_FILE_BYTES
+            else ""
+        )
 
     @contextmanager
-    def _alone(self) -> Generator[None]:
+    def _locked(self) -> Generator[None]:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -197,20 +201,20 @@ class StopFile:
             os.close(folder)
 
 
-Mark: TypeAlias = tuple[int, ...] | None
+FileStamp: TypeAlias = tuple[int, ...] | None
 
 
-class _Seen:
+class _CachedStopFile:
     """The content of a stop file, read again only when its stat has changed."""
 
     __slots__ = ("_file", "_mark", "_path", "_stops")
 
     def __init__(self, file: StopFile) -> None:
         self._file, self._path = file, str(file.path)
-        self._mark: Mark = None
+        self._mark: FileStamp = None
         self._stops: tuple[Stop, ...] = ()
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read the file if it changed; whether it did. Raises `UntrustedStopFile`."""
         try:
             # os.lstat is faster than Path.lstat, and this runs before every call.
@@ -220,7 +224,7 @@ class _Seen:
         except OSError as problem:
             self._mark = None
             text = f"cannot be read ({problem.strerror})"
-            raise UnsoundStops(self._file.path, text) from None
+            raise UntrustedStopFile(self._file.path, text) from None
         mark = (found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode, found.st_uid)
         if mark == self._mark:
             return False
@@ -234,7 +238,7 @@ class _Seen:
         return self._stops
 
 
-class _Standing:
+class _ActiveStops:
     """The active stops, indexed by what they cover."""
 
     __slots__ = ("agents", "everything", "network", "some", "tools")
@@ -248,13 +252,13 @@ class _Standing:
         for stop in stops:
             self.some = True
             match stop.kind:
-                case Kind.ALL:
+                case StopKind.ALL:
                     self.everything = stop
-                case Kind.NETWORK:
+                case StopKind.NETWORK:
                     self.network = stop
-                case Kind.AGENT:
+                case StopKind.AGENT:
                     self.agents[stop.name] = stop
-                case Kind.TOOL:
+                case StopKind.TOOL:
                     self.tools[stop.name.casefold()] = stop
 
 
@@ -276,55 +280,55 @@ class Stops(Policy):
             targets: The devices that all calls go to, where the arguments do not name them.
             shell_offline: Whether commands run in a sandbox without network.
         """
-        self._seen = [_Seen(file) for file in files]
+        self._files = [_CachedStopFile(file) for file in files]
         self._agent, self._targets = agent, (agent, *targets)
         self._network = frozenset({NETWORK} if shell_offline else {NETWORK, SHELL})
-        self._standing = _Standing(())
+        self._active = _ActiveStops(())
 
     async def judge(self, call: Call) -> Verdict:
         """Deny a call that a stop covers."""
-        active = self._look()
+        active = self._refresh()
         if not active.some:
             return ALLOW
-        stop = self._covering(active, call)
+        stop = self._matching_stop(active, call)
         return ALLOW if stop is None else _denied(stop)
 
     async def admit(self, turn: int) -> Verdict:
         """Deny a turn when everything, or this agent, is stopped."""
-        stop = self.ends()
+        stop = self.cancelling_stop()
         return ALLOW if stop is None else _denied(stop)
 
-    def ends(self) -> Stop | None:
+    def cancelling_stop(self) -> Stop | None:
         """The stop, if any, that also cancels running calls: of everything, or of this agent."""
-        active = self._look()
+        active = self._refresh()
         return active.everything or active.agents.get(self._agent)
 
-    def agents(self) -> tuple[str, ...]:
+    def stopped_agents(self) -> tuple[str, ...]:
         """The names of the stopped agents and devices."""
-        return tuple(self._look().agents)
+        return tuple(self._refresh().agents)
 
-    def keeps_from(self, agent_id: str, call: Call | None = None) -> Stop | None:
+    def stop_for_device(self, agent_id: str, call: Call | None = None) -> Stop | None:
         """The stop, if any, that forbids sending a device anything, or this call."""
-        active = self._look()
+        active = self._refresh()
         stop = active.everything or active.agents.get(agent_id)
         if stop is None and call is not None and active.some:
-            stop = self._covering(active, call)
+            stop = self._matching_stop(active, call)
         return stop
 
-    def _look(self) -> _Standing:
+    def _refresh(self) -> _ActiveStops:
         """The active stops; a stop of everything if a file cannot be trusted."""
         try:
             changed = False
-            for file in self._seen:
-                changed = file.look() or changed
-        except UnsoundStops as problem:
-            self._standing = _Standing((Stop(Kind.ALL, reason=str(problem)),))
-            return self._standing
+            for file in self._files:
+                changed = file.refresh() or changed
+        except UntrustedStopFile as problem:
+            self._active = _ActiveStops((Stop(StopKind.ALL, reason=str(problem)),))
+            return self._active
         if changed:
-            self._standing = _Standing(stop for file in self._seen for stop in file.stops)
-        return self._standing
+            self._active = _ActiveStops(stop for file in self._files for stop in file.stops)
+        return self._active
 
-    def _covering(self, active: _Standing, call: Call) -> Stop | None:
+    def _matching_stop(self, active: _ActiveStops, call: Call) -> Stop | None:
         if active.everything is not None:
             return active.everything
         if active.network is not None and (
@@ -333,25 +337,25 @@ class Stops(Policy):
             return active.network
         fleet = DEVICE in call.tool.permissions
         if active.tools:
-            named = _named(call, ACTIONS) if fleet else ()
+            named = _argument_names(call, ACTION_ARGUMENTS) if fleet else ()
             for name in (call.tool.name, *call.tool.aliases, *named):
                 if (stop := active.tools.get(name.casefold())) is not None:
                     return stop
-        return self._covering_agent(active.agents, call, fleet) if active.agents else None
+        return self._matching_agent_stop(active.agents, call, fleet) if active.agents else None
 
-    def _covering_agent(self, agents: dict[str, Stop], call: Call, fleet: bool) -> Stop | None:
-        named = _named(call, TARGETS) if fleet else ()
+    def _matching_agent_stop(self, agents: dict[str, Stop], call: Call, fleet: bool) -> Stop | None:
+        named = _argument_names(call, TARGET_ARGUMENTS) if fleet else ()
         for name in (call.context.principal.agent, *self._targets, *named):
             if (stop := agents.get(name)) is not None:
                 return stop
-            if name == EVERYBODY or name.startswith(SELECTOR):
+            if name == ALL_AGENTS or name.startswith(TYPE_SELECTOR):
                 return next(iter(agents.values()))  # the target may include a stopped device
         return None
 
 
 @asynccontextmanager
-async def ended_by(
-    stops: Stops, *ends: Callable[[], object], every: float = EVERY
+async def cancel_on_stop(
+    stops: Stops, *callbacks: Callable[[], object], interval_s: float = STOPS_POLL_INTERVAL_S
 ) -> AsyncGenerator[None]:
     """While the block runs, call the callbacks when a stop is set, and again while it holds.
 
@@ -360,10 +364,10 @@ async def ended_by(
 
     async def watch() -> None:
         while True:
-            if stops.ends() is not None:
-                for end in ends:
+            if stops.cancelling_stop() is not None:
+                for end in callbacks:
                     end()
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval_s)
 
     watching = asyncio.create_task(watch(), name="stops")
     try:
@@ -373,7 +377,7 @@ async def ended_by(
         await asyncio.wait([watching])
 
 
-def _named(call: Call, arguments: Iterable[str]) -> Iterable[str]:
+def _argument_names(call: Call, arguments: Iterable[str]) -> Iterable[str]:
     """The names in these arguments of a call to the fleet."""
     for argument in arguments:
         value: JSON = call.arguments.get(argument)
@@ -382,10 +386,10 @@ def _named(call: Call, arguments: Iterable[str]) -> Iterable[str]:
                 yield name
 
 
-def _same(stop: Stop, other: Stop) -> bool:
+def _same_target(stop: Stop, other: Stop) -> bool:
     return (stop.kind, stop.name) == (other.kind, other.name)
 
 
 def _denied(stop: Stop) -> Deny:
-    reason = f"{stop.told}. Do not try another way; tell the user that it was stopped."
-    return Deny(CODE, reason, stop.told)
+    reason = f"{stop.description}. Do not try another way; tell the user that it was stopped."
+    return Deny(STOPPED_CODE, reason, stop.description)

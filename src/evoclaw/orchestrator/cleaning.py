@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import unicodedata
 
-LONGEST = 200
+MAX_LINE_CHARS = 200
 """Longest line that a device may say about itself."""
-LONGEST_TEXT = 4_000
+MAX_TEXT_CHARS = 4_000
 """Longest text that a device may say about a tool."""
 _SPACES = re.compile(r"\s+")
-_ODD = re.compile(r"[^ -~]")
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_NOT_PRINTABLE_ASCII = re.compile(r"[^ -~]")
+_INVISIBLE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-def one_line(text: str, limit: int = LONGEST) -> str:
+def one_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     """Return the text on one line, without control characters, cut to the limit."""
     line = _SPACES.sub(" ", _printable(text[: 4 * limit])).strip()
-    return _cut(line, limit)
+    return _truncated(line, limit)
 
 
-def plain(text: str, limit: int = LONGEST_TEXT) -> str:
+def plain_text(text: str, limit: int = MAX_TEXT_CHARS) -> str:
     """Return the text without control characters except line ends, cut to the limit."""
-    return _cut("\n".join(map(_printable, text[: 4 * limit].split("\n"))), limit)
+    return _truncated("\n".join(map(_printable, text[: 4 * limit].split("\n"))), limit)
 
 
 def quoted(text: str) -> str:
@@ -32,12 +32,12 @@ def quoted(text: str) -> str:
 
 def _printable(text: str) -> str:
     """Replace terminal controls, invisible characters and direction overrides by blanks."""
-    return _ODD.sub(_shown, text)
+    return _NOT_PRINTABLE_ASCII.sub(_visible_or_blank, text)
 
 
-def _shown(found: re.Match[str]) -> str:
-    return " " if unicodedata.category(found[0]) in _UNSEEN else found[0]
+def _visible_or_blank(found: re.Match[str]) -> str:
+    return " " if unicodedata.category(found[0]) in _INVISIBLE_CATEGORIES else found[0]
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncated(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"

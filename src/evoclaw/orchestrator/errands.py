@@ -17,11 +17,11 @@ from evoclaw.core.messages import Message, UserMessage
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.cleaning import one_line
 
-LONGEST_TITLE = 80
+MAX_TITLE_CHARS = 80
 """Characters."""
 
 
-class Errand(Struct, frozen=True, omit_defaults=True):
+class RunRequest(Struct, frozen=True, omit_defaults=True):
     """What a run is started with; stored with the run, so that a restart continues with it."""
 
     message: str = ""
@@ -48,7 +48,7 @@ class Errand(Struct, frozen=True, omit_defaults=True):
     """The caller's position in its trace, as a W3C `traceparent`."""
 
     @property
-    def asked(self) -> str:
+    def last_user_text(self) -> str:
         """The user's message: `message`, or the last of `messages`."""
         if self.message:
             return self.message
@@ -56,9 +56,9 @@ class Errand(Struct, frozen=True, omit_defaults=True):
         return last.text if isinstance(last, UserMessage) else ""
 
     @property
-    def heading(self) -> str:
+    def session_title(self) -> str:
         """The title for a session that has none."""
-        return one_line(self.title or self.asked, LONGEST_TITLE)
+        return one_line(self.title or self.last_user_text, MAX_TITLE_CHARS)
 
     def digest(self) -> str:
         """A hash of the request without its trace; equal requests have equal digests."""
@@ -66,12 +66,12 @@ class Errand(Struct, frozen=True, omit_defaults=True):
         return sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
-def errand_of(blob: bytes | None) -> Errand:
+def decode_run_request(blob: bytes | None) -> RunRequest:
     """Decode a stored run request; an empty request for a run that was stored without one."""
-    return Errand() if blob is None else msgspec.json.decode(blob, type=Errand)
+    return RunRequest() if blob is None else msgspec.json.decode(blob, type=RunRequest)
 
 
-class State(StrEnum):
+class RunStatus(StrEnum):
     """The status of a run."""
 
     QUEUED = "queued"
@@ -88,7 +88,7 @@ class RunView(Struct, frozen=True, omit_defaults=True):
     run_id: str
     session_id: str
     agent: str
-    state: State
+    state: RunStatus
     stop: StopReason | None = None
     """Why the run ended, or that it waits."""
     asked: str = ""
@@ -109,23 +109,23 @@ class RunView(Struct, frozen=True, omit_defaults=True):
     """The user who owns the session."""
 
 
-_Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+_PositiveInt: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many runs may be active or queued, and how long claims and keys last."""
 
-    at_once: _Count = 256
+    at_once: _PositiveInt = 256
     """Runs that are active in this process; the others are queued."""
-    per_tenant: _Count = 192
+    per_tenant: _PositiveInt = 192
     """Active runs of one tenant, so that other tenants always find a free slot."""
-    queued: _Count = 10_000
+    queued: _PositiveInt = 10_000
     """Runs of all tenants that may be queued; more are rejected."""
-    queued_per_tenant: _Count = 5_000
+    queued_per_tenant: _PositiveInt = 5_000
     """Runs of one tenant that may be queued."""
-    queued_per_session: _Count = 100
+    queued_per_session: _PositiveInt = 100
     """Runs of one session that may be queued."""
-    slow_watcher: _Count = 1_000
+    slow_watcher: _PositiveInt = 1_000
     """Records that a watcher may lag behind before it is dropped."""
     lease_s: Annotated[float, Meta(gt=0, le=3_600)] = 10.0
     """Seconds without a heartbeat after which another orchestrator takes over a run."""
@@ -137,7 +137,7 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Seconds for which an idempotency key is stored."""
 
 
-class NoSession(EvoClawError):
+class SessionNotFound(EvoClawError):
     """No session has that id."""
 
     def __init__(self, session_id: str) -> None:
@@ -145,7 +145,7 @@ class NoSession(EvoClawError):
         self.session_id = session_id
 
 
-class Busy(EvoClawError):
+class SessionBusy(EvoClawError):
     """A session has another open run, or none that the request could apply to."""
 
     def __init__(self, session_id: str, why: str) -> None:
@@ -153,7 +153,7 @@ class Busy(EvoClawError):
         self.session_id = session_id
 
 
-class NoRun(EvoClawError):
+class RunNotFound(EvoClawError):
     """No run has that id."""
 
     def __init__(self, run_id: str) -> None:
@@ -165,14 +165,14 @@ class KeyReused(EvoClawError):
     """An idempotency key was used before, for another request."""
 
     def __init__(self, key: str, run_id: str) -> None:
-        shown = one_line(key, LONGEST_TITLE)
+        shown = one_line(key, MAX_TITLE_CHARS)
         super().__init__(
             f"the idempotency key {shown!r} was already used for another run; use a new key"
         )
         self.key, self.run_id = key, run_id
 
 
-class OtherHistory(EvoClawError):
+class SessionHasHistory(EvoClawError):
     """A complete history was given for a session that already has messages."""
 
     def __init__(self, session_id: str) -> None:
@@ -183,7 +183,7 @@ class OtherHistory(EvoClawError):
         self.session_id = session_id
 
 
-class NothingAsked(EvoClawError):
+class EmptyMessage(EvoClawError):
     """A run request has no message."""
 
     def __init__(self) -> None:
@@ -197,11 +197,11 @@ class Draining(EvoClawError):
         super().__init__("the orchestrator is shutting down; try again in a moment")
 
 
-class TooMany(EvoClawError):
+class RunQueueFull(EvoClawError):
     """Too many runs are queued."""
 
-    def __init__(self, what: str, limit: int) -> None:
+    def __init__(self, scope: str, limit: int) -> None:
         super().__init__(
-            f"the run queue is full: {limit} runs of {what} are queued; try again later"
+            f"the run queue is full: {limit} runs of {scope} are queued; try again later"
         )
-        self.what, self.limit = what, limit
+        self.scope, self.limit = scope, limit

@@ -14,20 +14,20 @@ from msgspec.structs import replace
 
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.labels import LOCAL, Principal
+from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.messages import JSON, ToolCall, ToolResult
 from evoclaw.core.tools import Context, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.orchestrator.fleet.delegation import Delegated
+from evoclaw.orchestrator.fleet.delegation import FleetExecutor
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
-from evoclaw.orchestrator.fleet.fetching import fetch
-from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, Presence, permit_all
-from evoclaw.orchestrator.fleet.jobs import Asked, FleetJobs, Job, look_up
+from evoclaw.orchestrator.fleet.fetching import fetch_artifact
+from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, permit_all
+from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, JobCommands, find_job
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.fleet.reception import Ledger, Reception
-from evoclaw.orchestrator.fleet.tidying import Shelf, Tidying
+from evoclaw.orchestrator.fleet.reception import EdgeCommands, ReportReceiver
+from evoclaw.orchestrator.fleet.tidying import CommandCleanup, ExpirableCommands
 from evoclaw.store.calls.command_values import QueueFull
 from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S
 from evoclaw.transport.link import Link
@@ -35,13 +35,13 @@ from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import DEFAULT_JOB_TIMEOUT_S, Command, Outcome
 
-QUIET = 1.2
+DISCOVERY_QUIET_S = 1.2
 """Seconds without a change after which all online edges are taken to have said hello."""
-GATHERING = 0.02
+GATHER_POLL_INTERVAL_S = 0.02
 """Seconds between two checks for missing edges: a large fleet changes much more often."""
 
 
-class NotThere(EvoClawError):
+class EdgeOffline(EvoClawError):
     """The requested edge is not online."""
 
     def __init__(self, agent_id: str, online: Sequence[str]) -> None:
@@ -49,10 +49,10 @@ class NotThere(EvoClawError):
         super().__init__(f"agent {agent_id!r} is not online; online: {names}")
 
 
-class Store(Outbox, Ledger, Shelf, Protocol):
+class FleetStore(Outbox, EdgeCommands, ExpirableCommands, Protocol):
     """The store for commands to edges."""
 
-    def of(self, tenant: str) -> Asked:
+    def of(self, tenant: str) -> JobCommands:
         """The commands of one tenant."""
         ...
 
@@ -63,7 +63,7 @@ class Orchestrator:
     def __init__(
         self,
         link: Link,
-        store: Store,
+        store: FleetStore,
         *,
         grants: Grants = ungranted,
         heartbeat: float = 30.0,
@@ -83,7 +83,9 @@ class Orchestrator:
             progress_timeout: Seconds without a report after which an accepted command counts as
                 lost.
         """
-        self.fleet = Fleet(heartbeat=heartbeat, changed=self._tell, permit=permit)
+        self.fleet = Fleet(
+            heartbeat_s=heartbeat, on_presence_change=self._notify_listeners, permit=permit
+        )
         self._grants, self._store = grants, store
         self.requests = Requests(
             link,
@@ -94,9 +96,9 @@ class Orchestrator:
             retry_delays=retry_delays,
             progress_timeout=progress_timeout,
         )
-        self.reception = Reception(link, self.fleet, self.requests, store)
-        self._tidying = Tidying(store, self.requests)
-        self._listeners: list[Callable[[Presence], None]] = []
+        self.report_receiver = ReportReceiver(link, self.fleet, self.requests, store)
+        self._command_cleanup = CommandCleanup(store, self.requests)
+        self._listeners: list[Callable[[PresenceChange], None]] = []
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[None]:
@@ -112,10 +114,10 @@ class Orchestrator:
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.reception.run())
-            group.create_task(self._tidying.run())
+            group.create_task(self.report_receiver.run())
+            group.create_task(self._command_cleanup.run())
 
-    def listen(self, listener: Callable[[Presence], None]) -> None:
+    def on_presence(self, listener: Callable[[PresenceChange], None]) -> None:
         """Call a listener whenever an edge comes online or goes offline."""
         self._listeners.append(listener)
 
@@ -123,37 +125,37 @@ class Orchestrator:
         """Wait until an edge is online and its tools are known; `EdgeOffline` after the timeout."""
 
         def ready() -> bool:
-            return self._is_there(agent_id) if tools else self.fleet.is_online(agent_id)
+            return self._is_ready(agent_id) if tools else self.fleet.is_online(agent_id)
 
         try:
             async with asyncio.timeout(seconds):
                 while not ready():
-                    await self.fleet.change()
+                    await self.fleet.wait_for_change()
         except TimeoutError:
             names = [member.agent_id for member in self.fleet.online()]
-            raise NotThere(one_line(agent_id), names) from None
+            raise EdgeOffline(one_line(agent_id), names) from None
         return self.fleet.member(agent_id)
 
-    async def settle(self, seconds: float) -> None:
+    async def wait_until_settled(self, seconds: float) -> None:
         """Wait until at least one edge is online and no more come, but at most so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.fleet.online():
-                    await self.fleet.change()
+                    await self.fleet.wait_for_change()
                 while True:
-                    async with asyncio.timeout(QUIET):
-                        await self.fleet.change()
+                    async with asyncio.timeout(DISCOVERY_QUIET_S):
+                        await self.fleet.wait_for_change()
 
-    async def gather(self, agents: Collection[str], seconds: float) -> None:
+    async def wait_for_all(self, agents: Collection[str], seconds: float) -> None:
         """Wait until all named edges are online with known tools, but at most so many seconds."""
         missing = set(agents)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while missing := {agent for agent in missing if not self._is_there(agent)}:
-                    await self.fleet.change()
-                    await asyncio.sleep(GATHERING)
+                while missing := {agent for agent in missing if not self._is_ready(agent)}:
+                    await self.fleet.wait_for_change()
+                    await asyncio.sleep(GATHER_POLL_INTERVAL_S)
 
-    def _is_there(self, agent_id: str) -> bool:
+    def _is_ready(self, agent_id: str) -> bool:
         member = self.fleet.find(agent_id)
         return member is not None and member.online and member.is_known
 
@@ -170,9 +172,9 @@ class Orchestrator:
         """The tool that calls any edge on behalf of an agent with these capabilities."""
         return EdgeCall(self.fleet, self.requests, held=held, grants=self._grants)
 
-    def delegated(self, besides: Collection[str] = ()) -> Delegated:
+    def delegated(self, excluded: Collection[str] = ()) -> FleetExecutor:
         """The tools of all edges except these names; a call runs on an edge that has the tool."""
-        return Delegated(self.fleet, self.edge, self.requests.agent_of, besides=besides)
+        return FleetExecutor(self.fleet, self.edge, self.requests.agent_of, excluded=excluded)
 
     async def start_job(
         self,
@@ -182,7 +184,7 @@ class Orchestrator:
         *,
         seconds: float = DEFAULT_JOB_TIMEOUT_S,
         idle: float | None = None,
-        principal: Principal = LOCAL,
+        principal: Principal = LOCAL_PRINCIPAL,
     ) -> ToolResult:
         """Start a job on an edge; the details of the result have its id.
 
@@ -204,9 +206,11 @@ class Orchestrator:
             return call
         return await edge.start(call, seconds=seconds, idle=idle)
 
-    async def job(self, agent_id: str, job_id: str, *, tenant: str = LOCAL.tenant) -> Job:
+    async def job(
+        self, agent_id: str, job_id: str, *, tenant: str = LOCAL_PRINCIPAL.tenant
+    ) -> EdgeJob:
         """The status of a job: its result if it has ended, else what its edge reports."""
-        return await look_up(self._store.of(tenant), self.requests, agent_id, job_id)
+        return await find_job(self._store.of(tenant), self.requests, agent_id, job_id)
 
     def jobs(self) -> FleetJobs:
         """The jobs of the fleet, as the tool `jobs` sees them."""
@@ -214,9 +218,9 @@ class Orchestrator:
 
     async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
         """Copy a big output from an edge to a file; returns its size in bytes."""
-        return await fetch(self.edge(agent_id), handle, path, self.requests.max_payload)
+        return await fetch_artifact(self.edge(agent_id), handle, path, self.requests.max_payload)
 
-    async def say(
+    async def query(
         self, agent_id: str, name: str, payload: dict[str, JSON] | None = None, seconds: float = 10
     ) -> Outcome:
         """Send an idempotent command and wait for its answer."""
@@ -226,6 +230,6 @@ class Orchestrator:
     def _sign(self, agent_id: str, command: Command) -> Command:
         return replace(command, grant=self._grants(agent_id, command, None))
 
-    def _tell(self, change: Presence) -> None:
+    def _notify_listeners(self, change: PresenceChange) -> None:
         for listener in self._listeners:
             listener(change)

@@ -11,18 +11,18 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.tools import Call
 from evoclaw.executors.edge import Grants, ungranted
-from evoclaw.governance.stops import EVERY, Stops
+from evoclaw.governance.stops import STOPS_POLL_INTERVAL_S, Stops
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.wire import Command
 
-WORK = frozenset({"tool", "execute", "prompt"})
+WORK_COMMANDS = frozenset({"tool", "execute", "prompt"})
 """Commands that start work; others, such as `cancel`, still reach a stopped edge."""
-ROUNDS = 3
+MAX_CANCEL_ROUNDS = 3
 """How often the work of a stopped edge is cancelled: another process may just have sent some."""
 
 
-class Stopping:
+class StoppableGrants:
     """Signs no work for a stopped edge, tool or agent, whichever way the call came."""
 
     def __init__(self, stops: Stops, grants: Grants = ungranted) -> None:
@@ -30,21 +30,23 @@ class Stopping:
 
     def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
         """Return the grant; `ToolFailure` if the edge, the tool or everything is stopped."""
-        if command.command in WORK:
-            stop = self._stops.keeps_from(agent_id, call)
+        if command.command in WORK_COMMANDS:
+            stop = self._stops.stop_for_device(agent_id, call)
             if stop is not None:
-                text = f"Error: Nothing was sent to {agent_id!r}: {stop.told}. Tell the user."
+                text = (
+                    f"Error: Nothing was sent to {agent_id!r}: {stop.description}. Tell the user."
+                )
                 raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         return self._grants(agent_id, command, call)
 
 
 @asynccontextmanager
-async def following(
+async def enforce_stops(
     stops: Stops,
     orchestrator: Orchestrator,
     store: CommandStore,
     *,
-    every: float = EVERY,
+    interval_s: float = STOPS_POLL_INTERVAL_S,
     clock: Callable[[], float] = time.time,
 ) -> AsyncGenerator[None]:
     """While the block runs, cancel the work of every edge as soon as it is stopped.
@@ -57,13 +59,15 @@ async def following(
     async def watch() -> None:
         while True:
             known = {member.agent_id for member in orchestrator.fleet.members()}
-            stopped = {name for name in known | set(stops.agents()) if stops.keeps_from(name)}
+            stopped = {
+                name for name in known | set(stops.stopped_agents()) if stops.stop_for_device(name)
+            }
             for released in done.keys() - stopped:
                 del done[released]
             for agent_id in sorted(stopped):
-                if done.setdefault(agent_id, 0) < ROUNDS:
-                    done[agent_id] += await _end_work(orchestrator, store, agent_id, clock())
-            await asyncio.sleep(every)
+                if done.setdefault(agent_id, 0) < MAX_CANCEL_ROUNDS:
+                    done[agent_id] += await _cancel_work(orchestrator, store, agent_id, clock())
+            await asyncio.sleep(interval_s)
 
     watching = asyncio.create_task(watch(), name="emergency stops")
     try:
@@ -73,7 +77,7 @@ async def following(
         await asyncio.wait([watching])
 
 
-async def _end_work(
+async def _cancel_work(
     orchestrator: Orchestrator, store: CommandStore, agent_id: str, now: float
 ) -> int:
     """Cancel the work of an edge; 0 if the store failed, so that it is tried again."""

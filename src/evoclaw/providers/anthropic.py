@@ -25,21 +25,21 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
-from evoclaw.providers.assembly import Assembly
-from evoclaw.providers.exchange import Server, converse, endpoint
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.exchange import ModelServer, endpoint_url, stream_reply
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.outgoing import (
     Buffer,
-    ToolTexts,
+    ToolEncoder,
     arguments_of,
-    body,
-    encode,
-    readable,
+    encode_json,
+    request_body,
     safe_name,
+    text_of,
 )
 from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import refused
-from evoclaw.providers.sse import Events
+from evoclaw.providers.refusals import error_response
+from evoclaw.providers.sse import EventSplitter
 
 _VERSION = "2023-06-01"
 _CACHED = b',"cache_control":{"type":"ephemeral"}}'
@@ -63,19 +63,19 @@ class AnthropicProvider:
         name: str = "anthropic",
         profile: Profile = Profile(),
         price: Price | None = None,
-        retry: Retry = Retry(),
+        retry: RetryPolicy = RetryPolicy(),
     ) -> None:
         auth = {"x-api-key": api_key.strip()} if api_key else {}
-        url = endpoint(base_url.rstrip("/").removesuffix("/v1"), "/v1/messages")
+        url = endpoint_url(base_url.rstrip("/").removesuffix("/v1"), "/v1/messages")
         sent = {"anthropic-version": _VERSION, **auth, **headers}
-        self._server = Server(name, model, url, http, retry, price, sent)
+        self._server = ModelServer(name, model, url, http, retry, price, sent)
         self._profile = profile
-        self._tools = ToolTexts(_tool)
+        self._tools = ToolEncoder(_tool)
 
     @property
     def model(self) -> str:
         """The `provider/model` name."""
-        return self._server.who
+        return self._server.full_name
 
     @property
     def profile(self) -> Profile:
@@ -85,7 +85,9 @@ class AnthropicProvider:
     def stream(self, request: Request) -> AsyncGenerator[ReplyEvent]:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
-        return converse(self._server, self._body(request), Events, lambda: _EventParser(model))
+        return stream_reply(
+            self._server, self._body(request), EventSplitter, lambda: _EventParser(model)
+        )
 
     def _body(self, request: Request) -> bytes:
         # No temperature: every model since Opus 4.7 rejects a request with one.
@@ -94,9 +96,9 @@ class AnthropicProvider:
             "stream": True,
             "max_tokens": request.max_tokens or self._profile.max_output_tokens,
         }
-        messages = request.history.written(
+        messages = request.history.encoded(
             "anthropic+images" if self._profile.images else "anthropic",
-            lambda: _Conversation(images=self._profile.images),
+            lambda: _AnthropicMessages(images=self._profile.images),
         )
         if messages.system:
             options["system"] = Raw(b"".join((b"[", *_cached(messages.system, b"}"), b"]")))
@@ -106,10 +108,10 @@ class AnthropicProvider:
             options["tools"] = Raw(tools[:-2] + _CACHED + b"]")
             if not request.offer_tools:
                 options["tool_choice"] = {"type": "none"}
-        return body(_cached(messages.text, b"}]}"), options)
+        return request_body(_cached(messages.text, b"}]}"), options)
 
 
-class _Conversation:
+class _AnthropicMessages:
     """Encodes messages; adjacent ones of one role are merged, as the API requires for results."""
 
     def __init__(self, *, images: bool) -> None:
@@ -122,7 +124,7 @@ class _Conversation:
         if isinstance(message, SystemMessage):
             if message.text.strip():
                 self.system += b"," if self.system else b""
-                self.system += encode({"type": "text", "text": message.text})
+                self.system += encode_json({"type": "text", "text": message.text})
             return
         start, blocks = _role_and_blocks(message, images=self._images)
         if not blocks:
@@ -133,7 +135,7 @@ class _Conversation:
         else:
             self.text += b"," + start if self.text else start
         self._start = start
-        self.text += encode(blocks)[1:-1] + _END
+        self.text += encode_json(blocks)[1:-1] + _END
 
 
 def _cached(text: bytearray, end: bytes) -> tuple[Buffer, ...]:
@@ -169,7 +171,7 @@ def _blocks(blocks: Sequence[Block], *, images: bool) -> list[JSON]:
         if images and isinstance(block, ImageBlock):
             source = {"type": "base64", "media_type": block.media_type, "data": block.data}
             out.append({"type": "image", "source": source})
-        elif (text := readable((block,), images=images)).strip():  # blank text is rejected
+        elif (text := text_of((block,), images=images)).strip():  # blank text is rejected
             out.append({"type": "text", "text": text})
     return out
 
@@ -196,14 +198,14 @@ def _result(result: ToolResult, *, images: bool) -> JSON:
     return block
 
 
-class _Usage(Struct, gc=False):
+class _AnthropicUsage(Struct, gc=False):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
 
-class _Block(Struct, gc=False):
+class _AnthropicBlock(Struct, gc=False):
     type: str = ""
     text: str | None = None
     thinking: str | None = None
@@ -212,34 +214,34 @@ class _Block(Struct, gc=False):
     input: Raw = Raw()
 
 
-class _Delta(Struct, gc=False):
+class _AnthropicDelta(Struct, gc=False):
     text: str | None = None
     partial_json: str | None = None
     thinking: str | None = None
     stop_reason: str | None = None
 
 
-class _Whole(Struct, gc=False):
+class _AnthropicMessage(Struct, gc=False):
     model: str | None = None
-    usage: _Usage | None = None
+    usage: _AnthropicUsage | None = None
 
 
-class _Event(Struct, gc=False):
+class _AnthropicEvent(Struct, gc=False):
     """Any event; or the complete message of a server that does not stream."""
 
     type: str = ""
     index: int = 0
-    delta: _Delta | None = None
-    content_block: _Block | None = None
-    message: _Whole | None = None
-    usage: _Usage | None = None
+    delta: _AnthropicDelta | None = None
+    content_block: _AnthropicBlock | None = None
+    message: _AnthropicMessage | None = None
+    usage: _AnthropicUsage | None = None
     error: Raw = Raw()
-    content: list[_Block] | None = None
+    content: list[_AnthropicBlock] | None = None
     model: str | None = None
     stop_reason: str | None = None
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(_AnthropicEvent)
 
 _FINISHES = {
     "max_tokens": Finish.LENGTH,
@@ -255,8 +257,8 @@ class _EventParser:
     __slots__ = ("_usage", "out")
 
     def __init__(self, model: str) -> None:
-        self.out = Assembly(model)
-        self._usage = _Usage()
+        self.out = ReplyBuilder(model)
+        self._usage = _AnthropicUsage()
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
         """Parse one event."""
@@ -266,29 +268,29 @@ class _EventParser:
         if event.type == "content_block_start" and event.content_block is not None:
             return self._start(event.index, event.content_block)
         if bytes(event.error) not in (b"", b"null"):
-            raise refused(0, payload)
+            raise error_response(0, payload)
         return self._frame(event)
 
-    def _delta(self, index: int, delta: _Delta) -> Sequence[ReplyEvent]:
+    def _delta(self, index: int, delta: _AnthropicDelta) -> Sequence[ReplyEvent]:
         if delta.text:
-            return (self.out.say(delta.text),)
+            return (self.out.add_text(delta.text),)
         if delta.thinking:
-            return (self.out.think(delta.thinking),)
+            return (self.out.add_reasoning(delta.thinking),)
         if delta.partial_json:
-            self.out.call(index, "", "", delta.partial_json)
+            self.out.add_call(index, "", "", delta.partial_json)
         return ()
 
-    def _start(self, index: int, block: _Block) -> Sequence[ReplyEvent]:
+    def _start(self, index: int, block: _AnthropicBlock) -> Sequence[ReplyEvent]:
         if block.type == "tool_use":
             # Empty while the input is streamed, missing from some servers, complete from others.
             raw = bytes(block.input)
             arguments = "" if raw in (b"", b"{}", b"null") else raw.decode()
-            self.out.call(index, block.id or "", block.name or "", arguments)
+            self.out.add_call(index, block.id or "", block.name or "", arguments)
         if block.text:
-            return (self.out.say(block.text),)
-        return (self.out.think(block.thinking),) if block.thinking else ()
+            return (self.out.add_text(block.text),)
+        return (self.out.add_reasoning(block.thinking),) if block.thinking else ()
 
-    def _frame(self, event: _Event) -> Sequence[ReplyEvent]:
+    def _frame(self, event: _AnthropicEvent) -> Sequence[ReplyEvent]:
         """Parse what surrounds the blocks: the start, the end, or a complete message."""
         out, message = self.out, event.message or event
         out.model = message.model or out.model
@@ -301,7 +303,7 @@ class _EventParser:
         out.ended = out.ended or event.type in ("message_stop", "message")
         return events
 
-    def _count(self, new: _Usage) -> None:
+    def _count(self, new: _AnthropicUsage) -> None:
         """Update the token counts; later values replace earlier ones."""
         old = self._usage
         for name in old.__struct_fields__:

@@ -9,10 +9,10 @@ import msgspec
 from evoclaw.core.errors import ProviderErrorKind
 from evoclaw.core.events import ReasoningDelta, TextDelta
 from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
-from evoclaw.providers.refusals import Trouble
+from evoclaw.providers.refusals import AttemptFailed
 
 
-class _Draft:
+class _CallDraft:
     """A call that is still being streamed."""
 
     __slots__ = ("arguments", "id", "name")
@@ -22,9 +22,9 @@ class _Draft:
         self.arguments: list[str] = []
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the arguments are a JSON object: what follows belongs to another call."""
-        return is_object("".join(self.arguments))
+        return is_json_object("".join(self.arguments))
 
     def to_call(self) -> ToolCall:
         """The finished call; one without an id gets a new one."""
@@ -32,7 +32,7 @@ class _Draft:
         return ToolCall(call_id, self.name, "".join(self.arguments).strip() or "{}")
 
 
-class Assembly:
+class ReplyBuilder:
     """Collects the pieces of a reply."""
 
     __slots__ = (
@@ -55,24 +55,24 @@ class Assembly:
         """Whether the server ended the stream."""
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._drafts: list[_Draft] = []
-        self._by_index: dict[int, _Draft] = {}
+        self._drafts: list[_CallDraft] = []
+        self._by_index: dict[int, _CallDraft] = {}
 
-    def say(self, text: str) -> TextDelta:
+    def add_text(self, text: str) -> TextDelta:
         """Add text."""
         self._text.append(text)
         return TextDelta(text)
 
-    def think(self, text: str) -> ReasoningDelta:
+    def add_reasoning(self, text: str) -> ReasoningDelta:
         """Add reasoning."""
         self._reasoning.append(text)
         return ReasoningDelta(text)
 
-    def call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
+    def add_call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
         """Add a piece of a call to the call it belongs to."""
         draft = self._find(index, call_id, name, arguments)
         if draft is None:
-            draft = _Draft()
+            draft = _CallDraft()
             self._drafts.append(draft)
             if index is not None:
                 self._by_index[index] = draft
@@ -82,7 +82,9 @@ class Assembly:
         if arguments:
             draft.arguments.append(arguments)
 
-    def _find(self, index: int | None, call_id: str, name: str, arguments: str) -> _Draft | None:
+    def _find(
+        self, index: int | None, call_id: str, name: str, arguments: str
+    ) -> _CallDraft | None:
         """The call that a piece continues; None if it starts a new call.
 
         Servers omit the index, the id or both, give every call index 0, and repeat the name or
@@ -97,9 +99,9 @@ class Assembly:
             return draft
         if draft.arguments and name != draft.name:
             return None
-        return None if arguments.strip() and draft.whole else draft
+        return None if arguments.strip() and draft.is_complete else draft
 
-    def _named(self, call_id: str) -> _Draft | None:
+    def _named(self, call_id: str) -> _CallDraft | None:
         if call_id:
             for draft in self._drafts:
                 if draft.id == call_id:
@@ -107,23 +109,23 @@ class Assembly:
         return self._drafts[-1] if self._drafts else None
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the reply is complete."""
         if self.finish is not None:
             return True
         if not self.ended or not (self._text or self._drafts):
             return False
-        return all(draft.whole for draft in self._drafts)
+        return all(draft.is_complete for draft in self._drafts)
 
-    def missing(self) -> Trouble:
+    def incomplete_error(self) -> AttemptFailed:
         """The error for a stream that ended without a complete reply."""
         if self.ended or not (self._text or self._drafts or self._reasoning):
             message = "the server sent an empty reply without choices"
         else:
             message = "the stream ended before the reply was complete"
-        return Trouble(ProviderErrorKind.SERVER_ERROR, message)
+        return AttemptFailed(ProviderErrorKind.SERVER_ERROR, message)
 
-    def reply(self) -> Reply:
+    def build(self) -> Reply:
         """The complete reply, without its cost."""
         calls = tuple(draft.to_call() for draft in self._drafts)
         finish = self.finish or Finish.STOP
@@ -140,7 +142,7 @@ class Assembly:
         )
 
 
-def is_object(text: str) -> bool:
+def is_json_object(text: str) -> bool:
     """Whether text is one JSON object."""
     if not text.rstrip().endswith("}"):
         return False

@@ -9,16 +9,16 @@ from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 
-NAME = "direct"
+DIRECT_MODEL = "direct"
 
 
-class Direct:
+class DirectProvider:
     """Replies with the result of the last call; makes no calls, and costs nothing."""
 
     @property
     def model(self) -> str:
         """Its name."""
-        return NAME
+        return DIRECT_MODEL
 
     @property
     def profile(self) -> Profile:
@@ -29,4 +29,4 @@ class Direct:
         """Reply with the text of the last result, or that there is none."""
         last = request.history[-1] if len(request.history) else None
         text = last.text if isinstance(last, ToolResult) else ""
-        yield Replied(Reply(text or "There was nothing to do.", model=NAME, cost=0.0))
+        yield Replied(Reply(text or "There was nothing to do.", model=DIRECT_MODEL, cost=0.0))

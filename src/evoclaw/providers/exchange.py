@@ -14,18 +14,18 @@ import msgspec
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried
 from evoclaw.core.messages import Reply, Usage
-from evoclaw.providers.assembly import Assembly
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import Trouble, redact, unreadable
-from evoclaw.providers.sse import Splitter
+from evoclaw.providers.refusals import AttemptFailed, redact, unreadable_reply
+from evoclaw.providers.sse import PayloadSplitter
 
 
-class Parser(Protocol):
+class PayloadParser(Protocol):
     """Parses the payloads of one vendor's API into a `ReplyBuilder`."""
 
     @property
-    def out(self) -> Assembly:
+    def out(self) -> ReplyBuilder:
         """The reply so far."""
         ...
 
@@ -35,27 +35,27 @@ class Parser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ModelServer:
     """The server of a model: its URL, headers, retry policy and prices."""
 
     name: str
     model: str
     url: str
     http: Http
-    retry: Retry
+    retry: RetryPolicy
     price: Price | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     @property
-    def who(self) -> str:
+    def full_name(self) -> str:
         """The `provider/model` name."""
         return f"{self.name}/{self.model}"
 
-    def tell(self, trouble: Trouble) -> Trouble:
+    def without_keys(self, failure: AttemptFailed) -> AttemptFailed:
         """The same failure, without API keys that the server's message repeats."""
         values = (value.removeprefix("Bearer ") for value in self.headers.values())
-        message = redact(trouble.what, [value for value in values if len(value) > 7])
-        return Trouble(trouble.kind, message, retry_after=trouble.retry_after)
+        message = redact(failure.message, [value for value in values if len(value) > 7])
+        return AttemptFailed(failure.kind, message, retry_after=failure.retry_after)
 
     def cost(self, model: str, usage: Usage) -> float | None:
         """In US dollars; None if the price or the usage is unknown."""
@@ -65,7 +65,7 @@ class Server:
         return self.price(self.model, usage) if cost is None else cost
 
 
-def endpoint(base_url: str, path: str) -> str:
+def endpoint_url(base_url: str, path: str) -> str:
     """Append a path to a base URL, before its query if it has one."""
     try:
         parts = urlsplit(base_url)
@@ -80,14 +80,14 @@ def endpoint(base_url: str, path: str) -> str:
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path))
 
 
-async def converse(
-    server: Server,
+async def stream_reply(
+    server: ModelServer,
     body: bytes,
-    new_splitter: Callable[[], Splitter],
-    new_parser: Callable[[], Parser],
+    new_splitter: Callable[[], PayloadSplitter],
+    new_parser: Callable[[], PayloadParser],
 ) -> AsyncGenerator[ReplyEvent]:
     """Yield deltas and retries, then exactly one `Replied`, or raise `ProviderError`."""
-    spent, waited = _Spent(server), 0.0
+    spent, waited = _FailedAttempts(server), 0.0
     for attempt in count(1):
         splitter, parser, payload = new_splitter(), new_parser(), b""
         out = parser.out
@@ -105,41 +105,41 @@ async def converse(
                     await answer.drain()
             finally:
                 answer.close()
-            failure = out.missing()
-        except Trouble as error:
-            failure = server.tell(error)
+            failure = out.incomplete_error()
+        except AttemptFailed as error:
+            failure = server.without_keys(error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            failure = server.tell(unreadable(payload))
-        if out.whole:
+            failure = server.without_keys(unreadable_reply(payload))
+        if out.is_complete:
             # Even if the connection failed after the last piece: the reply is paid for.
-            yield Replied(spent.on(out.reply()))
+            yield Replied(spent.add_to(out.build()))
             return
         spent.add(out)
         wait = server.retry.wait(failure, attempt, waited)
         if wait is None:
-            raise failure.to_error(server.who, spent.usage)
-        yield ReplyRetried(failure.kind, failure.what, attempt, wait)
+            raise failure.to_error(server.full_name, spent.usage)
+        yield ReplyRetried(failure.kind, failure.message, attempt, wait)
         await asyncio.sleep(wait)
         waited += wait
 
 
-class _Spent:
+class _FailedAttempts:
     """The usage and cost of failed attempts, to be added to the reply."""
 
     __slots__ = ("_cost", "_server", "usage")
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ModelServer) -> None:
         self._server = server
         self.usage = Usage()
         self._cost: float | None = 0.0
 
-    def add(self, out: Assembly) -> None:
+    def add(self, out: ReplyBuilder) -> None:
         if out.usage != Usage():
             cost = self._server.cost(out.model, out.usage)
             self.usage += out.usage
             self._cost = None if cost is None or self._cost is None else self._cost + cost
 
-    def on(self, reply: Reply) -> Reply:
+    def add_to(self, reply: Reply) -> Reply:
         """The reply with its cost, plus the usage and cost of the failed attempts."""
         cost = self._server.cost(reply.model, reply.usage)
         if cost is not None:

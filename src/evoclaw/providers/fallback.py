@@ -14,12 +14,12 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.closing import close
 
-FAILURES = 3
+MAX_CONSECUTIVE_FAILURES = 3
 """Failures in a row after which a provider is degraded."""
-COOL_DOWN = 300.0
+COOLDOWN_S = 300.0
 """Seconds for which a degraded provider is skipped."""
 
-_COUNTED = frozenset(
+_COUNTED_ERRORS = frozenset(
     {
         ProviderErrorKind.RATE_LIMITED,
         ProviderErrorKind.QUOTA_EXHAUSTED,
@@ -32,13 +32,13 @@ _COUNTED = frozenset(
 
 
 @dataclass(slots=True)
-class Health:
+class ProviderHealth:
     """The health of one provider."""
 
     model: str
     failures: int = 0
     """In a row."""
-    rested_until: float = 0.0
+    skipped_until: float = 0.0
     """The provider is skipped before this time, on the clock of the `Fallback`."""
 
 
@@ -64,15 +64,15 @@ class Fallback:
         providers: Sequence[Provider],
         *,
         clock: Callable[[], float] = time.monotonic,
-        failures: int = FAILURES,
-        cool_down: float = COOL_DOWN,
+        failures: int = MAX_CONSECUTIVE_FAILURES,
+        cool_down: float = COOLDOWN_S,
     ) -> None:
         if not providers:
             raise ConfigError("a fallback needs at least one model; give one")
         self._providers = tuple(providers)
-        self._health = tuple(Health(provider.model) for provider in providers)
+        self._health = tuple(ProviderHealth(provider.model) for provider in providers)
         self._clock, self._failures, self._cool_down = clock, failures, cool_down
-        self._profile = _least([provider.profile for provider in providers])
+        self._profile = _common_profile([provider.profile for provider in providers])
 
     @property
     def model(self) -> str:
@@ -85,7 +85,7 @@ class Fallback:
         return self._profile
 
     @property
-    def health(self) -> tuple[Health, ...]:
+    def health(self) -> tuple[ProviderHealth, ...]:
         """The health of each provider, in order."""
         return self._health
 
@@ -112,7 +112,7 @@ class Fallback:
                         yield piece
             except ProviderError as error:
                 failed.append(_Failure(provider, error))
-                if error.kind in _COUNTED:
+                if error.kind in _COUNTED_ERRORS:
                     self._count(index)
                 elif error.kind is not ProviderErrorKind.CONTEXT_TOO_LONG:
                     break
@@ -122,19 +122,19 @@ class Fallback:
 
     def _order(self) -> list[int]:
         now = self._clock()
-        healthy = [i for i, health in enumerate(self._health) if health.rested_until <= now]
+        healthy = [i for i, health in enumerate(self._health) if health.skipped_until <= now]
         if healthy:
             return healthy
-        return [min(range(len(self._health)), key=lambda i: self._health[i].rested_until)]
+        return [min(range(len(self._health)), key=lambda i: self._health[i].skipped_until)]
 
     def _count(self, index: int) -> None:
         health = self._health[index]
         health.failures += 1
         if health.failures >= self._failures:
-            health.rested_until = self._clock() + self._cool_down
+            health.skipped_until = self._clock() + self._cool_down
 
     def _succeeded(self, index: int) -> None:
-        self._health[index].failures, self._health[index].rested_until = 0, 0.0
+        self._health[index].failures, self._health[index].skipped_until = 0, 0.0
 
 
 async def _pieces(provider: Provider, request: Request) -> AsyncGenerator[ReplyEvent, None]:
@@ -175,7 +175,7 @@ def _summary(failed: Sequence[_Failure]) -> ProviderError:
     return summary
 
 
-def _least(profiles: Sequence[Profile]) -> Profile:
+def _common_profile(profiles: Sequence[Profile]) -> Profile:
     styles = [profile.calls for profile in profiles]
     weakest = next((s for s in (CallStyle.NONE, CallStyle.TEXT) if s in styles), CallStyle.NATIVE)
     return Profile(

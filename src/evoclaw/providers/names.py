@@ -13,11 +13,11 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Provider
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers.prices import Rate, prices
+from evoclaw.providers.prices import TokenRate, price_function
 from evoclaw.providers.profiles import profile_for
 
 if TYPE_CHECKING:
-    from evoclaw.providers.http import Http, Retry
+    from evoclaw.providers.http import Http, RetryPolicy
 
 
 class Dialect(StrEnum):
@@ -61,10 +61,10 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 }
 """The known servers by prefix; the configuration may add more."""
 
-LOCAL = "local"
+LOCAL_MODEL = "local"
 """The embedded model: `local`, or `local/<model>`."""
 
-DEFAULTS = {
+DEFAULT_MODELS = {
     "ANTHROPIC_API_KEY": "anthropic/claude-sonnet-5-5",
     "OPENAI_API_KEY": "openai/gpt-6.1-sol",
 }
@@ -73,7 +73,12 @@ DEFAULTS = {
 Probe: TypeAlias = Callable[[str], Awaitable[bytes | None]]
 """URL -> the response body, or None if there is no server."""
 
-_FAMILIES = (("claude", "anthropic"), ("gpt", "openai"), ("o1", "openai"), ("gemini", "gemini"))
+_PREFIX_BY_FAMILY = (
+    ("claude", "anthropic"),
+    ("gpt", "openai"),
+    ("o1", "openai"),
+    ("gemini", "gemini"),
+)
 
 
 def provider_for(
@@ -83,8 +88,8 @@ def provider_for(
     env: Mapping[str, str],
     endpoints: Mapping[str, Endpoint] | None = None,
     profiles: Mapping[str, Profile] | None = None,
-    rates: Mapping[str, Rate] | None = None,
-    retry: Retry | None = None,
+    rates: Mapping[str, TokenRate] | None = None,
+    retry: RetryPolicy | None = None,
 ) -> Provider:
     """Create the provider that serves `prefix/model`; nothing is sent before its first request.
 
@@ -100,7 +105,7 @@ def provider_for(
     Raises:
         ConfigError: The name is invalid or a key is missing; the message says what to do.
     """
-    if name == LOCAL or name.startswith(f"{LOCAL}/"):
+    if name == LOCAL_MODEL or name.startswith(f"{LOCAL_MODEL}/"):
         from evoclaw.providers.local import LocalProvider
 
         return LocalProvider(http=http)
@@ -110,24 +115,24 @@ def provider_for(
     base_url, moved = _address(prefix, endpoint, env)
     key = _key(name, endpoint, env, required=not moved)
     profile = profile_for(name, profiles)
-    provider = _make(endpoint.dialect)(
+    provider = _provider_class(endpoint.dialect)(
         model,
         http=http,
         base_url=base_url,
         api_key=key,
         name=prefix,
         profile=profile,
-        price=prices(name, rates),
+        price=price_function(name, rates),
         **({} if retry is None else {"retry": retry}),
     )
     if profile.calls is CallStyle.TEXT:
-        from evoclaw.providers.textform import TextForm
+        from evoclaw.providers.textform import TextCallProvider
 
-        return TextForm(provider)
+        return TextCallProvider(provider)
     return provider
 
 
-def _make(dialect: Dialect) -> Callable[..., Provider]:
+def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
     # Imported here: a process that uses one vendor does not load the others.
     match dialect:
         case Dialect.ANTHROPIC:
@@ -148,10 +153,10 @@ def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
     prefix, slash, model = name.partition("/")
     if slash and prefix in known and model:
         return prefix, model
-    prefixes = ", ".join(sorted([*known, LOCAL]))
+    prefixes = ", ".join(sorted([*known, LOCAL_MODEL]))
     if prefix in known:
         raise ConfigError(f"{name!r} has no model name; write {prefix}/<model>")
-    guess = next((p for family, p in _FAMILIES if name.startswith(family)), None)
+    guess = next((p for family, p in _PREFIX_BY_FAMILY if name.startswith(family)), None)
     if guess and not slash:
         raise ConfigError(f"{name!r} has no provider prefix; write {guess}/{name}")
     if name.partition(":")[0] in known and not slash:
@@ -196,52 +201,52 @@ def ollama_url(host: str) -> str:
     return f"{parts.scheme}://{name}:{parts.port or default}{parts.path.rstrip('/')}"
 
 
-async def find_default(env: Mapping[str, str], probe: Probe | None = None) -> str | None:
+async def find_default_model(env: Mapping[str, str], probe: Probe | None = None) -> str | None:
     """The default model on this machine; None if there is none.
 
     In this order: the model of an API key in the environment, the largest model with tools of a
     running Ollama, the embedded model if it is installed.
     """
-    for variable, name in DEFAULTS.items():
+    for variable, name in DEFAULT_MODELS.items():
         if env.get(variable, "").strip():
             return name
     address = ollama_url(env.get("OLLAMA_HOST", "").strip() or "127.0.0.1:11434")
-    answer = await (probe or ask)(f"{address}/api/tags")
-    model = _with_tools(answer) if answer else None
+    answer = await (probe or http_get)(f"{address}/api/tags")
+    model = _largest_with_tools(answer) if answer else None
     if model:
         return f"ollama/{model}"
     from evoclaw.providers.local import installed
 
-    return LOCAL if installed() else None
+    return LOCAL_MODEL if installed() else None
 
 
-class _Tagged(Struct):
+class _OllamaModel(Struct):
     name: str
     size: int = 0
     capabilities: list[str] | None = None
 
 
-class _Tags(Struct):
-    models: list[_Tagged] = []
+class _OllamaTags(Struct):
+    models: list[_OllamaModel] = []
 
 
-def _with_tools(answer: bytes) -> str | None:
+def _largest_with_tools(answer: bytes) -> str | None:
     """The largest model that has tools; for an older Ollama, according to our table."""
     try:
-        models = msgspec.json.decode(answer, type=_Tags).models
+        models = msgspec.json.decode(answer, type=_OllamaTags).models
     except msgspec.DecodeError:
         return None
-    with_tools = [model for model in models if _can_call(model)]
+    with_tools = [model for model in models if _has_tools(model)]
     return max(with_tools, key=lambda model: model.size).name if with_tools else None
 
 
-def _can_call(model: _Tagged) -> bool:
+def _has_tools(model: _OllamaModel) -> bool:
     if model.capabilities is not None:
         return "tools" in model.capabilities
     return profile_for(f"ollama/{model.name}").calls is CallStyle.NATIVE
 
 
-async def ask(url: str, timeout: float = 0.5) -> bytes | None:
+async def http_get(url: str, timeout: float = 0.5) -> bytes | None:
     """GET a URL; None if there is no response in time."""
     import asyncio
 
@@ -260,9 +265,9 @@ def _get(url: str, timeout: float) -> bytes | None:
         return None
 
 
-def how_to_get_a_model() -> str:
+def model_setup_help() -> str:
     """What a user without a model can do."""
-    anthropic, openai = DEFAULTS["ANTHROPIC_API_KEY"], DEFAULTS["OPENAI_API_KEY"]
+    anthropic, openai = DEFAULT_MODELS["ANTHROPIC_API_KEY"], DEFAULT_MODELS["OPENAI_API_KEY"]
     return f"""\
 No model is configured. Choose one:
   1. An API key:  export ANTHROPIC_API_KEY=<your key>   (then {anthropic})

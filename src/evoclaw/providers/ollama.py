@@ -24,25 +24,25 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
-from evoclaw.providers.assembly import Assembly
-from evoclaw.providers.exchange import Server, converse, endpoint
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.exchange import ModelServer, endpoint_url, stream_reply
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.outgoing import (
-    Joined,
-    ToolTexts,
+    JoinedMessages,
+    ToolEncoder,
     arguments_of,
-    body,
-    encode,
-    function,
-    pictures,
-    readable,
+    encode_json,
+    function_tool,
+    images_in,
+    request_body,
     safe_name,
+    text_of,
 )
 from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import refused
-from evoclaw.providers.sse import Lines
+from evoclaw.providers.refusals import error_response
+from evoclaw.providers.sse import LineSplitter
 
-MAX_CONTEXT = 32_768
+MAX_CONTEXT_TOKENS = 32_768
 """The largest context to request: the server allocates memory for all of it."""
 
 
@@ -60,18 +60,18 @@ class OllamaProvider:
         name: str = "ollama",
         profile: Profile = Profile(),
         price: Price | None = None,
-        retry: Retry = Retry(),
+        retry: RetryPolicy = RetryPolicy(),
     ) -> None:
         auth = {"Authorization": f"Bearer {api_key.strip()}"} if api_key else {}
-        url = endpoint(base_url, "/api/chat")
-        self._server = Server(name, model, url, http, retry, price, {**auth, **headers})
+        url = endpoint_url(base_url, "/api/chat")
+        self._server = ModelServer(name, model, url, http, retry, price, {**auth, **headers})
         self._profile = profile
-        self._tools = ToolTexts(function)
+        self._tools = ToolEncoder(function_tool)
 
     @property
     def model(self) -> str:
         """The `provider/model` name."""
-        return self._server.who
+        return self._server.full_name
 
     @property
     def profile(self) -> Profile:
@@ -81,12 +81,14 @@ class OllamaProvider:
     def stream(self, request: Request) -> AsyncGenerator[ReplyEvent]:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
-        return converse(self._server, self._body(request), Lines, lambda: _LineParser(model))
+        return stream_reply(
+            self._server, self._body(request), LineSplitter, lambda: _LineParser(model)
+        )
 
     def _body(self, request: Request) -> bytes:
         settings: dict[str, JSON] = {
             # The server's default is small, and it truncates a longer prompt silently.
-            "num_ctx": min(self._profile.context_tokens, MAX_CONTEXT),
+            "num_ctx": min(self._profile.context_tokens, MAX_CONTEXT_TOKENS),
             # The server's default is no limit.
             "num_predict": request.max_tokens or self._profile.max_output_tokens,
         }
@@ -101,20 +103,22 @@ class OllamaProvider:
             options["tools"] = Raw(self._tools.encoded(request.tools))
         images = self._profile.images
         dialect = "ollama+images" if images else "ollama"
-        joined = request.history.written(dialect, lambda: Joined(partial(_encode, images=images)))
-        return body((joined.text,), options)
+        joined = request.history.encoded(
+            dialect, lambda: JoinedMessages(partial(_encode, images=images))
+        )
+        return request_body((joined.text,), options)
 
 
 def _encode(message: Message, *, images: bool) -> bytes:
     match message:
         case SystemMessage():
-            return encode({"role": "system", "content": message.text})
+            return encode_json({"role": "system", "content": message.text})
         case UserMessage():
-            return encode({"role": "user", **_content(message.blocks, images=images)})
+            return encode_json({"role": "user", **_content(message.blocks, images=images)})
         case Reply():
-            return encode(_assistant(message))
+            return encode_json(_assistant(message))
         case ToolResult():
-            return encode(
+            return encode_json(
                 {
                     "role": "tool",
                     "tool_name": safe_name(message.name),
@@ -127,8 +131,8 @@ def _encode(message: Message, *, images: bool) -> bytes:
 
 
 def _content(blocks: Sequence[Block], *, images: bool) -> dict[str, JSON]:
-    content: dict[str, JSON] = {"content": readable(blocks, images=images)}
-    if images and (found := pictures(blocks)):
+    content: dict[str, JSON] = {"content": text_of(blocks, images=images)}
+    if images and (found := images_in(blocks)):
         content["images"] = [image.data for image in found]
     return content
 
@@ -149,24 +153,24 @@ def _assistant(reply: Reply) -> JSON:
     return message
 
 
-class _Function(Struct, gc=False):
+class _OllamaFunction(Struct, gc=False):
     name: str = ""
     arguments: Raw = Raw()
 
 
-class _Call(Struct, gc=False):
+class _OllamaCall(Struct, gc=False):
     id: str | None = None
-    function: _Function | None = None
+    function: _OllamaFunction | None = None
 
 
-class _Said(Struct, gc=False):
+class _OllamaMessage(Struct, gc=False):
     content: str | None = None
     thinking: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_OllamaCall] | None = None
 
 
-class _Line(Struct, gc=False):
-    message: _Said | None = None
+class _OllamaLine(Struct, gc=False):
+    message: _OllamaMessage | None = None
     model: str | None = None
     done: bool = False
     done_reason: str | None = None
@@ -175,7 +179,7 @@ class _Line(Struct, gc=False):
     error: Raw = Raw()
 
 
-_LINE = msgspec.json.Decoder(_Line)
+_LINE = msgspec.json.Decoder(_OllamaLine)
 
 
 class _LineParser:
@@ -184,13 +188,13 @@ class _LineParser:
     __slots__ = ("out",)
 
     def __init__(self, model: str) -> None:
-        self.out = Assembly(model)
+        self.out = ReplyBuilder(model)
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
         """Parse one line."""
         line, out = _LINE.decode(payload), self.out
         if bytes(line.error) not in (b"", b"null"):
-            raise refused(0, payload)
+            raise error_response(0, payload)
         if line.model:
             out.model = line.model
         if line.done:
@@ -198,17 +202,17 @@ class _LineParser:
             # The reason is `stop` also when it stopped for calls.
             out.finish = Finish.LENGTH if line.done_reason == "length" else Finish.STOP
             out.usage = Usage(line.prompt_eval_count or 0, line.eval_count or 0)
-        return self._said(line.message) if line.message is not None else ()
+        return self._read_message(line.message) if line.message is not None else ()
 
-    def _said(self, said: _Said) -> Sequence[ReplyEvent]:
+    def _read_message(self, message: _OllamaMessage) -> Sequence[ReplyEvent]:
         out = self.out
-        for call in said.tool_calls or ():
-            function = call.function or _Function()
-            out.call(None, call.id or "", function.name, _text(function.arguments))
-        if not said.thinking:
-            return (out.say(said.content),) if said.content else ()
-        thought = out.think(said.thinking)
-        return (thought, out.say(said.content)) if said.content else (thought,)
+        for call in message.tool_calls or ():
+            function = call.function or _OllamaFunction()
+            out.add_call(None, call.id or "", function.name, _text(function.arguments))
+        if not message.thinking:
+            return (out.add_text(message.content),) if message.content else ()
+        thought = out.add_reasoning(message.thinking)
+        return (thought, out.add_text(message.content)) if message.content else (thought,)
 
 
 def _text(arguments: Raw) -> str:

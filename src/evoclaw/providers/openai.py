@@ -25,23 +25,23 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
-from evoclaw.providers.assembly import Assembly
-from evoclaw.providers.exchange import Server, converse, endpoint
-from evoclaw.providers.http import Http, Retry
+from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.exchange import ModelServer, endpoint_url, stream_reply
+from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.outgoing import (
-    Joined,
-    ToolTexts,
+    JoinedMessages,
+    ToolEncoder,
     arguments_of,
-    body,
-    encode,
-    function,
-    pictures,
-    readable,
+    encode_json,
+    function_tool,
+    images_in,
+    request_body,
     safe_name,
+    text_of,
 )
 from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import refused
-from evoclaw.providers.sse import Events
+from evoclaw.providers.refusals import error_response
+from evoclaw.providers.sse import EventSplitter
 
 
 class OpenAIProvider:
@@ -58,13 +58,13 @@ class OpenAIProvider:
         name: str = "openai",
         profile: Profile = Profile(),
         price: Price | None = None,
-        retry: Retry = Retry(),
+        retry: RetryPolicy = RetryPolicy(),
     ) -> None:
         auth = {"Authorization": f"Bearer {api_key.strip()}"} if api_key else {}
-        url = endpoint(base_url, "/chat/completions")
-        self._server = Server(name, model, url, http, retry, price, {**auth, **headers})
+        url = endpoint_url(base_url, "/chat/completions")
+        self._server = ModelServer(name, model, url, http, retry, price, {**auth, **headers})
         self._profile = profile
-        self._tools = ToolTexts(function)
+        self._tools = ToolEncoder(function_tool)
         # OpenAI's newer models reject the old parameter; some other servers lack the new one.
         official = urlsplit(url).hostname == "api.openai.com"
         self._limit = "max_completion_tokens" if official else "max_tokens"
@@ -72,7 +72,7 @@ class OpenAIProvider:
     @property
     def model(self) -> str:
         """The `provider/model` name."""
-        return self._server.who
+        return self._server.full_name
 
     @property
     def profile(self) -> Profile:
@@ -82,7 +82,9 @@ class OpenAIProvider:
     def stream(self, request: Request) -> AsyncGenerator[ReplyEvent]:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
-        return converse(self._server, self._body(request), Events, lambda: _ChunkParser(model))
+        return stream_reply(
+            self._server, self._body(request), EventSplitter, lambda: _ChunkParser(model)
+        )
 
     def _body(self, request: Request) -> bytes:
         options: dict[str, JSON] = {
@@ -96,15 +98,17 @@ class OpenAIProvider:
             options[self._limit] = request.max_tokens
         if request.tools and request.offer_tools:
             options["tools"] = Raw(self._tools.encoded(request.tools))
-        return body((self._messages(request.history),), options)
+        return request_body((self._messages(request.history),), options)
 
     def _messages(self, history: History) -> bytes | bytearray:
         if not self._profile.images:
-            return history.written("openai", lambda: Joined(partial(_encode, images=False))).text
-        return history.written("openai+images", _WithPictures).text
+            return history.encoded(
+                "openai", lambda: JoinedMessages(partial(_encode, images=False))
+            ).text
+        return history.encoded("openai+images", _MessagesWithImages).text
 
 
-class _WithPictures:
+class _MessagesWithImages:
     """Encodes messages; the images of a turn's results follow the last of these results."""
 
     def __init__(self) -> None:
@@ -124,25 +128,25 @@ class _WithPictures:
         if self._said:
             self._said += b","
         self._said += _encode(message, images=True)
-        if picture := _shown(message):
+        if picture := _images_message(message):
             self._pictures.append(picture)
 
 
 def _encode(message: Message, *, images: bool) -> bytes:
     match message:
         case SystemMessage():
-            return encode({"role": "system", "content": message.text})
+            return encode_json({"role": "system", "content": message.text})
         case UserMessage():
-            return encode({"role": "user", "content": _content(message, images=images)})
+            return encode_json({"role": "user", "content": _content(message, images=images)})
         case Reply():
-            return encode(_assistant(message))
+            return encode_json(_assistant(message))
         case ToolResult():
-            return encode(
+            return encode_json(
                 {
                     "role": "tool",
                     "tool_call_id": message.call_id,
                     "name": safe_name(message.name),
-                    "content": readable(message.blocks, images=images),
+                    "content": text_of(message.blocks, images=images),
                 }
             )
         case _:
@@ -150,8 +154,8 @@ def _encode(message: Message, *, images: bool) -> bytes:
 
 
 def _content(message: UserMessage, *, images: bool) -> JSON:
-    found = pictures(message.blocks) if images else []
-    text = readable(message.blocks, images=images)
+    found = images_in(message.blocks) if images else []
+    text = text_of(message.blocks, images=images)
     if not found:
         return text
     parts = [{"type": "text", "text": text}] if text else []
@@ -175,60 +179,60 @@ def _assistant(reply: Reply) -> JSON:
     return message
 
 
-def _shown(message: Message) -> bytes:
+def _images_message(message: Message) -> bytes:
     """A result's images as a user message: a tool message can contain only text."""
-    if not isinstance(message, ToolResult) or not (found := pictures(message.blocks)):
+    if not isinstance(message, ToolResult) or not (found := images_in(message.blocks)):
         return b""
     title = f"Pictures in the result of {message.name} (call {message.call_id}):"
     parts = _content(UserMessage(tuple(found)), images=True)
-    return encode({"role": "user", "content": [{"type": "text", "text": title}, *parts]})
+    return encode_json({"role": "user", "content": [{"type": "text", "text": title}, *parts]})
 
 
-class _Function(Struct, gc=False):
+class _OpenAIFunction(Struct, gc=False):
     name: str | None = None
     arguments: str | dict[str, JSON] | None = None
 
 
-class _Call(Struct, gc=False):
+class _OpenAICall(Struct, gc=False):
     index: int | None = None
     id: str | None = None
-    function: _Function | None = None
+    function: _OpenAIFunction | None = None
 
 
-class _Delta(Struct, gc=False):
+class _OpenAIDelta(Struct, gc=False):
     content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_OpenAICall] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
 
 
-class _Choice(Struct, gc=False):
-    delta: _Delta | None = None
-    message: _Delta | None = None  # from a server that does not stream
+class _OpenAIChoice(Struct, gc=False):
+    delta: _OpenAIDelta | None = None
+    message: _OpenAIDelta | None = None  # from a server that does not stream
     finish_reason: str | None = None
 
 
-class _Cached(Struct, gc=False):
+class _OpenAITokenDetails(Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _Usage(Struct, gc=False):
+class _OpenAIUsage(Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Cached | None = None
+    prompt_tokens_details: _OpenAITokenDetails | None = None
 
 
-class _Chunk(Struct, gc=False):
-    choices: list[_Choice] | None = None
+class _OpenAIChunk(Struct, gc=False):
+    choices: list[_OpenAIChoice] | None = None
     model: str | None = None
-    usage: _Usage | None = None
+    usage: _OpenAIUsage | None = None
     object: str | None = None
     error: Raw = Raw()
     detail: Raw = Raw()
 
 
-_CHUNK = msgspec.json.Decoder(_Chunk)
+_CHUNK = msgspec.json.Decoder(_OpenAIChunk)
 
 _FINISHES = {
     "length": Finish.LENGTH,
@@ -245,7 +249,7 @@ class _ChunkParser:
     __slots__ = ("out",)
 
     def __init__(self, model: str) -> None:
-        self.out = Assembly(model)
+        self.out = ReplyBuilder(model)
 
     def feed(self, payload: bytes) -> Sequence[ReplyEvent]:
         """Parse one chunk."""
@@ -258,12 +262,12 @@ class _ChunkParser:
         if chunk.model:
             self.out.model = chunk.model
         if chunk.choices:
-            return self._choose(chunk.choices[0])
-        if _is_refusal(chunk):
-            raise refused(0, payload)
+            return self._read_choice(chunk.choices[0])
+        if _is_error(chunk):
+            raise error_response(0, payload)
         return ()
 
-    def _choose(self, choice: _Choice) -> Sequence[ReplyEvent]:
+    def _read_choice(self, choice: _OpenAIChoice) -> Sequence[ReplyEvent]:
         out, delta = self.out, choice.delta or choice.message
         if choice.finish_reason:
             out.finish = _FINISHES.get(choice.finish_reason, Finish.STOP)
@@ -271,28 +275,32 @@ class _ChunkParser:
             return ()
         if delta.tool_calls:
             for call in delta.tool_calls:
-                self._call(call)
+                self._read_call(call)
         thought = delta.reasoning_content or delta.reasoning
         text = delta.content or delta.refusal
         if not thought:
-            return (out.say(text),) if text else ()
-        return (out.think(thought), out.say(text)) if text else (out.think(thought),)
+            return (out.add_text(text),) if text else ()
+        return (
+            (out.add_reasoning(thought), out.add_text(text))
+            if text
+            else (out.add_reasoning(thought),)
+        )
 
-    def _call(self, call: _Call) -> None:
-        function = call.function or _Function()
+    def _read_call(self, call: _OpenAICall) -> None:
+        function = call.function or _OpenAIFunction()
         arguments = function.arguments or ""
         if isinstance(arguments, dict):
-            arguments = encode(arguments).decode()
-        self.out.call(call.index, call.id or "", function.name or "", arguments)
+            arguments = encode_json(arguments).decode()
+        self.out.add_call(call.index, call.id or "", function.name or "", arguments)
 
 
-def _is_refusal(chunk: _Chunk) -> bool:
+def _is_error(chunk: _OpenAIChunk) -> bool:
     if chunk.object == "error" or bytes(chunk.detail):
         return True
     return bytes(chunk.error) not in (b"", b"null")
 
 
-def _to_usage(usage: _Usage) -> Usage:
+def _to_usage(usage: _OpenAIUsage) -> Usage:
     details = usage.prompt_tokens_details
     cached = details.cached_tokens if details else None
     return Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0, cache_read=cached or 0)

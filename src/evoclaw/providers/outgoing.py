@@ -10,14 +10,14 @@ import msgspec
 
 from evoclaw.core.messages import JSON, Block, ImageBlock, Message, ToolCall
 from evoclaw.core.tools import Tool
-from evoclaw.providers.assembly import is_object
+from evoclaw.providers.assembly import is_json_object
 
 Buffer = bytes | bytearray | memoryview
 
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+_INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class ToolTexts:
+class ToolEncoder:
     """Encodes a list of tools, and caches the result while the same list is offered."""
 
     __slots__ = ("_encode", "_text", "_tools")
@@ -30,12 +30,12 @@ class ToolTexts:
     def encoded(self, tools: Sequence[Tool]) -> bytes:
         """The tools as a JSON array."""
         if tools is not self._tools:
-            self._text = encode([self._encode(tool) for tool in tools])
+            self._text = encode_json([self._encode(tool) for tool in tools])
             self._tools = tools
         return self._text
 
 
-class Joined:
+class JoinedMessages:
     """Encoded messages as the inside of a JSON array, to which only new messages are appended."""
 
     __slots__ = ("_encode", "text")
@@ -51,23 +51,23 @@ class Joined:
         self.text += self._encode(message)
 
 
-def body(messages: Iterable[Buffer], options: Mapping[str, JSON]) -> bytes:
+def request_body(messages: Iterable[Buffer], options: Mapping[str, JSON]) -> bytes:
     """The body of a request: its messages, as pieces of one JSON array, and its options.
 
     Joined in one step: a long conversation is copied only once.
     """
-    return b"".join((b'{"messages":[', *messages, b"],", encode(options)[1:]))
+    return b"".join((b'{"messages":[', *messages, b"],", encode_json(options)[1:]))
 
 
-def encode(value: JSON) -> bytes:
+def encode_json(value: JSON) -> bytes:
     """Encode to JSON; lone surrogates, which tools may return, become question marks."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_scrub(value))
+        return msgspec.json.encode(_replace_surrogates(value))
 
 
-def function(tool: Tool) -> JSON:
+def function_tool(tool: Tool) -> JSON:
     """A tool in the format of OpenAI and Ollama."""
     return {
         "type": "function",
@@ -85,15 +85,15 @@ def arguments_of(call: ToolCall) -> str:
     Malformed arguments become `{}`: the call's result reported the mistake to the model, and
     servers reject a conversation that contains it.
     """
-    return call.arguments if is_object(call.arguments) else "{}"
+    return call.arguments if is_json_object(call.arguments) else "{}"
 
 
 def safe_name(name: str) -> str:
     """A call's name or id with only the characters that every server accepts."""
-    return _NOT_IN_NAMES.sub("_", name) or "_"
+    return _INVALID_NAME_CHARS.sub("_", name) or "_"
 
 
-def readable(blocks: Iterable[Block], *, images: bool) -> str:
+def text_of(blocks: Iterable[Block], *, images: bool) -> str:
     """The text of blocks without images; with a note for each image that the model cannot see."""
     if images:
         return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
@@ -105,17 +105,17 @@ def readable(blocks: Iterable[Block], *, images: bool) -> str:
     )
 
 
-def pictures(blocks: Iterable[Block]) -> list[ImageBlock]:
+def images_in(blocks: Iterable[Block]) -> list[ImageBlock]:
     """The images among blocks."""
     return [block for block in blocks if isinstance(block, ImageBlock)]
 
 
-def _scrub(value: JSON) -> JSON:
+def _replace_surrogates(value: JSON) -> JSON:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
         items = cast("dict[str, JSON]", value).items()
-        return {_scrub(key): _scrub(item) for key, item in items}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in items}
     if isinstance(value, list):
-        return [_scrub(item) for item in cast("list[JSON]", value)]
+        return [_replace_surrogates(item) for item in cast("list[JSON]", value)]
     return value

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Price: TypeAlias = Callable[[str, Usage], float | None]
 """Model name as served, usage -> US dollars, or None if the price is unknown."""
 
-FREE = frozenset({"ollama", "local", "lmstudio", "vllm", "llamacpp", "scripted"})
+FREE_PREFIXES = frozenset({"ollama", "local", "lmstudio", "vllm", "llamacpp", "scripted"})
 """Prefixes of servers on the user's own machines."""
 
 _TABLE_IDS = {"gemini": "google", "xai": "x-ai"}
@@ -29,7 +29,7 @@ _PER_MILLION = 1_000_000
 _DATED = re.compile(r"[-@]\d{4}-?\d{2}-?\d{2}$")
 
 
-class Rate(Struct, frozen=True, omit_defaults=True):
+class TokenRate(Struct, frozen=True, omit_defaults=True):
     """US dollars per million tokens."""
 
     input: float
@@ -49,7 +49,7 @@ class Rate(Struct, frozen=True, omit_defaults=True):
         return (total + usage.cache_read * read + usage.cache_write * write) / _PER_MILLION
 
 
-def prices(name: str, overrides: Mapping[str, Rate] | None = None) -> Price:
+def price_function(name: str, overrides: Mapping[str, TokenRate] | None = None) -> Price:
     """The price function of one `prefix/model`.
 
     Args:
@@ -63,14 +63,16 @@ def prices(name: str, overrides: Mapping[str, Rate] | None = None) -> Price:
         rate = _override(rates, prefix, (served, requested))
         if rate is not None:
             return rate.cost(usage)
-        if prefix in FREE:
+        if prefix in FREE_PREFIXES:
             return 0.0
         return _from_table(prefix, (served, requested), _consistent(usage))
 
     return price
 
 
-def _override(rates: Mapping[str, Rate], prefix: str, models: tuple[str, ...]) -> Rate | None:
+def _override(
+    rates: Mapping[str, TokenRate], prefix: str, models: tuple[str, ...]
+) -> TokenRate | None:
     for model in models:
         for name in (model, _DATED.sub("", model)):
             rate = rates.get(f"{prefix}/{name}")

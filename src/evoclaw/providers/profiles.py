@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from evoclaw.core.profile import CallStyle, Profile
 
-_OWN_MACHINE = frozenset({"ollama", "lmstudio", "vllm", "llamacpp"})
-_OWN_CONTEXT = 32_768
+_LOCAL_PREFIXES = frozenset({"ollama", "lmstudio", "vllm", "llamacpp"})
+_MAX_LOCAL_CONTEXT_TOKENS = 32_768
 """The context assumed for a server on the user's own machine: the full window rarely fits."""
 
-UNKNOWN = Profile()
-UNKNOWN_LOCAL = Profile(context_tokens=8_192, max_output_tokens=2_048)
+UNKNOWN_PROFILE = Profile()
+UNKNOWN_LOCAL_PROFILE = Profile(context_tokens=8_192, max_output_tokens=2_048)
 
 _TEXT, _NONE = CallStyle.TEXT, CallStyle.NONE
 
@@ -92,11 +92,11 @@ def profile_for(name: str, overrides: Mapping[str, Profile] | None = None) -> Pr
     if overrides and name in overrides:
         return overrides[name]
     prefix, _, model = name.partition("/")
-    local = prefix in _OWN_MACHINE
+    local = prefix in _LOCAL_PREFIXES
     known = known_profile(model)
     if known is None:
-        return UNKNOWN_LOCAL if local else UNKNOWN
-    if local and known.context_tokens > _OWN_CONTEXT:
-        output = min(known.max_output_tokens, _OWN_CONTEXT // 4)
-        return Profile(_OWN_CONTEXT, output, known.calls, known.images)
+        return UNKNOWN_LOCAL_PROFILE if local else UNKNOWN_PROFILE
+    if local and known.context_tokens > _MAX_LOCAL_CONTEXT_TOKENS:
+        output = min(known.max_output_tokens, _MAX_LOCAL_CONTEXT_TOKENS // 4)
+        return Profile(_MAX_LOCAL_CONTEXT_TOKENS, output, known.calls, known.images)
     return known

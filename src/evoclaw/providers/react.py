@@ -8,10 +8,10 @@ from enum import Enum
 from evoclaw.core.events import ReasoningDelta, TextDelta
 from evoclaw.providers.textscan import (
     ENDS_JSON,
-    UNREADABLE,
+    UNREADABLE_CALL,
     Deltas,
-    Found,
     JsonSpan,
+    ScannedCall,
     is_json,
     skip_fence,
 )
@@ -39,7 +39,7 @@ class ReActScanner:
     """Thoughts become reasoning; `Final Answer:` and text without a label become text."""
 
     def __init__(self) -> None:
-        self.calls: list[Found] = []
+        self.calls: list[ScannedCall] = []
         self._part = _Part.TEXT
         self._buffer = ""
         self._waiting: list[str] = []
@@ -66,7 +66,7 @@ class ReActScanner:
         elif self._part is _Part.INPUT:
             self._call(rest.strip() or "{}")
         elif self._part is not _Part.IGNORED:
-            self._tell(rest, shown)
+            self._emit(rest, shown)
         if self._name is not None:
             self._call("{}")
         if not self.calls and not self._has_text:
@@ -90,7 +90,7 @@ class ReActScanner:
                 self._buffer = ""
                 return False
             case _Part.ANSWER:
-                return self._tell(self._take(len(self._buffer)), shown)
+                return self._emit(self._take(len(self._buffer)), shown)
             case _Part.NAME:
                 return self._read_name()
             case _Part.INPUT:
@@ -144,7 +144,7 @@ class ReActScanner:
                 return False
         end = self._buffer.find("\n") + 1
         self._at_line_start = end > 0
-        self._tell(self._take(end or len(self._buffer)), shown)
+        self._emit(self._take(end or len(self._buffer)), shown)
         return True
 
     def _switch(self, label: str) -> None:
@@ -154,7 +154,7 @@ class ReActScanner:
         self._at_line_start, self._after_label = False, True
         self._part = _Part(label)
 
-    def _tell(self, text: str, shown: Deltas) -> bool:
+    def _emit(self, text: str, shown: Deltas) -> bool:
         if not text or self._part is _Part.GAP:
             return False
         if self._part is _Part.THOUGHT:
@@ -166,7 +166,7 @@ class ReActScanner:
         return False
 
     def _call(self, arguments: str) -> None:
-        self.calls.append(Found(self._name or UNREADABLE, arguments))
+        self.calls.append(ScannedCall(self._name or UNREADABLE_CALL, arguments))
         self._name = None
 
     def _take(self, count: int) -> str:

@@ -12,12 +12,12 @@ from evoclaw.core.messages import JSON, Usage
 
 Kind = ProviderErrorKind
 
-SHOWN = 300
+MAX_QUOTED_CHARS = 300
 """Characters of a server's message that an error quotes."""
 
-_RETRIED = frozenset({Kind.RATE_LIMITED, Kind.TIMEOUT, Kind.SERVER_ERROR})
+_RETRYABLE = frozenset({Kind.RATE_LIMITED, Kind.TIMEOUT, Kind.SERVER_ERROR})
 
-_QUOTA = (
+_QUOTA_PHRASES = (
     "insufficient_quota",
     "billing_",
     "billing details",
@@ -26,10 +26,10 @@ _QUOTA = (
     "insufficient balance",
     "insufficient_balance",
 )
-_RATE = ("rate_limit", "rate limit", "too many requests", "resource_exhausted")
+_RATE_LIMIT_PHRASES = ("rate_limit", "rate limit", "too many requests", "resource_exhausted")
 
 # In this order: a server may report a prompt that is too long as a server error.
-_SIGNS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+_ERROR_PHRASES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (
         Kind.CONTEXT_TOO_LONG,
         (
@@ -62,12 +62,12 @@ _SIGNS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
             "api key not valid",
         ),
     ),
-    (Kind.RATE_LIMITED, _RATE),
+    (Kind.RATE_LIMITED, _RATE_LIMIT_PHRASES),
     (Kind.TIMEOUT, ("timeout_error", "timed out")),
     (Kind.SERVER_ERROR, ("overloaded", "server_error", "api_error")),
 )
 
-_STATUSES = {
+_KIND_BY_STATUS = {
     401: Kind.AUTH_ERROR,
     403: Kind.AUTH_ERROR,
     404: Kind.MODEL_NOT_FOUND,
@@ -88,49 +88,49 @@ _ADVICE = {
 }
 
 
-class Trouble(Exception):
+class AttemptFailed(Exception):
     """One attempt to get a reply failed; it may be repeated if `retryable`."""
 
-    def __init__(self, kind: Kind, what: str, *, retry_after: float | None = None) -> None:
-        super().__init__(what)
-        self.kind, self.what, self.retry_after = kind, what, retry_after
+    def __init__(self, kind: Kind, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.retry_after = kind, message, retry_after
 
     @property
-    def retried(self) -> bool:
+    def retryable(self) -> bool:
         """Whether a retry may help."""
-        return self.kind in _RETRIED
+        return self.kind in _RETRYABLE
 
-    def to_error(self, who: str, usage: Usage) -> ProviderError:
+    def to_error(self, model: str, usage: Usage) -> ProviderError:
         """The error for the caller: which model, what failed, what to do."""
-        text = f"{who}: {self.what.rstrip('. ')}. {_ADVICE[self.kind]}"
+        text = f"{model}: {self.message.rstrip('. ')}. {_ADVICE[self.kind]}"
         return ProviderError(self.kind, text, retry_after=self.retry_after, usage=usage)
 
 
-def refused(status: int, body: bytes, *, retry_after: float | None = None) -> Trouble:
+def error_response(status: int, body: bytes, *, retry_after: float | None = None) -> AttemptFailed:
     """Classify an error response; status 0: the error came inside a successful response."""
     message, marks, code = _read(body)
     status = status or code
     kind = _classify(status, f"{marks} {message}".lower())
     number = f" ({status})" if status else ""
-    return Trouble(
+    return AttemptFailed(
         kind, f"the server refused{number}: {message or 'no reason given'}", retry_after=retry_after
     )
 
 
-def unreadable(payload: bytes) -> Trouble:
+def unreadable_reply(payload: bytes) -> AttemptFailed:
     """The error for a payload that is not a reply."""
-    if is_page(payload):
-        return Trouble(Kind.UNKNOWN, "the server sent a web page instead of a reply")
-    shown = clean(payload.decode(errors="replace"))
-    return Trouble(Kind.SERVER_ERROR, f"the reply is incomplete or not JSON: {shown!r}")
+    if is_html(payload):
+        return AttemptFailed(Kind.UNKNOWN, "the server sent a web page instead of a reply")
+    shown = one_line(payload.decode(errors="replace"))
+    return AttemptFailed(Kind.SERVER_ERROR, f"the reply is incomplete or not JSON: {shown!r}")
 
 
-def is_page(body: bytes) -> bool:
+def is_html(body: bytes) -> bool:
     """Whether a body is HTML."""
     return body[:64].lstrip().startswith(b"<")
 
 
-def clean(text: str, limit: int = SHOWN) -> str:
+def one_line(text: str, limit: int = MAX_QUOTED_CHARS) -> str:
     """Make untrusted text safe to show: one line, no control characters, limited length."""
     printable = "".join(c if c.isprintable() else " " for c in text[: limit * 4])
     line = " ".join(printable.split())
@@ -145,21 +145,21 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 
 
 def _classify(status: int, text: str) -> Kind:
-    if status == 402 or _says(text, _QUOTA):
+    if status == 402 or _contains_any(text, _QUOTA_PHRASES):
         return Kind.QUOTA_EXHAUSTED
-    if status in _STATUSES:
-        return _STATUSES[status]
-    for kind, signs in _SIGNS:
-        if _says(text, signs):
+    if status in _KIND_BY_STATUS:
+        return _KIND_BY_STATUS[status]
+    for kind, signs in _ERROR_PHRASES:
+        if _contains_any(text, signs):
             return kind
-    if "model" in text and _says(text, ("does not exist", "not found")):
+    if "model" in text and _contains_any(text, ("does not exist", "not found")):
         return Kind.MODEL_NOT_FOUND
     if status == 413:
         return Kind.CONTEXT_TOO_LONG
     return Kind.SERVER_ERROR if status == 0 or status >= 500 else Kind.UNKNOWN
 
 
-def _says(text: str, signs: tuple[str, ...]) -> bool:
+def _contains_any(text: str, signs: tuple[str, ...]) -> bool:
     return any(sign in text for sign in signs)
 
 
@@ -168,16 +168,16 @@ def _read(body: bytes) -> tuple[str, str, int]:
     try:
         found: JSON = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = "a web page" if is_page(body) else body.decode(errors="replace")
+        found = "a web page" if is_html(body) else body.decode(errors="replace")
     if isinstance(found, list) and found:
         found = cast("list[JSON]", found)[0]
     if isinstance(found, dict):
         fields = cast("dict[str, JSON]", found)
         found = fields.get("error") or fields.get("detail") or fields
     if not isinstance(found, dict):
-        return clean(str(cast("object", found))), "", 0
+        return one_line(str(cast("object", found))), "", 0
     fields = cast("dict[str, JSON]", found)
     marks = " ".join(str(fields.get(key, "")) for key in ("type", "code", "status"))
     code = fields.get("code")
     message = fields.get("message") or fields.get("error") or str(fields)
-    return clean(str(message)), marks, code if isinstance(code, int) and code >= 400 else 0
+    return one_line(str(message)), marks, code if isinstance(code, int) and code >= 400 else 0

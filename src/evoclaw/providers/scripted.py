@@ -14,11 +14,13 @@ from evoclaw.core.messages import JSON, Finish, Message, Reply, ToolCall, Usage
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 
-Step: TypeAlias = Reply | ProviderError | Callable[["Asked"], "Reply | ProviderError"]
+ScriptStep: TypeAlias = (
+    Reply | ProviderError | Callable[["ScriptedRequest"], "Reply | ProviderError"]
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScriptedRequest:
     """A request to the scripted model, as it was at that moment."""
 
     messages: tuple[Message, ...]
@@ -31,18 +33,18 @@ class Scripted:
 
     def __init__(
         self,
-        *steps: Step,
+        *steps: ScriptStep,
         model: str = "scripted/model",
         profile: Profile = Profile(),
     ) -> None:
         self._steps = iter(steps)
         self.model = model
         self.profile = profile
-        self.requests: list[Asked] = []
+        self.requests: list[ScriptedRequest] = []
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Play the next step."""
-        snapshot = Asked(
+        snapshot = ScriptedRequest(
             request.history.to_tuple(),
             tuple(tool.name for tool in request.tools),
             request.offer_tools,

@@ -13,12 +13,12 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 
 
-class Settled:
+class WriteBarrierProvider:
     """Waits for earlier writes to be durable before each request."""
 
-    def __init__(self, inner: Provider, settle: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, inner: Provider, flush: Callable[[], Awaitable[None]]) -> None:
         """`flush` returns when everything that was written before is on the disk."""
-        self._inner, self._settle = inner, settle
+        self._inner, self._flush = inner, flush
 
     @property
     def model(self) -> str:
@@ -32,7 +32,7 @@ class Settled:
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Wait for durability, then request the reply."""
-        await self._settle()
+        await self._flush()
         async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece

@@ -7,15 +7,15 @@ from typing import Protocol
 import msgspec
 
 from evoclaw.core.errors import ProviderErrorKind
-from evoclaw.providers.refusals import Trouble
+from evoclaw.providers.refusals import AttemptFailed
 
-MAX_PAYLOAD = 8 * 2**20
+MAX_PAYLOAD_BYTES = 8 * 2**20
 """Bytes of one event or line."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
-class Splitter(Protocol):
+class PayloadSplitter(Protocol):
     """Reassembles complete payloads from arbitrary pieces of a stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -27,7 +27,7 @@ class Splitter(Protocol):
         ...
 
 
-class Lines:
+class LineSplitter:
     """One payload a line (NDJSON)."""
 
     __slots__ = ("_rest",)
@@ -38,14 +38,14 @@ class Lines:
     def feed(self, data: bytes) -> list[bytes]:
         """Add a piece; return the lines that it completes."""
         if b"\n" not in data:
-            _keep(self._rest, data)
+            _append_bounded(self._rest, data)
             return []
         if self._rest:
             data = bytes(self._rest) + data
             self._rest.clear()
         *lines, rest = data.split(b"\n")
         if rest:
-            _keep(self._rest, rest)
+            _append_bounded(self._rest, rest)
         return [line for line in lines if line and not line.isspace()]
 
     def end(self) -> list[bytes]:
@@ -54,7 +54,7 @@ class Lines:
         return [rest] if rest else []
 
 
-class Events:
+class EventSplitter:
     """The `data` of server-sent events.
 
     A body that is not an event stream but one JSON value or a web page is returned at the end: some
@@ -72,22 +72,22 @@ class Events:
     def feed(self, data: bytes) -> list[bytes]:
         """Add a piece; return the data of the events that it completes."""
         if self._fresh:
-            self._look(data)
+            self._detect_body(data)
         if self._body:
-            _keep(self._rest, data)
+            _append_bounded(self._rest, data)
             return []
         if self._cr or b"\r" in data:
             data = self._newlines(data)
         if self._rest:
             if b"\n" not in data:
-                _keep(self._rest, data)
+                _append_bounded(self._rest, data)
                 return []
             data = bytes(self._rest) + data
             self._rest.clear()
         blocks = data.split(b"\n\n")
         rest = blocks.pop()
         if rest:
-            _keep(self._rest, rest)
+            _append_bounded(self._rest, rest)
         payloads: list[bytes] = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block:
@@ -104,7 +104,7 @@ class Events:
         payload = _data(rest)
         return [] if payload is None else [payload]
 
-    def _look(self, data: bytes) -> None:
+    def _detect_body(self, data: bytes) -> None:
         start = (bytes(self._rest) + data).removeprefix(_BOM).lstrip()
         if start and not _BOM.startswith(start):
             self._fresh = False
@@ -120,11 +120,11 @@ class Events:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def _keep(rest: bytearray, data: bytes) -> None:
+def _append_bounded(rest: bytearray, data: bytes) -> None:
     rest += data
-    if len(rest) > MAX_PAYLOAD:
-        message = f"the server sent more than {MAX_PAYLOAD >> 20} MiB without an end"
-        raise Trouble(ProviderErrorKind.UNKNOWN, message)
+    if len(rest) > MAX_PAYLOAD_BYTES:
+        message = f"the server sent more than {MAX_PAYLOAD_BYTES >> 20} MiB without an end"
+        raise AttemptFailed(ProviderErrorKind.UNKNOWN, message)
 
 
 def _data(block: bytes) -> bytes | None:

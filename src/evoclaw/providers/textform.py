@@ -34,11 +34,11 @@ from evoclaw.core.tools import Tool
 from evoclaw.providers.closing import close
 from evoclaw.providers.hermes import HermesScanner
 from evoclaw.providers.react import ReActScanner
-from evoclaw.providers.textscan import Deltas, Found, Scanner, is_json
+from evoclaw.providers.textscan import CallScanner, Deltas, ScannedCall, is_json
 
 Style: TypeAlias = Literal["hermes", "react"]
 
-_KEPT = 8
+_MAX_REWRITTEN_HISTORIES = 8
 """Histories whose rewritten form is cached: the number of runs that may share one provider."""
 
 _HERMES = """\
@@ -83,7 +83,7 @@ class _Rewritten:
     """How many messages of the source are rewritten."""
 
 
-class TextForm:
+class TextCallProvider:
     """A provider that describes tools in the prompt and parses calls from the reply's text."""
 
     def __init__(self, provider: Provider, style: Style = "hermes") -> None:
@@ -111,7 +111,7 @@ class TextForm:
         inner = msgspec.structs.replace(
             request, history=self._rewrite(request.history, tools), tools=()
         )
-        reader = self._reading(request)
+        reader = self._new_reader(request)
         async with aclosing(self._provider.stream(inner)) as pieces:
             async for piece in pieces:
                 match piece:
@@ -119,11 +119,11 @@ class TextForm:
                         for delta in reader.feed(text):
                             yield delta
                     case ReplyRetried():
-                        reader = self._reading(request)
+                        reader = self._new_reader(request)
                         yield piece
                     case Replied(reply):
                         if reader.fed != reply.text:
-                            reader = self._reading(request)
+                            reader = self._new_reader(request)
                             reader.feed(reply.text)
                         for delta in reader.finish():
                             yield delta
@@ -131,10 +131,10 @@ class TextForm:
                     case _:
                         yield piece
 
-    def _reading(self, request: Request) -> _Reading:
+    def _new_reader(self, request: Request) -> _ReplyReader:
         if not request.tools:
-            return _Reading(None)
-        return _Reading(HermesScanner() if self._style == "hermes" else ReActScanner())
+            return _ReplyReader(None)
+        return _ReplyReader(HermesScanner() if self._style == "hermes" else ReActScanner())
 
     def _rewrite(self, source: History, tools: tuple[Tool, ...]) -> History:
         """The history as text; only messages added since the last request are rewritten."""
@@ -142,14 +142,14 @@ class TextForm:
         if known is None:
             known = _Rewritten(source, tools, History())
             if not len(source) or not isinstance(source[0], SystemMessage):
-                self._begin(known, "")
+                self._add_instructions(known, "")
         else:
             self._rewritten.remove(known)
-        self._rewritten = [known, *self._rewritten[: _KEPT - 1]]
+        self._rewritten = [known, *self._rewritten[: _MAX_REWRITTEN_HISTORIES - 1]]
         self._extend(known)
         return known.history
 
-    def _begin(self, known: _Rewritten, instructions: str) -> None:
+    def _add_instructions(self, known: _Rewritten, instructions: str) -> None:
         parts = [instructions, _instructions(known.tools, self._style)]
         text = "\n\n".join(part for part in parts if part)
         if text:
@@ -169,17 +169,17 @@ class TextForm:
                 case _:
                     _flush(blocks, known.history)
             if index == 0 and isinstance(message, SystemMessage):
-                self._begin(known, message.text)
+                self._add_instructions(known, message.text)
             else:
                 known.history.append(_as_text(message, self._style))
         _flush(blocks, known.history)
         known.done = len(known.source)
 
 
-class _Reading:
+class _ReplyReader:
     """Reads one reply. Without a scanner (no tools), all text is plain text."""
 
-    def __init__(self, scanner: Scanner | None) -> None:
+    def __init__(self, scanner: CallScanner | None) -> None:
         self._scanner = scanner
         self._fed: list[str] = []
         self._text: list[str] = []
@@ -198,7 +198,7 @@ class _Reading:
         return "".join(self._thoughts).strip()
 
     @property
-    def calls(self) -> Sequence[Found]:
+    def calls(self) -> Sequence[ScannedCall]:
         return self._scanner.calls if self._scanner else ()
 
     def feed(self, piece: str) -> Deltas:
@@ -215,7 +215,7 @@ class _Reading:
         return deltas
 
 
-def _with_calls(reply: Reply, reader: _Reading, request: Request) -> Reply:
+def _with_calls(reply: Reply, reader: _ReplyReader, request: Request) -> Reply:
     number = _last_number(request.history)
     calls = tuple(
         ToolCall(f"text_{number + index}", found.name, found.arguments)

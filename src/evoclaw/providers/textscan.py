@@ -14,7 +14,7 @@ import msgspec
 
 from evoclaw.core.events import ReasoningDelta, TextDelta
 
-UNREADABLE = "unreadable_call"
+UNREADABLE_CALL = "unreadable_call"
 """The name of a call without a readable name; no tool has it, so the model gets an error."""
 
 ENDS_JSON = re.compile(r"[}\]<>]")
@@ -28,17 +28,17 @@ _FENCE = re.compile(r"```\w*(?=[\s{\[])")
 Deltas: TypeAlias = list[TextDelta | ReasoningDelta]
 
 
-class Found(msgspec.Struct, frozen=True):
+class ScannedCall(msgspec.Struct, frozen=True):
     """A call as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class Scanner(Protocol):
+class CallScanner(Protocol):
     """Splits a streamed reply into text, reasoning and calls."""
 
-    calls: list[Found]
+    calls: list[ScannedCall]
 
     def feed(self, piece: str) -> Deltas:
         """Scan a piece; return the deltas that can be shown already."""
@@ -98,21 +98,21 @@ class JsonSpan:
         return False
 
 
-def read_calls(text: str) -> list[Found] | None:
+def read_calls(text: str) -> list[ScannedCall] | None:
     """Parse `{"name": …, "arguments": {…}}`, or a list of them; None if the text is neither."""
     try:
         if text.startswith("["):
-            return [_found(call) for call in msgspec.json.decode(text, type=list[_Envelope])]
-        return [_found(msgspec.json.decode(text, type=_Envelope))]
+            return [_to_call(call) for call in msgspec.json.decode(text, type=list[_Envelope])]
+        return [_to_call(msgspec.json.decode(text, type=_Envelope))]
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
 
 
-def _found(asked: _Envelope) -> Found:
-    arguments = bytes(asked.parameters) or bytes(asked.arguments)
+def _to_call(envelope: _Envelope) -> ScannedCall:
+    arguments = bytes(envelope.parameters) or bytes(envelope.arguments)
     if arguments.startswith(b'"'):
-        return Found(asked.name, msgspec.json.decode(arguments, type=str))
-    return Found(asked.name, arguments.decode())
+        return ScannedCall(envelope.name, msgspec.json.decode(arguments, type=str))
+    return ScannedCall(envelope.name, arguments.decode())
 
 
 def is_json(text: str) -> bool:
@@ -124,12 +124,12 @@ def is_json(text: str) -> bool:
     return True
 
 
-def broken_call(text: str) -> Found:
+def broken_call(text: str) -> ScannedCall:
     """A call with unreadable text as its arguments, so that the model gets an error."""
     text = text.strip() or "{"
     # Valid JSON of another form must not reach a tool as its arguments.
     named = None if is_json(text) else _NAME.search(text)
-    return Found(named.group(1) if named else UNREADABLE, text)
+    return ScannedCall(named.group(1) if named else UNREADABLE_CALL, text)
 
 
 def skip_fence(text: str) -> str | None:

@@ -10,17 +10,17 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.closing import close
 
-SHORTER = 0.3
+SHORTEN_BELOW_SHARE = 0.3
 """Below this share of the budget, a shorter context is sent …"""
-CHEAPER = 0.15
+CHEAPER_BELOW_SHARE = 0.15
 """… and below this share, a cheaper model answers."""
-STEP = 0.1
+SHORTEN_STEP_SHARE = 0.1
 """The context is shortened again each time that this share of the budget is spent."""
-WORTH = 8_000
+MIN_SHORTENED_CHARS = 8_000
 """A shorter conversation is not shortened."""
 
 
-class Thrifty:
+class BudgetFallback:
     """Reduces cost in steps before the budget is spent; the last step, an approval, is a policy's.
 
     It shortens the context by reporting once that it is too long: the loop then trims it and
@@ -30,11 +30,11 @@ class Thrifty:
     def __init__(
         self,
         provider: Provider,
-        left: Callable[[], float],
+        remaining_share: Callable[[], float],
         cheaper: Sequence[Provider] = (),
         *,
-        shorter_below: float = SHORTER,
-        cheaper_below: float = CHEAPER,
+        shorter_below: float = SHORTEN_BELOW_SHARE,
+        cheaper_below: float = CHEAPER_BELOW_SHARE,
     ) -> None:
         """Set up the fallback.
 
@@ -47,10 +47,14 @@ class Thrifty:
         """
         if any(model.profile.calls is CallStyle.NONE for model in cheaper):
             raise ConfigError("a cheaper model must be able to call tools; choose one that can")
-        self._provider, self._left, self._cheaper = provider, left, tuple(cheaper)
-        self._profile = _least(provider.profile, [model.profile for model in cheaper])
+        self._provider, self._remaining_share, self._cheaper = (
+            provider,
+            remaining_share,
+            tuple(cheaper),
+        )
+        self._profile = _common_profile(provider.profile, [model.profile for model in cheaper])
         self._shorter_below, self._cheaper_below = shorter_below, cheaper_below
-        self._shortened_at = shorter_below + STEP
+        self._shortened_at = shorter_below + SHORTEN_STEP_SHARE
 
     @property
     def model(self) -> str:
@@ -63,9 +67,9 @@ class Thrifty:
         return self._profile
 
     @property
-    def answering(self) -> str:
+    def current_model(self) -> str:
         """The name of the model that would answer now; its price counts."""
-        return self._chosen(self._left()).model
+        return self._chosen(self._remaining_share()).model
 
     async def aclose(self) -> None:
         """Close all providers."""
@@ -74,16 +78,16 @@ class Thrifty:
 
     def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """The reply of the model that is due at the current budget."""
-        left = self._left()
-        if self._too_long(left, request):
+        left = self._remaining_share()
+        if self._should_shorten(left, request):
             self._shortened_at = left
-            return _too_long(left)
+            return _context_too_long(left)
         return self._chosen(left).stream(request)
 
-    def _too_long(self, left: float, request: Request) -> bool:
-        due = left < self._shorter_below and left <= self._shortened_at - STEP
+    def _should_shorten(self, left: float, request: Request) -> bool:
+        due = left < self._shorter_below and left <= self._shortened_at - SHORTEN_STEP_SHARE
         # A request without tools, such as for a summary, is short already.
-        return due and bool(request.tools) and request.history.size >= WORTH
+        return due and bool(request.tools) and request.history.size >= MIN_SHORTENED_CHARS
 
     def _chosen(self, left: float) -> Provider:
         if left >= self._cheaper_below or not self._cheaper:
@@ -92,14 +96,14 @@ class Thrifty:
         return self._cheaper[min(len(self._cheaper) - 1, int(spent * len(self._cheaper)))]
 
 
-async def _too_long(left: float) -> AsyncGenerator[ReplyEvent, None]:
+async def _context_too_long(left: float) -> AsyncGenerator[ReplyEvent, None]:
     text = f"{left:.0%} of the budget is left: from now on a shorter context is sent"
     for piece in ():
         yield piece
     raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, text)
 
 
-def _least(first: Profile, others: Sequence[Profile]) -> Profile:
+def _common_profile(first: Profile, others: Sequence[Profile]) -> Profile:
     """The smallest limits of all models: what fits them fits every model."""
     profiles = (first, *others)
     return Profile(

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import Completed, ExecOps
+from evoclaw.core.ops import CompletedProcess, ExecOps
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.sandbox.engines.host_view import own_interpreter
 
@@ -207,7 +207,7 @@ def _leaked(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _read_report(done: Completed) -> SelfTestReport:
+def _read_report(done: CompletedProcess) -> SelfTestReport:
     _, _, answer = done.stdout.partition(b"\n")
     try:
         return msgspec.json.decode(answer, type=SelfTestReport)

@@ -278,7 +278,7 @@ class _SpecReader:
                     return False
             elif not self._short(text[1:], rest):
                 return False
-        self._say()
+        self._add_path()
         return True
 
     def _long(self, text: str) -> bool:
@@ -314,7 +314,7 @@ class _SpecReader:
         elif letter in spec.writes:
             self._found.append((value, PathAccess.WRITE))
 
-    def _say(self) -> None:
+    def _add_path(self) -> None:
         spec, scene, name = self._spec, self._scene, self._name
         for word, access in self._found:
             scene.place(word, access, name)

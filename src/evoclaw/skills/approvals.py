@@ -11,12 +11,12 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 
-MAX_BYTES = 1 << 20
-KEPT = 20
+MAX_APPROVAL_FILE_BYTES = 1 << 20
+MAX_DIGESTS_PER_SKILL = 20
 """Several versions of one skill may be installed side by side."""
 
 
-class Approvals(Protocol):
+class SkillApprovals(Protocol):
     """The digests that the user approved."""
 
     def digests(self, name: str) -> tuple[str, ...]:
@@ -24,11 +24,11 @@ class Approvals(Protocol):
         ...
 
 
-class _File(Struct, forbid_unknown_fields=True):
+class _ApprovalRecord(Struct, forbid_unknown_fields=True):
     skills: dict[str, list[str]] = {}
 
 
-class ApprovalFile:
+class SkillApprovalFile:
     """Skill approvals in a JSON file that only its owner may change."""
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class ApprovalFile:
         """Approve a digest of a skill; earlier digests of the same name stay approved."""
         file = self._read()
         earlier = [other for other in file.skills.get(name, []) if other != digest]
-        file.skills[name] = [digest, *earlier][:KEPT]
+        file.skills[name] = [digest, *earlier][:MAX_DIGESTS_PER_SKILL]
         self._write(file)
 
     def unpin(self, name: str) -> None:
@@ -59,20 +59,20 @@ class ApprovalFile:
             return ()
         return (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
-    def _read(self) -> _File:
+    def _read(self) -> _ApprovalRecord:
         try:
             with self.path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+                data = file.read(MAX_APPROVAL_FILE_BYTES + 1)
         except FileNotFoundError:
-            return _File()
+            return _ApprovalRecord()
         except OSError as problem:
             raise ConfigError(
                 f"cannot read the skill approvals {self.path}: {problem.strerror}"
             ) from None
         try:
-            if len(data) > MAX_BYTES:
-                raise ValueError(f"the file has more than {MAX_BYTES:,} bytes")
-            return msgspec.json.decode(data, type=_File)
+            if len(data) > MAX_APPROVAL_FILE_BYTES:
+                raise ValueError(f"the file has more than {MAX_APPROVAL_FILE_BYTES:,} bytes")
+            return msgspec.json.decode(data, type=_ApprovalRecord)
         except ValueError as problem:
             # An empty list would accept every changed skill.
             raise ConfigError(
@@ -80,7 +80,7 @@ class ApprovalFile:
                 "delete the file and approve the skills again with `evoclaw skills add`"
             ) from None
 
-    def _write(self, file: _File) -> None:
+    def _write(self, file: _ApprovalRecord) -> None:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         data = msgspec.json.format(msgspec.json.encode(file, order="sorted"))
         try:

@@ -11,37 +11,37 @@ from msgspec import Struct
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 
-LONGEST = 100_000
+MAX_ARGUMENT_BYTES = 100_000
 """Of one argument; Linux accepts 128 KiB."""
 OPTION, FLAG, STDIN, POSITIONAL, REST = "option", "flag", "stdin", "positional", "rest"
 OPTIONS, AS_JSON = "options", "json"
 """The two styles in which a tool passes all its parameters."""
-WAYS = (OPTION, FLAG, STDIN, POSITIONAL, REST)
+ARGUMENT_KINDS = (OPTION, FLAG, STDIN, POSITIONAL, REST)
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_SPELLED = re.compile(r"--[A-Za-z][A-Za-z0-9_-]{0,63}")
+_OPTION_NAME = re.compile(r"--[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
-class Way(Struct, frozen=True):
+class ArgumentBinding(Struct, frozen=True):
     """How one parameter is passed to the program."""
 
     kind: str
     option: str = ""
     """With its hyphens, such as `--path`."""
-    denial: str = ""
+    negated_option: str = ""
     """The option that turns off a flag that is on by default, such as `--no-color`."""
 
 
-class Line(Struct, frozen=True):
+class CommandLine(Struct, frozen=True):
     """The arguments and standard input of a program."""
 
     arguments: tuple[str, ...]
     stdin: bytes | None = None
 
 
-def ways_of(
+def argument_bindings(
     parameters: Mapping[str, JSON], args: str | Mapping[str, str]
-) -> tuple[dict[str, Way], str]:
+) -> tuple[dict[str, ArgumentBinding], str]:
     """Bind each parameter, in the order of the command line; the text is the error, if any."""
     properties: dict[str, JSON] = parameters.get("properties", {})
     if isinstance(args, str):
@@ -53,74 +53,76 @@ def ways_of(
     for name in args:
         if name not in properties:
             return {}, f"args.{name}: the tool has no parameter {name!r}"
-    found: dict[str, Way] = {}
+    found: dict[str, ArgumentBinding] = {}
     # Declared parameters first: their order is the order of the positional arguments.
     for name in (*args, *(name for name in properties if name not in args)):
-        way = _way(name, properties[name], args.get(name, ""))
+        way = _argument_binding(name, properties[name], args.get(name, ""))
         if isinstance(way, str):
             return {}, way
         found[name] = way
-    return found, _clash(found)
+    return found, _conflict(found)
 
 
-def _way(name: str, schema: JSON, said: str) -> Way | str:
+def _argument_binding(name: str, schema: JSON, declared: str) -> ArgumentBinding | str:
     kind = schema.get("type") if is_object(schema) else None
-    spelled = _SPELLED.fullmatch(said) is not None
-    if said and said not in WAYS and not spelled:
+    spelled = _OPTION_NAME.fullmatch(declared) is not None
+    if declared and declared not in ARGUMENT_KINDS and not spelled:
         return (
-            f"args.{name} = {said!r} must be one of {', '.join(WAYS)}, "
+            f"args.{name} = {declared!r} must be one of {', '.join(ARGUMENT_KINDS)}, "
             f"or an option such as '--{name}'"
         )
-    if said in (STDIN, POSITIONAL):
-        return Way(said)
-    if said == REST:
+    if declared in (STDIN, POSITIONAL):
+        return ArgumentBinding(declared)
+    if declared == REST:
         return (
-            Way(REST)
+            ArgumentBinding(REST)
             if kind == "array"
             else f"args.{name} = 'rest' needs a parameter of type array"
         )
     if not spelled and not _KEY.fullmatch(name):
         return f"parameter {name!r} cannot be an option: use only letters, digits, '_' and '-'"
-    option = said if spelled else f"--{name}"
-    if said == FLAG and kind != "boolean":
+    option = declared if spelled else f"--{name}"
+    if declared == FLAG and kind != "boolean":
         return f"args.{name} = 'flag' needs a parameter of type boolean"
-    if kind == "boolean" and said != OPTION:
+    if kind == "boolean" and declared != OPTION:
         default = schema.get("default") is True
-        return Way(FLAG, option, f"--no-{option[2:]}" if default else "")
-    return Way(OPTION, option)
+        return ArgumentBinding(FLAG, option, f"--no-{option[2:]}" if default else "")
+    return ArgumentBinding(OPTION, option)
 
 
-def _clash(ways: Mapping[str, Way]) -> str:
+def _conflict(bindings: Mapping[str, ArgumentBinding]) -> str:
     taken: dict[str, str] = {}
-    for name, way in ways.items():
-        unique = [way.kind] if way.kind in (STDIN, REST) else [way.option, way.denial]
+    for name, way in bindings.items():
+        unique = [way.kind] if way.kind in (STDIN, REST) else [way.option, way.negated_option]
         for word in filter(None, unique):
             if word in taken:
                 return (
                     f"parameters {taken[word]!r} and {name!r} both use {word!r}; rename one of them"
                 )
             taken[word] = name
-    kinds = [way.kind for way in ways.values() if way.kind in (POSITIONAL, REST)]
+    kinds = [way.kind for way in bindings.values() if way.kind in (POSITIONAL, REST)]
     return "args: 'rest' must come last" if REST in kinds[:-1] else ""
 
 
-def command_line(ways: Mapping[str, Way], arguments: Mapping[str, JSON], args: str = "") -> Line:
+def build_command_line(
+    bindings: Mapping[str, ArgumentBinding], arguments: Mapping[str, JSON], args: str = ""
+) -> CommandLine:
     """Build the command line of a call; no value is ever read as an option."""
     if args == AS_JSON:
-        return Line((), msgspec.json.encode(arguments))
+        return CommandLine((), msgspec.json.encode(arguments))
     options: list[str] = []
     positional: list[str] = []
     stdin: bytes | None = None
     for name in arguments:
-        if name not in ways:
+        if name not in bindings:
             raise ToolFailure(ErrorKind.INVALID_PARAMS, f"There is no parameter '{name[:80]}'.")
-    for name, way in ways.items():
+    for name, way in bindings.items():
         value = arguments.get(name)
         if value is None:
             continue
         match way.kind:
             case "flag":
-                word = way.option if value else way.denial
+                word = way.option if value else way.negated_option
                 options += [word] if word else []
             case "stdin":
                 stdin = _text(value).encode(errors="surrogatepass")
@@ -131,8 +133,10 @@ def command_line(ways: Mapping[str, Way], arguments: Mapping[str, JSON], args: s
             case _:
                 options.append(_word(name, f"{way.option}={_text(value)}"))
     # After `--` no option follows: a value `-rf` is then a file name.
-    end_of_options = ["--"] if any(way.kind in (POSITIONAL, REST) for way in ways.values()) else []
-    return Line((*options, *end_of_options, *positional), stdin)
+    end_of_options = (
+        ["--"] if any(way.kind in (POSITIONAL, REST) for way in bindings.values()) else []
+    )
+    return CommandLine((*options, *end_of_options, *positional), stdin)
 
 
 def _text(value: JSON) -> str:
@@ -150,9 +154,9 @@ def _word(name: str, text: str) -> str:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{name}' is not valid Unicode.") from None
-    if size > LONGEST:
+    if size > MAX_ARGUMENT_BYTES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"'{name}' has {size:,} bytes, more than {LONGEST:,}. Use a file, or less.",
+            f"'{name}' has {size:,} bytes, more than {MAX_ARGUMENT_BYTES:,}. Use a file, or less.",
         )
     return text

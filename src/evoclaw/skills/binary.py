@@ -11,19 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
 
-from evoclaw.core.bound import BoundTool, Machine
+from evoclaw.core.bound import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
-from evoclaw.core.ops import Completed, ExecOps
+from evoclaw.core.ops import CompletedProcess, ExecOps
 from evoclaw.core.tools import Call
-from evoclaw.skills.arguments import command_line
-from evoclaw.skills.folders import MAX_TOTAL, SkillRefused, digest, look, read_bytes
+from evoclaw.skills.arguments import build_command_line
+from evoclaw.skills.folders import (
+    MAX_SKILL_BYTES,
+    SkillRefused,
+    folder_digest,
+    list_folder,
+    read_bytes,
+)
 from evoclaw.skills.loading import Skill
-from evoclaw.skills.manifest import Program
+from evoclaw.skills.manifest import SkillProgram
 
-MOST = 64 << 10
+MAX_STREAM_BYTES = 64 << 10
 """Of stdout and of stderr; longer output keeps its beginning and its end."""
-ERROR_TAIL = 8 << 10
+MAX_STDERR_BYTES = 8 << 10
 NO_SANDBOX = "none"
 
 
@@ -41,9 +47,9 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{interpreter_folder}")
 
 
-def bind(
+def bind_program(
     skill: Skill,
-    program: Program,
+    program: SkillProgram,
     *,
     pinned: bool = False,
     find: Callable[[str], str | None] = find_program,
@@ -57,25 +63,25 @@ def bind(
         find: Finds an installed program.
     """
 
-    async def run(call: Call, machine: Machine) -> ToolResult:
-        line = command_line(program.ways, call.arguments, program.args)
+    async def run(call: Call, machine: ToolEnvironment) -> ToolResult:
+        line = build_command_line(program.bindings, call.arguments, program.args)
         path = await asyncio.to_thread(_program_path, skill, program, pinned, find)
         done = await _ops(program, machine, call).run(
             (path, *line.arguments),
             env={"EVOCLAW_SKILL": str(skill.folder), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=line.stdin,
             on_output=machine.progress if program.tool.streams else None,
-            max_output=MOST,
+            max_output=MAX_STREAM_BYTES,
         )
         return _result(call, done)
 
     return BoundTool(program.tool, run, frozenset({ExecOps}))
 
 
-def _ops(program: Program, machine: Machine, call: Call) -> ExecOps:
+def _ops(program: SkillProgram, machine: ToolEnvironment, call: Call) -> ExecOps:
     if program.sandboxing == NO_SANDBOX:
-        return cast("ExecOps", machine.given[ExecOps])
-    sandboxes = cast("Sandboxes | None", machine.given.get(Sandboxes))
+        return cast("ExecOps", machine.dependencies[ExecOps])
+    sandboxes = cast("Sandboxes | None", machine.dependencies.get(Sandboxes))
     if sandboxes is None:
         raise ToolFailure(
             ErrorKind.SANDBOX_UNAVAILABLE,
@@ -87,9 +93,9 @@ def _ops(program: Program, machine: Machine, call: Call) -> ExecOps:
 
 
 def _program_path(
-    skill: Skill, program: Program, pinned: bool, find: Callable[[str], str | None]
+    skill: Skill, program: SkillProgram, pinned: bool, find: Callable[[str], str | None]
 ) -> str:
-    if look(skill.folder) != skill.listing:
+    if list_folder(skill.folder) != skill.listing:
         _check_unchanged(skill, program, pinned)
     if not program.on_path:
         return str(skill.folder / program.binary)
@@ -102,15 +108,15 @@ def _program_path(
     return found
 
 
-def _check_unchanged(skill: Skill, program: Program, pinned: bool) -> None:
+def _check_unchanged(skill: Skill, program: SkillProgram, pinned: bool) -> None:
     try:
         if pinned:
-            same = digest(skill.folder) == skill.digest
+            same = folder_digest(skill.folder) == skill.digest
         elif program.on_path:
             same = True
         else:
-            data = read_bytes(skill.folder, program.binary, MAX_TOTAL)
-            same = hashlib.sha256(data).hexdigest() == skill.sums[program.binary]
+            data = read_bytes(skill.folder, program.binary, MAX_SKILL_BYTES)
+            same = hashlib.sha256(data).hexdigest() == skill.file_hashes[program.binary]
     except SkillRefused:
         same = False
     if not same:
@@ -122,14 +128,14 @@ def _check_unchanged(skill: Skill, program: Program, pinned: bool) -> None:
         )
 
 
-def _result(call: Call, done: Completed) -> ToolResult:
+def _result(call: Call, done: CompletedProcess) -> ToolResult:
     details: dict[str, JSON] = {
         "exit_code": done.exit_code,
         "isolation": done.isolation,
         "stdout_bytes": done.stdout_bytes,
         "stderr_bytes": done.stderr_bytes,
     }
-    stdout, stderr = _text(done.stdout).strip("\n"), _text(done.stderr[-ERROR_TAIL:]).strip()
+    stdout, stderr = _text(done.stdout).strip("\n"), _text(done.stderr[-MAX_STDERR_BYTES:]).strip()
     if done.exit_code == 0:
         # The stderr of a program that succeeded is for people, not for the model.
         details |= {"stderr": stderr} if stderr else {}

@@ -11,23 +11,23 @@ from typing import Protocol
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.tools import Tool
-from evoclaw.skills.folders import MAX_TEXT, SkillRefused, read_bytes, to_text
+from evoclaw.skills.folders import MAX_TEXT_BYTES, SkillRefused, read_bytes, to_text
 from evoclaw.skills.loading import Skill
-from evoclaw.skills.names import unknown
+from evoclaw.skills.names import unknown_name
 
-ONE_LINE = 300
+MAX_LISTED_DESCRIPTION_CHARS = 300
 """Of each description in the list of skills."""
-LISTED = 100
+MAX_LISTED = 100
 """Skills, or files of a skill, in one list."""
-TOOL = "skill"
+SKILL_TOOL = "skill"
 """The tool that loads instructions and files; `restrict_tools` keeps it beside other tools."""
 
-_HIDDEN = ("Cc", "Cf", "Cs", "Co")
+_INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co")
 """Unicode categories that a reader does not see: control, format (zero-width, bidi, tags),
 surrogate, private use."""
 
 
-class Skills(Protocol):
+class SkillSource(Protocol):
     """The skills that are installed."""
 
     def skills(self) -> Sequence[Skill]:
@@ -39,83 +39,98 @@ class Skills(Protocol):
         ...
 
 
-def catalogue(skills: Iterable[Skill]) -> str:
+def skill_list(skills: Iterable[Skill]) -> str:
     """The list of skills for the system prompt, one line each; empty without skills."""
     lines = [f"- {skill.name}: {_one_line(skill.description)}" for skill in skills]
     if not lines:
         return ""
-    beyond = len(lines) - LISTED
-    more = [f"- … and {beyond} more; the tool `{TOOL}` lists them"] if beyond > 0 else []
+    beyond = len(lines) - MAX_LISTED
+    more = [f"- … and {beyond} more; the tool `{SKILL_TOOL}` lists them"] if beyond > 0 else []
     head = (
-        f"Skills: when a task fits one of these, call the tool `{TOOL}` with its name first "
+        f"Skills: when a task fits one of these, call the tool `{SKILL_TOOL}` with its name first "
         "and follow the instructions that it returns."
     )
-    return "\n".join((head, *lines[:LISTED], *more))
+    return "\n".join((head, *lines[:MAX_LISTED], *more))
 
 
-def instructions(skill: Skill) -> str:
+def skill_instructions(skill: Skill) -> str:
     """The instructions of a skill, with its tools and its files."""
-    parts = [f"# Skill {skill.key}", visible(skill.instructions) or _one_line(skill.description)]
+    parts = [
+        f"# Skill {skill.key}",
+        without_invisible_characters(skill.instructions) or _one_line(skill.description),
+    ]
     if skill.programs:
         tools = ", ".join(f"`{program.tool.name}`" for program in skill.programs)
         parts.append(f"Its tools: {tools}")
     if references := skill.references:
-        shown = "\n".join(f"- {visible(path)}" for path in references[:LISTED])
-        parts.append(f"Its files, to be read with the tool `{TOOL}` and `reference`:\n{shown}")
+        shown = "\n".join(
+            f"- {without_invisible_characters(path)}" for path in references[:MAX_LISTED]
+        )
+        parts.append(
+            f"Its files, to be read with the tool `{SKILL_TOOL}` and `reference`:\n{shown}"
+        )
     return "\n\n".join(parts)
 
 
-def reference(skill: Skill, path: str) -> str:
+def skill_file(skill: Skill, path: str) -> str:
     """The text of one file of a skill, unchanged since the skill was loaded."""
     wanted = path.removeprefix("./")
-    if wanted not in skill.sums:
-        problem = unknown("file", path, skill.references)
+    if wanted not in skill.file_hashes:
+        problem = unknown_name("file", path, skill.references)
         raise ToolFailure(ErrorKind.NOT_FOUND, f"Skill '{skill.name}': {problem}.")
     try:
-        data = read_bytes(skill.folder, wanted, MAX_TEXT)
+        data = read_bytes(skill.folder, wanted, MAX_TEXT_BYTES)
         text = to_text(skill.folder / wanted, data)
     except SkillRefused as refused:
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED, f"'{path}' cannot be shown: {refused.reason}."
         ) from None
-    if hashlib.sha256(data).hexdigest() != skill.sums[wanted]:
+    if hashlib.sha256(data).hexdigest() != skill.file_hashes[wanted]:
         raise ToolFailure(
             ErrorKind.CONFLICT,
             f"'{path}' was changed since the skill was loaded. Load the skill again first.",
         )
-    return visible(text)
+    return without_invisible_characters(text)
 
 
-def narrow(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
+def restrict_tools(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
     """Keep the tools that every active skill allows; a skill without `allowed-tools` allows all."""
     remaining = tuple(tools)
-    limits = [skill for skill in active if skill.allowed is not None]
+    limits = [skill for skill in active if skill.allowed_tools is not None]
     for skill in limits:
         own = {program.tool.name.lower() for program in skill.programs}
-        permitted = skill.allowed | own | {TOOL} if skill.allowed else frozenset[str]()
+        permitted = (
+            skill.allowed_tools | own | {SKILL_TOOL} if skill.allowed_tools else frozenset[str]()
+        )
         remaining = tuple(tool for tool in remaining if tool.name.lower() in permitted)
     # The tool `skill` alone is of no use.
-    return () if limits and {tool.name for tool in remaining} <= {TOOL} else remaining
+    return () if limits and {tool.name for tool in remaining} <= {SKILL_TOOL} else remaining
 
 
-def visible(text: str) -> str:
+def without_invisible_characters(text: str) -> str:
     """The text without invisible characters, which can hide instructions from a reader."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        char for char in text if char in "\n\t" or unicodedata.category(char) not in _HIDDEN
+        char
+        for char in text
+        if char in "\n\t" or unicodedata.category(char) not in _INVISIBLE_CATEGORIES
     )
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(visible(text.replace("\n", " ")).split())
-    return line if len(line) <= ONE_LINE else f"{line[: ONE_LINE - 1]}…"
+    line = " ".join(without_invisible_characters(text.replace("\n", " ")).split())
+    return (
+        line
+        if len(line) <= MAX_LISTED_DESCRIPTION_CHARS
+        else f"{line[: MAX_LISTED_DESCRIPTION_CHARS - 1]}…"
+    )
 
 
-class Disclosure:
+class RegistrySkillReader:
     """Reads skills of a registry for the tool `skill`."""
 
-    def __init__(self, skills: Skills) -> None:
+    def __init__(self, skills: SkillSource) -> None:
         self._skills = skills
 
     async def catalogue(self) -> str:
@@ -125,17 +140,17 @@ class Disclosure:
 
     async def instructions(self, name: str) -> str:
         """The instructions of a skill."""
-        return instructions(await asyncio.to_thread(self._find, name))
+        return skill_instructions(await asyncio.to_thread(self._find, name))
 
     async def reference(self, name: str, path: str) -> str:
         """The text of a file of a skill."""
         skill = await asyncio.to_thread(self._find, name)
-        return await asyncio.to_thread(reference, skill, path)
+        return await asyncio.to_thread(skill_file, skill, path)
 
     def _find(self, name: str) -> Skill:
         skill = self._skills.find(name)
         if skill is None:
             known = [other.name for other in self._skills.skills()]
-            hint = unknown("skill", name, known) if known else "There are no skills here"
+            hint = unknown_name("skill", name, known) if known else "There are no skills here"
             raise ToolFailure(ErrorKind.NOT_FOUND, f"{hint[:1].upper()}{hint[1:]}.")
         return skill

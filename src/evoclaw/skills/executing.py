@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from evoclaw.core.bound import BoundTool, Machine
+from evoclaw.core.bound import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ops import ExecOps
@@ -15,7 +15,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import outcome_unknown, tool_not_found
 
 
-class Bound(Protocol):
+class SkillToolSource(Protocol):
     """Supplies the tools of the skills in use."""
 
     def tools(self) -> Sequence[BoundTool]:
@@ -28,10 +28,10 @@ class SkillExecutor:
 
     def __init__(
         self,
-        shelf: Bound,
+        registry: SkillToolSource,
         exec: ExecOps,
         *,
-        given: Mapping[type, object] | None = None,
+        dependencies: Mapping[type, object] | None = None,
         exec_for: Callable[[Call], ExecOps] | None = None,
     ) -> None:
         """Run the tools of a registry.
@@ -43,14 +43,14 @@ class SkillExecutor:
             exec_for: Chooses the `ExecOps` of a call where it is not the same for all calls.
         """
         self._exec_for = exec_for
-        self._shelf = shelf
-        self._given: dict[type, object] = {**(given or {}), ExecOps: exec}
+        self._registry = registry
+        self._dependencies: dict[type, object] = {**(dependencies or {}), ExecOps: exec}
         self._bound: Mapping[str, BoundTool] = {}
         self._tools = Toolset()
 
     def tools(self) -> Sequence[Tool]:
         """The tools of the skills in use; the same object until a skill changes."""
-        bound = {tool.name: tool for tool in self._shelf.tools()}
+        bound = {tool.name: tool for tool in self._registry.tools()}
         if bound != self._bound:
             self._tools = Toolset((entry.tool for entry in bound.values()), like=self._tools)
             self._bound = bound
@@ -63,9 +63,9 @@ class SkillExecutor:
         bound = self._bound.get(call.name)
         if bound is None:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._bound))
-        if call.resumed and not call.harmless:
+        if call.resumed and not call.safe_to_repeat:
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
-        given = self._given
+        given = self._dependencies
         if self._exec_for is not None:
             given = {**given, ExecOps: self._exec_for(call)}
-        return await bound.run(call, Machine(given, progress))
+        return await bound.run(call, ToolEnvironment(given, progress))

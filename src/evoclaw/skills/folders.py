@@ -15,16 +15,16 @@ from evoclaw.core.errors import ConfigError
 
 MAX_FILES = 1_000
 MAX_DEPTH = 8
-MAX_TOTAL = 32 << 20
+MAX_SKILL_BYTES = 32 << 20
 """Of all files of a skill together."""
-MAX_TEXT = 256 << 10
+MAX_TEXT_BYTES = 256 << 10
 """Of a file that is read as text."""
 IGNORED = frozenset({".git"})
 """Folders that are not read, counted or hashed; no program in them is ever run."""
-MAX_DEPTH_HINT = f"folders are nested deeper than {MAX_DEPTH}"
+TOO_DEEP_REASON = f"folders are nested deeper than {MAX_DEPTH}"
 
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+_OPEN_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 class SkillRefused(ConfigError):
@@ -35,7 +35,7 @@ class SkillRefused(ConfigError):
         self.path, self.reason = path, reason
 
 
-class Entry(Struct, frozen=True):
+class FolderEntry(Struct, frozen=True):
     """The path and stat of one file or folder of a skill."""
 
     path: str
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True):
     """Of a file: inode, modification and change time; differs after every change."""
 
 
-def look(folder: Path) -> tuple[Entry, ...]:
+def list_folder(folder: Path) -> tuple[FolderEntry, ...]:
     """List a folder recursively without following links; two equal listings mean no change.
 
     A folder that exceeds the limits is listed just beyond them, so that `check_folder` rejects it.
@@ -55,7 +55,7 @@ def look(folder: Path) -> tuple[Entry, ...]:
         top = folder.lstat()
     except OSError:
         return ()
-    found = [Entry(".", top.st_mode)]
+    found = [FolderEntry(".", top.st_mode)]
     if stat.S_ISDIR(top.st_mode):
         for entry in _below(folder, "", 1):
             found.append(entry)
@@ -64,7 +64,7 @@ def look(folder: Path) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def _below(folder: Path, prefix: str, depth: int) -> Iterator[Entry]:
+def _below(folder: Path, prefix: str, depth: int) -> Iterator[FolderEntry]:
     try:
         with os.scandir(folder) as entries:
             # Bounded before sorting: a folder may have millions of entries.
@@ -80,17 +80,17 @@ def _below(folder: Path, prefix: str, depth: int) -> Iterator[Entry]:
         if name in IGNORED and stat.S_ISDIR(about.st_mode):
             continue
         if stat.S_ISDIR(about.st_mode):
-            yield Entry(inside, about.st_mode)
+            yield FolderEntry(inside, about.st_mode)
             if depth <= MAX_DEPTH:
                 yield from _below(path, f"{inside}/", depth + 1)
         else:
             stamp = (about.st_ino, about.st_mtime_ns, about.st_ctime_ns)
-            yield Entry(inside, about.st_mode, about.st_size, stamp)
+            yield FolderEntry(inside, about.st_mode, about.st_size, stamp)
 
 
-def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
+def check_folder(folder: Path, entries: Iterable[FolderEntry]) -> dict[str, FolderEntry]:
     """The files of a folder; `SkillRefused` for links, special files and exceeded limits."""
-    files: dict[str, Entry] = {}
+    files: dict[str, FolderEntry] = {}
     total = 0
     for number, entry in enumerate(entries):
         if number > MAX_FILES:
@@ -99,15 +99,15 @@ def check(folder: Path, entries: Iterable[Entry]) -> dict[str, Entry]:
         if not stat.S_ISDIR(entry.mode):
             files[entry.path] = entry
             total += entry.size
-    if total > MAX_TOTAL:
+    if total > MAX_SKILL_BYTES:
         raise SkillRefused(
             folder,
-            f"it has {total:,} bytes, more than {MAX_TOTAL:,}; keep large data elsewhere",
+            f"it has {total:,} bytes, more than {MAX_SKILL_BYTES:,}; keep large data elsewhere",
         )
     return files
 
 
-def _check_entry(folder: Path, entry: Entry) -> None:
+def _check_entry(folder: Path, entry: FolderEntry) -> None:
     path = folder if entry.path == "." else folder / entry.path
     if stat.S_ISLNK(entry.mode):
         raise SkillRefused(path, "it is a link; replace the link with a copy of the file or folder")
@@ -118,7 +118,7 @@ def _check_entry(folder: Path, entry: Entry) -> None:
             path, "everybody may write to it; run `chmod -R o-w` on the folder of the skill"
         )
     if entry.path.count("/") >= MAX_DEPTH:
-        raise SkillRefused(path, MAX_DEPTH_HINT)
+        raise SkillRefused(path, TOO_DEEP_REASON)
     try:
         entry.path.encode()
     except UnicodeEncodeError:
@@ -145,18 +145,18 @@ def read_bytes(folder: Path, inside: str, limit: int) -> bytes:
 
 def _open_below(folder: Path, inside: str) -> int:
     *folders, name = inside.split("/")
-    here = os.open(folder, _FOLDER)
+    here = os.open(folder, _OPEN_FOLDER_FLAGS)
     try:
         for folder_name in folders:
-            below = os.open(folder_name, _FOLDER, dir_fd=here)
+            below = os.open(folder_name, _OPEN_FOLDER_FLAGS, dir_fd=here)
             os.close(here)
             here = below
-        return os.open(name, _OPEN, dir_fd=here)
+        return os.open(name, _OPEN_FILE_FLAGS, dir_fd=here)
     finally:
         os.close(here)
 
 
-def read_text(folder: Path, inside: str, limit: int = MAX_TEXT) -> str:
+def read_text(folder: Path, inside: str, limit: int = MAX_TEXT_BYTES) -> str:
     """Read a file as text."""
     return to_text(folder / inside, read_bytes(folder, inside, limit))
 
@@ -173,15 +173,15 @@ def to_text(path: Path, data: bytes) -> str:
     return text
 
 
-def hashes(folder: Path, files: Mapping[str, Entry]) -> dict[str, str]:
+def hash_files(folder: Path, files: Mapping[str, FolderEntry]) -> dict[str, str]:
     """The SHA-256 of every file."""
     return {
-        inside: hashlib.sha256(read_bytes(folder, inside, MAX_TOTAL)).hexdigest()
+        inside: hashlib.sha256(read_bytes(folder, inside, MAX_SKILL_BYTES)).hexdigest()
         for inside in sorted(files)
     }
 
 
-def digest_of(files: Mapping[str, Entry], sums: Mapping[str, str]) -> str:
+def digest_of(files: Mapping[str, FolderEntry], sums: Mapping[str, str]) -> str:
     """One digest over the names, executable bits and contents of all files."""
     total = hashlib.sha256()
     for inside in sorted(sums):
@@ -192,7 +192,7 @@ def digest_of(files: Mapping[str, Entry], sums: Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
-def digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """The digest of a skill's folder that an approval pins."""
-    files = check(folder, look(folder))
-    return digest_of(files, hashes(folder, files))
+    files = check_folder(folder, list_folder(folder))
+    return digest_of(files, hash_files(folder, files))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from yaml.error import MarkedYAMLError, YAMLError
     from yaml.events import Event, NodeEvent
 
-Value: TypeAlias = str | dict[str, str] | list[str]
+FrontMatterValue: TypeAlias = str | dict[str, str] | list[str]
 
 MAX_LINES = 500
 MAX_CHARACTERS = 16 << 10
@@ -25,7 +25,7 @@ _ODD_LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 pair: an escape can name one, no UTF-8 file can contain one."""
 _ONE_DOCUMENT = "only one document is allowed, without `%`, `---` and `...`"
-_EXPLAINED = {
+_YAML_PROBLEMS = {
     "mapping values are not allowed here": "put a text that contains a colon in quotes",
     "found unexpected end of stream": "the text has no closing quote",
     "expected <block end>, but found '<scalar>'": "remove the text behind the closing quote",
@@ -43,7 +43,7 @@ class FrontMatterError(ValueError):
         self.line, self.problem = line, problem
 
 
-def split(text: str) -> tuple[list[str], str]:
+def split_front_matter(text: str) -> tuple[list[str], str]:
     """The lines between the two `---`, and the body after them."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
@@ -54,7 +54,7 @@ def split(text: str) -> tuple[list[str], str]:
     raise FrontMatterError(1, f"no second line `---` within {MAX_LINES} lines")
 
 
-def read(lines: list[str]) -> dict[str, Value]:
+def parse_front_matter(lines: list[str]) -> dict[str, FrontMatterValue]:
     """Parse the lines of the front matter."""
     for number, line in enumerate(lines, 2):
         if "\t" in line[: len(line) - len(line.lstrip())]:
@@ -63,10 +63,10 @@ def read(lines: list[str]) -> dict[str, Value]:
             raise FrontMatterError(number, "it contains a line break other than \\n")
     if sum(map(len, lines)) > MAX_CHARACTERS:
         raise FrontMatterError(2, f"the front matter has more than {MAX_CHARACTERS:,} characters")
-    return _Reader("\n".join((*lines, ""))).top()
+    return _FrontMatterParser("\n".join((*lines, ""))).top()
 
 
-class _Reader:
+class _FrontMatterParser:
     """Builds the values from PyYAML's events; each event is checked before the next is parsed."""
 
     def __init__(self, text: str) -> None:
@@ -79,12 +79,12 @@ class _Reader:
         try:
             yield from cast("Any", self._yaml).parse(text, Loader=self._yaml.SafeLoader)
         except self._yaml.YAMLError as problem:
-            raise _explained(problem, text) from None
+            raise _explain(problem, text) from None
         except (ValueError, OverflowError):
             # An escape of a character that does not exist.
             raise FrontMatterError(2, "a text in quotes has an invalid escape") from None
 
-    def top(self) -> dict[str, Value]:
+    def top(self) -> dict[str, FrontMatterValue]:
         events = self._yaml.events
         next(self._events)  # the stream
         start = next(self._events)
@@ -99,12 +99,12 @@ class _Reader:
             raise _error(after, _ONE_DOCUMENT)
         return found
 
-    def _map(self, start: Event, *, deeper: bool) -> dict[str, Value]:
+    def _map(self, start: Event, *, deeper: bool) -> dict[str, FrontMatterValue]:
         events = self._yaml.events
         if not isinstance(start, events.MappingStartEvent):
             raise _error(start, "expected `key: value`")
-        _plain(start)
-        found: dict[str, Value] = {}
+        _refuse_anchor_and_tag(start)
+        found: dict[str, FrontMatterValue] = {}
         while not isinstance(event := next(self._events), events.MappingEndEvent):
             key = self._text(event)
             # A key indented deeper than its map was written as `? key`.
@@ -115,7 +115,7 @@ class _Reader:
             found[key] = self._value(next(self._events), deeper=deeper)
         return found
 
-    def _value(self, event: Event, *, deeper: bool) -> Value:
+    def _value(self, event: Event, *, deeper: bool) -> FrontMatterValue:
         events = self._yaml.events
         if isinstance(event, events.CollectionStartEvent) and not deeper:
             raise _error(event, "only one level of keys is allowed")
@@ -130,7 +130,7 @@ class _Reader:
 
     def _list(self, start: NodeEvent) -> list[str]:
         events = self._yaml.events
-        _plain(start)
+        _refuse_anchor_and_tag(start)
         found: list[str] = []
         while not isinstance(event := next(self._events), events.SequenceEndEvent):
             if isinstance(event, events.CollectionStartEvent):
@@ -145,13 +145,13 @@ class _Reader:
             raise _error(event, "a text may not begin with '*'; put it in quotes")
         if not isinstance(event, events.ScalarEvent):
             raise _error(event, "expected `key: value`")
-        _plain(event)
+        _refuse_anchor_and_tag(event)
         if _SURROGATE.search(event.value):
             raise _error(event, "a text in quotes has an invalid escape")
         return event.value
 
 
-def _plain(event: NodeEvent) -> None:
+def _refuse_anchor_and_tag(event: NodeEvent) -> None:
     """Reject anchors and tags."""
     if event.anchor is not None:
         raise _error(event, "a text may not begin with '&'; put it in quotes")
@@ -163,7 +163,7 @@ def _error(event: Event, problem: str) -> FrontMatterError:
     return FrontMatterError(event.start_mark.line + 2, problem)
 
 
-def _explained(problem: YAMLError, text: str) -> FrontMatterError:
+def _explain(problem: YAMLError, text: str) -> FrontMatterError:
     marked = cast("MarkedYAMLError", problem)
     position = getattr(problem, "position", None)
     if position is not None:
@@ -173,5 +173,5 @@ def _explained(problem: YAMLError, text: str) -> FrontMatterError:
     mark = marked.problem_mark
     if reason.startswith("found unexpected end of stream") and marked.context_mark:
         mark = marked.context_mark
-    message = _EXPLAINED.get(reason, reason)
+    message = _YAML_PROBLEMS.get(reason, reason)
     return FrontMatterError((mark.line if mark else 0) + 2, message)

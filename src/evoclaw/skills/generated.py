@@ -12,9 +12,9 @@ import msgspec
 
 from evoclaw.core.errors import SchemaError
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.core.tools import EVERYTHING, Tool
+from evoclaw.core.tools import ANY_RESOURCE, Tool
 
-NAME = "desktop-tools"
+DESKTOP_TOOLS = "desktop-tools"
 VERSION = "1.0.0"
 PREFIX = "dt-"
 BIN = "bin"
@@ -22,7 +22,7 @@ DESCRIPTION = (
     "Work with files, programs and the rest of a machine by hand or from a script: every built-in "
     "tool of EvoClaw as a program dt-NAME. Use when a tool has to be called from a shell."
 )
-_BY_STDIN = ("content", "patch", "diff")
+_STDIN_PARAMETERS = ("content", "patch", "diff")
 """Parameters with long values, which the program reads from standard input."""
 PROGRAM = """\
 import sys
@@ -32,11 +32,11 @@ from evoclaw.__main__ import dt
 sys.exit(dt())
 """
 """The program takes the tool from the name it is run by."""
-LONGEST_SHEBANG = 120
+MAX_SHEBANG_CHARS = 120
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def shipped() -> Path:
+def bundled_skills_folder() -> Path:
     """The folder of the skills that ship with the package."""
     return Path(__file__).parent
 
@@ -45,16 +45,18 @@ def stdin_parameter(tool: Tool) -> str | None:
     """The parameter that a tool's program reads from standard input; None if there is none."""
     properties: dict[str, JSON] = tool.parameters["properties"]
     required = tool.parameters.get("required", ())
-    return next((name for name in _BY_STDIN if name in properties and name in required), None)
+    return next(
+        (name for name in _STDIN_PARAMETERS if name in properties and name in required), None
+    )
 
 
 def write_desktop_tools(tools: Iterable[Tool], folder: Path | None = None) -> None:
     """Write all files of the skill, into the package if no folder is given."""
     all_tools = list(tools)
-    target = folder or shipped() / NAME
+    target = folder or bundled_skills_folder() / DESKTOP_TOOLS
     target.mkdir(parents=True, exist_ok=True)
-    (target / "skill.toml").write_text(manifest_of(all_tools), encoding="utf-8")
-    (target / "SKILL.md").write_text(guide_of(all_tools), encoding="utf-8")
+    (target / "skill.toml").write_text(skill_toml(all_tools), encoding="utf-8")
+    (target / "SKILL.md").write_text(skill_markdown(all_tools), encoding="utf-8")
     for path in (target / BIN).glob(f"{PREFIX}*"):
         path.unlink()
     write_programs(target, (tool.name for tool in all_tools))
@@ -78,13 +80,13 @@ def write_programs(folder: Path, names: Iterable[str], python: str | None = None
 def _first_lines(python: str | None) -> str:
     if python is None:
         return "#!/usr/bin/env python3\n"
-    if len(python) <= LONGEST_SHEBANG and not re.search(r"\s", python):
+    if len(python) <= MAX_SHEBANG_CHARS and not re.search(r"\s", python):
         return f"#!{python}\n"
     # The kernel truncates a longer line. sh reads the next two as a command, Python as a string.
     return f"#!/bin/sh\n'''exec' {shlex.quote(python)} \"$0\" \"$@\"\n' '''\n"
 
 
-def guide_of(tools: Iterable[Tool]) -> str:
+def skill_markdown(tools: Iterable[Tool]) -> str:
     """The skill's SKILL.md."""
     rows = [
         f"| `{PREFIX}{tool.name}` | {_first_line(tool)} | {', '.join(sorted(tool.permissions))} |"
@@ -93,7 +95,7 @@ def guide_of(tools: Iterable[Tool]) -> str:
     return "\n".join(
         [
             "---",
-            f"name: {NAME}",
+            f"name: {DESKTOP_TOOLS}",
             f"description: {json.dumps(DESCRIPTION)}",
             "license: MIT",
             "metadata:",
@@ -125,22 +127,22 @@ def _first_line(tool: Tool) -> str:
     return tool.description.splitlines()[0].replace("|", "\\|")
 
 
-def manifest_of(tools: Iterable[Tool]) -> str:
+def skill_toml(tools: Iterable[Tool]) -> str:
     """The skill's skill.toml."""
     lines = [
         "# Written by `make docs` from the built-in tools.",
         "",
         "[skill]",
-        f"name = {_value(NAME)}",
+        f"name = {_value(DESKTOP_TOOLS)}",
         f"version = {_value(VERSION)}",
         f"description = {_value(DESCRIPTION)}",
     ]
     for tool in tools:
-        lines += ["", *_table_of(tool)]
+        lines += ["", *_tool_table(tool)]
     return "\n".join(lines) + "\n"
 
 
-def _table_of(tool: Tool) -> list[str]:
+def _tool_table(tool: Tool) -> list[str]:
     by_stdin = stdin_parameter(tool)
     values: dict[str, JSON] = {
         "name": tool.name,
@@ -152,7 +154,7 @@ def _table_of(tool: Tool) -> list[str]:
         "effect": str(tool.effect),
         "idempotent": tool.idempotent,
     }
-    if tool.resources != (EVERYTHING,):
+    if tool.resources != (ANY_RESOURCE,):
         values["resources"] = list(tool.resources)
     if tool.streams:
         values["streams"] = True

@@ -10,18 +10,18 @@ from msgspec import Struct
 
 from evoclaw.skills import names
 from evoclaw.skills.folders import (
-    Entry,
+    FolderEntry,
     SkillRefused,
-    check,
+    check_folder,
     digest_of,
-    hashes,
-    look,
+    hash_files,
+    list_folder,
     read_text,
 )
-from evoclaw.skills.manifest import FILE, About, Manifest, Program, read_manifest
-from evoclaw.skills.markdown import FILES, Guide, read_guide
+from evoclaw.skills.manifest import MANIFEST_FILE, Manifest, SkillProgram, SkillTable, read_manifest
+from evoclaw.skills.markdown import SKILL_FILES, SkillGuide, read_guide
 
-MAX_SKILLS = 500
+MAX_SKILLS_PER_ROOT = 500
 """Of one root folder."""
 
 
@@ -34,15 +34,15 @@ class Skill(Struct, frozen=True):
     folder: Path
     instructions: str
     """What the model reads when it loads the skill."""
-    programs: tuple[Program, ...]
+    programs: tuple[SkillProgram, ...]
     """The tools of the skill that run on this platform."""
-    allowed: frozenset[str] | None
+    allowed_tools: frozenset[str] | None
     """The tool names of `allowed-tools`, in lower case; None: no restriction."""
-    about: Guide | None
+    guide: SkillGuide | None
     """The parsed SKILL.md; None if there is only a skill.toml."""
-    listing: tuple[Entry, ...]
+    listing: tuple[FolderEntry, ...]
     """The listing of the folder when it was loaded."""
-    sums: dict[str, str]
+    file_hashes: dict[str, str]
     """The SHA-256 of each file, by path."""
     digest: str
     notes: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ class Skill(Struct, frozen=True):
     @property
     def references(self) -> tuple[str, ...]:
         """The files that the model may read on demand."""
-        return tuple(path for path in self.sums if path not in (*FILES, FILE))
+        return tuple(path for path in self.file_hashes if path not in (*SKILL_FILES, MANIFEST_FILE))
 
 
-class NotHere(SkillRefused):
+class SkillPlatformMismatch(SkillRefused):
     """A valid skill for another platform."""
 
 
-class Problem(Struct, frozen=True):
+class SkillIssue(Struct, frozen=True):
     """A folder that is not used as a skill, and the reason."""
 
     path: Path
@@ -72,14 +72,14 @@ class Problem(Struct, frozen=True):
     """False: the skill is valid, but it is for another platform or not needed here."""
 
 
-def folders_in(root: Path) -> tuple[list[Path], list[Problem]]:
+def skill_folders(root: Path) -> tuple[list[Path], list[SkillIssue]]:
     """The folders of a root that should be skills, and the problems of the root itself."""
     try:
         about = root.stat()
         if not stat.S_ISDIR(about.st_mode):
-            return [], [Problem(root, "it is not a folder; name a folder of skills")]
+            return [], [SkillIssue(root, "it is not a folder; name a folder of skills")]
         if about.st_mode & stat.S_IWOTH:
-            return [], [Problem(root, "everybody may write to it; run `chmod o-w` on it")]
+            return [], [SkillIssue(root, "everybody may write to it; run `chmod o-w` on it")]
         found = sorted(
             path
             for path in root.iterdir()
@@ -88,39 +88,42 @@ def folders_in(root: Path) -> tuple[list[Path], list[Problem]]:
     except FileNotFoundError:
         return [], []
     except OSError as problem:
-        return [], [Problem(root, f"cannot read it: {problem.strerror}")]
-    too_many = f"{root} has more than {MAX_SKILLS} skills; remove some of them"
-    beyond = [Problem(path, too_many) for path in found[MAX_SKILLS:]]
-    return found[:MAX_SKILLS], beyond
+        return [], [SkillIssue(root, f"cannot read it: {problem.strerror}")]
+    too_many = f"{root} has more than {MAX_SKILLS_PER_ROOT} skills; remove some of them"
+    beyond = [SkillIssue(path, too_many) for path in found[MAX_SKILLS_PER_ROOT:]]
+    return found[:MAX_SKILLS_PER_ROOT], beyond
 
 
 def load_skill(folder: Path, *, platform: str) -> Skill:
     """Load a skill; `SkillRefused` if it is not valid."""
-    listing = look(folder)
+    listing = list_folder(folder)
     if not listing:
         raise SkillRefused(folder, "the folder does not exist")
-    files = check(folder, listing)
-    guide_file = next((name for name in FILES if name in files), None)
-    if guide_file is None and FILE not in files:
-        raise SkillRefused(folder, f"the folder has neither {FILES[0]} nor {FILE}")
-    guide, manifest = None, Manifest(About(), (), 0)
+    files = check_folder(folder, listing)
+    guide_file = next((name for name in SKILL_FILES if name in files), None)
+    if guide_file is None and MANIFEST_FILE not in files:
+        raise SkillRefused(folder, f"the folder has neither {SKILL_FILES[0]} nor {MANIFEST_FILE}")
+    guide, manifest = None, Manifest(SkillTable(), (), 0)
     if guide_file is not None:
         guide = read_guide(folder / guide_file, read_text(folder, guide_file))
-    if FILE in files:
-        manifest = read_manifest(folder / FILE, read_text(folder, FILE), platform=platform)
+    if MANIFEST_FILE in files:
+        manifest = read_manifest(
+            folder / MANIFEST_FILE, read_text(folder, MANIFEST_FILE), platform=platform
+        )
     name, version = _identity(folder, guide, manifest.about)
-    if not names.fits(manifest.about.platforms, platform):
+    if not names.supports_platform(manifest.about.platforms, platform):
         wanted = ", ".join(manifest.about.platforms)
-        raise NotHere(folder, f"the skill is for {wanted}, not for this platform")
+        raise SkillPlatformMismatch(folder, f"the skill is for {wanted}, not for this platform")
     if guide is None and not manifest.declared:
         raise SkillRefused(
-            folder / FILE, "it has no [[tools]], and the folder has no SKILL.md; add one of them"
+            folder / MANIFEST_FILE,
+            "it has no [[tools]], and the folder has no SKILL.md; add one of them",
         )
     if guide is None and not manifest.programs:
-        raise NotHere(folder, "none of the skill's tools is for this platform")
+        raise SkillPlatformMismatch(folder, "none of the skill's tools is for this platform")
     for program in manifest.programs:
         _check_binary(folder, program, files)
-    sums = hashes(folder, files)
+    sums = hash_files(folder, files)
     return Skill(
         name,
         version,
@@ -128,7 +131,7 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
         folder,
         guide.instructions if guide else "",
         manifest.programs,
-        guide.allowed if guide else None,
+        guide.allowed_tools if guide else None,
         guide,
         listing,
         sums,
@@ -137,11 +140,11 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
     )
 
 
-def _identity(folder: Path, guide: Guide | None, about: About) -> tuple[str, str]:
+def _identity(folder: Path, guide: SkillGuide | None, about: SkillTable) -> tuple[str, str]:
     """The name and version; the folder is called `name`, or `name@version` for one of several."""
     base, _, tagged = folder.name.partition("@")
     name = about.name or (guide.name if guide else base)
-    if problem := names.problem_with_skill(name):
+    if problem := names.skill_name_problem(name):
         raise SkillRefused(folder, problem)
     if name != base or (guide is not None and guide.name != name):
         declared = sorted({name, guide.name if guide else name})
@@ -152,7 +155,7 @@ def _identity(folder: Path, guide: Guide | None, about: About) -> tuple[str, str
     in_guide = guide.metadata.get("version", "") if guide else ""
     version = about.version if about.version != names.NO_VERSION else in_guide or names.NO_VERSION
     for other in filter(None, (in_guide, tagged)):
-        if not names.VERSION.fullmatch(other):
+        if not names.VERSION_PATTERN.fullmatch(other):
             raise SkillRefused(folder, f"the version {other[:40]!r} must look like 1.2.3")
         if names.version_key(other) != names.version_key(version):
             raise SkillRefused(
@@ -161,14 +164,14 @@ def _identity(folder: Path, guide: Guide | None, about: About) -> tuple[str, str
     return name, version
 
 
-def _check_binary(folder: Path, program: Program, files: dict[str, Entry]) -> None:
+def _check_binary(folder: Path, program: SkillProgram, files: dict[str, FolderEntry]) -> None:
     if program.on_path:
         return
     entry = files.get(program.binary)
     if entry is None:
         hint = "" if "/" in program.binary else "; for an installed program, set on_path = true"
         raise SkillRefused(
-            folder / FILE, f"tool {program.tool.name!r}: no file {program.binary!r}{hint}"
+            folder / MANIFEST_FILE, f"tool {program.tool.name!r}: no file {program.binary!r}{hint}"
         )
     if os.name == "posix" and not entry.mode & stat.S_IXUSR:
         raise SkillRefused(folder / program.binary, "it is not executable; run `chmod +x` on it")

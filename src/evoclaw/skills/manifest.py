@@ -12,21 +12,21 @@ from evoclaw.core.errors import ConfigError, SchemaError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.schema import compile_schema
 from evoclaw.core.toml import parse_toml
-from evoclaw.core.tools import EVERYTHING, Effect, Tool
+from evoclaw.core.tools import ANY_RESOURCE, Effect, Tool
 from evoclaw.skills import names
-from evoclaw.skills.arguments import AS_JSON, OPTIONS, Way, ways_of
+from evoclaw.skills.arguments import AS_JSON, OPTIONS, ArgumentBinding, argument_bindings
 from evoclaw.skills.folders import SkillRefused
 
-FILE = "skill.toml"
+MANIFEST_FILE = "skill.toml"
 MAX_TOOLS = 100
-DEFAULT_MS, DEFAULT_MAX_MS = 10_000, 60_000
+DEFAULT_TIMEOUT_MS, DEFAULT_MAX_TIMEOUT_MS = 10_000, 60_000
 
 Milliseconds = Annotated[int, Meta(ge=1, le=3_600_000)]
 Text = Annotated[str, Meta(max_length=8_192)]
 Word = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class About(Struct, frozen=True, forbid_unknown_fields=True):
+class SkillTable(Struct, frozen=True, forbid_unknown_fields=True):
     """The table `[skill]`."""
 
     name: Word = ""
@@ -38,7 +38,7 @@ class About(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, JSON] = {}
 
 
-class Declared(Struct, frozen=True, forbid_unknown_fields=True):
+class ToolTable(Struct, frozen=True, forbid_unknown_fields=True):
     """A table `[[tools]]`."""
 
     name: Word
@@ -53,15 +53,15 @@ class Declared(Struct, frozen=True, forbid_unknown_fields=True):
     """`binary` is the bare name of a program that is installed on the machine."""
     sandboxing: Literal["none", "firejail", "bubblewrap", "podman", "native"] = "none"
     """The sandbox engine it must run in; `none`: the one that the machine is configured with."""
-    timeout_ms: Milliseconds = DEFAULT_MS
-    max_timeout_ms: Milliseconds = DEFAULT_MAX_MS
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS
+    max_timeout_ms: Milliseconds = DEFAULT_MAX_TIMEOUT_MS
     """The longest `timeout_ms` that a call may ask for, if the tool has such a parameter."""
     permissions: tuple[Word, ...] = ("shell",)
     """The default is `shell`, because an undeclared program may do anything."""
     platforms: tuple[Word, ...] = ()
     effect: Effect = Effect.WRITE
     idempotent: bool = False
-    resources: tuple[Word, ...] = (EVERYTHING,)
+    resources: tuple[Word, ...] = (ANY_RESOURCE,)
     streams: bool = False
     outside: bool = False
     """Its results may contain text that outsiders wrote."""
@@ -75,19 +75,19 @@ class Declared(Struct, frozen=True, forbid_unknown_fields=True):
     """Free for the author; `version` is the version of the tool."""
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    skill: About = About()
-    tools: tuple[Declared, ...] = ()
+class _ManifestFile(Struct, frozen=True, forbid_unknown_fields=True):
+    skill: SkillTable = SkillTable()
+    tools: tuple[ToolTable, ...] = ()
 
 
-class Program(Struct, frozen=True):
+class SkillProgram(Struct, frozen=True):
     """A tool that is implemented by a program."""
 
     tool: Tool
     binary: str
     on_path: bool
     sandboxing: str
-    ways: dict[str, Way]
+    bindings: dict[str, ArgumentBinding]
     args: str
     """`options` or `json`."""
 
@@ -95,8 +95,8 @@ class Program(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """A valid skill.toml."""
 
-    about: About
-    programs: tuple[Program, ...]
+    about: SkillTable
+    programs: tuple[SkillProgram, ...]
     """The programs for this platform."""
     declared: int
     """The number of programs for all platforms."""
@@ -105,7 +105,7 @@ class Manifest(Struct, frozen=True):
 def read_manifest(path: Path, text: str, *, platform: str) -> Manifest:
     """Parse skill.toml; `SkillRefused` if it is not valid."""
     try:
-        values = parse_toml(text, FILE)
+        values = parse_toml(text, MANIFEST_FILE)
     except ConfigError as problem:
         raise SkillRefused(path, str(problem)) from None
     tools = values.get("tools", [])
@@ -115,19 +115,19 @@ def read_manifest(path: Path, text: str, *, platform: str) -> Manifest:
         )
     _check_keys(path, values)
     try:
-        file = msgspec.convert(values, _File)
+        file = msgspec.convert(values, _ManifestFile)
     except (msgspec.ValidationError, RecursionError) as problem:
-        raise SkillRefused(path, _told(str(problem))) from None
+        raise SkillRefused(path, _validation_message(str(problem))) from None
     _check_about(path, file.skill)
     programs = [
         _program(path, declared, file.skill, number)
         for number, declared in enumerate(file.tools, 1)
     ]
-    _check_twice(path, [program.tool.name for program in programs])
+    _check_duplicates(path, [program.tool.name for program in programs])
     supported = [
         program
         for program, declared in zip(programs, file.tools, strict=True)
-        if names.fits(declared.platforms, platform)
+        if names.supports_platform(declared.platforms, platform)
     ]
     return Manifest(file.skill, tuple(supported), len(programs))
 
@@ -136,10 +136,10 @@ def _check_keys(path: Path, values: dict[str, JSON]) -> None:
     """Reject unknown keys: a misspelt one may be the setting that makes a tool safe."""
     tools: Any = values.get("tools")
     tables: list[tuple[str, JSON, type[Struct]]] = [
-        ("", values, _File),
-        ("[skill]: ", values.get("skill"), About),
+        ("", values, _ManifestFile),
+        ("[skill]: ", values.get("skill"), SkillTable),
         *(
-            (f"{_which(number, table)}: ", table, Declared)
+            (f"{_tool_label(number, table)}: ", table, ToolTable)
             for number, table in enumerate(tools if is_array(tools) else [], 1)
         ),
     ]
@@ -147,23 +147,23 @@ def _check_keys(path: Path, values: dict[str, JSON]) -> None:
         known = shape.__struct_fields__
         for key in table if is_object(table) else ():
             if key not in known:
-                hint = names.unknown("key", key, known)
-                free = "" if shape is _File else "; put your own keys into `metadata`"
+                hint = names.unknown_name("key", key, known)
+                free = "" if shape is _ManifestFile else "; put your own keys into `metadata`"
                 raise SkillRefused(path, f"{where}{hint}{free}")
 
 
-def _told(problem: str) -> str:
+def _validation_message(problem: str) -> str:
     reason, _, where = problem.partition(" - at `$.")
     return f"{where.rstrip('`')}: {reason}" if where else reason
 
 
-def _which(number: int, table: JSON) -> str:
+def _tool_label(number: int, table: JSON) -> str:
     name = table.get("name") if is_object(table) else None
     return f"tool {number}" + (f" ({name[:80]!r})" if isinstance(name, str) else "")
 
 
-def _check_about(path: Path, about: About) -> None:
-    if not names.VERSION.fullmatch(about.version):
+def _check_about(path: Path, about: SkillTable) -> None:
+    if not names.VERSION_PATTERN.fullmatch(about.version):
         raise SkillRefused(
             path, f"[skill]: the version {about.version[:40]!r} must look like 1.2.3 or 1.2.3-beta"
         )
@@ -173,10 +173,12 @@ def _check_about(path: Path, about: About) -> None:
 def _check_platforms(path: Path, where: str, platforms: tuple[str, ...]) -> None:
     for name in platforms:
         if name not in names.PLATFORMS:
-            raise SkillRefused(path, f"{where}: {names.unknown('platform', name, names.PLATFORMS)}")
+            raise SkillRefused(
+                path, f"{where}: {names.unknown_name('platform', name, names.PLATFORMS)}"
+            )
 
 
-def _check_twice(path: Path, tools: list[str]) -> None:
+def _check_duplicates(path: Path, tools: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in tools:
         other = seen.get(names.skeleton(name))
@@ -186,70 +188,70 @@ def _check_twice(path: Path, tools: list[str]) -> None:
         seen[names.skeleton(name)] = name
 
 
-def _program(path: Path, one: Declared, about: About, number: int) -> Program:
-    where = f"tool {number} ({one.name[:80]!r})"
-    if problem := names.problem_with_tool(one.name) or _problem_with_binary(one):
+def _program(path: Path, declared: ToolTable, about: SkillTable, number: int) -> SkillProgram:
+    where = f"tool {number} ({declared.name[:80]!r})"
+    if problem := names.tool_name_problem(declared.name) or _problem_with_binary(declared):
         raise SkillRefused(path, f"{where}: {problem}")
-    _check_platforms(path, where, one.platforms)
-    schema = _schema(path, where, one)
-    ways, problem = ways_of(schema, one.args)
+    _check_platforms(path, where, declared.platforms)
+    schema = _schema(path, where, declared)
+    ways, problem = argument_bindings(schema, declared.args)
     if problem:
         raise SkillRefused(path, f"{where}: {problem}")
     tool = Tool(
-        one.name,
-        one.description.strip(),
+        declared.name,
+        declared.description.strip(),
         schema,
-        permissions=frozenset(one.permissions),
-        effect=one.effect,
-        resources=one.resources,
-        timeout=one.timeout_ms / 1000,
-        max_timeout=max(one.timeout_ms, one.max_timeout_ms) / 1000,
-        idempotent=one.idempotent,
-        streams=one.streams,
-        outside=one.outside,
-        private=one.private,
-        acts=one.acts,
-        sends=one.sends,
-        version=str(one.metadata.get("version", about.version)),
+        permissions=frozenset(declared.permissions),
+        effect=declared.effect,
+        resources=declared.resources,
+        timeout=declared.timeout_ms / 1000,
+        max_timeout=max(declared.timeout_ms, declared.max_timeout_ms) / 1000,
+        idempotent=declared.idempotent,
+        streams=declared.streams,
+        outside=declared.outside,
+        private=declared.private,
+        acts=declared.acts,
+        sends=declared.sends,
+        version=str(declared.metadata.get("version", about.version)),
     )
-    for name in one.resources:
-        if name != EVERYTHING and name not in schema["properties"]:
+    for name in declared.resources:
+        if name != ANY_RESOURCE and name not in schema["properties"]:
             raise SkillRefused(path, f"{where}: resources: the tool has no parameter {name[:80]!r}")
     try:
         compile_schema(tool)
     except (SchemaError, RecursionError) as error:
         reason = error.problem if isinstance(error, SchemaError) else "they are nested too deeply"
         raise SkillRefused(path, f"{where}: parameters: {reason}") from None
-    args = AS_JSON if one.args == AS_JSON else OPTIONS
-    return Program(tool, one.binary, one.on_path, one.sandboxing, ways, args)
+    args = AS_JSON if declared.args == AS_JSON else OPTIONS
+    return SkillProgram(tool, declared.binary, declared.on_path, declared.sandboxing, ways, args)
 
 
-def _problem_with_binary(one: Declared) -> str:
-    parts = one.binary.split("/")
-    if "\0" in one.binary or "\\" in one.binary or one.binary.startswith("-"):
-        return f"binary {one.binary!r} cannot be the name of a program"
-    if one.on_path:
+def _problem_with_binary(declared: ToolTable) -> str:
+    parts = declared.binary.split("/")
+    if "\0" in declared.binary or "\\" in declared.binary or declared.binary.startswith("-"):
+        return f"binary {declared.binary!r} cannot be the name of a program"
+    if declared.on_path:
         return (
             ""
             if len(parts) == 1
-            else f"binary {one.binary!r} must be a bare name when on_path is set"
+            else f"binary {declared.binary!r} must be a bare name when on_path is set"
         )
-    if one.binary.startswith(("/", "~")) or {"", ".", "..", ".git"} & set(parts):
-        return f"binary {one.binary!r} must be a path inside the skill's folder, such as 'bin/run'"
+    if declared.binary.startswith(("/", "~")) or {"", ".", "..", ".git"} & set(parts):
+        return f"binary {declared.binary!r} must be a path inside the skill's folder, such as 'bin/run'"
     return ""
 
 
-def _schema(path: Path, where: str, one: Declared) -> dict[str, JSON]:
+def _schema(path: Path, where: str, declared: ToolTable) -> dict[str, JSON]:
     try:
         # A round trip through JSON: TOML values that JSON lacks, such as dates, become text.
-        given: dict[str, JSON] = msgspec.json.decode(msgspec.json.encode(one.parameters))
+        given: dict[str, JSON] = msgspec.json.decode(msgspec.json.encode(declared.parameters))
     except (ValueError, TypeError, RecursionError):
         raise SkillRefused(path, f"{where}: parameters: they cannot be written as JSON") from None
     closed: dict[str, JSON] = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = closed | given
     if not is_object(schema["properties"]):
         raise SkillRefused(path, f"{where}: parameters.properties must be a table")
-    if schema["additionalProperties"] is not False and one.args != AS_JSON:
+    if schema["additionalProperties"] is not False and declared.args != AS_JSON:
         raise SkillRefused(
             path, f"{where}: parameters.additionalProperties must be false unless args is 'json'"
         )

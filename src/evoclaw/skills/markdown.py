@@ -10,18 +10,18 @@ from msgspec import Struct
 
 from evoclaw.skills import frontmatter, names
 from evoclaw.skills.folders import SkillRefused
-from evoclaw.skills.frontmatter import FrontMatterError, Value
+from evoclaw.skills.frontmatter import FrontMatterError, FrontMatterValue
 
-FILES = ("SKILL.md", "skill.md")
+SKILL_FILES = ("SKILL.md", "skill.md")
 """The first name is preferred."""
-LONGEST_DESCRIPTION = 1024
-LONGEST_COMPATIBILITY = 500
+MAX_DESCRIPTION_CHARS = 1024
+MAX_COMPATIBILITY_CHARS = 500
 FIELDS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
 
 _ALLOWED = re.compile(r"([A-Za-z_][\w.@-]*)(\([^()]*\))?")
 
 
-class Guide(Struct, frozen=True):
+class SkillGuide(Struct, frozen=True):
     """A valid SKILL.md."""
 
     name: str
@@ -30,21 +30,21 @@ class Guide(Struct, frozen=True):
     license: str = ""
     compatibility: str = ""
     metadata: dict[str, str] = {}
-    allowed: frozenset[str] | None = None
+    allowed_tools: frozenset[str] | None = None
     """The tool names of `allowed-tools`, in lower case; None if the field is absent."""
     notes: tuple[str, ...] = ()
     """Warnings about fields that are ignored."""
 
 
-def read_guide(path: Path, text: str) -> Guide:
+def read_guide(path: Path, text: str) -> SkillGuide:
     """Parse SKILL.md; `SkillRefused` if it is not valid."""
     try:
-        lines, body = frontmatter.split(text)
-        head = frontmatter.read(lines)
+        lines, body = frontmatter.split_front_matter(text)
+        head = frontmatter.parse_front_matter(lines)
     except FrontMatterError as problem:
         raise SkillRefused(path, str(problem)) from None
     notes = [
-        f"{names.unknown('field', key, FIELDS)}; the field is ignored"
+        f"{names.unknown_name('field', key, FIELDS)}; the field is ignored"
         for key in head
         if key not in FIELDS
     ]
@@ -58,12 +58,12 @@ def read_guide(path: Path, text: str) -> Guide:
         return value.strip()
 
     allowed, more = _allowed(path, head)
-    return Guide(
+    return SkillGuide(
         _required(path, "name", text_of, 256),
-        _required(path, "description", text_of, LONGEST_DESCRIPTION),
+        _required(path, "description", text_of, MAX_DESCRIPTION_CHARS),
         body.strip(),
-        text_of("license", LONGEST_DESCRIPTION),
-        text_of("compatibility", LONGEST_COMPATIBILITY),
+        text_of("license", MAX_DESCRIPTION_CHARS),
+        text_of("compatibility", MAX_COMPATIBILITY_CHARS),
         _metadata(path, head),
         allowed,
         (*notes, *more),
@@ -74,12 +74,12 @@ def _required(path: Path, key: str, text_of: Callable[[str, int], str], longest:
     text = text_of(key, longest)
     if not text:
         raise SkillRefused(path, f"the front matter must have a line `{key}: …`")
-    if key == "name" and (problem := names.problem_with_skill(text)):
+    if key == "name" and (problem := names.skill_name_problem(text)):
         raise SkillRefused(path, problem)
     return text
 
 
-def _metadata(path: Path, head: dict[str, Value]) -> dict[str, str]:
+def _metadata(path: Path, head: dict[str, FrontMatterValue]) -> dict[str, str]:
     value = head.get("metadata", {})
     if not isinstance(value, dict):
         if not value:
@@ -88,7 +88,9 @@ def _metadata(path: Path, head: dict[str, Value]) -> dict[str, str]:
     return value
 
 
-def _allowed(path: Path, head: dict[str, Value]) -> tuple[frozenset[str] | None, list[str]]:
+def _allowed(
+    path: Path, head: dict[str, FrontMatterValue]
+) -> tuple[frozenset[str] | None, list[str]]:
     if "allowed-tools" not in head:
         return None, []
     value = head["allowed-tools"]

@@ -7,23 +7,27 @@ from collections.abc import Iterable, Sequence
 from evoclaw.core.messages import Message, ToolResult
 from evoclaw.core.pipeline import Execution, OfferStep, ResultStep
 from evoclaw.core.tools import Tool
-from evoclaw.skills.disclosure import TOOL, Skills, narrow
+from evoclaw.skills.disclosure import SKILL_TOOL, SkillSource, restrict_tools
 from evoclaw.skills.loading import Skill
 
 
-class SkillsInUse(OfferStep, ResultStep):
+class ActiveSkillTools(OfferStep, ResultStep):
     """Offers only the tools that the active skills allow.
 
     A skill is active once the model has read its instructions.
     """
 
-    def __init__(self, skills: Skills, history: Iterable[Message] = ()) -> None:
+    def __init__(self, skills: SkillSource, history: Iterable[Message] = ()) -> None:
         """Activate the skills whose instructions are in the history already."""
         self._skills = skills
         self.active: tuple[Skill, ...] = ()
         """The skills whose instructions the model has read."""
         for message in history:
-            if isinstance(message, ToolResult) and message.name == TOOL and message.error is None:
+            if (
+                isinstance(message, ToolResult)
+                and message.name == SKILL_TOOL
+                and message.error is None
+            ):
                 details = message.details
                 self._activate("" if details.get("reference") else details.get("skill"))
 
@@ -33,12 +37,12 @@ class SkillsInUse(OfferStep, ResultStep):
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Keep the tools that all active skills allow."""
-        return narrow(tools, self.active) if self.active else tools
+        return restrict_tools(tools, self.active) if self.active else tools
 
     async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
         """Activate the skill whose instructions this call has loaded."""
         call = execution.call
-        if call.name == TOOL and result.error is None and not call.arguments.get("reference"):
+        if call.name == SKILL_TOOL and result.error is None and not call.arguments.get("reference"):
             self._activate(call.arguments.get("name"))
         return result
 

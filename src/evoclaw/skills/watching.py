@@ -12,35 +12,41 @@ from msgspec import Struct
 
 from evoclaw.core.bound import BoundTool
 from evoclaw.core.errors import ConfigError
-from evoclaw.skills.approvals import Approvals
-from evoclaw.skills.binary import bind, find_program
-from evoclaw.skills.collisions import Candidate, Settled, settle
-from evoclaw.skills.folders import Entry, SkillRefused, look
-from evoclaw.skills.loading import NotHere, Problem, Skill, folders_in, load_skill
+from evoclaw.skills.approvals import SkillApprovals
+from evoclaw.skills.binary import bind_program, find_program
+from evoclaw.skills.collisions import SkillCandidate, SkillSelection, select_skills
+from evoclaw.skills.folders import FolderEntry, SkillRefused, list_folder
+from evoclaw.skills.loading import (
+    Skill,
+    SkillIssue,
+    SkillPlatformMismatch,
+    load_skill,
+    skill_folders,
+)
 
-EVERY = 2.0
+POLL_INTERVAL_S = 2.0
 """How often the folders are checked for changes."""
 
 
-class _Seen(Struct, frozen=True):
+class _ScannedSkill(Struct, frozen=True):
     """The result of loading a folder, valid while its listing is unchanged."""
 
-    listing: tuple[Entry, ...]
+    listing: tuple[FolderEntry, ...]
     skill: Skill | None
-    problem: Problem | None
+    problem: SkillIssue | None
 
 
-class Shelf:
+class SkillRegistry:
     """The skills of some folders; a broken skill does not affect the others. Thread-safe."""
 
     def __init__(
         self,
         roots: Sequence[Path],
         *,
-        approvals: Approvals | None = None,
+        approvals: SkillApprovals | None = None,
         strict: bool = False,
         reserved: Mapping[str, str] | None = None,
-        every: float = EVERY,
+        poll_interval: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
         platform: str = sys.platform,
         find: Callable[[str], str | None] = find_program,
@@ -59,29 +65,29 @@ class Shelf:
         """
         self._roots, self._approvals, self._strict = tuple(roots), approvals, strict
         self._reserved = dict(reserved or {})
-        self._every, self._clock = every, clock
+        self._poll_interval, self._clock = poll_interval, clock
         self._platform, self._find = platform, find
         self._lock = threading.Lock()
-        self._looked: float | None = None
-        self._seen: dict[Path, _Seen] = {}
-        self._settled = Settled()
+        self._refreshed_at: float | None = None
+        self._scanned: dict[Path, _ScannedSkill] = {}
+        self._selection = SkillSelection()
         self._bound: dict[str, tuple[BoundTool, ...]] = {}
 
     def skills(self) -> tuple[Skill, ...]:
         """The skills in use, sorted by name; checks the folders after the poll interval."""
-        return self._now().skills
+        return self._current().skills
 
     def shadowed(self) -> tuple[Skill, ...]:
         """Older versions of skills in use."""
-        return self._now().shadowed
+        return self._current().shadowed
 
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[SkillIssue, ...]:
         """The folders that are not used, and the reasons."""
-        return self._now().problems
+        return self._current().problems
 
     def find(self, name: str) -> Skill | None:
         """The skill of this name or `name@version`; None if there is none."""
-        selection = self._now()
+        selection = self._current()
         for skill in (*selection.skills, *selection.shadowed):
             if name == skill.key or (name == skill.name and skill in selection.skills):
                 return skill
@@ -94,11 +100,11 @@ class Shelf:
     def tools(self) -> tuple[BoundTool, ...]:
         """The tools of the skills in use; the same objects while a skill is unchanged."""
         bound: dict[str, tuple[BoundTool, ...]] = {}
-        for skill in self._now().skills:
+        for skill in self._current().skills:
             pinned = self.pinned(skill)
             key = f"{skill.folder}\0{skill.digest}\0{pinned}"
             bound[key] = self._bound.get(key) or tuple(
-                bind(skill, program, pinned=pinned, find=self._find)
+                bind_program(skill, program, pinned=pinned, find=self._find)
                 for program in skill.programs
                 if not program.on_path or self._find(program.binary)
             )
@@ -110,48 +116,55 @@ class Shelf:
         with self._lock:
             self._refresh()
 
-    def _now(self) -> Settled:
+    def _current(self) -> SkillSelection:
         with self._lock:
-            if self._looked is None or self._clock() - self._looked >= self._every:
+            if (
+                self._refreshed_at is None
+                or self._clock() - self._refreshed_at >= self._poll_interval
+            ):
                 self._refresh()
-            return self._settled
+            return self._selection
 
     def _refresh(self) -> None:
-        self._looked = self._clock()
-        problems: list[Problem] = []
-        candidates: list[Candidate] = []
-        scanned: dict[Path, _Seen] = {}
-        in_use = {skill.folder for skill in self._settled.skills}
+        self._refreshed_at = self._clock()
+        problems: list[SkillIssue] = []
+        candidates: list[SkillCandidate] = []
+        scanned: dict[Path, _ScannedSkill] = {}
+        in_use = {skill.folder for skill in self._selection.skills}
         for number, root in enumerate(self._roots):
-            folders, root_problems = folders_in(root)
+            folders, root_problems = skill_folders(root)
             problems += root_problems
             for folder in folders:
-                found = scanned[folder] = self._look_at(folder)
+                found = scanned[folder] = self._scan(folder)
                 problems += [found.problem] if found.problem else []
-                if found.skill is not None and (refusal := self._refusal(found.skill)):
+                if found.skill is not None and (refusal := self._approval_issue(found.skill)):
                     problems.append(refusal)
                 elif found.skill is not None:
                     # A new skill does not replace one of the same root that is in use.
-                    candidates.append(Candidate(found.skill, (number, folder not in in_use)))
-        self._seen = scanned
-        chosen = settle(candidates, self._reserved)
-        self._settled = Settled(chosen.skills, chosen.shadowed, (*problems, *chosen.problems))
+                    candidates.append(SkillCandidate(found.skill, (number, folder not in in_use)))
+        self._scanned = scanned
+        chosen = select_skills(candidates, self._reserved)
+        self._selection = SkillSelection(
+            chosen.skills, chosen.shadowed, (*problems, *chosen.problems)
+        )
 
-    def _look_at(self, folder: Path) -> _Seen:
-        before = self._seen.get(folder)
-        listing = look(folder)
+    def _scan(self, folder: Path) -> _ScannedSkill:
+        before = self._scanned.get(folder)
+        listing = list_folder(folder)
         if before is not None and before.listing == listing:
             return before
         try:
-            return _Seen(listing, load_skill(folder, platform=self._platform), None)
+            return _ScannedSkill(listing, load_skill(folder, platform=self._platform), None)
         except SkillRefused as refused:
-            issue = Problem(refused.path, refused.reason, not isinstance(refused, NotHere))
+            issue = SkillIssue(
+                refused.path, refused.reason, not isinstance(refused, SkillPlatformMismatch)
+            )
         previous = before.skill if before and issue.refused else None
         if previous is None or self._was_pinned(previous):
             # An approved skill runs as it was approved or not at all.
-            return _Seen(listing, None, issue)
+            return _ScannedSkill(listing, None, issue)
         reason = f"{issue.reason} (the version loaded before stays in use)"
-        return _Seen(listing, previous, Problem(issue.path, reason))
+        return _ScannedSkill(listing, previous, SkillIssue(issue.path, reason))
 
     def _was_pinned(self, skill: Skill) -> bool:
         try:
@@ -159,15 +172,15 @@ class Shelf:
         except ConfigError:
             return True  # without readable approvals nothing counts as approved
 
-    def _refusal(self, skill: Skill) -> Problem | None:
+    def _approval_issue(self, skill: Skill) -> SkillIssue | None:
         if self._approvals is None:
             return None
         try:
             digests = self._approvals.digests(skill.name)
         except ConfigError as problem:
-            return Problem(skill.folder, str(problem))
+            return SkillIssue(skill.folder, str(problem))
         if skill.digest in digests or (not digests and not self._strict):
             return None
         why = "it was changed after it was approved" if digests else "it was never approved"
         how = f"review it, then run `evoclaw skills add {skill.folder}`"
-        return Problem(skill.folder, f"{why}; {how}")
+        return SkillIssue(skill.folder, f"{why}; {how}")

@@ -12,7 +12,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import (
+    Connection,
+    Database,
+    Schema,
+    add_checksum,
+    verify_checksum,
+)
 
 SCHEMA = Schema(
     "channels",
@@ -59,32 +65,34 @@ SCHEMA = Schema(
             "CREATE INDEX channel_deliveries_of ON channel_deliveries (letter, seq)",
         ),
     ),
-    sealed=(("channel_letters", ("letter",)), ("channel_deliveries", ("answer",))),
-    refers=(("channel_deliveries", "letter", "channel_letters"),),
+    checksummed=(("channel_letters", ("letter",)), ("channel_deliveries", ("answer",))),
+    foreign_keys=(("channel_deliveries", "letter", "channel_letters"),),
 )
 TAKEN, STARTED, FAILED, DONE = "taken", "started", "failed", "done"
 """States of a message: stored; a run answers it; no run could start, it may be sent again; done."""
 DUE, SENT, DEAD = "due", "sent", "dead"
 """States of a delivery: to be sent; delivered; given up."""
 
-_LETTER = "seq, tenant, channel, sender, id, sha256, letter, session_id, run_id, state, taken_at"
-_FIND = (
-    f"SELECT {_LETTER} FROM channel_letters "
+_MESSAGE_COLUMNS = (
+    "seq, tenant, channel, sender, id, sha256, letter, session_id, run_id, state, taken_at"
+)
+_FIND_MESSAGE = (
+    f"SELECT {_MESSAGE_COLUMNS} FROM channel_letters "
     "WHERE tenant = ? AND channel = ? AND sender = ? AND id = ?"
 )
-_DELIVERY = (
+_DELIVERY_COLUMNS = (
     "d.seq, d.tenant, d.id, d.channel, d.answer, d.state, d.attempts, d.next_at, d.made_at, "
     "d.problem, l.letter"
 )
-_FROM = "FROM channel_deliveries d JOIN channel_letters l ON l.seq = d.letter"
+_FROM_DELIVERIES = "FROM channel_deliveries d JOIN channel_letters l ON l.seq = d.letter"
 # The answers to one message are delivered in order.
-_IN_TURN = (
+_NO_EARLIER_DUE = (
     "NOT EXISTS (SELECT 1 FROM channel_deliveries e "
     "WHERE e.letter = d.letter AND e.seq < d.seq AND e.state = 'due')"
 )
 
 
-class NewLetter(Struct, frozen=True):
+class NewInboundMessage(Struct, frozen=True):
     """An inbound message to store."""
 
     tenant: str
@@ -94,12 +102,12 @@ class NewLetter(Struct, frozen=True):
     conversation: str
     sha256: str
     """The hash of its content: the same id must have the same content."""
-    letter: bytes
+    message: bytes
     session_id: str
     """The session to start, if the conversation has none yet."""
 
 
-class StoredLetter(Struct, frozen=True):
+class StoredInboundMessage(Struct, frozen=True):
     """A stored inbound message."""
 
     seq: int
@@ -108,7 +116,7 @@ class StoredLetter(Struct, frozen=True):
     sender: str
     id: str
     sha256: str
-    letter: bytes
+    message: bytes
     session_id: str
     run_id: str
     state: str
@@ -129,7 +137,7 @@ class StoredDelivery(Struct, frozen=True):
     made_at: float
     problem: str
     """Why the last attempt failed."""
-    letter: bytes
+    message: bytes
 
 
 class ChannelStore:
@@ -138,20 +146,20 @@ class ChannelStore:
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database, self.clock = database, clock
 
-    async def keep(self, new: NewLetter) -> tuple[StoredLetter, bool]:
+    async def add_message(self, new: NewInboundMessage) -> tuple[StoredInboundMessage, bool]:
         """Store a message; True if it is to be answered now, False for a duplicate.
 
         A message for which no run could start may be sent again.
         """
         key = (new.tenant, new.channel, new.sender, new.id)
 
-        def work(connection: Connection) -> tuple[StoredLetter, bool]:
-            session = self._session(connection, new)
+        def work(connection: Connection) -> tuple[StoredInboundMessage, bool]:
+            session = self._session_id(connection, new)
             fresh = connection.execute(
                 "INSERT INTO channel_letters (tenant, channel, sender, id, sha256, letter, "
                 "session_id, state, taken_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'taken', ?) "
                 "ON CONFLICT (tenant, channel, sender, id) DO NOTHING",
-                (*key, new.sha256, sealed(new.letter), session, self.clock()),
+                (*key, new.sha256, add_checksum(new.message), session, self.clock()),
             ).rowcount
             fresh = (
                 fresh
@@ -161,11 +169,11 @@ class ChannelStore:
                     (*key, new.sha256),
                 ).rowcount
             )
-            return self._letter(connection.execute(_FIND, key).fetchone()), bool(fresh)
+            return self._message(connection.execute(_FIND_MESSAGE, key).fetchone()), bool(fresh)
 
         return await self._database.write(work)
 
-    def _session(self, connection: Connection, new: NewLetter) -> str:
+    def _session_id(self, connection: Connection, new: NewInboundMessage) -> str:
         key = (new.tenant, new.channel, new.sender, new.conversation)
         connection.execute(
             "INSERT INTO channel_conversations VALUES (?, ?, ?, ?, ?, ?) "
@@ -179,29 +187,33 @@ class ChannelStore:
         ).fetchone()
         return str(session)
 
-    async def find(self, tenant: str, channel: str, sender: str, id_: str) -> StoredLetter | None:
+    async def find_message(
+        self, tenant: str, channel: str, sender: str, id_: str
+    ) -> StoredInboundMessage | None:
         """A stored message, by the id that its sender gave it."""
         key = (tenant, channel, sender, id_)
-        row = await self._database.read(lambda c: c.execute(_FIND, key).fetchone())
-        return None if row is None else self._letter(row)
+        row = await self._database.read(lambda c: c.execute(_FIND_MESSAGE, key).fetchone())
+        return None if row is None else self._message(row)
 
-    async def started(self, seq: int, run_id: str) -> None:
+    async def mark_started(self, seq: int, run_id: str) -> None:
         """Record that a run answers a message."""
         statement = "UPDATE channel_letters SET state = 'started', run_id = ? WHERE seq = ?"
         await self._database.write(lambda c: c.execute(statement, (run_id, seq)))
 
-    async def open_letters(self, channels: Sequence[str]) -> Sequence[StoredLetter]:
+    async def open_messages(self, channels: Sequence[str]) -> Sequence[StoredInboundMessage]:
         """The messages of these channels without a final answer, oldest first."""
         if not channels:
             return ()
         statement = (
-            f"SELECT {_LETTER} FROM channel_letters WHERE state IN ('taken', 'started') "
+            f"SELECT {_MESSAGE_COLUMNS} FROM channel_letters WHERE state IN ('taken', 'started') "
             f"AND channel IN ({', '.join('?' * len(channels))}) ORDER BY seq"
         )
         rows = await self._database.read(lambda c: c.execute(statement, channels).fetchall())
-        return [self._letter(row) for row in rows]
+        return [self._message(row) for row in rows]
 
-    async def owe(self, letter: StoredLetter, id_: str, answer: bytes, *, closes: str = "") -> bool:
+    async def add_delivery(
+        self, message: StoredInboundMessage, id_: str, answer: bytes, *, message_state: str = ""
+    ) -> bool:
         """Store an answer until it is delivered; False if it was stored before.
 
         Args:
@@ -216,25 +228,26 @@ class ChannelStore:
             "(tenant, id, channel, letter, answer, state, next_at, made_at) "
             "VALUES (?, ?, ?, ?, ?, 'due', ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
         )
-        values = (letter.tenant, id_, letter.channel, letter.seq, sealed(answer), now, now)
+        values = (message.tenant, id_, message.channel, message.seq, add_checksum(answer), now, now)
 
         def work(connection: Connection) -> bool:
             fresh = connection.execute(put, values).rowcount
-            if closes:
+            if message_state:
                 connection.execute(
-                    "UPDATE channel_letters SET state = ? WHERE seq = ?", (closes, letter.seq)
+                    "UPDATE channel_letters SET state = ? WHERE seq = ?",
+                    (message_state, message.seq),
                 )
             return bool(fresh)
 
         return await self._database.write(work)
 
-    async def closed(self, seq: int, run_id: str) -> None:
+    async def mark_done(self, seq: int, run_id: str) -> None:
         """Close a message without an answer: it was the reply to a question of this run."""
         statement = "UPDATE channel_letters SET state = 'done', run_id = ? WHERE seq = ?"
         await self._database.write(lambda c: c.execute(statement, (run_id, seq)))
 
-    async def claim(
-        self, channels: Sequence[str], lease: float, most: int
+    async def claim_deliveries(
+        self, channels: Sequence[str], lease_s: float, limit: int
     ) -> tuple[Sequence[StoredDelivery], float | None]:
         """Claim due deliveries; and when the next one is due.
 
@@ -248,21 +261,21 @@ class ChannelStore:
         if not channels:
             return (), None
         marks, now = ", ".join("?" * len(channels)), self.clock()
-        where = f"WHERE d.state = 'due' AND d.channel IN ({marks}) AND {_IN_TURN}"
+        where = f"WHERE d.state = 'due' AND d.channel IN ({marks}) AND {_NO_EARLIER_DUE}"
         due = f"{where} AND d.next_at <= ? ORDER BY d.next_at LIMIT ?"
-        find = f"SELECT {_DELIVERY} {_FROM} {due}"
+        find = f"SELECT {_DELIVERY_COLUMNS} {_FROM_DELIVERIES} {due}"
         take = (
             "UPDATE channel_deliveries SET next_at = ?, attempts = attempts + 1 "
             "WHERE seq = ? AND state = 'due' AND next_at = ?"
         )
 
         def work(connection: Connection) -> tuple[Sequence[StoredDelivery], float | None]:
-            found = connection.execute(find, (*channels, now, most)).fetchall()
+            found = connection.execute(find, (*channels, now, limit)).fetchall()
             claimed = [
                 self._delivery(row)
                 for row in found
                 # Another orchestrator may have claimed it first.
-                if connection.execute(take, (now + lease, row[0], row[7])).rowcount
+                if connection.execute(take, (now + lease_s, row[0], row[7])).rowcount
             ]
             (next_at,) = connection.execute(
                 f"SELECT min(d.next_at) FROM channel_deliveries d {where}", tuple(channels)
@@ -271,7 +284,9 @@ class ChannelStore:
 
         return await self._database.write(work)
 
-    async def settle(self, seq: int, state: str, problem: str = "", next_at: float = 0.0) -> None:
+    async def settle_delivery(
+        self, seq: int, state: str, problem: str = "", next_at: float = 0.0
+    ) -> None:
         """Record the result of a delivery: `SENT`, `DEAD`, or `DUE` again at `next_at`."""
         ended = None if state == DUE else self.clock()
         statement = (
@@ -281,7 +296,7 @@ class ChannelStore:
         values = (state, problem, next_at, ended, seq)
         await self._database.write(lambda c: c.execute(statement, values))
 
-    async def hurry(self, channel: str) -> None:
+    async def retry_now(self, channel: str) -> None:
         """Make all deliveries of a channel due now, after it works again."""
         statement = (
             "UPDATE channel_deliveries SET next_at = ?1 "
@@ -289,14 +304,14 @@ class ChannelStore:
         )
         await self._database.write(lambda c: c.execute(statement, (self.clock(), channel)))
 
-    async def say_again(self, letter: StoredLetter) -> bool:
+    async def redeliver_last(self, message: StoredInboundMessage) -> bool:
         """Deliver the last answer to a message again; False if there is none."""
         statement = (
             "UPDATE channel_deliveries SET state = 'due', next_at = ?1, made_at = ?1, "
             "attempts = 0, ended_at = NULL WHERE state <> 'due' AND seq = "
             "(SELECT max(seq) FROM channel_deliveries WHERE letter = ?2)"
         )
-        values = (self.clock(), letter.seq)
+        values = (self.clock(), message.seq)
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def deliveries(
@@ -304,14 +319,14 @@ class ChannelStore:
     ) -> Sequence[StoredDelivery]:
         """The deliveries of a tenant in a state, newest first."""
         statement = (
-            f"SELECT {_DELIVERY} {_FROM} WHERE d.tenant = ? AND d.state = ? "
+            f"SELECT {_DELIVERY_COLUMNS} {_FROM_DELIVERIES} WHERE d.tenant = ? AND d.state = ? "
             "ORDER BY d.seq DESC LIMIT ?"
         )
         values = (tenant, state, limit)
         rows = await self._database.read(lambda c: c.execute(statement, values).fetchall())
         return [self._delivery(row) for row in rows]
 
-    async def revive(self, tenant: str, id_: str) -> bool:
+    async def retry_dead(self, tenant: str, id_: str) -> bool:
         """Retry a delivery that was given up; False if there is none with this id."""
         statement = (
             "UPDATE channel_deliveries SET state = 'due', next_at = ?1, made_at = ?1, "
@@ -320,13 +335,13 @@ class ChannelStore:
         values = (self.clock(), tenant, id_)
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
-    async def waiting(self) -> int:
+    async def count_due(self) -> int:
         """How many answers are still to be delivered."""
         statement = "SELECT count(*) FROM channel_deliveries WHERE state = 'due'"
         (count,) = await self._database.read(lambda c: c.execute(statement).fetchone())
         return int(count)
 
-    async def forget(self, before: float, channels: Sequence[str]) -> int:
+    async def prune(self, before: float, channels: Sequence[str]) -> int:
         """Delete what ended before a time; how many messages.
 
         Args:
@@ -352,16 +367,16 @@ class ChannelStore:
 
         return await self._database.write(work)
 
-    def _letter(self, row: Sequence[Any]) -> StoredLetter:
+    def _message(self, row: Sequence[Any]) -> StoredInboundMessage:
         seq, tenant, channel, sender, id_, sha256, letter, session, run_id, state, taken_at = row
-        message = unsealed(letter, self._database.name)
-        return StoredLetter(
+        message = verify_checksum(letter, self._database.name)
+        return StoredInboundMessage(
             seq, tenant, channel, sender, id_, sha256, message, session, run_id, state, taken_at
         )
 
     def _delivery(self, row: Sequence[Any]) -> StoredDelivery:
         seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, letter = row
-        answer, message = (unsealed(blob, self._database.name) for blob in (answer, letter))
+        answer, message = (verify_checksum(blob, self._database.name) for blob in (answer, letter))
         return StoredDelivery(
             seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, message
         )

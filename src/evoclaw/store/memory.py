@@ -18,22 +18,28 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.labels import CLEAN, LOCAL, Label
+from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import JSON
-from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import (
+    Connection,
+    Database,
+    Schema,
+    add_checksum,
+    verify_checksum,
+)
 
-MOST_WORDS, LONGEST_WORD = 16, 64
+MAX_QUERY_WORDS, MAX_WORD_CHARS = 16, 64
 """Of a query; further words and longer ones are ignored."""
-MOST_FOUND = 100
-RECENT = 10_000
+MAX_RESULTS = 100
+MAX_SEARCHED_OBSERVATIONS = 10_000
 """The newest observations of one owner, which a query searches: SQLite blocks other requests
 meanwhile."""
-RANKED = 500
+MAX_RANKED_OBSERVATIONS = 500
 """The newest of the matching observations, which are ranked."""
-BATCH = 500
+DELETE_BATCH_ROWS = 500
 """Observations that are deleted in one transaction, which blocks other requests."""
 _WORD = re.compile(r"[^\W_]+")
-_GLUE = frozenset(
+_STOP_WORDS = frozenset(
     word
     for line in (
         "a an the this that these those and or but not of to in on at by for from with about as",
@@ -85,8 +91,8 @@ _TSVECTOR = (
 SCHEMA = Schema(
     "memory",
     ((*_OBSERVATIONS, *_FTS5),),
-    sealed=(("memory_observations", ("rest",)),),
-    postgres=((*_OBSERVATIONS, *_TSVECTOR),),
+    checksummed=(("memory_observations", ("rest",)),),
+    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR),),
 )
 _COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"
 _PUT = (
@@ -94,7 +100,7 @@ _PUT = (
     "labelled, whose, content, rest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (tenant, owner, id) DO NOTHING"
 )
-_OLDEST = (
+_OLDEST_SEARCHED = (
     "SELECT o.seq FROM memory_observations o WHERE o.tenant = ? AND o.owner = ? "
     "ORDER BY o.seq DESC LIMIT 1 OFFSET ?"
 )
@@ -138,7 +144,7 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     """The label of everything that it was made from."""
 
 
-class Found(Struct, frozen=True):
+class MemoryHit(Struct, frozen=True):
     """An observation that matches, and its score."""
 
     seq: int
@@ -147,21 +153,21 @@ class Found(Struct, frozen=True):
     score: float = 0.0
 
 
-class Scope(Struct, frozen=True):
+class MemoryFilter(Struct, frozen=True):
     """Which observations to search; an empty field does not filter."""
 
     agent: str = ""
     session_id: str = ""
-    besides: str = ""
+    excluded_session: str = ""
     """A session to leave out."""
-    clean: bool = False
+    clean_only: bool = False
     """Leave out observations made from untrusted or private text."""
 
 
-ANYWHERE = Scope()
+NO_FILTER = MemoryFilter()
 
 
-class _Rest(Struct, frozen=True, omit_defaults=True):
+class _ObservationExtras(Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, JSON] = {}
     tags: tuple[str, ...] = ()
     label: Label = CLEAN
@@ -174,14 +180,14 @@ class MemoryStore:
         self,
         database: Database,
         clock: Callable[[], float] = time.time,
-        tenant: str = LOCAL.tenant,
+        tenant: str = LOCAL_PRINCIPAL.tenant,
         owner: str = "",
     ) -> None:
         """`owner` is the user whose sessions these are; empty for the user of this machine."""
         self._database, self._clock = database, clock
         self.tenant, self.owner = tenant, owner
-        self._whose = f"o{sha256(msgspec.json.encode((tenant, owner))).hexdigest()[:32]}"
-        self._decoder = msgspec.json.Decoder(_Rest)
+        self._owner_token = f"o{sha256(msgspec.json.encode((tenant, owner))).hexdigest()[:32]}"
+        self._decoder = msgspec.json.Decoder(_ObservationExtras)
 
     def of(self, tenant: str, owner: str = "") -> MemoryStore:
         """The observations of another user, in the same database."""
@@ -196,123 +202,139 @@ class MemoryStore:
         rows = [self._row(observation) for observation in observations]
         await self._database.write(lambda c: _put(c, rows), wait=wait)
 
-    async def find(self, query: str, limit: int = 5, scope: Scope = ANYWHERE) -> list[Found]:
+    async def find(
+        self, query: str, limit: int = 5, filter_: MemoryFilter = NO_FILTER
+    ) -> list[MemoryHit]:
         """The best matches for a query, which may be any text; of equal ones the newest first."""
-        words = words_of(query)
+        words = query_words(query)
         if not words:
             return []
-        conditions, values = self._where(scope)
+        conditions, values = self._where(filter_)
         order = "memory_words.rowid" if self._database.dialect == "sqlite" else "o.seq"
         newest = f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY {order} DESC"
-        ranked = f"SELECT * FROM ({newest} LIMIT {RANKED}) fitting"
+        ranked = f"SELECT * FROM ({newest} LIMIT {MAX_RANKED_OBSERVATIONS}) fitting"
         statement = f"{ranked} ORDER BY score DESC, seq DESC LIMIT ?"
         text = self._query(words)
 
         def work(connection: Connection) -> list[Any]:
-            oldest = connection.execute(_OLDEST, (self.tenant, self.owner, RECENT)).fetchone()
+            oldest = connection.execute(
+                _OLDEST_SEARCHED, (self.tenant, self.owner, MAX_SEARCHED_OBSERVATIONS)
+            ).fetchone()
             since = 0 if oldest is None else oldest[0]
-            given = (text, since, *values, min(max(limit, 0), MOST_FOUND))
+            given = (text, since, *values, min(max(limit, 0), MAX_RESULTS))
             return connection.execute(statement, given).fetchall()
 
-        return [self._found(row) for row in await self._database.read(work, aside=True)]
+        return [self._hit(row) for row in await self._database.read(work, allow_stale=True)]
 
     def _query(self, words: Sequence[str]) -> str:
         if self._database.dialect == "postgres":
             return " or ".join(words)
         # The owner is in the index, too: else the texts of all tenants would be searched.
         terms = " OR ".join(f'"{word}"' for word in words)
-        return f'whose : "{self._whose}" AND content : ({terms})'
+        return f'whose : "{self._owner_token}" AND content : ({terms})'
 
-    async def around(self, found: Found, before: int = 2, after: int = 2) -> list[Found]:
+    async def around(self, hit: MemoryHit, before: int = 2, after: int = 2) -> list[MemoryHit]:
         """The observation with those before and after it in its session, in order."""
-        conditions, values = self._where(Scope(session_id=found.observation.session_id))
+        conditions, values = self._where(MemoryFilter(session_id=hit.observation.session_id))
         head = f"SELECT {_COLUMNS} FROM memory_observations o WHERE {conditions}"
 
         def work(connection: Connection) -> list[Any]:
             earlier = connection.execute(
                 f"{head} AND o.seq <= ? ORDER BY o.seq DESC LIMIT ?",
-                (*values, found.seq, before + 1),
+                (*values, hit.seq, before + 1),
             ).fetchall()
             later = connection.execute(
-                f"{head} AND o.seq > ? ORDER BY o.seq LIMIT ?", (*values, found.seq, after)
+                f"{head} AND o.seq > ? ORDER BY o.seq LIMIT ?", (*values, hit.seq, after)
             ).fetchall()
             return [*reversed(earlier), *later]
 
-        return [self._found(row) for row in await self._database.read(work)]
+        return [self._hit(row) for row in await self._database.read(work)]
 
     async def get(self, observation_id: str) -> Observation | None:
         """One observation."""
-        conditions, values = self._where(ANYWHERE)
+        conditions, values = self._where(NO_FILTER)
         statement = f"SELECT {_COLUMNS} FROM memory_observations o WHERE {conditions} AND o.id = ?"
         given = (*values, observation_id)
         row = await self._database.read(lambda c: c.execute(statement, given).fetchone())
-        return None if row is None else self._found(row).observation
+        return None if row is None else self._hit(row).observation
 
-    async def forget(self, session_id: str) -> int:
+    async def delete_session(self, session_id: str) -> int:
         """Delete the observations of a session; how many."""
-        conditions, values = self._where(Scope(session_id=session_id))
-        return await self._forget(conditions, values)
+        conditions, values = self._where(MemoryFilter(session_id=session_id))
+        return await self._delete(conditions, values)
 
-    async def forget_before(self, moment: float) -> int:
+    async def delete_before(self, moment: float) -> int:
         """Delete the observations of all owners that are older than a time; how many."""
-        return await self._forget("o.at < ?", (moment,))
+        return await self._delete("o.at < ?", (moment,))
 
-    async def _forget(self, conditions: str, values: Sequence[Any]) -> int:
-        batch = f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {BATCH}"
+    async def _delete(self, conditions: str, values: Sequence[Any]) -> int:
+        batch = (
+            f"SELECT o.seq FROM memory_observations o WHERE {conditions} LIMIT {DELETE_BATCH_ROWS}"
+        )
         statement = f"DELETE FROM memory_observations WHERE seq IN ({batch})"
-        deleted, last = 0, BATCH
-        while last == BATCH:
+        deleted, last = 0, DELETE_BATCH_ROWS
+        while last == DELETE_BATCH_ROWS:
             last = await self._database.write(lambda c: c.execute(statement, values).rowcount)
             deleted += last
         return deleted
 
-    def _where(self, scope: Scope) -> tuple[str, tuple[Any, ...]]:
+    def _where(self, filter_: MemoryFilter) -> tuple[str, tuple[Any, ...]]:
         given: list[tuple[str, Any]] = [
             ("o.tenant = ?", self.tenant),
             ("o.owner = ?", self.owner),
         ]
-        if scope.agent:
-            given.append(("o.agent = ?", scope.agent))
-        if scope.session_id:
-            given.append(("o.session_id = ?", scope.session_id))
-        if scope.besides:
-            given.append(("o.session_id <> ?", scope.besides))
-        if scope.clean:
+        if filter_.agent:
+            given.append(("o.agent = ?", filter_.agent))
+        if filter_.session_id:
+            given.append(("o.session_id = ?", filter_.session_id))
+        if filter_.excluded_session:
+            given.append(("o.session_id <> ?", filter_.excluded_session))
+        if filter_.clean_only:
             given.append(("o.labelled = ?", 0))
         return " AND ".join(part for part, _ in given), tuple(value for _, value in given)
 
-    def _row(self, one: Observation) -> tuple[Any, ...]:
-        rest = msgspec.json.encode(_Rest(one.metadata, one.tags, one.label))
-        labelled = int(one.label.untrusted or one.label.private)
-        texts = (one.id, self.owner, one.session_id, one.agent_name, one.event_type)
+    def _row(self, observation: Observation) -> tuple[Any, ...]:
+        rest = msgspec.json.encode(
+            _ObservationExtras(observation.metadata, observation.tags, observation.label)
+        )
+        labelled = int(observation.label.untrusted or observation.label.private)
+        texts = (
+            observation.id,
+            self.owner,
+            observation.session_id,
+            observation.agent_name,
+            observation.event_type,
+        )
         return (
-            self.tenant, *map(storable, texts), one.timestamp, labelled,
-            self._whose, storable(one.content), sealed(rest),
+            self.tenant, *map(storable_text, texts), observation.timestamp, labelled,
+            self._owner_token, storable_text(observation.content), add_checksum(rest),
         )  # fmt: skip
 
-    def _found(self, row: Any) -> Found:
+    def _hit(self, row: Any) -> MemoryHit:
         seq, id_, session_id, agent, event_type, at, content, rest, *score = row
-        extras = self._decoder.decode(unsealed(rest, self._database.name))
+        extras = self._decoder.decode(verify_checksum(rest, self._database.name))
         observation = Observation(
             id_, session_id, agent, EventType(event_type), content, extras.metadata, extras.tags,
             at, extras.label,
         )  # fmt: skip
-        return Found(seq, observation, *score)
+        return MemoryHit(seq, observation, *score)
 
 
-def words_of(text: str) -> tuple[str, ...]:
+def query_words(text: str) -> tuple[str, ...]:
     """The words of a text to search for, each once."""
     found = (match.group().lower() for match in _WORD.finditer(text[:4_000]))
-    terms = dict.fromkeys(word for word in found if word not in _GLUE and len(word) <= LONGEST_WORD)
-    return tuple(terms)[:MOST_WORDS]
+    terms = dict.fromkeys(
+        word for word in found if word not in _STOP_WORDS and len(word) <= MAX_WORD_CHARS
+    )
+    return tuple(terms)[:MAX_QUERY_WORDS]
 
 
-def storable(text: str) -> str:
+def storable_text(text: str) -> str:
     """The text without what a database cannot store: NUL and lone surrogates."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
-def why_unsearchable() -> str:
+def full_text_search_problem() -> str:
     """Why this SQLite has no full-text search; empty if it has."""
     with closing(sqlite3.connect(":memory:")) as connection:
         try:

@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, TextBlock
 from evoclaw.tools.define import tool
 
-LARGEST = 500_000
+MAX_CONTENT_CHARS = 500_000
 """Of one sheet."""
 
 
@@ -31,7 +31,7 @@ class Canvas(Protocol):
         """Replace the page; returns where the user can see it."""
         ...
 
-    async def shown(self) -> Sheet | None:
+    async def current(self) -> Sheet | None:
         """The current page; None if the canvas is empty."""
         ...
 
@@ -44,10 +44,10 @@ class Canvas(Protocol):
 async def canvas(
     board: Canvas,
     action: Literal["show", "snapshot", "clear"],
-    content: Annotated[str, Meta(max_length=LARGEST)] = "",
+    content: Annotated[str, Meta(max_length=MAX_CONTENT_CHARS)] = "",
     format: Literal["html", "markdown"] = "html",
     title: Annotated[str, Meta(max_length=200)] = "",
-) -> Output:
+) -> ToolOutput:
     """Show the user a page: a table, a chart, a form of your own making.
 
     `show` replaces what is there, `snapshot` gives back what is shown, `clear` empties it. The page
@@ -65,17 +65,19 @@ async def canvas(
             if not content.strip():
                 raise ToolFailure(ErrorKind.INVALID_PARAMS, "Give the `content` to show.")
             where = await board.show(Sheet(content, format, title))
-            return _said(f"shown at {where}", where=where)
+            return _text_output(f"shown at {where}", where=where)
         case "clear":
             await board.clear()
-            return _said("nothing is shown now")
+            return _text_output("nothing is shown now")
         case "snapshot":
-            sheet = await board.shown()
+            sheet = await board.current()
             if sheet is None:
-                return _said("nothing is shown")
+                return _text_output("nothing is shown")
             heading = f"{sheet.title} ({sheet.format})" if sheet.title else sheet.format
-            return _said(f"[{heading}]\n{sheet.content}", format=sheet.format, title=sheet.title)
+            return _text_output(
+                f"[{heading}]\n{sheet.content}", format=sheet.format, title=sheet.title
+            )
 
 
-def _said(text: str, **details: str) -> Output:
-    return Output((TextBlock(text),), dict(details))
+def _text_output(text: str, **details: str) -> ToolOutput:
+    return ToolOutput((TextBlock(text),), dict(details))

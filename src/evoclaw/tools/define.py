@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 import msgspec
 from msgspec.structs import replace
 
-from evoclaw.core.bound import BoundTool, Machine, Output
+from evoclaw.core.bound import BoundTool, ToolEnvironment, ToolOutput
 from evoclaw.core.errors import SchemaError, ToolFailure
 from evoclaw.core.messages import (
     JSON,
@@ -25,11 +25,11 @@ from evoclaw.core.messages import (
     ToolResult,
 )
 from evoclaw.core.ports import Progress
-from evoclaw.core.tools import EVERYTHING, Call, Effect, Tool
+from evoclaw.core.tools import ANY_RESOURCE, Call, Effect, Tool
 from evoclaw.tools.schema import read_docstring, schema_of
 
-BLOCKS = (TextBlock, ImageBlock, ErrorBlock)
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+BLOCK_TYPES = (TextBlock, ImageBlock, ErrorBlock)
+TOOL_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 def tool(
@@ -38,7 +38,7 @@ def tool(
     timeout: float = 10,
     max_timeout: float = 60,
     effect: str = "write",
-    resources: Sequence[str] = (EVERYTHING,),
+    resources: Sequence[str] = (ANY_RESOURCE,),
     idempotent: bool = False,
     streams: bool = False,
     version: str = "1",
@@ -182,7 +182,7 @@ def _effect(title: str, effect: str) -> Effect:
 
 
 def _check(made: Tool) -> None:
-    if not NAME.fullmatch(made.name):
+    if not TOOL_NAME_PATTERN.fullmatch(made.name):
         raise SchemaError(
             made.name,
             "invalid name: use a letter or '_', then up to 63 letters, digits, '_' or '-'",
@@ -192,7 +192,7 @@ def _check(made: Tool) -> None:
     unknown = [
         name
         for name in made.resources
-        if name != EVERYTHING and name not in made.parameters["properties"]
+        if name != ANY_RESOURCE and name not in made.parameters["properties"]
     ]
     if unknown:
         raise SchemaError(made.name, f"resources {unknown} are not among its parameters")
@@ -200,13 +200,13 @@ def _check(made: Tool) -> None:
 
 def _runner(
     signature: _Signature, function: Callable[..., object]
-) -> Callable[[Call, Machine], Awaitable[ToolResult]]:
+) -> Callable[[Call, ToolEnvironment], Awaitable[ToolResult]]:
     is_async = inspect.iscoroutinefunction(function)
 
-    async def run(call: Call, machine: Machine) -> ToolResult:
+    async def run(call: Call, machine: ToolEnvironment) -> ToolResult:
         arguments = _convert(call, signature)
         for parameter, key in signature.injected.items():
-            arguments[parameter] = _handed(key, call, machine)
+            arguments[parameter] = _dependency(key, call, machine)
         if is_async:
             answer = await cast("Awaitable[object]", function(**arguments))
         else:
@@ -216,10 +216,10 @@ def _runner(
     return run
 
 
-def _handed(key: type | None, call: Call, machine: Machine) -> object:
+def _dependency(key: type | None, call: Call, machine: ToolEnvironment) -> object:
     if key is None:
         return machine.progress
-    return call if key is Call else machine.given[key]
+    return call if key is Call else machine.dependencies[key]
 
 
 def _convert(call: Call, signature: _Signature) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _convert(call: Call, signature: _Signature) -> dict[str, Any]:
             struct = msgspec.convert(call.arguments, signature.arguments)
         except msgspec.ValidationError:
             # JSON Schema calls 3.0 an integer; msgspec does not.
-            struct = msgspec.convert(_whole(call.arguments), signature.arguments)
+            struct = msgspec.convert(_whole_floats_to_int(call.arguments), signature.arguments)
     except msgspec.ValidationError as problem:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS, f"Invalid parameters for '{call.name}': {problem}."
@@ -236,25 +236,27 @@ def _convert(call: Call, signature: _Signature) -> dict[str, Any]:
     return msgspec.structs.asdict(struct)
 
 
-def _whole(value: JSON) -> JSON:
+def _whole_floats_to_int(value: JSON) -> JSON:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _whole(item) for key, item in cast("dict[str, JSON]", value).items()}
+        return {
+            key: _whole_floats_to_int(item) for key, item in cast("dict[str, JSON]", value).items()
+        }
     if isinstance(value, list):
-        return [_whole(item) for item in cast("list[JSON]", value)]
+        return [_whole_floats_to_int(item) for item in cast("list[JSON]", value)]
     return value
 
 
 def to_result(call: Call, answer: object) -> ToolResult:
     """Convert the return value of a tool function to the result of the call."""
     if isinstance(answer, str):
-        return ToolResult(call.id, call.name, (TextBlock(encodable(answer)),))
+        return ToolResult(call.id, call.name, (TextBlock(replace_surrogates(answer)),))
     if isinstance(answer, ToolResult):
         return ToolResult(
             call.id, call.name, _clean(answer.blocks), answer.error, details=answer.details
         )
-    if isinstance(answer, Output):
+    if isinstance(answer, ToolOutput):
         return ToolResult(call.id, call.name, _clean(answer.blocks), details=answer.details)
     return ToolResult(call.id, call.name, _clean(_blocks(call, answer)))
 
@@ -262,7 +264,7 @@ def to_result(call: Call, answer: object) -> ToolResult:
 def _blocks(call: Call, answer: object) -> tuple[Block, ...]:
     if answer is None:
         return (TextBlock("done"),)
-    if isinstance(answer, BLOCKS):
+    if isinstance(answer, BLOCK_TYPES):
         return (answer,)
     if _are_blocks(answer):
         return tuple(answer)
@@ -280,19 +282,21 @@ def _are_blocks(answer: object) -> TypeGuard[Sequence[Block]]:
     if not isinstance(answer, (list, tuple)) or not answer:
         return False
     items = cast("Sequence[object]", answer)
-    return all(isinstance(item, BLOCKS) for item in items)
+    return all(isinstance(item, BLOCK_TYPES) for item in items)
 
 
 def _clean(blocks: Sequence[Block]) -> tuple[Block, ...]:
     return tuple(
         [
-            TextBlock(encodable(block.text), block.label) if isinstance(block, TextBlock) else block
+            TextBlock(replace_surrogates(block.text), block.label)
+            if isinstance(block, TextBlock)
+            else block
             for block in blocks
         ]
     )
 
 
-def encodable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with lone surrogates (of undecodable file names) replaced by `�`: valid JSON."""
     if text.isascii():
         return text

@@ -7,28 +7,28 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.tools.define import tool
 
 
-class Device(Protocol):
+class DeviceSensors(Protocol):
     """The sensors of one machine."""
 
-    def senses(self) -> Sequence[str]:
+    def sensor_names(self) -> Sequence[str]:
         """The names of the sensors that this machine has."""
         ...
 
-    async def sense(self, what: str, pin: int | None) -> Output:
+    async def read_sensor(self, what: str, pin: int | None) -> ToolOutput:
         """Read one sensor; `pin` is for `gpio`."""
         ...
 
 
 @tool("device", timeout=10, max_timeout=60, effect="read", resources=())
 async def device(
-    machine: Device, what: str, pin: Annotated[int, Meta(ge=0, le=1023)] | None = None
-) -> Output:
+    machine: DeviceSensors, what: str, pin: Annotated[int, Meta(ge=0, le=1023)] | None = None
+) -> ToolOutput:
     """Look at this device: temperature, cpu, memory, disk, processes, camera or gpio.
 
     Args:
@@ -36,14 +36,14 @@ async def device(
         what: Which of them; not every device has all.
         pin: For `gpio`: the number of the pin to read.
     """
-    sensors = machine.senses()
+    sensors = machine.sensor_names()
     if what not in sensors:
         known = ", ".join(sensors)
         text = f"This device has no {what[:40]!r}. It has: {known}."
         raise ToolFailure(ErrorKind.NOT_FOUND, text)
     if what == "gpio" and pin is None:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which `pin` to read.")
-    return await machine.sense(what, pin)
+    return await machine.read_sensor(what, pin)
 
 
 class Notifier(Protocol):

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import Completed, FileStat
+from evoclaw.core.ops import CompletedProcess, FileStat
 
-LONGEST_PATH = 4096
+MAX_PATH_CHARS = 4096
 
 
 class FakeOps:
@@ -19,7 +19,7 @@ class FakeOps:
         self,
         files: Mapping[str, str | bytes] | None = None,
         *,
-        commands: Mapping[str, str | Completed] | None = None,
+        commands: Mapping[str, str | CompletedProcess] | None = None,
     ) -> None:
         """Set up the machine.
 
@@ -95,14 +95,14 @@ class FakeOps:
         stdin: bytes | None = None,
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Return the scripted result; an unknown command fails with exit code 127."""
         if (await self.stat(cwd)).kind != "dir":
             raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{cwd}' is not a folder.")
         self.ran.append(tuple(argv))
         command = argv[2] if tuple(argv[:2]) == ("bash", "-c") else " ".join(argv)
         answer = self.commands.get(command)
-        if isinstance(answer, Completed):
+        if isinstance(answer, CompletedProcess):
             done = answer
         elif answer is not None:
             done = _completed(0, answer.encode(), b"")
@@ -120,12 +120,12 @@ class FakeOps:
         return found
 
 
-def _completed(code: int, stdout: bytes, stderr: bytes) -> Completed:
-    return Completed(code, stdout, stderr, len(stdout), len(stderr), "none")
+def _completed(code: int, stdout: bytes, stderr: bytes) -> CompletedProcess:
+    return CompletedProcess(code, stdout, stderr, len(stdout), len(stderr), "none")
 
 
 def _normal(path: str) -> str:
-    if not path or "\0" in path or len(path) > LONGEST_PATH:
+    if not path or "\0" in path or len(path) > MAX_PATH_CHARS:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "The path is empty, too long, or has a NUL.")
     name = posixpath.normpath(path)
     if name.startswith("/") or name == ".." or name.startswith("../"):

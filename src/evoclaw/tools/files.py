@@ -10,31 +10,31 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.tools.define import tool
-from evoclaw.tools.region import diff_of, is_utf8
-from evoclaw.tools.truncate import LOSSY, cut_line, to_text
+from evoclaw.tools.region import diff_bytes, is_utf8
+from evoclaw.tools.truncate import REPLACED_BYTES_NOTICE, to_text, truncate_line
 
-CHUNK = 256 << 10
-LONGEST_LINE = 2_000
+CHUNK_BYTES = 256 << 10
+MAX_LINE_CHARS = 2_000
 """Of a line that is shown."""
-MOST = 50_000
+MAX_READ_CHARS = 50_000
 """That one call of `read` returns."""
-LARGEST_IMAGE = 5 << 20
-LARGEST_EDIT = 10 << 20
-LOOKED_AT = 1 << 20
+MAX_IMAGE_BYTES = 5 << 20
+MAX_EDIT_BYTES = 10 << 20
+MAX_SIMILAR_TEXT_BYTES = 1 << 20
 """Of a file that are searched for text similar to the one that was not found."""
-SNIFFED = 8 << 10
-IMAGES = (
+SNIFF_BYTES = 8 << 10
+IMAGE_SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF87a", "image/gif"),
     (b"GIF89a", "image/gif"),
 )
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
+UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 @tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
@@ -43,7 +43,7 @@ async def read(
     path: str,
     offset: Annotated[int, Meta(ge=1)] = 1,
     limit: Annotated[int, Meta(ge=1)] = 2000,
-) -> Output:
+) -> ToolOutput:
     """Read a text file, or a window of its lines. Pictures are shown as pictures.
 
     Args:
@@ -53,48 +53,48 @@ async def read(
         limit: How many lines to show at most.
     """
     about = await ops.stat(path)
-    head = await ops.read(path, limit=SNIFFED)
+    head = await ops.read(path, limit=SNIFF_BYTES)
     media_type = image_type(head)
     if media_type is not None:
-        return await _picture(ops, about, path, media_type)
-    if b"\0" in head or head.startswith(UTF16):
-        hint = "It is UTF-16: convert it" if head.startswith(UTF16) else "Look at it"
+        return await _read_image(ops, about, path, media_type)
+    if b"\0" in head or head.startswith(UTF16_BOMS):
+        hint = "It is UTF-16: convert it" if head.startswith(UTF16_BOMS) else "Look at it"
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
             f"'{path}' is not a text file ({about.size:,} bytes). {hint} with a program for "
             "that (such as file, xxd or iconv), if you may run one.",
         )
-    window = await _window(ops, path, offset, limit)
+    window = await _read_window(ops, path, offset, limit)
     if offset > max(1, window.number):
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
             f"'{path}' has only {window.number} lines. Use a smaller offset.",
         )
     details = {"path": about.path, "size": about.size, "lines": len(window.lines)}
-    return Output((TextBlock(_shown(window, offset)),), details)
+    return ToolOutput((TextBlock(_window_text(window, offset)),), details)
 
 
 def image_type(head: bytes) -> str | None:
     """The media type of an image by its first bytes; None if models cannot be shown it."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    return next((name for magic, name in IMAGES if head.startswith(magic)), None)
+    return next((name for magic, name in IMAGE_SIGNATURES if head.startswith(magic)), None)
 
 
-async def _picture(ops: FileOps, about: FileStat, path: str, media_type: str) -> Output:
-    if about.size > LARGEST_IMAGE:
+async def _read_image(ops: FileOps, about: FileStat, path: str, media_type: str) -> ToolOutput:
+    if about.size > MAX_IMAGE_BYTES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"The picture '{path}' has {about.size:,} bytes, more than {LARGEST_IMAGE:,}. "
+            f"The picture '{path}' has {about.size:,} bytes, more than {MAX_IMAGE_BYTES:,}. "
             "Make it smaller first.",
         )
-    data = await ops.read(path, limit=LARGEST_IMAGE)
+    data = await ops.read(path, limit=MAX_IMAGE_BYTES)
     block = ImageBlock(media_type, base64.b64encode(data).decode())
-    return Output((block,), {"path": about.path, "size": about.size, "media_type": media_type})
+    return ToolOutput((block,), {"path": about.path, "size": about.size, "media_type": media_type})
 
 
 @dataclass(slots=True)
-class _Window:
+class _LineWindow:
     lines: list[str] = field(default_factory=list[str])
     number: int = 0
     """The number of lines read so far."""
@@ -108,8 +108,10 @@ class _Window:
         if self.number < offset:
             return
         text, lossy = to_text(data.removesuffix(b"\r"))
-        line = cut_line(text, LONGEST_LINE, dropped=dropped)
-        if len(self.lines) == limit or (self.lines and self.characters + len(line) > MOST):
+        line = truncate_line(text, MAX_LINE_CHARS, dropped=dropped)
+        if len(self.lines) == limit or (
+            self.lines and self.characters + len(line) > MAX_READ_CHARS
+        ):
             self.more = True
             return
         # Cutting inside a character does not mean that the file is not UTF-8.
@@ -118,7 +120,7 @@ class _Window:
         self.lines.append(line)
 
 
-class _Lines:
+class _LineSplitter:
     """Splits a file into lines; of a very long line only the beginning is kept."""
 
     def __init__(self) -> None:
@@ -133,7 +135,7 @@ class _Lines:
             start = end + 1
         self._add(chunk[start:])
 
-    def pass_over(self, chunk: bytes) -> None:
+    def skip_chunk(self, chunk: bytes) -> None:
         """Skip a chunk; only its unfinished last line is kept."""
         if b"\n" in chunk:
             self._take()
@@ -144,7 +146,7 @@ class _Lines:
             yield self._take()
 
     def _add(self, piece: bytes) -> None:
-        room = 4 * LONGEST_LINE - len(self._kept)
+        room = 4 * MAX_LINE_CHARS - len(self._kept)
         self._kept += piece[:room]
         self._dropped += max(0, len(piece) - room)
 
@@ -155,16 +157,16 @@ class _Lines:
         return taken
 
 
-async def _window(ops: FileOps, path: str, offset: int, limit: int) -> _Window:
-    window, lines, position = _Window(), _Lines(), 0
+async def _read_window(ops: FileOps, path: str, offset: int, limit: int) -> _LineWindow:
+    window, lines, position = _LineWindow(), _LineSplitter(), 0
     while not window.more:
-        chunk = await ops.read(path, start=position, limit=CHUNK)
+        chunk = await ops.read(path, start=position, limit=CHUNK_BYTES)
         position += len(chunk)
         count = chunk.count(b"\n")
         if chunk and window.number + count + 1 < offset:
             # The whole chunk lies before the window, its unfinished last line included.
             window.number += count
-            lines.pass_over(chunk)
+            lines.skip_chunk(chunk)
             continue
         for data, dropped in lines.feed(chunk) if chunk else lines.rest():
             window.add(data, dropped, offset, limit)
@@ -175,10 +177,10 @@ async def _window(ops: FileOps, path: str, offset: int, limit: int) -> _Window:
     return window
 
 
-def _shown(window: _Window, offset: int) -> str:
+def _window_text(window: _LineWindow, offset: int) -> str:
     parts = ["\n".join(window.lines)] if window.lines else ["(the file is empty)"]
     if window.lossy:
-        parts.append(LOSSY)
+        parts.append(REPLACED_BYTES_NOTICE)
     if window.more:
         last = offset + len(window.lines) - 1
         parts.append(f"[Lines {offset}-{last}; there is more: go on with offset={last + 1}.]")
@@ -194,7 +196,7 @@ def _shown(window: _Window, offset: int) -> str:
     idempotent=True,
     acts=False,
 )
-async def write(ops: FileOps, path: str, content: str) -> Output:
+async def write(ops: FileOps, path: str, content: str) -> ToolOutput:
     """Create a file or replace all of it. Missing folders are made. To change a part, use edit.
 
     Args:
@@ -211,13 +213,13 @@ async def write(ops: FileOps, path: str, content: str) -> Output:
     await ops.write(path, data)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     text = f"Wrote {lines} lines ({len(data):,} bytes) to '{path}'."
-    return Output((TextBlock(text),), {"path": path, "bytes": len(data), "lines": lines})
+    return ToolOutput((TextBlock(text),), {"path": path, "bytes": len(data), "lines": lines})
 
 
 @tool("file_write", timeout=5, max_timeout=30, effect="write", resources=("path",), acts=False)
 async def edit(
     ops: FileOps, path: str, old_string: str, new_string: str, replace_all: bool = False
-) -> Output:
+) -> ToolOutput:
     """Replace a piece of a text file. The old text must occur exactly once, spaces included.
 
     Args:
@@ -230,7 +232,7 @@ async def edit(
     if not old_string or old_string == new_string:
         problem = "is empty: use write to make a file" if not old_string else "equals new_string"
         raise ToolFailure(ErrorKind.INVALID_PARAMS, f"old_string {problem}.")
-    text = await _editable(ops, path)
+    text = await _read_utf8(ops, path)
     # Lone surrogates occur in no UTF-8 text, so they are not found.
     old, new = _same_endings(
         text, old_string.encode(errors="surrogatepass"), new_string.encode(errors="surrogatepass")
@@ -253,15 +255,15 @@ async def edit(
         "replaced": count,
         "lines_removed": count * (old.count(b"\n") + 1),
         "lines_added": count * (new.count(b"\n") + 1) if new else 0,
-        "diff": diff_of(path, text, changed),
+        "diff": diff_bytes(path, text, changed),
     }
-    return Output((TextBlock(f"Edited '{path}' {where}."),), details)
+    return ToolOutput((TextBlock(f"Edited '{path}' {where}."),), details)
 
 
-async def _editable(ops: FileOps, path: str) -> bytes:
+async def _read_utf8(ops: FileOps, path: str) -> bytes:
     """The bytes of a UTF-8 file, not decoded: that would take several times its size."""
     about = await ops.stat(path)
-    if about.size > LARGEST_EDIT:
+    if about.size > MAX_EDIT_BYTES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
             f"'{path}' has {about.size:,} bytes, too many to edit. Use a program for that.",
@@ -289,14 +291,17 @@ def _windows_endings(text: bytes) -> bytes:
 
 def _not_found(text: bytes, path: str, old: str) -> str:
     problem = f"old_string does not occur in '{path}'. It must match exactly, spaces included. "
-    lines = text[:LOOKED_AT].decode(errors="ignore").splitlines()[:10_000]
+    lines = text[:MAX_SIMILAR_TEXT_BYTES].decode(errors="ignore").splitlines()[:10_000]
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
     stripped = [line.strip() for line in lines]
     near = [wanted] if wanted in stripped else difflib.get_close_matches(wanted, stripped, n=1)
     if not near or not wanted:
         return problem + "Read the file again."
     number = stripped.index(near[0]) + 1
-    return problem + f"Something like it is at line {number}: {cut_line(lines[number - 1], 200)!r}"
+    return (
+        problem
+        + f"Something like it is at line {number}: {truncate_line(lines[number - 1], 200)!r}"
+    )
 
 
 def _ambiguous(text: bytes, path: str, old: bytes, count: int) -> str:

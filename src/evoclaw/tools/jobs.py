@@ -11,14 +11,14 @@ from evoclaw.core.tools import Call
 from evoclaw.tools.define import tool
 
 
-class Jobs(Protocol):
+class DeviceJobs(Protocol):
     """The background jobs on devices."""
 
-    async def going_on(self, node: str, call: Call) -> list[dict[str, JSON]]:
+    async def list_running(self, node: str, call: Call) -> list[dict[str, JSON]]:
         """The jobs of a device that have not ended and belong to the caller's tenant."""
         ...
 
-    async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
+    async def status(self, node: str, job_id: str, call: Call, *, wait: bool) -> ToolResult:
         """The status of a job; with `wait`, once it has ended."""
         ...
 
@@ -29,7 +29,7 @@ class Jobs(Protocol):
 
 @tool("device", timeout=600, max_timeout=86_400, idempotent=True, resources=("job_id",))
 async def jobs(
-    fleet: Jobs,
+    fleet: DeviceJobs,
     call: Call,
     action: Literal["list", "read", "wait", "cancel"],
     node: str,
@@ -50,9 +50,9 @@ async def jobs(
         timeout_ms: For `wait`: how many milliseconds at most, a day's worth at most.
     """
     if action == "list":
-        found = await fleet.going_on(node, call)
+        found = await fleet.list_running(node, call)
         lines = [", ".join(f"{key}: {value}" for key, value in job.items()) for job in found]
         return call.ok("\n".join(lines) or "No job goes on there.", jobs=list(found))
     if action == "cancel":
         return await fleet.cancel(node, job_id, call)
-    return await fleet.stands(node, job_id, call, ended=action == "wait")
+    return await fleet.status(node, job_id, call, wait=action == "wait")

@@ -8,18 +8,18 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 from msgspec import Meta, Struct, to_builtins
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.messages import TextBlock
-from evoclaw.core.tools import EVERYTHING
+from evoclaw.core.tools import ANY_RESOURCE
 from evoclaw.tools.define import tool
 
-MOST = 200
+MAX_TODOS = 200
 """Of one session."""
 
 Status: TypeAlias = Literal["pending", "in_progress", "completed", "cancelled"]
 Priority: TypeAlias = Literal["high", "medium", "low"]
 
-MARKS: dict[Status, str] = {
+STATUS_MARKS: dict[Status, str] = {
     "pending": " ",
     "in_progress": ">",
     "completed": "x",
@@ -35,7 +35,7 @@ class Todo(Struct, frozen=True):
     priority: Priority = "medium"
 
 
-class Todos(Protocol):
+class TodoList(Protocol):
     """The to-do list of one session; it outlives the run."""
 
     async def read(self) -> Sequence[Todo]:
@@ -47,7 +47,7 @@ class Todos(Protocol):
         ...
 
 
-class TodosInMemory:
+class InMemoryTodoList:
     """A list in memory: for tests, examples and runs without a store."""
 
     def __init__(self, todos: Sequence[Todo] = ()) -> None:
@@ -66,11 +66,13 @@ class TodosInMemory:
     "file_write",
     timeout=10,
     max_timeout=60,
-    resources=(EVERYTHING,),
+    resources=(ANY_RESOURCE,),
     idempotent=True,
     acts=False,
 )
-async def todowrite(notes: Todos, todos: Annotated[list[Todo], Meta(max_length=MOST)]) -> Output:
+async def todowrite(
+    notes: TodoList, todos: Annotated[list[Todo], Meta(max_length=MAX_TODOS)]
+) -> ToolOutput:
     """Write down what is to be done in this session, as a list that outlives this run.
 
     The list you give replaces the one there is: give all of it, with what changed. Mark one thing
@@ -82,13 +84,13 @@ async def todowrite(notes: Todos, todos: Annotated[list[Todo], Meta(max_length=M
         todos: The whole list, in order.
     """
     await notes.replace(todos)
-    return _shown(todos, "The list is empty now.")
+    return _todos_output(todos, "The list is empty now.")
 
 
-@tool("file_read", timeout=10, max_timeout=60, effect="read", resources=(EVERYTHING,))
+@tool("file_read", timeout=10, max_timeout=60, effect="read", resources=(ANY_RESOURCE,))
 async def todoread(
-    notes: Todos, status: Status | None = None, priority: Priority | None = None
-) -> Output:
+    notes: TodoList, status: Status | None = None, priority: Priority | None = None
+) -> ToolOutput:
     """Read what is to be done in this session.
 
     Args:
@@ -100,16 +102,16 @@ async def todoread(
     found = [todo for todo in todos if status in (None, todo.status)]
     found = [todo for todo in found if priority in (None, todo.priority)]
     if todos and not found:
-        return _shown(found, f"None of the {len(todos)} todos is like that.")
-    return _shown(found, "The list is empty.")
+        return _todos_output(found, f"None of the {len(todos)} todos is like that.")
+    return _todos_output(found, "The list is empty.")
 
 
-def _shown(todos: Sequence[Todo], empty: str) -> Output:
+def _todos_output(todos: Sequence[Todo], empty: str) -> ToolOutput:
     counts = Counter(todo.status for todo in todos)
-    head = ", ".join(f"{counts[status]} {status}" for status in MARKS if counts[status])
-    lines = [f"[{MARKS[todo.status]}] {todo.content}{_priority(todo)}" for todo in todos]
+    head = ", ".join(f"{counts[status]} {status}" for status in STATUS_MARKS if counts[status])
+    lines = [f"[{STATUS_MARKS[todo.status]}] {todo.content}{_priority(todo)}" for todo in todos]
     text = "\n".join([f"{head}:", *lines]) if todos else empty
-    return Output((TextBlock(text),), {"todos": to_builtins(todos)})
+    return ToolOutput((TextBlock(text),), {"todos": to_builtins(todos)})
 
 
 def _priority(todo: Todo) -> str:

@@ -13,11 +13,11 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 
 SLASH, STAR, BACKSLASH = ord("/"), ord("*"), ord("\\")
-ONE = rb"(?:[^/\x00\x80-\xff]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
+ONE_CHARACTER = rb"(?:[^/\x00\x80-\xff]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
 """One character except a slash; one byte where the text is not UTF-8. No file name has a NUL."""
 ANY_FOLDERS = rb"(?:[^\x00]*/)?"
 """The prefix of a name that may be at any depth."""
-CLASSES: dict[bytes, str] = {
+POSIX_CLASSES: dict[bytes, str] = {
     b"digit": "0123456789",
     b"xdigit": "0123456789abcdefABCDEF",
     b"lower": "abcdefghijklmnopqrstuvwxyz",
@@ -26,8 +26,8 @@ CLASSES: dict[bytes, str] = {
     b"blank": " \t",
     b"punct": "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
 }
-CLASSES[b"alpha"] = CLASSES[b"lower"] + CLASSES[b"upper"]
-CLASSES[b"alnum"] = CLASSES[b"alpha"] + CLASSES[b"digit"]
+POSIX_CLASSES[b"alpha"] = POSIX_CLASSES[b"lower"] + POSIX_CLASSES[b"upper"]
+POSIX_CLASSES[b"alnum"] = POSIX_CLASSES[b"alpha"] + POSIX_CLASSES[b"digit"]
 
 
 def _re2() -> Any:
@@ -62,7 +62,7 @@ class Regex:
                 "to mean the character.",
             ) from None
 
-    def covers(self, data: bytes) -> bool:
+    def matches_all(self, data: bytes) -> bool:
         """Whether all the data matches."""
         return self._compiled.fullmatch(data) is not None
 
@@ -83,7 +83,7 @@ class RegexSet:
         if sources:
             self._set.Compile()
 
-    def last(self, data: bytes) -> int | None:
+    def last_match(self, data: bytes) -> int | None:
         """The index of the last expression that matches all the data; None if none does."""
         if self._empty:
             return None
@@ -104,22 +104,22 @@ def _text(problem: BaseException) -> str:
     return first.decode(errors="replace") if isinstance(first, bytes) else str(first)
 
 
-def glob_source(glob: bytes, *, braces: bool = False) -> bytes | None:
+def glob_to_regex(glob: bytes, *, braces: bool = False) -> bytes | None:
     r"""The regular expression of a glob, or None if the glob can match nothing.
 
     `*` and `?` stop at a slash, `**` between slashes does not, `[a-z]`, `[!a]` and `\x` as in
     .gitignore; with `braces`, `{a,b}` is either.
     """
-    return _Glob(glob, braces=braces and _balanced(glob)).source()
+    return _GlobTranslator(glob, braces=braces and _balanced(glob)).regex()
 
 
-class _Glob:
+class _GlobTranslator:
     def __init__(self, glob: bytes, *, braces: bool) -> None:
         self._glob, self._braces = glob, braces
         self._at = 0
         self._depth = 0
 
-    def source(self) -> bytes | None:
+    def regex(self) -> bytes | None:
         out = bytearray()
         while self._at < len(self._glob):
             piece = self._next()
@@ -136,7 +136,7 @@ class _Glob:
             return self._set()
         self._at += 1
         if byte == ord("?"):
-            return ONE
+            return ONE_CHARACTER
         if byte == BACKSLASH:
             if self._at == len(self._glob):
                 return None
@@ -200,7 +200,7 @@ class _Glob:
         if self._glob[at : at + 2] != b"[:":
             return None
         end = self._glob.find(b":]", at)
-        members = CLASSES.get(self._glob[at + 2 : end]) if end >= 0 else None
+        members = POSIX_CLASSES.get(self._glob[at + 2 : end]) if end >= 0 else None
         return None if members is None else (members.encode(), end + 2)
 
     def _member(self, at: int) -> tuple[int, int]:

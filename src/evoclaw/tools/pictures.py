@@ -16,18 +16,18 @@ from evoclaw.core.messages import ErrorKind
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LARGEST = 20 << 20
+MAX_INPUT_BYTES = 20 << 20
 """Of an image file that is read."""
-MOST_PIXELS = 50_000_000
-LARGEST_MADE = 3 << 20
+MAX_PIXELS = 50_000_000
+MAX_OUTPUT_BYTES = 3 << 20
 """Of a prepared image: base64 adds a third, and models accept 5 MB."""
-EDGE = 1568
+DEFAULT_MAX_EDGE_PIXELS = 1568
 """Of the longer side: models scale down larger images themselves."""
-QUALITY = 85
+JPEG_QUALITY = 85
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 
 
-class Picture(Struct, frozen=True):
+class PreparedImage(Struct, frozen=True):
     """An image that is ready for a model."""
 
     data: bytes
@@ -45,7 +45,9 @@ def why_unavailable() -> str:
     return ""
 
 
-async def prepare(name: str, data: bytes, *, max_edge: int = EDGE) -> Picture:
+async def prepare_image(
+    name: str, data: bytes, *, max_edge: int = DEFAULT_MAX_EDGE_PIXELS
+) -> PreparedImage:
     """Check an image, rotate it upright, scale it down if needed and drop its metadata.
 
     Args:
@@ -53,38 +55,38 @@ async def prepare(name: str, data: bytes, *, max_edge: int = EDGE) -> Picture:
         data: A PNG, JPEG, GIF or WebP file; of an animation the first frame is used.
         max_edge: The longest side of the result, in pixels.
     """
-    if len(data) > LARGEST:
+    if len(data) > MAX_INPUT_BYTES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"The picture '{name}' has {len(data):,} bytes, more than {LARGEST:,}. Make it "
+            f"The picture '{name}' has {len(data):,} bytes, more than {MAX_INPUT_BYTES:,}. Make it "
             "smaller first.",
         )
     return await asyncio.to_thread(_prepare, name, data, max_edge)
 
 
-def _prepare(name: str, data: bytes, max_edge: int) -> Picture:
+def _prepare(name: str, data: bytes, max_edge: int) -> PreparedImage:
     if (claimed := _webp_size(data)) is not None:
         # Pillow allocates the memory of a WebP image before it reports its size.
         _check_size(name, claimed)
-    image = _opened(name, data)
+    image = _open(name, data)
     _check_size(name, image.size)
     # A JPEG can be decoded at a half, a quarter or an eighth of its size, which is faster.
     original, drawn = image.size, image.format in ("PNG", "GIF")
     image.draft("RGB", (max_edge, max_edge))
-    image = _attempt(name, lambda: _upright(image, max_edge))
+    image = _decode(name, lambda: _normalise(image, max_edge))
     if image.width != image.height and (image.width > image.height) != (original[0] > original[1]):
         original = original[1], original[0]
-    made, media_type = _encoded(image, sharp=drawn or image.mode == "RGBA")
-    return Picture(made, media_type, *image.size, *original)
+    made, media_type = _encode(image, sharp=drawn or image.mode == "RGBA")
+    return PreparedImage(made, media_type, *image.size, *original)
 
 
-def _opened(name: str, data: bytes) -> Image:
+def _open(name: str, data: bytes) -> Image:
     if why := why_unavailable():
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, f"{why}. Tell the user.")
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return _attempt(name, lambda: Image.open(BytesIO(data), formats=FORMATS))
+        return _decode(name, lambda: Image.open(BytesIO(data), formats=FORMATS))
     except UnidentifiedImageError:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
@@ -92,7 +94,7 @@ def _opened(name: str, data: bytes) -> Image:
         ) from None
 
 
-def _attempt(name: str, doing: Callable[[], Image]) -> Image:
+def _decode(name: str, doing: Callable[[], Image]) -> Image:
     """Call Pillow; its many errors for a damaged file become a `ToolFailure`."""
     import struct
 
@@ -112,7 +114,7 @@ def _attempt(name: str, doing: Callable[[], Image]) -> Image:
         ) from None
 
 
-def _upright(image: Image, max_edge: int) -> Image:
+def _normalise(image: Image, max_edge: int) -> Image:
     from PIL import Image, ImageOps
 
     image.load()
@@ -129,21 +131,21 @@ def _upper_half(value: float) -> float:
     return value * (1 / 256)
 
 
-def _encoded(image: Image, *, sharp: bool) -> tuple[bytes, str]:
+def _encode(image: Image, *, sharp: bool) -> tuple[bytes, str]:
     """Encode the pixels alone: sharp images as PNG if that is small enough, others as JPEG."""
     from PIL import Image
 
     if sharp:
-        made = _written(image, "PNG")
-        if len(made) <= LARGEST_MADE:
+        made = _encode_pixels(image, "PNG")
+        if len(made) <= MAX_OUTPUT_BYTES:
             return made, "image/png"
     if image.mode == "RGBA":
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image).convert("RGB")
-    return _written(image, "JPEG", quality=QUALITY), "image/jpeg"
+    return _encode_pixels(image, "JPEG", quality=JPEG_QUALITY), "image/jpeg"
 
 
-def _written(image: Image, format: str, **options: int) -> bytes:
+def _encode_pixels(image: Image, format: str, **options: int) -> bytes:
     from PIL import Image
 
     # A new image: Pillow would write the metadata (locations, times, comments) of the old one.
@@ -155,14 +157,14 @@ def _written(image: Image, format: str, **options: int) -> bytes:
 
 
 def _check_size(name: str, size: tuple[int, int]) -> None:
-    if size[0] * size[1] > MOST_PIXELS:
+    if size[0] * size[1] > MAX_PIXELS:
         raise _too_many_pixels(name, f" ({size[0]:,} × {size[1]:,})")
 
 
 def _too_many_pixels(name: str, size: str = "") -> ToolFailure:
     return ToolFailure(
         ErrorKind.TOO_LARGE,
-        f"The picture '{name}' has too many pixels{size}: {MOST_PIXELS:,} can be read. Make it "
+        f"The picture '{name}' has too many pixels{size}: {MAX_PIXELS:,} can be read. Make it "
         "smaller first.",
     )
 

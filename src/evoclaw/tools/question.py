@@ -7,14 +7,14 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, TextBlock
 from evoclaw.core.tools import Call
 from evoclaw.tools.define import tool
 
-NAME = "question"
-NOBODY = (
+QUESTION_TOOL = "question"
+NO_USER_MESSAGE = (
     "Error: Nobody can be asked here. "
     "Go on without an answer, choose what is safest, and say in the end what you assumed."
 )
@@ -34,7 +34,7 @@ class Question(Struct, frozen=True, omit_defaults=True):
     """The user may answer with free text instead of an option."""
 
 
-class Answer(Struct, frozen=True, omit_defaults=True):
+class UserAnswer(Struct, frozen=True, omit_defaults=True):
     """The answer of the user."""
 
     chosen: tuple[str, ...] = ()
@@ -43,32 +43,32 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     """Free text."""
 
 
-class Person(Protocol):
+class UserPrompter(Protocol):
     """Asks the user through the interface of the run: terminal, HTTP API or channel."""
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> UserAnswer | None:
         """Wait for the answer; None if no user can be asked. Asking again gives the same answer."""
         ...
 
 
-class NobodyToAsk:
+class NoUserPrompter:
     """For runs without a user who could answer."""
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> UserAnswer | None:
         """None: no user can be asked."""
         return None
 
 
-class ScriptedPerson:
+class ScriptedUser:
     """A user with prepared answers: for tests and examples."""
 
-    def __init__(self, *answers: Answer | str) -> None:
+    def __init__(self, *answers: UserAnswer | str) -> None:
         self._answers = iter(answers)
-        self._given: dict[str, Answer] = {}
+        self._given: dict[str, UserAnswer] = {}
         self.asked: list[Question] = []
         """The questions that were asked, in order."""
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> UserAnswer | None:
         """The next answer; a question that was asked before gets the same answer."""
         if question.id in self._given:
             return self._given[question.id]
@@ -76,27 +76,27 @@ class ScriptedPerson:
         prepared = next(self._answers, None)
         if prepared is None:
             return None
-        answer = to_answer(question, prepared) if isinstance(prepared, str) else prepared
+        answer = parse_answer(question, prepared) if isinstance(prepared, str) else prepared
         self._given[question.id] = answer
         return answer
 
 
-def to_answer(question: Question, said: str) -> Answer:
+def parse_answer(question: Question, typed: str) -> UserAnswer:
     """Parse what the user typed: an option or its number, several with commas, or free text."""
-    parts = [part.strip() for part in said.split(",")] if question.multiple else [said.strip()]
+    parts = [part.strip() for part in typed.split(",")] if question.multiple else [typed.strip()]
     chosen = [_option(question.options, part) for part in parts]
     if all(option is not None for option in chosen):
-        return Answer(tuple(dict.fromkeys(option for option in chosen if option is not None)))
-    return Answer(text=said.strip())
+        return UserAnswer(tuple(dict.fromkeys(option for option in chosen if option is not None)))
+    return UserAnswer(text=typed.strip())
 
 
-def _option(options: Sequence[str], said: str) -> str | None:
-    if said.isdecimal() and 1 <= int(said) <= len(options):
-        return options[int(said) - 1]
-    return next((option for option in options if option.casefold() == said.casefold()), None)
+def _option(options: Sequence[str], typed: str) -> str | None:
+    if typed.isdecimal() and 1 <= int(typed) <= len(options):
+        return options[int(typed) - 1]
+    return next((option for option in options if option.casefold() == typed.casefold()), None)
 
 
-def problem_of(question: Question, answer: Answer) -> str:
+def answer_problem(question: Question, answer: UserAnswer) -> str:
     """Why an answer is not valid, so that the interface asks again; empty if it is valid."""
     if unknown := [option for option in answer.chosen if option not in question.options]:
         return f"{unknown[0]!r} is none of the options"
@@ -109,7 +109,7 @@ def problem_of(question: Question, answer: Answer) -> str:
     return ""
 
 
-def question_of(call: Call) -> Question:
+def question_for_call(call: Call) -> Question:
     """The question of a call; the same for all its attempts."""
     arguments = call.arguments
     return Question(
@@ -121,7 +121,7 @@ def question_of(call: Call) -> Question:
     )
 
 
-def fault_of(question: Question) -> str:
+def question_problem(question: Question) -> str:
     """Why a question is not valid, as an error for the model; empty if it is valid."""
     options = question.options
     if len(set(options)) < len(options) or not all(option.strip() for option in options):
@@ -131,13 +131,13 @@ def fault_of(question: Question) -> str:
 
 @tool("interact", timeout=300, max_timeout=300, effect="read", resources=(), idempotent=True)
 async def question(
-    person: Person,
+    person: UserPrompter,
     call: Call,
     question: Annotated[str, Meta(min_length=1, max_length=4_000)],
     options: Annotated[list[str], Meta(max_length=20)] = [],  # noqa: B006
     multiple: bool = False,
     own_words: bool = True,
-) -> Output:
+) -> ToolOutput:
     """Ask the user, and wait for the answer. Ask only what you cannot find out by yourself.
 
     Args:
@@ -148,16 +148,16 @@ async def question(
         multiple: Whether several options may be chosen.
         own_words: Whether the user may answer something that is none of the options.
     """
-    asked = question_of(call)
-    if fault := fault_of(asked):
+    asked = question_for_call(call)
+    if fault := question_problem(asked):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, fault)
     answer = await person.ask(asked)
     if answer is None:
-        raise ToolFailure(ErrorKind.EXECUTION_FAILED, NOBODY)
-    if problem := problem_of(asked, answer):
+        raise ToolFailure(ErrorKind.EXECUTION_FAILED, NO_USER_MESSAGE)
+    if problem := answer_problem(asked, answer):
         text = f"Error: The answer cannot be used: {problem}. Ask again, in other words."
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
     parts = [", ".join(answer.chosen), answer.text.strip()]
     text = "; ".join(part for part in parts if part)
     details = {"question_id": asked.id, "chosen": list(answer.chosen), "text": answer.text}
-    return Output((TextBlock(f"The user answered: {text}"),), details)
+    return ToolOutput((TextBlock(f"The user answered: {text}"),), details)

@@ -18,14 +18,14 @@ ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Documented:
+class ParsedDocstring:
     """The description and the arguments of a docstring."""
 
     description: str
     arguments: Mapping[str, str]
 
 
-def read_docstring(text: str) -> Documented:
+def read_docstring(text: str) -> ParsedDocstring:
     """Parse a Google-style docstring: the text before the sections, and `Args:`."""
     sections: dict[str, list[str]] = {"": []}
     current = ""
@@ -35,7 +35,7 @@ def read_docstring(text: str) -> Documented:
             sections[current] = []
         else:
             sections[current].append(line)
-    return Documented("\n".join(sections[""]).strip(), _arguments(sections.get("Args", [])))
+    return ParsedDocstring("\n".join(sections[""]).strip(), _arguments(sections.get("Args", [])))
 
 
 def _arguments(lines: list[str]) -> dict[str, str]:

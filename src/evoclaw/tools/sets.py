@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from evoclaw.core.bound import BoundTool
 from evoclaw.tools.catalogue import CATALOGUE, load
 
-NAMES = tuple(CATALOGUE)
+TOOL_NAMES = tuple(CATALOGUE)
 """The names of all built-in tools."""
 _READ_ONLY = ("read", "glob", "grep")
 _CODING = ("read", "write", "edit", "glob", "grep", "apply_patch", "bash")
@@ -36,9 +36,11 @@ def remote() -> tuple[BoundTool, ...]:
 
 def everything() -> tuple[BoundTool, ...]:
     """All built-in tools; most need more than files and processes."""
-    return named(NAMES)
+    return named(TOOL_NAMES)
 
 
-def usable(tools: Sequence[BoundTool], given: Mapping[type, object]) -> tuple[BoundTool, ...]:
+def usable(
+    tools: Sequence[BoundTool], dependencies: Mapping[type, object]
+) -> tuple[BoundTool, ...]:
     """The tools whose dependencies are all available."""
-    return tuple(tool for tool in tools if tool.needs <= given.keys())
+    return tuple(tool for tool in tools if tool.dependencies <= dependencies.keys())

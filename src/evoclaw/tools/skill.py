@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.tools.define import tool
 
 
-class SkillTexts(Protocol):
+class SkillReader(Protocol):
     """Reads the texts of skills; `ToolFailure` for an unknown skill or file."""
 
     async def catalogue(self) -> str:
@@ -27,7 +27,7 @@ class SkillTexts(Protocol):
 
 
 @tool("file_read", timeout=5, max_timeout=30, effect="read", resources=())
-async def skill(texts: SkillTexts, name: str = "", reference: str = "") -> Output:
+async def skill(texts: SkillReader, name: str = "", reference: str = "") -> ToolOutput:
     """Load the instructions of a skill before you begin a task that it fits, or read its files.
 
     Args:
@@ -43,9 +43,9 @@ async def skill(texts: SkillTexts, name: str = "", reference: str = "") -> Outpu
                 ErrorKind.INVALID_PARAMS, "Say which skill 'reference' is a file of: give 'name'."
             )
         listed = await texts.catalogue()
-        return Output((TextBlock(listed or "There are no skills here."),), details)
+        return ToolOutput((TextBlock(listed or "There are no skills here."),), details)
     if reference:
         text = await texts.reference(name, reference)
     else:
         text = await texts.instructions(name)
-    return Output((TextBlock(text or "(the file is empty)"),), details)
+    return ToolOutput((TextBlock(text or "(the file is empty)"),), details)

@@ -11,12 +11,12 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from evoclaw.tools.ignore import LONGEST, Ignored, Rules
+from evoclaw.tools.ignore import MAX_GITIGNORE_BYTES, GitignoreMatcher, GitignoreRules
 
-RULES = ".gitignore"
+GITIGNORE_FILE = ".gitignore"
 
 
-class Folder(Protocol):
+class ScannedFolder(Protocol):
     """A folder while it is visited."""
 
     @property
@@ -33,63 +33,69 @@ class Folder(Protocol):
         """Read a regular file of this folder; None if it cannot be read."""
         ...
 
-    def changed(self, name: str) -> float:
+    def modified_at(self, name: str) -> float:
         """The modification time of an entry."""
         ...
 
 
-Visit: TypeAlias = Callable[[Folder], Iterator[str]]
+FolderVisitor: TypeAlias = Callable[[ScannedFolder], Iterator[str]]
 
 
 @runtime_checkable
-class Surveyable(Protocol):
+class TreeScanner(Protocol):
     """Files that can be scanned as a tree in one thread."""
 
-    async def survey(self, path: str, visit: Visit) -> None:
+    async def scan_tree(self, path: str, visit: FolderVisitor) -> None:
         """Call the visitor for this folder and all below, in a thread; re-raise its exceptions."""
         ...
 
 
-class Sight:
+class UnignoredEntries:
     """Filters the entries of a folder by the `.gitignore` rules of it and the folders above."""
 
-    def __init__(self, above: Sequence[tuple[str, Rules]]) -> None:
+    def __init__(self, above: Sequence[tuple[str, GitignoreRules]]) -> None:
         """Start with the rules of the folders above the start, nearest first."""
-        self._rules: dict[str, list[tuple[str, Rules]]] = {}
+        self._rules: dict[str, list[tuple[str, GitignoreRules]]] = {}
         self._above = list(above)
 
     @classmethod
-    async def below(cls, ignored: Ignored) -> Sight:
+    async def load(cls, ignored: GitignoreMatcher) -> UnignoredEntries:
         """Read the rules of the folders above the start."""
-        return cls(await ignored.above())
+        return cls(await ignored.inherited_rules())
 
-    def look(self, folder: Folder) -> list[tuple[str, str]]:
+    def entries(self, folder: ScannedFolder) -> list[tuple[str, str]]:
         """The name and kind of each entry that is not ignored."""
-        rules = self._in_force(folder)
+        rules = self._rules_for(folder)
         if not rules:
             return [entry for entry in folder.entries if entry[0] != ".git"]
         return [
             (name, kind)
             for name, kind in folder.entries
-            if name != ".git" and not _hidden(rules, folder.path, name, kind)
+            if name != ".git" and not _is_ignored(rules, folder.path, name, kind)
         ]
 
-    def _in_force(self, folder: Folder) -> list[tuple[str, Rules]]:
+    def _rules_for(self, folder: ScannedFolder) -> list[tuple[str, GitignoreRules]]:
         above = self._rules.get(posixpath.dirname(folder.path), self._above)
         if not folder.path:
             above = self._above
-        own = folder.read(RULES, 0, LONGEST) if (RULES, "file") in folder.entries else None
+        own = (
+            folder.read(GITIGNORE_FILE, 0, MAX_GITIGNORE_BYTES)
+            if (GITIGNORE_FILE, "file") in folder.entries
+            else None
+        )
         text = (own or b"").removeprefix(b"\xef\xbb\xbf")
-        found = [(folder.path, Rules(text)), *above] if text.strip() else above
+        found = [(folder.path, GitignoreRules(text)), *above] if text.strip() else above
         self._rules[folder.path] = found
         return found
 
 
-def _hidden(rules: Sequence[tuple[str, Rules]], folder: str, name: str, kind: str) -> bool:
+def _is_ignored(
+    rules: Sequence[tuple[str, GitignoreRules]], folder: str, name: str, kind: str
+) -> bool:
     path = f"{folder}/{name}" if folder else name
     for above, folder_rules in rules:
         relative = path[len(above) :].lstrip("/")
-        found = folder_rules.verdict(
+        found = folder_rules.is_ignored(
             relative.encode(errors="surrogateescape"), folder=kind == "dir"
         )
         if found is not None:

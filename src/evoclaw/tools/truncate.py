@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LOSSY = "[Some bytes are not valid text and are shown as \ufffd.]"
+REPLACED_BYTES_NOTICE = "[Some bytes are not valid text and are shown as \ufffd.]"
 
 
 def to_text(data: bytes) -> tuple[str, bool]:
@@ -14,7 +14,7 @@ def to_text(data: bytes) -> tuple[str, bool]:
     return text.replace("\0", "\ufffd"), "\0" in text
 
 
-def cut_line(line: str, limit: int, *, dropped: int = 0) -> str:
+def truncate_line(line: str, limit: int, *, dropped: int = 0) -> str:
     """Keep the first `limit` characters of a line and append how many are missing."""
     if len(line) <= limit and not dropped:
         return line

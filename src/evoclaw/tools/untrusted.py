@@ -12,21 +12,21 @@ from typing import Annotated, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult, is_object
 from evoclaw.core.tools import Call
 from evoclaw.tools.define import tool
 
-KEPT = "quarantined"
+QUARANTINE_KEY = "quarantined"
 """The key of the quarantined text in the details of a result."""
-KINDS = ("boolean", "integer", "number", "text")
-Field: TypeAlias = str | list[str]
+FIELD_KINDS = ("boolean", "integer", "number", "text")
+AnswerField: TypeAlias = str | list[str]
 """One of `FIELD_KINDS`, or a list of words to choose from."""
 
 
-class Reading(Struct, frozen=True):
+class UntrustedAnswer(Struct, frozen=True):
     """The answer of the reader."""
 
     values: dict[str, JSON]
@@ -34,22 +34,24 @@ class Reading(Struct, frozen=True):
     """The tokens and the cost."""
 
 
-class Reader(Protocol):
+class UntrustedReader(Protocol):
     """Reads untrusted text: a model without tools."""
 
-    async def read(self, text: str, question: str, fields: dict[str, Field]) -> Reading:
+    async def read(
+        self, text: str, question: str, fields: dict[str, AnswerField]
+    ) -> UntrustedAnswer:
         """Answer a question about a text, in these fields; `ToolFailure` if it cannot."""
         ...
 
 
 @tool("file_read", timeout=60, max_timeout=120, effect="read", resources=())
 async def read_untrusted(
-    reader: Reader,
+    reader: UntrustedReader,
     call: Call,
     handle: str,
     question: Annotated[str, Meta(min_length=1, max_length=2_000)],
-    fields: Annotated[dict[str, Field], Meta(min_length=1, max_length=20)],
-) -> Output:
+    fields: Annotated[dict[str, AnswerField], Meta(min_length=1, max_length=20)],
+) -> ToolOutput:
     """Ask about a text from outside that is kept behind a handle and not shown to you.
 
     Args:
@@ -65,13 +67,13 @@ async def read_untrusted(
     reading = await reader.read(text, question, fields)
     free = any(kind == "text" for kind in fields.values())
     shown = msgspec.json.encode(reading.values).decode()
-    return Output((TextBlock(shown, label if free else CLEAN),), reading.details)
+    return ToolOutput((TextBlock(shown, label if free else CLEAN),), reading.details)
 
 
-def _check(fields: dict[str, Field]) -> None:
+def _check(fields: dict[str, AnswerField]) -> None:
     for name, kind in fields.items():
-        if isinstance(kind, str) and kind not in KINDS:
-            text = f"Field '{name}' must be one of {', '.join(KINDS)}, or a list of words."
+        if isinstance(kind, str) and kind not in FIELD_KINDS:
+            text = f"Field '{name}' must be one of {', '.join(FIELD_KINDS)}, or a list of words."
             raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
         if isinstance(kind, list) and not 2 <= len(kind) <= 50:
             text = f"Field '{name}' must have 2 to 50 words to choose from."
@@ -82,7 +84,7 @@ def _find(call: Call, handle: str) -> tuple[str, Label]:
     """The quarantined text of a handle, from the details of a result in the history."""
     handles: list[str] = []
     for message in call.context.history or ():
-        stored = message.details.get(KEPT) if isinstance(message, ToolResult) else None
+        stored = message.details.get(QUARANTINE_KEY) if isinstance(message, ToolResult) else None
         if is_object(stored):
             handles.append(str(stored.get("handle")))
             if stored.get("handle") == handle:

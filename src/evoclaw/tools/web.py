@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from msgspec import Meta
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.tools.define import tool
 from evoclaw.tools.files import image_type
-from evoclaw.tools.truncate import cut_line
+from evoclaw.tools.truncate import truncate_line
 
 if TYPE_CHECKING:
-    from evoclaw.tools.readable import Readable
+    from evoclaw.tools.readable import PageText
 
-MOST = 50_000
+MAX_PAGE_CHARS = 50_000
 """Of a page that is shown."""
-MOST_OF_REFUSAL = 1_000
-LARGEST_IMAGE = 5 << 20
-LONGEST_QUERY = 400
-LONGEST_SNIPPET = 500
-SHARE = 0.9
+MAX_ERROR_PAGE_CHARS = 1_000
+MAX_IMAGE_BYTES = 5 << 20
+MAX_QUERY_CHARS = 400
+MAX_SNIPPET_CHARS = 500
+TIMEOUT_SHARE = 0.9
 """Of the call's timeout: the fetch gives up first, because it can report what took so long."""
-DEFAULT_MS, MAX_MS = 30_000, 120_000
-Query = Annotated[str, Meta(min_length=1, max_length=LONGEST_QUERY)]
+DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS = 30_000, 120_000
+Query = Annotated[str, Meta(min_length=1, max_length=MAX_QUERY_CHARS)]
 Count = Annotated[int, Meta(ge=1, le=20)]
 Format = Literal["markdown", "text", "html"]
 Milliseconds = Annotated[int, Meta(ge=1)]
 
 
-class Fetched(Protocol):
+class FetchResult(Protocol):
     """The response of a URL."""
 
     @property
@@ -62,12 +62,12 @@ class Fetched(Protocol):
 class Fetcher(Protocol):
     """Fetches pages; checks every address before it connects, and limits size and time."""
 
-    async def fetch(self, url: str, *, seconds: float) -> Fetched:
+    async def fetch(self, url: str, *, seconds: float) -> FetchResult:
         """Fetch a URL; `ToolFailure` if it is not allowed or fails."""
         ...
 
 
-class Hit(Protocol):
+class SearchResult(Protocol):
     """One result of a search."""
 
     @property
@@ -91,10 +91,10 @@ class Hit(Protocol):
         ...
 
 
-class Searcher(Protocol):
+class WebSearcher(Protocol):
     """Searches the web."""
 
-    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[Hit]:
+    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchResult]:
         """Find pages, best first; `ToolFailure` if the search fails."""
         ...
 
@@ -104,7 +104,7 @@ class CodeSearcher(Protocol):
 
     async def search_code(
         self, query: str, *, language: str, count: int, seconds: float
-    ) -> Sequence[Hit]:
+    ) -> Sequence[SearchResult]:
         """Find pages or files, best first; `ToolFailure` if the search fails."""
         ...
 
@@ -123,8 +123,8 @@ async def webfetch(
     fetcher: Fetcher,
     url: str,
     format: Format = "markdown",
-    timeout_ms: Milliseconds = DEFAULT_MS,
-) -> Output:
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """Fetch a web page and read its main text. Pictures are shown as pictures.
 
     Args:
@@ -142,11 +142,14 @@ async def webfetch(
         "bytes": len(found.body),
     }
     if not 200 <= found.status < 300:
-        raise await _refusal(found, media_type, details)
+        raise await _http_error(found, media_type, details)
     picture = image_type(found.body)
     if picture is not None:
-        return _picture(found, picture, details)
-    from evoclaw.tools.readable import is_text, readable  # 0.4 MB that most processes never need
+        return _image_output(found, picture, details)
+    from evoclaw.tools.readable import (
+        extract_text,
+        is_text,
+    )  # 0.4 MB that most processes never need
 
     if not is_text(media_type, found.body):
         raise ToolFailure(
@@ -156,24 +159,24 @@ async def webfetch(
             "it with a program, if you may run one.",
             **details,
         )
-    page = await asyncio.to_thread(readable, found.body, found.content_type, found.url, format)
-    details |= {"title": page.title, "cut": len(page.text) > MOST}
-    return Output((TextBlock(_shown(found, media_type, page)),), details)
+    page = await asyncio.to_thread(extract_text, found.body, found.content_type, found.url, format)
+    details |= {"title": page.title, "cut": len(page.text) > MAX_PAGE_CHARS}
+    return ToolOutput((TextBlock(_page_text(found, media_type, page)),), details)
 
 
-def _shown(found: Fetched, media_type: str, page: Readable) -> str:
+def _page_text(found: FetchResult, media_type: str, page: PageText) -> str:
     about = f"{found.url} (status {found.status}, {media_type or 'type not said'})"
     if page.title:
         about += f"\nTitle: {page.title}"
     text, notes = page.text, [page.note] if page.note else []
-    if len(text) > MOST:
-        notes.append(f"Cut: the first {MOST:,} of {len(text):,} characters are shown.")
-        text = text[:MOST]
+    if len(text) > MAX_PAGE_CHARS:
+        notes.append(f"Cut: the first {MAX_PAGE_CHARS:,} of {len(text):,} characters are shown.")
+        text = text[:MAX_PAGE_CHARS]
     after = "".join(f"\n[{note}]" for note in notes)
-    return f"{about}\n{quoted(text or '(nothing to read)', found.url)}{after}"
+    return f"{about}\n{quote_untrusted(text or '(nothing to read)', found.url)}{after}"
 
 
-def quoted(text: str, source: str) -> str:
+def quote_untrusted(text: str, source: str) -> str:
     """Mark text as a quote from outside that the text itself cannot close."""
     # A text cannot contain its own hash, so it cannot forge the closing mark.
     mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
@@ -183,13 +186,15 @@ def quoted(text: str, source: str) -> str:
     )
 
 
-async def _refusal(found: Fetched, media_type: str, details: dict[str, JSON]) -> ToolFailure:
+async def _http_error(found: FetchResult, media_type: str, details: dict[str, JSON]) -> ToolFailure:
     quote = ""
-    from evoclaw.tools.readable import is_text, readable
+    from evoclaw.tools.readable import extract_text, is_text
 
     if found.body and is_text(media_type, found.body):
-        page = await asyncio.to_thread(readable, found.body, found.content_type, found.url, "text")
-        quote = "\n" + quoted(cut_line(page.text, MOST_OF_REFUSAL), found.url)
+        page = await asyncio.to_thread(
+            extract_text, found.body, found.content_type, found.url, "text"
+        )
+        quote = "\n" + quote_untrusted(truncate_line(page.text, MAX_ERROR_PAGE_CHARS), found.url)
     kind = ErrorKind.NOT_FOUND if found.status in (404, 410) else ErrorKind.EXECUTION_FAILED
     return ToolFailure(
         kind,
@@ -198,7 +203,7 @@ async def _refusal(found: Fetched, media_type: str, details: dict[str, JSON]) ->
     )
 
 
-def _advice(found: Fetched) -> str:
+def _advice(found: FetchResult) -> str:
     match found.status:
         case 401 | 403:
             return ": it is not for everybody. Try another source"
@@ -212,18 +217,18 @@ def _advice(found: Fetched) -> str:
             return " and no page"
 
 
-def _picture(found: Fetched, picture: str, details: dict[str, JSON]) -> Output:
+def _image_output(found: FetchResult, picture: str, details: dict[str, JSON]) -> ToolOutput:
     size = len(found.body)
-    if size > LARGEST_IMAGE:
+    if size > MAX_IMAGE_BYTES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"The picture '{found.url}' has {size:,} bytes, more than {LARGEST_IMAGE:,}. "
+            f"The picture '{found.url}' has {size:,} bytes, more than {MAX_IMAGE_BYTES:,}. "
             "Look for a smaller one.",
             **details,
         )
     about = f"{found.url} (status {found.status}, {picture}, {size:,} bytes)"
     block = ImageBlock(picture, base64.b64encode(found.body).decode())
-    return Output((TextBlock(about), block), details | {"media_type": picture})
+    return ToolOutput((TextBlock(about), block), details | {"media_type": picture})
 
 
 @tool(
@@ -236,8 +241,11 @@ def _picture(found: Fetched, picture: str, details: dict[str, JSON]) -> Output:
     sends=True,
 )
 async def websearch(
-    searcher: Searcher, query: Query, count: Count = 10, timeout_ms: Milliseconds = DEFAULT_MS
-) -> Output:
+    searcher: WebSearcher,
+    query: Query,
+    count: Count = 10,
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """Search the web. It answers with titles, addresses and snippets; read a page with webfetch.
 
     Args:
@@ -247,7 +255,7 @@ async def websearch(
         timeout_ms: How many milliseconds it may take, 120000 at most.
     """
     found = await searcher.search(query, count=count, seconds=_seconds(timeout_ms))
-    return _listed(query, found[:count])
+    return _results_output(query, found[:count])
 
 
 @tool(
@@ -264,8 +272,8 @@ async def codesearch(
     query: Query,
     language: Annotated[str, Meta(max_length=40)] = "",
     count: Count = 10,
-    timeout_ms: Milliseconds = DEFAULT_MS,
-) -> Output:
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """Search code and programming documentation: how a library is used, what an error means.
 
     Args:
@@ -277,28 +285,28 @@ async def codesearch(
     """
     seconds = _seconds(timeout_ms)
     found = await searcher.search_code(query, language=language, count=count, seconds=seconds)
-    return _listed(query, found[:count])
+    return _results_output(query, found[:count])
 
 
-def _listed(query: str, hits: Sequence[Hit]) -> Output:
+def _results_output(query: str, hits: Sequence[SearchResult]) -> ToolOutput:
     details: dict[str, JSON] = {"query": query, "results": [hit.url for hit in hits]}
     if not hits:
-        return Output((TextBlock("Nothing was found. Try other or fewer words."),), details)
-    text = "\n\n".join(_entry(number, hit) for number, hit in enumerate(hits, 1))
-    return Output((TextBlock(quoted(text, "a search engine")),), details)
+        return ToolOutput((TextBlock("Nothing was found. Try other or fewer words."),), details)
+    text = "\n\n".join(_result_text(number, hit) for number, hit in enumerate(hits, 1))
+    return ToolOutput((TextBlock(quote_untrusted(text, "a search engine")),), details)
 
 
-def _entry(number: int, hit: Hit) -> str:
+def _result_text(number: int, hit: SearchResult) -> str:
     date = f" ({_line(hit.date, 40)})" if hit.date else ""
     lines = [f"{number}. {_line(hit.title, 200)}{date}", f"   {_line(hit.url, 1_000)}"]
     if hit.text.strip():
-        lines.append(f"   {_line(hit.text, LONGEST_SNIPPET)}")
+        lines.append(f"   {_line(hit.text, MAX_SNIPPET_CHARS)}")
     return "\n".join(lines)
 
 
 def _line(text: str, limit: int) -> str:
-    return cut_line(" ".join(text.split()), limit)
+    return truncate_line(" ".join(text.split()), limit)
 
 
 def _seconds(timeout_ms: int) -> float:
-    return SHARE * min(timeout_ms, MAX_MS) / 1000
+    return TIMEOUT_SHARE * min(timeout_ms, MAX_TIMEOUT_MS) / 1000

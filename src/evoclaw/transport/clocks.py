@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 
-def steady() -> float:
+def monotonic_clock() -> float:
     """Seconds that only go forward, those asleep included where the system counts them."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def steady_wall(
-    wall: Callable[[], float] = time.time, ticks: Callable[[], float] = steady
+def monotonic_wall_clock(
+    wall: Callable[[], float] = time.time, ticks: Callable[[], float] = monotonic_clock
 ) -> Callable[[], float]:
     """The time of day as it was when this was called, going on steadily from there."""
     began = wall() - ticks()

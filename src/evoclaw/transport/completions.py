@@ -48,9 +48,9 @@ class Acknowledgements:
 
     def _due(self, agent_id: str) -> None:
         if agent_id in self._waiting:
-            self._spawn(self._say(agent_id))
+            self._spawn(self._send_acks(agent_id))
 
-    async def _say(self, agent_id: str) -> None:
+    async def _send_acks(self, agent_id: str) -> None:
         ids = self._waiting.pop(agent_id, [])
         for start in range(0, len(ids), MAX_ACKS_PER_MESSAGE):
             some: JSON = ids[start : start + MAX_ACKS_PER_MESSAGE]

@@ -216,9 +216,9 @@ class MqttConnection(asyncio.Protocol):
         held, self._held = self._held or [], None
         for message in held:
             # Each by itself: one that raises must not take the others with it.
-            self._loop.call_soon(self._hand_on, message)
+            self._loop.call_soon(self._deliver, message)
 
-    def _hand_on(self, message: Incoming) -> None:
+    def _deliver(self, message: Incoming) -> None:
         if not self.lost.done():
             self._party.received(message)
 

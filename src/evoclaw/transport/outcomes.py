@@ -16,7 +16,7 @@ from evoclaw.core.messages import (
     label_of,
     labelled,
 )
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_hash
 
 _BLOCKS = list[Block]
@@ -44,7 +44,7 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
         payload["label"] = msgspec.to_builtins(label)
     if len(result.blocks) != 1 or not isinstance(result.blocks[0], TextBlock | ErrorBlock):
         payload["blocks"] = msgspec.to_builtins(result.blocks)
-        payload["result"] = head_and_tail(payload["result"], _MAX_RESULT_CHARS_BESIDE_BLOCKS)
+        payload["result"] = truncate_middle(payload["result"], _MAX_RESULT_CHARS_BESIDE_BLOCKS)
     if details.pop("truncated", False):
         payload["truncated"] = True
     if details:

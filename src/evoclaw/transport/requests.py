@@ -16,11 +16,11 @@ from secrets import token_hex
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evoclaw.core.eager import begin
-from evoclaw.core.errors import EvoClawError, Standstill, ToolFailure
+from evoclaw.core.eager import start_eagerly
+from evoclaw.core.errors import EvoClawError, RunSuspended, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
-from evoclaw.transport.clocks import steady_wall
+from evoclaw.transport.clocks import monotonic_wall_clock
 from evoclaw.transport.completions import (
     STORE_POLL_INTERVAL_S,
     Acknowledgements,
@@ -106,7 +106,7 @@ class Requests:
             progress_timeout: As in `EdgeQueues`.
         """
         self._link, self._outbox, self._reachable = link, outbox, reachable
-        self.clock = clock or steady_wall()
+        self.clock = clock or monotonic_wall_clock()
         self._full, self._sign, self._retry_delays = full, sign, tuple(retry_delays)
         self._pending: dict[str, PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -310,7 +310,7 @@ class Requests:
                 sent=sent,
                 tenant=command.tenant,
             )
-        except Standstill:
+        except RunSuspended:
             raise  # the caller repeats the request
         except EvoClawError as problem:
             kind = ErrorKind.QUEUE_FULL if isinstance(problem, self._full) else ErrorKind.INTERNAL
@@ -371,7 +371,7 @@ class Requests:
         elif len(self._tasks) >= REPORT_CONCURRENCY:
             self.counts["too many at once"] += 1
         else:
-            left = begin(self._completions.take(report.agent_id, read_outcome(report)))
+            left = start_eagerly(self._completions.take(report.agent_id, read_outcome(report)))
             if left is not None:
                 self.spawn(left)
 

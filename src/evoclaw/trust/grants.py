@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.core.tools import ALL
-from evoclaw.trust.keys import from_text, load_or_create_seed, to_text
+from evoclaw.core.tools import ALL_PERMISSIONS
+from evoclaw.trust.keys import decode_base64url, encode_base64url, load_or_create_seed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-MAX_TEXT = 8192
+MAX_GRANT_CHARS = 8192
 """Maximum length of a grant's text; a longer one is refused unread."""
-_PURPOSE = b"evoclaw grant 1\n"
+_SIGNATURE_CONTEXT = b"evoclaw grant 1\n"
 """Signed together with the payload, so that no other signature of the key passes for a grant."""
 
 
@@ -50,7 +50,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     life_s: float
 
 
-class Refusal(StrEnum):
+class GrantRefusal(StrEnum):
     """Why a grant is refused."""
 
     MALFORMED = "malformed"
@@ -66,7 +66,7 @@ class Refusal(StrEnum):
 class GrantRefused(EvoClawError):
     """The grant does not cover the call; the edge must not run it."""
 
-    def __init__(self, code: Refusal, reason: str) -> None:
+    def __init__(self, code: GrantRefusal, reason: str) -> None:
         super().__init__(reason)
         self.code, self.reason = code, reason
 
@@ -79,7 +79,7 @@ class Signer:
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         self._key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
-        self.public_key = to_text(self._key.public_key().public_bytes_raw())
+        self.public_key = encode_base64url(self._key.public_key().public_bytes_raw())
         """The public key for a `Verifier`: 43 characters, not secret."""
 
     @classmethod
@@ -90,7 +90,7 @@ class Signer:
     def sign(self, grant: Grant) -> str:
         """The grant as text: payload and signature in base64url, separated by a dot."""
         payload = msgspec.json.encode(grant)
-        return f"{to_text(payload)}.{to_text(self._key.sign(_PURPOSE + payload))}"
+        return f"{encode_base64url(payload)}.{encode_base64url(self._key.sign(_SIGNATURE_CONTEXT + payload))}"
 
 
 class Verifier:
@@ -101,7 +101,7 @@ class Verifier:
         if not public_keys:
             raise ConfigError("a public key is needed to verify grants; pair this edge again")
         try:
-            self._raw = [from_text(key) for key in public_keys]
+            self._raw = [decode_base64url(key) for key in public_keys]
         except ValueError:
             self._raw = [b""]
         if any(len(raw) != 32 for raw in self._raw):
@@ -140,43 +140,49 @@ class Verifier:
         """
         grant = self._read(text)
         for asked, granted, code, what in (
-            (agent, grant.agent, Refusal.OTHER_AGENT, "agent"),
-            (tool, grant.tool, Refusal.OTHER_TOOL, "tool"),
-            (args_sha256, grant.args_sha256, Refusal.OTHER_ARGUMENTS, "arguments"),
-            (request_id, grant.request_id, Refusal.OTHER_REQUEST, "request"),
+            (agent, grant.agent, GrantRefusal.OTHER_AGENT, "agent"),
+            (tool, grant.tool, GrantRefusal.OTHER_TOOL, "tool"),
+            (args_sha256, grant.args_sha256, GrantRefusal.OTHER_ARGUMENTS, "arguments"),
+            (request_id, grant.request_id, GrantRefusal.OTHER_REQUEST, "request"),
         ):
             if asked != granted:
                 raise GrantRefused(code, f"the grant is for another {what}")
-        missing = set[str]() if ALL in grant.permissions else {*permissions} - {*grant.permissions}
+        missing = (
+            set[str]()
+            if ALL_PERMISSIONS in grant.permissions
+            else {*permissions} - {*grant.permissions}
+        )
         if missing:
             names = ", ".join(sorted(missing))
-            raise GrantRefused(Refusal.NOT_PERMITTED, f"the grant does not permit {names}")
+            raise GrantRefused(GrantRefusal.NOT_PERMITTED, f"the grant does not permit {names}")
         # Negated, so that a NaN counts as expired.
         if not now < grant.issued_at + grant.life_s:
-            raise GrantRefused(Refusal.EXPIRED, "the grant has expired; ask for a new one")
+            raise GrantRefused(GrantRefusal.EXPIRED, "the grant has expired; ask for a new one")
         return grant
 
     def _read(self, text: str) -> Grant:
         from cryptography.exceptions import InvalidSignature
 
-        body, dot, tail = text.partition(".") if len(text) <= MAX_TEXT else ("", "", "")
+        body, dot, tail = text.partition(".") if len(text) <= MAX_GRANT_CHARS else ("", "", "")
         try:
-            payload, signature = from_text(body), from_text(tail)
+            payload, signature = decode_base64url(body), decode_base64url(tail)
         except ValueError:
             dot, payload, signature = "", b"", b""
         if not dot:
-            raise GrantRefused(Refusal.MALFORMED, "the grant cannot be read")
+            raise GrantRefused(GrantRefusal.MALFORMED, "the grant cannot be read")
         for key in self._keys:
             try:
-                key.verify(signature, _PURPOSE + payload)
+                key.verify(signature, _SIGNATURE_CONTEXT + payload)
                 break
             except InvalidSignature:
                 continue
         else:
             raise GrantRefused(
-                Refusal.BAD_SIGNATURE, "the grant was not signed by an orchestrator known here"
+                GrantRefusal.BAD_SIGNATURE, "the grant was not signed by an orchestrator known here"
             )
         try:
             return msgspec.json.decode(payload, type=Grant)
         except msgspec.DecodeError as problem:
-            raise GrantRefused(Refusal.MALFORMED, f"the grant cannot be read: {problem}") from None
+            raise GrantRefused(
+                GrantRefusal.MALFORMED, f"the grant cannot be read: {problem}"
+            ) from None

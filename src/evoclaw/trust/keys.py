@@ -9,11 +9,11 @@ from secrets import token_hex
 
 from evoclaw.core.errors import ConfigError
 
-SEED = 32
+SEED_BYTES = 32
 """Length of an Ed25519 seed."""
 
 
-def load_or_create_seed(path: Path, otherwise: str) -> bytes:
+def load_or_create_seed(path: Path, consequence: str) -> bytes:
     """Read the key, or create it; processes that do so at the same time get the same key.
 
     Args:
@@ -22,45 +22,45 @@ def load_or_create_seed(path: Path, otherwise: str) -> bytes:
     """
     try:
         if not path.exists():
-            _make(path)
+            _create(path)
         if path.stat().st_mode & 0o077:
             raise ConfigError(
                 f"the key file {path} is readable by other users; run `chmod 600 {path}`, or "
                 "remove the file"
             )
-        seed = from_text(path.read_text("ascii").strip())
+        seed = decode_base64url(path.read_text("ascii").strip())
     except (OSError, ValueError) as problem:
         raise ConfigError(
             f"the key file {path} cannot be used: {problem}; restore it from a backup, or remove "
-            f"it{otherwise}"
+            f"it{consequence}"
         ) from None
-    if len(seed) != SEED:
+    if len(seed) != SEED_BYTES:
         raise ConfigError(
-            f"the key file {path} holds no key; restore it from a backup, or remove it{otherwise}"
+            f"the key file {path} holds no key; restore it from a backup, or remove it{consequence}"
         )
     return seed
 
 
-def to_text(data: bytes) -> str:
+def encode_base64url(data: bytes) -> str:
     """Encode bytes as base64url without padding."""
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def from_text(text: str) -> bytes:
+def decode_base64url(text: str) -> bytes:
     """Decode base64url; accepts only the form that `encode_base64url` writes."""
     data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if to_text(data) != text:
+    if encode_base64url(data) != text:
         raise ValueError("not base64url")
     return data
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{token_hex(8)}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(file, "wb") as opened:
-            opened.write(to_text(os.urandom(SEED)).encode() + b"\n")
+            opened.write(encode_base64url(os.urandom(SEED_BYTES)).encode() + b"\n")
             opened.flush()
             os.fsync(file)
         # Unlike rename, link fails if another process was faster; then its key is used.

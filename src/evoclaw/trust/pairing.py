@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError, EvoClawError
 
 T = TypeVar("T")
-DEVICES = "devices.json"
+DEVICES_FILE_NAME = "devices.json"
 """The file of devices in the folder of a single orchestrator."""
-_KEPT = 7 * 86_400.0
+_INVITATION_RETENTION_S = 7 * 86_400.0
 """How long a used or expired invitation is kept, so that an error can say what happened to it."""
 
 
@@ -42,31 +42,35 @@ class Invitation(Struct, frozen=True):
     """When it was used; all three in Unix seconds."""
 
 
-class Pairings:
+class Invitations:
     """The invitations of one orchestrator; only the hashes of their tokens are stored."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = _File(folder / "invitations.json", dict[str, Invitation])
+        self._file = _JsonFile(folder / "invitations.json", dict[str, Invitation])
 
-    def new(self, agent_id: str | None, life: float, now: float) -> str:
+    def create(self, agent_id: str | None, lifetime_s: float, now: float) -> str:
         """Create an invitation that is valid for so many seconds; returns the token."""
-        if not life > 0:
-            raise ConfigError(f"an invitation cannot be valid for {life} seconds; use more than 0")
+        if not lifetime_s > 0:
+            raise ConfigError(
+                f"an invitation cannot be valid for {lifetime_s} seconds; use more than 0"
+            )
         token = token_hex(24)  # hex has no dash: people type the token as an argument
         hashed = _hash(token)
-        with self._file.changed() as known:
-            for old in [key for key, value in known.items() if value.expires + _KEPT < now]:
+        with self._file.update() as known:
+            for old in [
+                key for key, value in known.items() if value.expires + _INVITATION_RETENTION_S < now
+            ]:
                 del known[old]
-            known[hashed] = Invitation(hashed[:12], agent_id, now, now + life)
+            known[hashed] = Invitation(hashed[:12], agent_id, now, now + lifetime_s)
         return token
 
-    def look(self, token: str, now: float) -> Invitation:
+    def check(self, token: str, now: float) -> Invitation:
         """The invitation of a token, if it can be used now; else `PairingRefused`."""
         return _usable(self._file.read(), token, now)
 
     def redeem(self, token: str, now: float) -> Invitation:
         """Use an invitation; of concurrent attempts only one succeeds."""
-        with self._file.changed() as known:
+        with self._file.update() as known:
             found = _usable(known, token, now)
             known[_hash(token.strip())] = replace(found, used=now)
         return found
@@ -85,7 +89,7 @@ class Pairings:
 
     def revoke(self, id: str) -> None:
         """Revoke an unused invitation by its id."""
-        with self._file.changed() as known:
+        with self._file.update() as known:
             found = [key for key, value in known.items() if value.id == id and value.used is None]
             if not found:
                 raise ConfigError(f"no unused invitation {id!r}; list the invitations to see them")
@@ -149,7 +153,7 @@ class Device(Struct, frozen=True):
         return self.state is not DeviceState.REVOKED and self.approved.get(tool) == hash
 
 
-class Change(StrEnum):
+class ToolsChange(StrEnum):
     """How the tools of a device compare with the approved ones."""
 
     FIRST = "first"
@@ -159,22 +163,22 @@ class Change(StrEnum):
     REVOKED = "revoked"
 
 
-class Surface(Struct, frozen=True):
+class ToolsComparison(Struct, frozen=True):
     """The result of comparing a device's tools with the approved ones."""
 
-    change: Change
+    change: ToolsChange
     names: tuple[str, ...] = ()
     """The tools that need approval."""
 
 
-class Book(Protocol):
+class DeviceRepository(Protocol):
     """Stores devices."""
 
     def read(self) -> Mapping[str, Device]:
         """All devices by name, as of the last refresh."""
         ...
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read what other orchestrators changed."""
         ...
 
@@ -189,44 +193,48 @@ class Book(Protocol):
 class Devices:
     """The devices that joined one orchestrator, or several that share a store."""
 
-    def __init__(self, place: Path | Book) -> None:
+    def __init__(self, location: Path | DeviceRepository) -> None:
         """Use the folder of a single orchestrator, or a repository that several share."""
-        self._book = _FileBook(place) if isinstance(place, Path) else place
+        self._repository = (
+            _FileDeviceRepository(location) if isinstance(location, Path) else location
+        )
         self._seen: Mapping[str, Device] = {}
 
     def all(self) -> list[Device]:
         """All devices, sorted by name."""
-        return sorted(self._book.read().values(), key=lambda device: device.agent_id)
+        return sorted(self._repository.read().values(), key=lambda device: device.agent_id)
 
     def get(self, agent_id: str) -> Device | None:
         """One device, if it is known."""
-        return self._book.read().get(agent_id)
+        return self._repository.read().get(agent_id)
 
-    async def look(self) -> list[str]:
+    async def refresh(self) -> list[str]:
         """Read what other orchestrators changed; returns the names of the changed devices."""
-        await self._book.look()
-        before, self._seen = self._seen, self._book.read()
+        await self._repository.refresh()
+        before, self._seen = self._seen, self._repository.read()
         return sorted(name for name, device in self._seen.items() if before.get(name) != device)
 
-    async def surface(self, agent_id: str, tools: Iterable[tuple[str, str]], now: float) -> Surface:
+    async def compare_tools(
+        self, agent_id: str, tools: Iterable[tuple[str, str]], now: float
+    ) -> ToolsComparison:
         """Compare the tools that a device has now, by name and hash, with the approved ones.
 
         New and changed tools wait for approval; the others may be used meanwhile.
         """
-        current, found = dict(tools), Surface(Change.REVOKED)
+        current, found = dict(tools), ToolsComparison(ToolsChange.REVOKED)
 
         def work(before: Device | None) -> Device | None:
             nonlocal found
-            after, found = _compared(before, agent_id, current, now)
+            after, found = _compare_tools(before, agent_id, current, now)
             return after
 
-        await self._book.change(agent_id, work)
+        await self._repository.change(agent_id, work)
         return found
 
     async def invite(self, agent_id: str, now: float) -> Device:
         """Add a device that joined by invitation: its first tools need no further approval."""
         device = Device(agent_id, DeviceState.INVITED, now, now)
-        await self._book.change(agent_id, lambda _: device)
+        await self._repository.change(agent_id, lambda _: device)
         return device
 
     async def approve(self, agent_id: str, now: float, *, seen: str = "") -> Device:
@@ -248,7 +256,7 @@ class Devices:
                 device, state=DeviceState.APPROVED, approved=tools, waiting={}, changed=now
             )
 
-        return await self._changed(agent_id, approved)
+        return await self._update(agent_id, approved)
 
     async def revoke(self, agent_id: str, now: float) -> Device:
         """Revoke a device and all its approved tools."""
@@ -256,52 +264,52 @@ class Devices:
         def revoked(device: Device) -> Device:
             return replace(device, state=DeviceState.REVOKED, approved={}, waiting={}, changed=now)
 
-        return await self._changed(agent_id, revoked)
+        return await self._update(agent_id, revoked)
 
-    async def _changed(self, agent_id: str, work: Callable[[Device], Device]) -> Device:
+    async def _update(self, agent_id: str, work: Callable[[Device], Device]) -> Device:
         done: list[Device] = []
 
         def change(device: Device | None) -> Device:
             if device is None:
-                names = ", ".join(sorted(self._book.read())) or "none"
+                names = ", ".join(sorted(self._repository.read())) or "none"
                 raise ConfigError(f"no device {agent_id!r} has joined; known: {names}")
             done.append(work(device))
             return done[-1]
 
-        await self._book.change(agent_id, change)
+        await self._repository.change(agent_id, change)
         return done[-1]
 
 
-def _compared(
+def _compare_tools(
     before: Device | None, agent_id: str, current: dict[str, str], now: float
-) -> tuple[Device | None, Surface]:
+) -> tuple[Device | None, ToolsComparison]:
     """The updated device, None if unchanged; and how its tools compare."""
     device = before or Device(agent_id, DeviceState.PENDING, now, now)
     if device.state is DeviceState.REVOKED:
-        return None, Surface(Change.REVOKED)
+        return None, ToolsComparison(ToolsChange.REVOKED)
     if device.state is DeviceState.INVITED:
         approved = replace(device, state=DeviceState.APPROVED, approved=current, changed=now)
-        return approved, Surface(Change.SAME)
+        return approved, ToolsComparison(ToolsChange.SAME)
     new = {name: hash for name, hash in current.items() if device.approved.get(name) != hash}
     first = before is None or (before.state is DeviceState.PENDING and not before.approved)
     settled = not new and not first
     state = DeviceState.APPROVED if settled else DeviceState.PENDING
     same = before is not None and (state, new) == (device.state, device.waiting)
     after = None if same else replace(device, state=state, waiting=new, changed=now)
-    change = Change.SAME if settled else Change.FIRST if first else Change.GROWN
-    return after, Surface(change, tuple(sorted(new)))
+    change = ToolsChange.SAME if settled else ToolsChange.FIRST if first else ToolsChange.GROWN
+    return after, ToolsComparison(change, tuple(sorted(new)))
 
 
 def _hash(token: str) -> str:
     return sha256(token.encode(errors="replace")).hexdigest()
 
 
-class _File(Generic[T]):
+class _JsonFile(Generic[T]):
     """A JSON object in a file that several processes change under a lock."""
 
     def __init__(self, path: Path, shape: type[dict[str, T]]) -> None:
         self._path, self._shape = path, shape
-        self._read: tuple[tuple[int, int], dict[str, T]] | None = None
+        self._cache: tuple[tuple[int, int], dict[str, T]] | None = None
         """The last content and the stamp of its file: lookups of a thousand edges read it once."""
 
     def read(self) -> dict[str, T]:
@@ -309,10 +317,10 @@ class _File(Generic[T]):
         try:
             found = self._path.stat()
             stamp = found.st_ino, found.st_mtime_ns
-            if self._read is None or self._read[0] != stamp:
+            if self._cache is None or self._cache[0] != stamp:
                 content = msgspec.json.decode(self._path.read_bytes(), type=self._shape)
-                self._read = stamp, content
-            return dict(self._read[1])
+                self._cache = stamp, content
+            return dict(self._cache[1])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as problem:
@@ -322,9 +330,9 @@ class _File(Generic[T]):
             ) from None
 
     @contextmanager
-    def changed(self) -> Generator[dict[str, T]]:
+    def update(self) -> Generator[dict[str, T]]:
         """Change the content in the block; written if it changed and the block did not raise."""
-        with self._as_advice():
+        with self._explain_write_errors():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._path.with_suffix(".lock")
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -334,7 +342,7 @@ class _File(Generic[T]):
             before = dict(content)
             yield content
             if content != before:
-                with self._as_advice():
+                with self._explain_write_errors():
                     self._write(msgspec.json.encode(content))
         finally:
             os.close(lock)
@@ -354,7 +362,7 @@ class _File(Generic[T]):
             os.close(folder)
 
     @contextmanager
-    def _as_advice(self) -> Generator[None]:
+    def _explain_write_errors(self) -> Generator[None]:
         try:
             yield
         except OSError as problem:
@@ -364,20 +372,20 @@ class _File(Generic[T]):
             ) from None
 
 
-class _FileBook:
+class _FileDeviceRepository:
     """Devices in a file, which is checked at each read."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = _File(folder / DEVICES, dict[str, Device])
+        self._file = _JsonFile(folder / DEVICES_FILE_NAME, dict[str, Device])
 
     def read(self) -> Mapping[str, Device]:
         return self._file.read()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         pass
 
     async def change(self, agent_id: str, work: Callable[[Device | None], Device | None]) -> None:
-        with self._file.changed() as known:
+        with self._file.update() as known:
             after = work(known.get(agent_id))
             if after is not None:
                 known[agent_id] = after

@@ -20,7 +20,7 @@ from msgspec.json import encode
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.trust.keys import from_text, load_or_create_seed, to_text
+from evoclaw.trust.keys import decode_base64url, encode_base64url, load_or_create_seed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-PURPOSE = b"evoclaw receipt 1\n"
+SIGNATURE_CONTEXT = b"evoclaw receipt 1\n"
 """Signed together with the body, so that no other signature of the key passes for a receipt."""
-MAX_TEXT = 32_768
+MAX_RECEIPT_CHARS = 32_768
 """Maximum length of a receipt's body; a longer one is refused unread."""
-LONGEST = 200
+MAX_NAME_CHARS = 200
 """Maximum length of a name in a receipt; a longer one is replaced by its hash."""
-LONG = 500
+LONG_TEXT_CHARS = 500
 """From this length on, msgspec encodes a text faster than the standard library."""
-BESIDE = ("receipt", "checked")
+UNHASHED_KEYS = ("receipt", "checked")
 """Keys of a report's payload that are not part of the result."""
 
 
@@ -78,7 +78,7 @@ class Receipt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The hash of the grant of the call; empty if there was none."""
 
 
-class Signed(Struct, frozen=True):
+class SignedReceipt(Struct, frozen=True):
     """A receipt as sent and stored."""
 
     body: str
@@ -91,7 +91,7 @@ class Signed(Struct, frozen=True):
         return sha256(self.body.encode()).hexdigest()
 
 
-class Flaw(StrEnum):
+class ReceiptFlaw(StrEnum):
     """Why a receipt is refused."""
 
     ABSENT = "absent"
@@ -109,7 +109,7 @@ class Flaw(StrEnum):
 class ReceiptRefused(EvoClawError):
     """The receipt does not prove the result that it came with."""
 
-    def __init__(self, flaw: Flaw, reason: str) -> None:
+    def __init__(self, flaw: ReceiptFlaw, reason: str) -> None:
         super().__init__(reason)
         self.flaw, self.reason = flaw, reason
 
@@ -122,37 +122,43 @@ def short_id(counter: int, hash: str) -> str:
 def canonical(value: JSON) -> bytes:
     """Canonical JSON by RFC 8785, except that integers are written in full."""
     try:
-        return _written(value).encode()
+        return _canonical_text(value).encode()
     except UnicodeEncodeError:
         raise ValueError("a text contains an unpaired surrogate") from None
 
 
-def _written(value: JSON) -> str:
+def _canonical_text(value: JSON) -> str:
     if isinstance(value, str):
         # Both write the same; each is faster for its length.
-        return encode_basestring(value) if len(value) < LONG else encode(value).decode()
+        return encode_basestring(value) if len(value) < LONG_TEXT_CHARS else encode(value).decode()
     if value is None or value is True or value is False:
         return "null" if value is None else "true" if value else "false"
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
-        return _number(value)
+        return _canonical_number(value)
     if is_object(value):
         names = sorted(value)
         if not "".join(names).isascii():
-            names.sort(key=_units)
-        return "{" + ",".join([f"{_written(name)}:{_written(value[name])}" for name in names]) + "}"
+            names.sort(key=_utf16_order)
+        return (
+            "{"
+            + ",".join(
+                [f"{_canonical_text(name)}:{_canonical_text(value[name])}" for name in names]
+            )
+            + "}"
+        )
     if is_array(value):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(_canonical_text, value)) + "]"
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def _units(name: str) -> bytes:
+def _utf16_order(name: str) -> bytes:
     """A sort key by UTF-16 code units; for ASCII names the usual order."""
     return name.encode("utf-16-be")
 
 
-def _number(value: float) -> str:
+def _canonical_number(value: float) -> str:
     """A number as JavaScript writes it: the fewest digits that identify it."""
     if not isfinite(value):
         return "null"
@@ -176,7 +182,7 @@ def _number(value: float) -> str:
     return f"{sign}{digits[0]}{rest}e{'+' if point > 0 else '-'}{abs(point - 1)}"
 
 
-def hash_of(value: JSON) -> str:
+def canonical_hash(value: JSON) -> str:
     """The SHA-256 of a value's canonical JSON."""
     return sha256(canonical(value)).hexdigest()
 
@@ -187,23 +193,24 @@ def result_hash(payload: dict[str, JSON]) -> str:
     It covers the report's payload without the receipt itself, and without empty members (null,
     false, an empty text, list or object), so that the sent and the stored form hash the same.
     """
-    return hash_of(
+    return canonical_hash(
         {
             name: value
             for name, value in payload.items()
-            if name not in BESIDE and not (value is None or value is False or value in ("", [], {}))
+            if name not in UNHASHED_KEYS
+            and not (value is None or value is False or value in ("", [], {}))
         }
     )
 
 
-def bounded(text: str) -> str:
+def bounded_name(text: str) -> str:
     """A name for a receipt; one that is too long is replaced by its hash."""
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_NAME_CHARS:
         return text
     return "sha256:" + sha256(text.encode(errors="replace")).hexdigest()
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class CallFacts(Struct, frozen=True, kw_only=True):
     """What a device knows about a call beside its result."""
 
     agent_id: str
@@ -222,7 +229,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     grant: str = ""
 
 
-def describe(facts: Facts, payload: dict[str, JSON], key: str) -> Receipt:
+def new_receipt(facts: CallFacts, payload: dict[str, JSON], key: str) -> Receipt:
     """A new receipt, not yet in a chain; raises as the JSON encoder does for a bad payload."""
     # Encode and decode first: the signature covers the values as JSON carries them.
     report: dict[str, JSON] = msgspec.json.decode(encode(payload))
@@ -240,18 +247,18 @@ def describe(facts: Facts, payload: dict[str, JSON], key: str) -> Receipt:
         counter=0,
         prev="",
         boot_id=facts.boot_id,
-        request_id=bounded(facts.request_id),
-        run_id=bounded(facts.run_id),
-        tenant=bounded(facts.tenant),
+        request_id=bounded_name(facts.request_id),
+        run_id=bounded_name(facts.run_id),
+        tenant=bounded_name(facts.tenant),
         epoch=facts.epoch,
-        tool=bounded(facts.tool),
+        tool=bounded_name(facts.tool),
         tool_hash=facts.tool_hash,
         args_sha256=_hash_if_any(facts.arguments),
         result_sha256=result_hash(report),
-        status=bounded(str(report.get("status", ""))),
+        status=bounded_name(str(report.get("status", ""))),
         exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
-        error_type=bounded(str(report.get("error_type", ""))),
-        isolation=bounded(isolation),
+        error_type=bounded_name(str(report.get("error_type", ""))),
+        isolation=bounded_name(isolation),
         started_at=None if started is None else round(started * 1000),
         ended_at=round(facts.ended_at * 1000),
         grant_sha256=sha256(facts.grant.encode()).hexdigest() if facts.grant else "",
@@ -260,7 +267,7 @@ def describe(facts: Facts, payload: dict[str, JSON], key: str) -> Receipt:
 
 def _hash_if_any(arguments: JSON) -> str:
     try:
-        return "" if arguments is None else hash_of(arguments)
+        return "" if arguments is None else canonical_hash(arguments)
     except RecursionError:
         return ""  # nested too deep for any tool, so there is nothing to prove
 
@@ -281,7 +288,7 @@ class DeviceKey:
     @cached_property
     def public_key(self) -> str:
         """The public key that verifies its receipts: 43 characters, not secret."""
-        return to_text(self._key.public_key().public_bytes_raw())
+        return encode_base64url(self._key.public_key().public_bytes_raw())
 
     @classmethod
     def load_or_create(cls, path: Path) -> DeviceKey:
@@ -290,54 +297,56 @@ class DeviceKey:
             load_or_create_seed(path, ": then a new chain of receipts starts, under a new key")
         )
 
-    def sign(self, receipt: Receipt) -> Signed:
+    def sign(self, receipt: Receipt) -> SignedReceipt:
         """Sign a receipt."""
-        body = write(receipt)
-        return Signed(body.decode(), to_text(self._key.sign(PURPOSE + body)))
+        body = encode_receipt(receipt)
+        return SignedReceipt(
+            body.decode(), encode_base64url(self._key.sign(SIGNATURE_CONTEXT + body))
+        )
 
 
-def write(receipt: Receipt) -> bytes:
+def encode_receipt(receipt: Receipt) -> bytes:
     """The bytes that are signed: canonical, since a receipt has only texts and integers."""
     return encode(receipt, order="sorted")
 
 
-def read(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Signed]:
+def read_receipt(signed: JSON, *, key: str | None = None) -> tuple[Receipt, SignedReceipt]:
     """Decode and verify a receipt, by this key or else by the key that it names.
 
     Raises `ReceiptRefused`.
     """
     if signed is None:
-        raise ReceiptRefused(Flaw.ABSENT, "there is no receipt")
+        raise ReceiptRefused(ReceiptFlaw.ABSENT, "there is no receipt")
     try:
-        found = msgspec.convert(signed, Signed)
-        body = found.body.encode() if len(found.body) <= MAX_TEXT else b""
+        found = msgspec.convert(signed, SignedReceipt)
+        body = found.body.encode() if len(found.body) <= MAX_RECEIPT_CHARS else b""
         receipt = msgspec.json.decode(body, type=Receipt)
-        signature = from_text(found.signature)
+        signature = decode_base64url(found.signature)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise ReceiptRefused(Flaw.MALFORMED, "the receipt cannot be read") from None
-    if receipt.v != 1 or write(receipt) != body:
-        raise ReceiptRefused(Flaw.MALFORMED, "the receipt is not in canonical form")
+        raise ReceiptRefused(ReceiptFlaw.MALFORMED, "the receipt cannot be read") from None
+    if receipt.v != 1 or encode_receipt(receipt) != body:
+        raise ReceiptRefused(ReceiptFlaw.MALFORMED, "the receipt is not in canonical form")
     if key is not None and receipt.key != key:
         text = "the receipt was signed with another key than the pinned key of this device"
-        raise ReceiptRefused(Flaw.OTHER_KEY, text)
-    if not _holds(receipt.key, signature, PURPOSE + body):
+        raise ReceiptRefused(ReceiptFlaw.OTHER_KEY, text)
+    if not _signature_valid(receipt.key, signature, SIGNATURE_CONTEXT + body):
         text = "the receipt was not signed with the key that it names"
-        raise ReceiptRefused(Flaw.BAD_SIGNATURE, text)
+        raise ReceiptRefused(ReceiptFlaw.BAD_SIGNATURE, text)
     return receipt, found
 
 
-def _holds(key: str, signature: bytes, message: bytes) -> bool:
+def _signature_valid(key: str, signature: bytes, message: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        _public(key).verify(signature, message)
+        _public_key(key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
 @lru_cache(maxsize=1024)
-def _public(key: str) -> Ed25519PublicKey:
+def _public_key(key: str) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
-    return ed25519.Ed25519PublicKey.from_public_bytes(from_text(key))
+    return ed25519.Ed25519PublicKey.from_public_bytes(decode_base64url(key))

@@ -13,14 +13,14 @@ from typing import Protocol
 import msgspec
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.trust.pairing import DEVICES, Device, DeviceState
+from evoclaw.trust.pairing import DEVICES_FILE_NAME, Device, DeviceState
 
-TAKEN_IN = ".taken-in"
+IMPORTED_SUFFIX = ".taken-in"
 """Appended to the name of a file whose devices were imported into the store."""
 _DEVICE = msgspec.json.Decoder(Device)
 
 
-class Rows(Protocol):
+class DeviceRows(Protocol):
     """The devices in the shared store, encoded."""
 
     async def since(self, revision: int) -> tuple[int, Mapping[str, bytes]]:
@@ -32,10 +32,10 @@ class Rows(Protocol):
         ...
 
 
-class SharedBook:
+class SharedDeviceRepository:
     """Devices in a shared store, with a copy in memory."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: DeviceRows) -> None:
         self._rows, self._revision = rows, 0
         self._known: Mapping[str, Device] = {}
 
@@ -43,7 +43,7 @@ class SharedBook:
         """All devices by name, as of the last refresh."""
         return self._known
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read what other orchestrators changed."""
         revision, rows = await self._rows.since(self._revision)
         if revision > self._revision:
@@ -58,11 +58,11 @@ class SharedBook:
             return None if after is None else msgspec.json.encode(after)
 
         await self._rows.change(agent_id, encoded)
-        await self.look()
+        await self.refresh()
 
-    async def take_in(self, folder: Path) -> None:
+    async def import_folder(self, folder: Path) -> None:
         """Import the devices of a folder, once; a device revoked on either side stays revoked."""
-        file = folder / DEVICES
+        file = folder / DEVICES_FILE_NAME
         try:
             content = file.read_bytes()
             found = msgspec.json.decode(content, type=dict[str, Device])
@@ -74,7 +74,7 @@ class SharedBook:
             ) from None
         for device in found.values():
             await self.change(device.agent_id, lambda stored, own=device: _stricter(stored, own))
-        file.replace(file.with_name(file.name + TAKEN_IN))
+        file.replace(file.with_name(file.name + IMPORTED_SUFFIX))
 
 
 def _stricter(stored: Device | None, own: Device) -> Device | None:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from evoclaw.observe.audit.writer import Audit
 
 logger = logging.getLogger(__name__)
-LAST = 2.0
+FINAL_SHIP_TIMEOUT_S = 2.0
 """Seconds to ship the last records at the end of a process; later ones ship what is left."""
 
 
-def audit_place(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
+def audit_location(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
     """The data folder, and the audit settings."""
     from evoclaw.config.places import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
@@ -29,7 +29,7 @@ def audit_place(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
 
 @asynccontextmanager
 async def open_audit(
-    folder: Path, settings: AuditSettings, env: Mapping[str, str], *, keeps_on: bool = False
+    folder: Path, settings: AuditSettings, env: Mapping[str, str], *, long_running: bool = False
 ) -> AsyncGenerator[Audit | None]:
     """The audit in a folder, signed when the block ends; None if it is disabled.
 
@@ -46,7 +46,7 @@ async def open_audit(
     from evoclaw.observe.audit import writer
 
     audit = writer.open_audit(folder, settings, secrets=secrets_in(env))
-    shipping = asyncio.create_task(_keep_shipping(audit, folder, env)) if keeps_on else None
+    shipping = asyncio.create_task(_keep_shipping(audit, folder, env)) if long_running else None
     try:
         yield audit
     finally:
@@ -54,7 +54,7 @@ async def open_audit(
             shipping.cancel()
             await asyncio.wait([shipping])
         await asyncio.to_thread(audit.close)
-        await _ship_the_rest(audit, folder, env)
+        await _ship_remaining(audit, folder, env)
 
 
 async def _keep_shipping(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
@@ -65,11 +65,11 @@ async def _keep_shipping(audit: Audit, folder: Path, env: Mapping[str, str]) -> 
             await shipper.keep_shipping()
 
 
-async def _ship_the_rest(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
+async def _ship_remaining(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
     from evoclaw.observe.audit.settings import AuditError
 
     try:
-        async with _shipper(audit, folder, env) as shipper, asyncio.timeout(LAST):
+        async with _shipper(audit, folder, env) as shipper, asyncio.timeout(FINAL_SHIP_TIMEOUT_S):
             if shipper is not None:
                 await shipper.ship()
     except (TimeoutError, AuditError) as problem:

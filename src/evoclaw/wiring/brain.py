@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
-    from evoclaw.orchestrator.channels.front_desk import FrontDesk
+    from evoclaw.orchestrator.channels.front_desk import ChannelDispatcher
     from evoclaw.orchestrator.channels.letters import Channel
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.people.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import CallApprovals
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.orchestrator.sessions.sessions import Conversations
     from evoclaw.store.databases.database import Database
@@ -37,99 +37,99 @@ if TYPE_CHECKING:
     from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.gauges import GaugeReader
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providing import Providers, Settle
+    from evoclaw.wiring.providing import Flush, ProviderCache
     from evoclaw.wiring.run_factory import RunFactory
-    from evoclaw.wiring.store import Stored
+    from evoclaw.wiring.store import Stores
     from evoclaw.workflows.workflows import Workflows
 
 logger = logging.getLogger(__name__)
-HOUR, DAY = 3_600.0, 86_400.0
-GATHER = 3.0
+RETENTION_INTERVAL_S, DAY_S = 3_600.0, 86_400.0
+EDGE_GATHER_TIMEOUT_S = 3.0
 """Seconds to wait for known edges before interrupted runs are resumed."""
-CANVAS = "the dashboard, beside the conversation"
+CANVAS_LOCATION = "the dashboard, beside the conversation"
 """Where the user sees the canvas of a session; the model quotes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brain:
+class Runtime:
     """Everything that starts, drives and answers runs in one process."""
 
     settings: EvoClawConfig
     home: Path
-    stored: Stored
+    stores: Stores
     orchestrator: Orchestrator
     agents: dict[str, Agent]
     """Changed in place when the settings are reloaded; active runs keep their agent."""
     governance: Governance
-    providers: Providers
-    equipment: RunFactory
-    approvals: Approvals
-    talks: Conversations
+    providers: ProviderCache
+    run_factory: RunFactory
+    approvals: CallApprovals
+    conversations: Conversations
     runs: Runs
     memory: Memory | None
     workflows: Workflows
-    desk: FrontDesk
+    channel_dispatcher: ChannelDispatcher
     channels: Sequence[Channel]
     metrics: Metrics
     gauges: GaugeReader
 
     @property
-    def default(self) -> Agent:
+    def default_agent(self) -> Agent:
         """The agent of a run request that names none: the first one."""
         return next(iter(self.agents.values()))
 
 
 @asynccontextmanager
-async def open_brain(
-    orchestrator: Orchestrator, stored: Stored, env: Mapping[str, str]
-) -> AsyncGenerator[Brain]:
+async def open_runtime(
+    orchestrator: Orchestrator, stores: Stores, env: Mapping[str, str]
+) -> AsyncGenerator[Runtime]:
     """Build the runtime, resume unfinished runs, and serve until the block ends."""
     async with AsyncExitStack() as stack:
-        brain = await _put_together(orchestrator, stored, env, stack)
+        brain = await _build_runtime(orchestrator, stores, env, stack)
         if brain.memory is not None:
             await stack.enter_async_context(brain.memory.serving())
-        if await brain.runs.left_any():
+        if await brain.runs.has_unfinished():
             # Resumed runs repeat their open calls, so their edges must be known by then.
-            known = [device.agent_id for device in stored.devices.all() if device.approved]
-            await orchestrator.gather(known, GATHER)
+            known = [device.agent_id for device in stores.devices.all() if device.approved]
+            await orchestrator.wait_for_all(known, EDGE_GATHER_TIMEOUT_S)
         await stack.enter_async_context(brain.runs.serving())
         # A SQLite file belongs to this process alone, so leases of the previous process are free.
-        alone = stored.database.dialect == "sqlite"
+        alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(brain.workflows.serving(alone=alone))
-        await stack.enter_async_context(brain.desk.serving())
+        await stack.enter_async_context(brain.channel_dispatcher.serving())
         if days := brain.settings.store.keep_days:
-            canvases = brain.equipment.canvases
-            retention = asyncio.create_task(_forget(stored.database, days * DAY, canvases))
-            stack.push_async_callback(_end, retention)
+            canvases = brain.run_factory.canvases
+            retention = asyncio.create_task(_run_retention(stores.database, days * DAY_S, canvases))
+            stack.push_async_callback(_cancel_task, retention)
         yield brain
 
 
-async def _forget(
-    database: Database, seconds: float, canvases: CanvasFolder | StoredCanvases
+async def _run_retention(
+    database: Database, max_age_s: float, canvases: CanvasFolder | StoredCanvases
 ) -> None:
     """Delete sessions past their retention time, now and every hour."""
     from evoclaw.store.databases.database import StoreError
-    from evoclaw.store.sessions.retention import forget_sessions
+    from evoclaw.store.sessions.retention import delete_expired_sessions
 
     async def clear(tenant: str, session_id: str) -> None:
         await canvases.of(tenant, session_id).clear()
 
     while True:
         try:
-            await forget_sessions(database, time.time() - seconds, clear)
+            await delete_expired_sessions(database, time.time() - max_age_s, clear)
         except (StoreError, OSError) as problem:
             logger.warning("retention failed, trying again in an hour: %s", problem)
-        await asyncio.sleep(HOUR)
+        await asyncio.sleep(RETENTION_INTERVAL_S)
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
 
-async def _put_together(
-    orchestrator: Orchestrator, stored: Stored, env: Mapping[str, str], stack: AsyncExitStack
-) -> Brain:
+async def _build_runtime(
+    orchestrator: Orchestrator, stores: Stores, env: Mapping[str, str], stack: AsyncExitStack
+) -> Runtime:
     from evoclaw.config.places import default_data_folder
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.definitions import agents_of
@@ -141,38 +141,38 @@ async def _put_together(
 
     settings, home = orchestrator_settings(env), default_data_folder(env)
     governance = await stack.enter_async_context(
-        open_governance(env, keeps_on=True, ledger=stored.ledger, database=stored.database)
+        open_governance(env, long_running=True, ledger=stores.ledger, database=stores.database)
     )
     governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
     agents = dict(agents_of(settings))
-    approvals = _approvals(settings, stored, env)
-    flush = _settling(stored.database)
+    approvals = _approvals(settings, stores, env)
+    flush = _flush_of(stores.database)
     providers = await _providers(env, stack, flush)
-    run_factory = await _equipment(
-        orchestrator, governance, providers, approvals, stored.database, flush, env, stack
+    run_factory = await _run_factory(
+        orchestrator, governance, providers, approvals, stores.database, flush, env, stack
     )
-    memory = _memory(settings, stored, env)
-    gauges = GaugeReader(orchestrator, stored.database, home, lambda: runs.live)
+    memory = _memory(settings, stores, env)
+    gauges = GaugeReader(orchestrator, stores.database, home, lambda: runs.active_count)
     metrics = Metrics(gauges.gauges())
-    observers = _Ears(run_factory, memory, metrics)
-    conversations = await _conversations(stored, agents, run_factory, observers, stack, env)
+    observers = _RunObservers(run_factory, memory, metrics)
+    conversations = await _conversations(stores, agents, run_factory, observers, stack, env)
     runs = Runs(conversations, settings=settings.runs)
-    workflows = _workflows(settings, stored, runs, conversations, run_factory)
-    dispatcher, channels = _channels(settings, stored, runs, conversations, env)
-    return Brain(
-        settings=settings, home=home, stored=stored, orchestrator=orchestrator, agents=agents,
-        governance=governance, providers=providers, equipment=run_factory, approvals=approvals,
-        talks=conversations, runs=runs, memory=memory, workflows=workflows, desk=dispatcher,
+    workflows = _workflows(settings, stores, runs, conversations, run_factory)
+    dispatcher, channels = _channels(settings, stores, runs, conversations, env)
+    return Runtime(
+        settings=settings, home=home, stores=stores, orchestrator=orchestrator, agents=agents,
+        governance=governance, providers=providers, run_factory=run_factory, approvals=approvals,
+        conversations=conversations, runs=runs, memory=memory, workflows=workflows, channel_dispatcher=dispatcher,
         channels=channels, metrics=metrics, gauges=gauges,
     )  # fmt: skip
 
 
-def _approvals(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> Approvals:
+def _approvals(settings: EvoClawConfig, stores: Stores, env: Mapping[str, str]) -> CallApprovals:
     from evoclaw.core.redaction import Redactor, secrets_in
-    from evoclaw.orchestrator.people.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import CallApprovals
 
     redactor = Redactor(secrets_in(env))
-    return Approvals(stored.approvals, approval_settings(settings), redactor=redactor)
+    return CallApprovals(stores.approvals, approval_settings(settings), redactor=redactor)
 
 
 def approval_settings(settings: EvoClawConfig) -> ApprovalSettings:
@@ -187,34 +187,34 @@ def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | Stor
     from evoclaw.wiring.conversations import canvas_folder
 
     if database.dialect == "sqlite":
-        return canvas_folder(env, CANVAS)
-    return StoredCanvases(database, CANVAS)
+        return canvas_folder(env, CANVAS_LOCATION)
+    return StoredCanvases(database, CANVAS_LOCATION)
 
 
-def _settling(database: Database) -> Settle:
+def _flush_of(database: Database) -> Flush:
     async def flush() -> None:
         await database.write(lambda connection: None)
 
     return flush
 
 
-async def _providers(env: Mapping[str, str], stack: AsyncExitStack, settle: Settle) -> Providers:
+async def _providers(env: Mapping[str, str], stack: AsyncExitStack, flush: Flush) -> ProviderCache:
     from evoclaw.providers.http import Http
-    from evoclaw.wiring.models import model_at_hand
-    from evoclaw.wiring.providing import Providers
+    from evoclaw.wiring.models import find_model
+    from evoclaw.wiring.providing import ProviderCache
 
     http = await stack.enter_async_context(Http())
-    default, _ = await model_at_hand(env)
-    return Providers(http, env, default, stack, settle)
+    default, _ = await find_model(env)
+    return ProviderCache(http, env, default, stack, flush)
 
 
-async def _equipment(
+async def _run_factory(
     orchestrator: Orchestrator,
     governance: Governance,
-    providers: Providers,
-    approvals: Approvals,
+    providers: ProviderCache,
+    approvals: CallApprovals,
     database: Database,
-    settle: Settle,
+    flush: Flush,
     env: Mapping[str, str],
     stack: AsyncExitStack,
 ) -> RunFactory:
@@ -229,33 +229,33 @@ async def _equipment(
     toolbox = await stack.enter_async_context(open_toolbox(workspace, env, key="up"))
     signer = await stack.enter_async_context(open_signer(env, database=database))
     return RunFactory(
-        orchestrator, providers, governance, approvals.approver, toolbox, signer, settle,
+        orchestrator, providers, governance, approvals.approver, toolbox, signer, flush,
         _canvases(database, env),
     )  # fmt: skip
 
 
-def _memory(settings: EvoClawConfig, stored: Stored, env: Mapping[str, str]) -> Memory | None:
+def _memory(settings: EvoClawConfig, stores: Stores, env: Mapping[str, str]) -> Memory | None:
     from evoclaw.core.redaction import Redactor, secrets_in
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.store.memory import MemoryStore
 
     if not settings.memory.enabled:
         return None
-    return Memory(MemoryStore(stored.database), settings.memory, Redactor(secrets_in(env)))
+    return Memory(MemoryStore(stores.database), settings.memory, Redactor(secrets_in(env)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Ears:
+class _RunObservers:
     """The sinks of a run, and what its agent remembers."""
 
-    equipment: RunFactory
+    run_factory: RunFactory
     memory: Memory | None
     metrics: Metrics
 
     def sinks(self, session: Session, records: Sequence[Record]) -> Sequence[Sink]:
         """The audit, the traces, the metrics and the memory."""
         principal = Principal(session.tenant, session.owner, session.agent)
-        governance = self.equipment.governance
+        governance = self.run_factory.governance
         sinks = [
             *governance.sinks(session.id, records, principal),
             self.metrics.sink(session.agent),
@@ -264,54 +264,54 @@ class _Ears:
 
     async def recall(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
         """The notes in memory that may matter for a run."""
-        return () if self.memory is None else await self.memory.recall(session, run.asked)
+        return () if self.memory is None else await self.memory.recall(session, run.message)
 
 
 async def _conversations(
-    stored: Stored,
+    stores: Stores,
     agents: Mapping[str, Agent],
-    equipment: RunFactory,
-    ears: _Ears,
+    run_factory: RunFactory,
+    observers: _RunObservers,
     stack: AsyncExitStack,
     env: Mapping[str, str],
 ) -> Conversations:
     from evoclaw.orchestrator.agents.prompt import agent_prompt
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.sessions import Conversations
-    from evoclaw.orchestrator.sessions.subruns import Limits
-    from evoclaw.wiring.providing import price_of_any
+    from evoclaw.orchestrator.sessions.subruns import RunLimits
+    from evoclaw.wiring.providing import price_of_any_model
 
-    governance, fleet = equipment.governance, equipment.orchestrator.fleet
-    settings, skills = governance.settings, equipment.box.shelf.skills
+    governance, fleet = run_factory.governance, run_factory.orchestrator.fleet
+    settings, skills = governance.settings, run_factory.toolbox.skill_registry.skills
 
     def prompt(agent: Agent) -> str:
         return agent_prompt(agent, skills=skills(), peers=agents)
 
     return Conversations(
-        stored.sessions,
+        stores.sessions,
         agents,
-        equipment.ports,
-        questions=Questions(stored.sessions.questions, parks=True),
-        limits=Limits(budget=settings.budget),
+        run_factory.ports,
+        questions=Questions(stores.sessions.questions, suspends_runs=True),
+        limits=RunLimits(budget=settings.budget),
         ledger=governance.ledger,
-        price=price_of_any(),
-        cheaper=[equipment.providers.of(name) for name in settings.orchestrator.cheaper_models],
+        price=price_of_any_model(),
+        cheaper=[run_factory.providers.get(name) for name in settings.orchestrator.cheaper_models],
         attended=True,
-        listening=ears.sinks,
+        sinks_for=observers.sinks,
         edges=fleet.members,
         prompt=prompt,
-        recall=ears.recall,
-        approvals=stored.approvals,
-        together=True,
+        recall=observers.recall,
+        approvals=stores.approvals,
+        defer_commits=True,
     )
 
 
 def _workflows(
     settings: EvoClawConfig,
-    stored: Stored,
+    stores: Stores,
     runs: Runs,
-    talks: Conversations,
-    equipment: RunFactory,
+    conversations: Conversations,
+    run_factory: RunFactory,
 ) -> Workflows:
     from evoclaw.store.workflows.workflows import WorkflowStore
     from evoclaw.wiring.steps import AgentSteps, ToolSteps
@@ -319,33 +319,35 @@ def _workflows(
     from evoclaw.workflows.workflows import Workflows
 
     def default() -> Agent:
-        return next(iter(talks.agents.values()))
+        return next(iter(conversations.agents.values()))
 
     return Workflows(
-        WorkflowStore(stored.database),
+        WorkflowStore(stores.database),
         Catalogue(settings.data / "workflows"),
-        AgentSteps(runs, talks),
-        ToolSteps(runs, default, equipment.tools),
+        AgentSteps(runs, conversations),
+        ToolSteps(runs, default, run_factory.tools),
         settings=settings.workflows,
     )
 
 
 def _channels(
     settings: EvoClawConfig,
-    stored: Stored,
+    stores: Stores,
     runs: Runs,
-    talks: Conversations,
+    conversations: Conversations,
     env: Mapping[str, str],
-) -> tuple[FrontDesk, Sequence[Channel]]:
-    from evoclaw.orchestrator.channels.front_desk import FrontDesk
-    from evoclaw.orchestrator.channels.opening import open_channels
+) -> tuple[ChannelDispatcher, Sequence[Channel]]:
+    from evoclaw.orchestrator.channels.front_desk import ChannelDispatcher
+    from evoclaw.orchestrator.channels.opening import build_channels
     from evoclaw.store.channels import ChannelStore
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.wiring.fleet import find_broker
 
-    channels = open_channels(
+    channels = build_channels(
         settings.channels, env, lambda: MqttLink(find_broker(settings.data, env))
     )
     patience = {channel.name: channel.patience_s for channel in settings.channels}
-    store = ChannelStore(stored.database)
-    return FrontDesk(store, runs, talks, channels, patience=patience), channels
+    store = ChannelStore(stores.database)
+    return ChannelDispatcher(
+        store, runs, conversations, channels, delivery_timeouts_s=patience
+    ), channels

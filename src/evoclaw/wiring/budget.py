@@ -20,14 +20,14 @@ async def open_ledger(
 ) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
     from evoclaw.store.governing.ledger import SCHEMA, StoredLedger
-    from evoclaw.wiring.store import clock_of, opened
+    from evoclaw.wiring.store import clock_of, connect_database
 
     # A reservation need not survive a power cut: the work that it reserves for does not either.
     async with (
-        opened(env, SCHEMA, given=database, durable=False) as connected,
+        connect_database(env, SCHEMA, existing=database, durable=False) as connected,
         StoredLedger(connected, clock_of(connected)) as ledger,
     ):
-        await ledger.begin()
+        await ledger.start()
         yield ledger
 
 
@@ -41,10 +41,10 @@ async def ledger_for(
     budget that several runs share is counted in the store.
     """
     from evoclaw.governance.budget.memory import MemoryLedger
-    from evoclaw.governance.budget.settings import Kinds
+    from evoclaw.governance.budget.settings import AccountLimits
 
     shared = (settings.tenant, settings.user, settings.agent)
-    if not settings.actions and all(kinds == Kinds() for kinds in shared):
+    if not settings.actions and all(kinds == AccountLimits() for kinds in shared):
         yield MemoryLedger()
         return
     async with open_ledger(env, database=database) as ledger:
@@ -53,11 +53,11 @@ async def ledger_for(
 
 def price_for(name: str) -> Price:
     """The maximum price of a reply; `A,B` has the price of the dearer model."""
-    from evoclaw.governance.budget.foresight import dearest
-    from evoclaw.providers.prices import prices
+    from evoclaw.governance.budget.foresight import highest_price
+    from evoclaw.providers.prices import price_function
 
     def priced(model: str) -> Callable[[str, Usage], float | None]:
-        price = prices(model)
+        price = price_function(model)
         return lambda _, usage: price(model.partition("/")[2], usage)
 
-    return dearest([priced(model.strip()) for model in name.split(",")])
+    return highest_price([priced(model.strip()) for model in name.split(",")])

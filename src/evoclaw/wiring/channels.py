@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evoclaw.transport.broker_accounts import BrokerAccounts
 
 
-def add_user(name: str, env: Mapping[str, str]) -> str:
+def add_broker_user(name: str, env: Mapping[str, str]) -> str:
     """Create the account of a person at our broker, or renew its password; returns the password."""
     from evoclaw.transport.broker_accounts import BrokerRole
 
@@ -22,7 +22,7 @@ def add_user(name: str, env: Mapping[str, str]) -> str:
     return accounts.renew(name, BrokerRole.USER)
 
 
-def remove_user(name: str, env: Mapping[str, str]) -> bool:
+def remove_broker_user(name: str, env: Mapping[str, str]) -> bool:
     """Remove the account of a person; False if there is none."""
     from evoclaw.transport.broker_accounts import BrokerRole
 
@@ -37,10 +37,10 @@ def remove_user(name: str, env: Mapping[str, str]) -> bool:
 def _accounts(env: Mapping[str, str]) -> BrokerAccounts:
     from evoclaw.config.places import default_data_folder
     from evoclaw.transport.broker_accounts import BrokerAccounts
-    from evoclaw.wiring.fleet import is_ours
+    from evoclaw.wiring.fleet import has_own_broker
 
     home = default_data_folder(env)
-    if not is_ours(home):
+    if not has_own_broker(home):
         raise ConfigError(
             "no broker of `evoclaw up` runs on this machine: start it, or create the account "
             "at the broker that you use"

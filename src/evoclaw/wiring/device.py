@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class EdgeRuntime:
     """The ports of an edge, and what governs its calls."""
 
     ports: Ports
     has_model: bool
-    notes: CallAudit | None
+    call_audit: CallAudit | None
     """Writes calls to the audit of this edge; None if the audit is disabled."""
     stops: Stops
 
 
-async def open_device(
+async def open_edge_runtime(
     config: EdgeConfig,
     env: Mapping[str, str],
     stack: AsyncExitStack,
     tracing: Tracing | None = None,
-) -> Device:
+) -> EdgeRuntime:
     """Build the runtime of an edge; the stack closes it."""
     from evoclaw.edge.audit import CallAudit
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.wiring.audit import open_audit
 
     stops = _stops(config, env)
     audit = await stack.enter_async_context(
-        open_audit(config.data, config.audit, env, keeps_on=True)
+        open_audit(config.data, config.audit, env, long_running=True)
     )
-    guards: tuple[Policy, ...] = (stops, Rates(config.rates))
+    guards: tuple[Policy, ...] = (stops, RateLimits(config.rates))
     notes = None
     if audit is not None:
         context = AuditContext(
@@ -61,15 +61,15 @@ async def open_device(
     ports, has_model = await _ports(config, env, stack, guards)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
-    return Device(ports, has_model, notes, stops)
+    return EdgeRuntime(ports, has_model, notes, stops)
 
 
 def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
     """The stops of this machine and those of this edge."""
-    from evoclaw.governance.stops import FILE, StopFile, Stops
+    from evoclaw.governance.stops import STOPS_FILE_NAME, StopFile, Stops
     from evoclaw.wiring.oversight import stop_file
 
-    return Stops(stop_file(env), StopFile(config.data / FILE), agent=config.agent_id)
+    return Stops(stop_file(env), StopFile(config.data / STOPS_FILE_NAME), agent=config.agent_id)
 
 
 async def _ports(
@@ -85,7 +85,7 @@ async def _ports(
     steps: list[Step] = [PermittedTools(config.capabilities), FlowFlags(config.flow)]
     steps += [*guards, *_rules(config)]
     if config.budget is not None:
-        steps += await _budgeted(config, config.budget, stack)
+        steps += await _budget_steps(config, config.budget, stack)
     pipeline = edge_pipeline().build([await _executor(config, stack)], steps)
     if not config.model.name:
         # Tools need no model; `Scripted` fills the port and is never asked.
@@ -101,20 +101,20 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
-    from evoclaw.governance.network import Domains
-    from evoclaw.tools.device import Device as DeviceOps
+    from evoclaw.governance.network import NetworkPolicy
+    from evoclaw.tools.device import DeviceSensors as DeviceOps
     from evoclaw.tools.device import Notifier
     from evoclaw.tools.web import Fetcher
     from evoclaw.wiring.sandboxes import open_sandboxes
 
-    domains = Domains(config.network)
+    domains = NetworkPolicy(config.network)
     sandboxed = await open_sandboxes(
         config.workspace, config.sandbox_settings, domains, stack, data=config.data
     )
     # Camera, pins and screen run fixed programs, so they need no sandbox.
     notifier, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
     dependencies: dict[type, object] = {
-        Fetcher: WebFetcher(UrlGuard(may=domains.may)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
         DeviceOps: device,
         Notifier: notifier,
     }
@@ -149,7 +149,7 @@ def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
 def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.flow.edge import EdgeFlow
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions
     from evoclaw.governance.rules.command_rules import command_rules
     from evoclaw.governance.rules.status import ToolStatus
@@ -159,12 +159,12 @@ def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
         Autonomy(config.level),
         Permissions(config.capabilities),
         command_rules(config.policy.rules, config.data, config.level, config.workspace),
-        Domains(config.network),
+        NetworkPolicy(config.network),
         EdgeFlow(config.flow),
     )
 
 
-async def _budgeted(
+async def _budget_steps(
     config: EdgeConfig, settings: BudgetSettings, stack: AsyncExitStack
 ) -> list[Step]:
     """The steps that limit what this device does, across callers and restarts."""
@@ -173,7 +173,7 @@ async def _budgeted(
     from evoclaw.store.governing.ledger import StoredLedger
 
     opened = StoredLedger.open_file(
-        config.data / "budget.db", durable=bool(settings.actions), alone=True
+        config.data / "budget.db", durable=bool(settings.actions), exclusive=True
     )
     budget = DeviceBudget(await stack.enter_async_context(await opened), settings)
     return [budget, MeterDevice(budget, free=frozenset({TOOL_NAME}))]

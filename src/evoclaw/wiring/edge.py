@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evoclaw.transport.link import Link
 
 logger = logging.getLogger(__name__)
-PASSWORD = "EVOCLAW_EDGE_PASSWORD"
+PASSWORD_VARIABLE = "EVOCLAW_EDGE_PASSWORD"
 
 
 @asynccontextmanager
@@ -32,21 +32,21 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.clock import OrchestratorClock
     from evoclaw.edge.device import EdgeIdentity
-    from evoclaw.governance.stops import ended_by
-    from evoclaw.store.calls.artifacts import Artifacts
+    from evoclaw.governance.stops import cancel_on_stop
+    from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.transport.broker_accounts import client_id
     from evoclaw.trust.receipts import DeviceKey
-    from evoclaw.wiring.device import open_device
+    from evoclaw.wiring.device import open_edge_runtime
     from evoclaw.wiring.tracing import open_tracing
 
     config = read_agent_toml(path, env)
-    password = broker_password(config.broker, env, PASSWORD)
+    password = broker_password(config.broker, env, PASSWORD_VARIABLE)
     async with AsyncExitStack() as stack:
-        stack.callback(os.close, _alone(config.data))
+        stack.callback(os.close, _lock_data_folder(config.data))
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw-edge"))
-        journal = await stack.enter_async_context(await _journal(config.data))
+        journal = await stack.enter_async_context(await _open_journal(config.data))
         clock = OrchestratorClock()
-        device = await open_device(config, env, stack, tracing)
+        device = await open_edge_runtime(config, env, stack, tracing)
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(
             EdgeIdentity(config.agent_id, config.agent_type, config.summary, name),
@@ -55,12 +55,14 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
             device.ports,
             has_model=device.has_model,
             limits=_limits(config),
-            check=_check(config, clock),
+            check=_grant_check(config, clock),
             clock=clock,
             accepts=config.accepted,
-            artifacts=Artifacts(config.data / "artifacts", keep_bytes=config.limits.artifact_bytes),
+            artifacts=ArtifactStore(
+                config.data / "artifacts", max_artifact_bytes=config.limits.artifact_bytes
+            ),
             key=DeviceKey.load_or_create(config.data / "device.key"),
-            notes=device.notes,
+            notes=device.call_audit,
             tracing=tracing,
         )
 
@@ -68,11 +70,11 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
             for live in edge.calls.live:
                 edge.calls.cancel(live.request_id)
 
-        await stack.enter_async_context(ended_by(device.stops, end_calls))
+        await stack.enter_async_context(cancel_on_stop(device.stops, end_calls))
         yield edge
 
 
-async def _journal(folder: Path) -> Journal:
+async def _open_journal(folder: Path) -> Journal:
     from evoclaw.store.calls.journal import Journal
 
     journal = await Journal.open(folder / "journal.db", set_aside=True)
@@ -84,7 +86,7 @@ async def _journal(folder: Path) -> Journal:
     return journal
 
 
-def _alone(folder: Path) -> int:
+def _lock_data_folder(folder: Path) -> int:
     """Lock the data folder: a second edge would treat calls of this one as interrupted."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -107,7 +109,7 @@ def _link(config: EdgeConfig, password: str) -> Link:
     return MqttLink(broker.address(password), keep_alive=broker.keep_alive_s, qos=broker.qos)
 
 
-def _check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:
+def _grant_check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:
     from evoclaw.edge.plans import no_grants
 
     if not config.orchestrator_keys:
@@ -125,7 +127,7 @@ def _limits(config: EdgeConfig) -> DeviceLimits:
     return DeviceLimits(
         concurrency=limits.concurrency,
         queue=limits.queue,
-        heartbeat=config.heartbeat_s,
+        heartbeat_s=config.heartbeat_s,
         output_bytes=limits.output_bytes,
-        dedupe_seconds=limits.dedupe_hours * 3600,
+        dedupe_retention_s=limits.dedupe_hours * 3600,
     )

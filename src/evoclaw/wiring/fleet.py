@@ -16,21 +16,21 @@ from evoclaw.core.ports import Approver, Ports
 from evoclaw.core.routes import Place, Route
 
 if TYPE_CHECKING:
-    from evoclaw.core.state import Begun
+    from evoclaw.core.state import PreparedRun
     from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database
     from evoclaw.transport.address import Address
     from evoclaw.trust.pairing import Devices
 
-HERE = "orchestrator.json"
+BROKER_LOGIN_FILE = "orchestrator.json"
 """In the data folder: `evoclaw up` writes the login of its broker here, readable by this user."""
-PASSWORD = "EVOCLAW_BROKER_PASSWORD"
-ANY, EACH = "any", "*"
+PASSWORD_VARIABLE = "EVOCLAW_BROKER_PASSWORD"
+ANY_EDGE, EVERY_EDGE = "any", "*"
 """Instead of an edge id: any edge that has the tool; or every edge, chosen by the model."""
 
 
-class Door(Struct, frozen=True):
+class BrokerLogin(Struct, frozen=True):
     """The address of the broker, and the account of the orchestrator there."""
 
     url: str
@@ -49,47 +49,49 @@ async def open_fleet(
 ) -> AsyncGenerator[Orchestrator]:
     """An orchestrator that is connected to the broker while the block runs."""
     from evoclaw.config import default_data_folder
-    from evoclaw.governance.shared_stops import following_board
+    from evoclaw.governance.shared_stops import sync_stops
     from evoclaw.governance.stops import Stops
-    from evoclaw.orchestrator.fleet.granting import Granting
-    from evoclaw.orchestrator.fleet.permitted import Permitted, following_approvals
+    from evoclaw.orchestrator.fleet.granting import GrantSigner
+    from evoclaw.orchestrator.fleet.permitted import ApprovedTools, watch_approvals
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.stopping import Stopping, following
+    from evoclaw.orchestrator.stopping import StoppableGrants, enforce_stops
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.governing import stops as stop_tables
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.trust.grants import Signer
     from evoclaw.wiring.oversight import stop_board, stop_files
-    from evoclaw.wiring.receipts import open_book
+    from evoclaw.wiring.receipts import open_receipt_verifier
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import open_devices, opened
+    from evoclaw.wiring.store import connect_database, open_devices
 
     home = default_data_folder(env)
     address = find_broker(home, env)
     signer = Signer.load_or_create(home / "orchestrator.key")
     async with AsyncExitStack() as stack:
         parts = (command_tables.SCHEMA, receipts.SCHEMA, stop_tables.SCHEMA)
-        connected = await stack.enter_async_context(opened(env, *parts, given=database))
+        connected = await stack.enter_async_context(
+            connect_database(env, *parts, existing=database)
+        )
         # Stops must be known before the first command is sent.
-        await stack.enter_async_context(following_board(stop_board(env, connected)))
+        await stack.enter_async_context(sync_stops(stop_board(env, connected)))
         store = CommandStore(connected)
         settings = orchestrator_settings(env)
         broker = settings.broker
         link = MqttLink(address, keep_alive=broker.keep_alive_s, qos=broker.qos)
         if devices is None:
             devices = await stack.enter_async_context(open_devices(env, database=database))
-        permit = Permitted(devices)
+        permit = ApprovedTools(devices)
         stops = Stops(*stop_files(env))
-        grants = Stopping(stops, Granting(signer))
+        grants = StoppableGrants(stops, GrantSigner(signer))
         orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
         required = settings.orchestrator.require_receipts
-        verifier = await stack.enter_async_context(open_book(store, required=required))
-        orchestrator.reception.receipts = verifier
+        verifier = await stack.enter_async_context(open_receipt_verifier(store, required=required))
+        orchestrator.report_receiver.receipts = verifier
         await stack.enter_async_context(orchestrator.connected())
-        await stack.enter_async_context(following(stops, orchestrator, store))
+        await stack.enter_async_context(enforce_stops(stops, orchestrator, store))
         fleet = orchestrator.fleet
-        await stack.enter_async_context(following_approvals(devices, permit, fleet))
+        await stack.enter_async_context(watch_approvals(devices, permit, fleet))
         yield orchestrator
 
 
@@ -101,22 +103,22 @@ async def fleet_ports(
     level: Level,
     approver: Approver,
     env: Mapping[str, str],
-    run: Begun,
-    wait: float,
+    run: PreparedRun,
+    timeout_s: float,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
     from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
     from evoclaw.wiring.governance import governed_ports, open_governance
-    from evoclaw.wiring.local import capabilities_at
+    from evoclaw.wiring.local import capabilities_for_level
     from evoclaw.wiring.models import choose_model, open_provider
 
     name = await choose_model(model, env)
-    capabilities = capabilities_at(level, env)
+    capabilities = capabilities_for_level(level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         orchestrator = await stack.enter_async_context(open_fleet(env))
         provider = await stack.enter_async_context(open_provider(name, env))
-        routes = await fleet_routes(orchestrator, on, capabilities, wait)
+        routes = await fleet_routes(orchestrator, on, capabilities, timeout_s)
         governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
         yield await stack.enter_async_context(
             governed_ports(
@@ -135,14 +137,14 @@ async def fleet_ports(
 
 
 async def fleet_routes(
-    orchestrator: Orchestrator, on: str, capabilities: frozenset[str], wait: float
+    orchestrator: Orchestrator, on: str, capabilities: frozenset[str], timeout_s: float
 ) -> list[Route]:
     """The routes to one edge, to any edge that has the tool, or to the whole fleet."""
-    if on not in (ANY, EACH):
-        await orchestrator.wait_for(on, wait)
+    if on not in (ANY_EDGE, EVERY_EDGE):
+        await orchestrator.wait_for(on, timeout_s)
         return [Route(orchestrator.edge(on), Place.EDGE)]
-    await orchestrator.settle(wait)
-    if on == EACH:
+    await orchestrator.wait_until_settled(timeout_s)
+    if on == EVERY_EDGE:
         return fleet_tools(orchestrator, capabilities)
     return [Route(orchestrator.delegated(), Place.EDGE)]
 
@@ -151,11 +153,11 @@ def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> lis
     """The tools about the whole fleet: call a tool on any edge, and list devices and jobs."""
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.orchestrator.fleet.nodes import FleetNodes
-    from evoclaw.tools.jobs import Jobs, jobs
+    from evoclaw.tools.jobs import DeviceJobs, jobs
     from evoclaw.tools.nodes import Nodes, nodes
 
     edge_call = orchestrator.edge_call(capabilities)
-    injected = {Nodes: FleetNodes(orchestrator.fleet, edge_call), Jobs: orchestrator.jobs()}
+    injected = {Nodes: FleetNodes(orchestrator.fleet, edge_call), DeviceJobs: orchestrator.jobs()}
     devices = LocalExecutor([nodes, jobs], given=injected)
     return [Route(edge_call, Place.EDGE), Route(devices, Place.EDGE)]
 
@@ -164,34 +166,34 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
     """The broker that the settings name, or the one that `evoclaw up` runs on this machine."""
     from evoclaw.config import broker_password
     from evoclaw.transport.address import TlsSettings, parse_url
-    from evoclaw.wiring.settings import FILE, orchestrator_settings
+    from evoclaw.wiring.settings import SETTINGS_FILE, orchestrator_settings
 
     config = orchestrator_settings(env)
-    if config.broker.is_named:
-        return config.broker.address(broker_password(config.broker, env, PASSWORD))
+    if config.broker.is_configured:
+        return config.broker.address(broker_password(config.broker, env, PASSWORD_VARIABLE))
     try:
-        login = msgspec.json.decode((home / HERE).read_bytes(), type=Door)
+        login = msgspec.json.decode((home / BROKER_LOGIN_FILE).read_bytes(), type=BrokerLogin)
     except FileNotFoundError:
         raise ConfigError(
             "no broker is running or configured: start one with `evoclaw up`, or name one under "
-            f"[broker] in {home / FILE}"
+            f"[broker] in {home / SETTINGS_FILE}"
         ) from None
     except (OSError, msgspec.DecodeError) as problem:
         raise ConfigError(
-            f"cannot read {home / HERE}: {problem}; restart `evoclaw up` to write it again"
+            f"cannot read {home / BROKER_LOGIN_FILE}: {problem}; restart `evoclaw up` to write it again"
         ) from None
     tls = None if login.ca_file is None else TlsSettings(login.ca_file)
     address = parse_url(login.url, tls=tls)
     return msgspec.structs.replace(address, username=login.username, password=login.password)
 
 
-def is_ours(home: Path) -> bool:
+def has_own_broker(home: Path) -> bool:
     """Whether `evoclaw up` runs a broker of its own on this machine now."""
-    return (home / HERE).exists()
+    return (home / BROKER_LOGIN_FILE).exists()
 
 
-def leave_door(home: Path, door: Door) -> None:
+def write_broker_login(home: Path, login: BrokerLogin) -> None:
     """Write the login of the broker to a file that only this user may read."""
     from evoclaw.transport.broker_accounts import write_private
 
-    write_private(home / HERE, msgspec.json.encode(door))
+    write_private(home / BROKER_LOGIN_FILE, msgspec.json.encode(login))

@@ -44,7 +44,7 @@ class GaugeReader:
         """The gauges, each read when the metrics are rendered."""
         from evoclaw.observe.counters import Gauges
 
-        fleet, reception = self._orchestrator.fleet, self._orchestrator.reception
+        fleet, reception = self._orchestrator.fleet, self._orchestrator.report_receiver
         return Gauges(
             live_runs=self._live,
             queued_runs=lambda: self._of(lambda backlog: backlog.queued_runs),

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.events import Record
     from evoclaw.core.ledgers import Ledger
-    from evoclaw.core.state import Begun
+    from evoclaw.core.state import PreparedRun
     from evoclaw.governance.autonomy import Level
-    from evoclaw.governance.budget.policy import Budget
-    from evoclaw.governance.forwarded import Forwarded
+    from evoclaw.governance.budget.policy import RunBudget
+    from evoclaw.governance.forwarded import ForwardedCallsOf
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.observe.tracing.tracing import Tracing
@@ -39,7 +39,7 @@ class Governance:
     ledger: Ledger
     audit: Audit | None
     agent: str = ""
-    forwarded: Forwarded | None = None
+    forwarded: ForwardedCallsOf | None = None
     """Finds the calls that a call forwards to edges; None where no call forwards."""
     sandboxed: bool = True
     """Whether commands run in a sandbox, here or on the edge."""
@@ -68,13 +68,13 @@ class Governance:
         """
         from evoclaw.governance.autonomy import Autonomy
         from evoclaw.governance.flow.policy import Flow
-        from evoclaw.governance.network import Domains
+        from evoclaw.governance.network import NetworkPolicy
         from evoclaw.governance.permissions import Permissions
         from evoclaw.governance.rules.command_rules import command_rules
         from evoclaw.governance.rules.status import ToolStatus
 
         settings = self.settings
-        status, domains = ToolStatus(settings.policy.off), Domains(settings.network)
+        status, domains = ToolStatus(settings.policy.off), NetworkPolicy(settings.network)
         commands = command_rules(
             settings.policy.rules, settings.data, level, workspace, sandboxed=self.sandboxed
         )
@@ -99,7 +99,7 @@ class Governance:
 
         return (ForwardedCalls(Chain(rules), self.forwarded),)
 
-    def counted(self, budget: Policy) -> Policy:
+    def count_forwarded(self, budget: Policy) -> Policy:
         """A budget that charges the forwarded call, not the call that forwards it."""
         if self.forwarded is None:
             return budget
@@ -127,9 +127,9 @@ class Governance:
     ) -> tuple[Sink, ...]:
         """The sinks of one run: audit and traces, on behalf of a principal."""
         who = principal or self.principal
-        return (*self._audited(session, before, who), *self._traced(session, before, who))
+        return (*self._audit_sinks(session, before, who), *self._trace_sinks(session, before, who))
 
-    def _audited(
+    def _audit_sinks(
         self, session: str, before: Sequence[Record], asker: Principal
     ) -> tuple[Sink, ...]:
         if self.audit is None:
@@ -139,38 +139,40 @@ class Governance:
         context = AuditContext(principal=asker, agent_id=self.agent, session=session)
         return (self.audit.sink(context, before=before),)
 
-    def _traced(self, session: str, before: Sequence[Record], asker: Principal) -> tuple[Sink, ...]:
+    def _trace_sinks(
+        self, session: str, before: Sequence[Record], asker: Principal
+    ) -> tuple[Sink, ...]:
         if self.tracing is None:
             return ()
         from evoclaw.observe.tracing.attributes import TracedRun
 
         return (self.tracing.sink(TracedRun(asker.agent, session, asker.tenant), before),)
 
-    def every_run(self) -> tuple[Sink, ...]:
+    def shared_sinks(self) -> tuple[Sink, ...]:
         """The sinks that all runs of a server share: audit and traces."""
         traced = () if self.tracing is None else (self.tracing.every_run(self.agent),)
         if self.audit is None:
             return traced
         from evoclaw.observe.audit.sink import PerRunSink
 
-        return (PerRunSink(lambda: self._audited("", (), self.principal)[0]), *traced)
+        return (PerRunSink(lambda: self._audit_sinks("", (), self.principal)[0]), *traced)
 
-    def budget_of(self, run_id: str) -> Budget:
+    def call_budget(self, run_id: str) -> RunBudget:
         """The budget of one call that an MCP client makes."""
-        from evoclaw.governance.budget.policy import Budget
+        from evoclaw.governance.budget.policy import RunBudget
 
-        return Budget(self.ledger, run_id, self.settings.budget, principal=self.principal)
+        return RunBudget(self.ledger, run_id, self.settings.budget, principal=self.principal)
 
-    def budget(self, model: str, run: Begun) -> Budget:
+    def run_budget(self, model: str, run: PreparedRun) -> RunBudget:
         """The budget of one run, with what its earlier records spent."""
-        from evoclaw.governance.budget.policy import Budget
-        from evoclaw.governance.budget.terms import Terms
+        from evoclaw.governance.budget.policy import RunBudget
+        from evoclaw.governance.budget.terms import BudgetOptions
         from evoclaw.wiring.budget import price_for
 
-        terms = Terms(price=price_for(model), attended=run.attended)
+        terms = BudgetOptions(price=price_for(model), attended=run.attended)
         settings = self.settings.budget
-        budget = Budget(self.ledger, run.state.run_id, settings, terms, principal=self.principal)
-        budget.recall(run.records)
+        budget = RunBudget(self.ledger, run.state.run_id, settings, terms, principal=self.principal)
+        budget.restore(run.records)
         return budget
 
 
@@ -179,7 +181,7 @@ async def open_governance(
     env: Mapping[str, str],
     agent: str = "",
     *,
-    keeps_on: bool = False,
+    long_running: bool = False,
     ledger: Ledger | None = None,
     database: Database | None = None,
 ) -> AsyncGenerator[Governance]:
@@ -193,24 +195,24 @@ async def open_governance(
         database: Where calls are counted, if it is open already.
     """
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.wiring.audit import audit_place, open_audit
+    from evoclaw.wiring.audit import audit_location, open_audit
     from evoclaw.wiring.budget import ledger_for
-    from evoclaw.wiring.oversight import guards, open_counts
+    from evoclaw.wiring.oversight import open_rate_counts, stops_and_rates
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.tracing import open_tracing
 
     settings = orchestrator_settings(env)
-    home, audit_settings = audit_place(env)
+    home, audit_settings = audit_location(env)
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw"))
         audit = await stack.enter_async_context(
-            open_audit(home, audit_settings, env, keeps_on=keeps_on)
+            open_audit(home, audit_settings, env, long_running=long_running)
         )
         if ledger is None:
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
-        counts = await stack.enter_async_context(open_counts(env, database=database))
-        stops, rates = guards(env, agent, counts)
+        counts = await stack.enter_async_context(open_rate_counts(env, database=database))
+        stops, rates = stops_and_rates(env, agent, counts)
         yield Governance(
             settings, stops, (rates, *recordable), ledger, audit, agent, tracing=tracing
         )
@@ -221,10 +223,10 @@ def quarantine(provider: Provider) -> tuple[Step, Route]:
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.quarantine import Quarantine
     from evoclaw.orchestrator.agents.reading import ModelReader
-    from evoclaw.tools.untrusted import KEPT, Reader, read_untrusted
+    from evoclaw.tools.untrusted import QUARANTINE_KEY, UntrustedReader, read_untrusted
 
-    executor = LocalExecutor([read_untrusted], given={Reader: ModelReader(provider)})
-    return Quarantine(KEPT), Route(executor, Place.MODEL)
+    executor = LocalExecutor([read_untrusted], given={UntrustedReader: ModelReader(provider)})
+    return Quarantine(QUARANTINE_KEY), Route(executor, Place.MODEL)
 
 
 @asynccontextmanager
@@ -239,18 +241,18 @@ async def governed_ports(
     level: Level,
     capabilities: frozenset[str],
     workspace: Path | None,
-    run: Begun,
+    run: PreparedRun,
     env: Mapping[str, str],
 ) -> AsyncGenerator[Ports]:
     """The ports of one run, with every policy, step and sink of this machine."""
     from evoclaw.governance.budget.notices import BudgetNotice
     from evoclaw.governance.permissions import PermittedTools
-    from evoclaw.providers.thrifty import Thrifty
+    from evoclaw.providers.thrifty import BudgetFallback
     from evoclaw.wiring.models import open_provider
     from evoclaw.wiring.pipelines import local_pipeline
 
     async with AsyncExitStack() as stack:
-        budget = governance.budget(model, run)
+        budget = governance.run_budget(model, run)
         names = governance.settings.orchestrator.cheaper_models
         cheaper = [await stack.enter_async_context(open_provider(name, env)) for name in names]
         own = [PermittedTools(capabilities), *steps, *governance.steps()]
@@ -261,9 +263,11 @@ async def governed_ports(
             all_routes.append(route)
         pipeline = local_pipeline().build(all_routes, own)
         rules = governance.rules(level, capabilities, workspace, pipeline.tools)
-        pipeline = pipeline.with_steps(*rules, governance.counted(budget), BudgetNotice(budget))
+        pipeline = pipeline.with_steps(
+            *rules, governance.count_forwarded(budget), BudgetNotice(budget)
+        )
         yield Ports(
-            Thrifty(provider, budget.share, cheaper),
+            BudgetFallback(provider, budget.remaining_share, cheaper),
             pipeline,
             pipeline.policy,
             approver,

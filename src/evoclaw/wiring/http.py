@@ -14,36 +14,40 @@ import msgspec
 from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evoclaw.api.needs import Check, Parts
+    from evoclaw.api.needs import ApiDependencies, ReadinessCheck
     from evoclaw.api.settings import ServerSettings, TokenFile
-    from evoclaw.orchestrator.people.access import Access, FixedToken
+    from evoclaw.orchestrator.people.access import AccessControl, ConfiguredToken
     from evoclaw.store.databases.database import Database
-    from evoclaw.wiring.brain import Brain
+    from evoclaw.wiring.brain import Runtime
 
-SHORTEST = 32
+MIN_TOKEN_CHARS = 32
 """Characters of a configured token."""
-LITTLE = 1 << 20
+MIN_FREE_DISK_BYTES = 1 << 20
 """Free bytes on disk below which the store is not ready."""
-DOOR = "api.json"
+API_LOGIN_FILE = "api.json"
 """In the data folder: `evoclaw up` writes address and token of the service, for this user."""
 
 
 @asynccontextmanager
 async def serving_http(
-    brain: Brain, settings: ServerSettings, env: Mapping[str, str]
+    runtime: Runtime, settings: ServerSettings, env: Mapping[str, str]
 ) -> AsyncGenerator[str]:
     """Serve the HTTP API while the block runs; yields its address."""
     from evoclaw.api.app import create_app
     from evoclaw.api.serving import serving
-    from evoclaw.orchestrator.people.access import FixedToken, Scope
+    from evoclaw.orchestrator.people.access import ConfiguredToken, TokenScope
     from evoclaw.transport.broker_accounts import write_private
 
-    own = FixedToken(
-        "this-machine", secrets.token_urlsafe(32), scopes=frozenset({Scope.EVERYTHING})
+    own = ConfiguredToken(
+        "this-machine", secrets.token_urlsafe(32), scopes=frozenset({TokenScope.EVERYTHING})
     )
-    app = create_app(_parts(brain, settings, access_for(brain.stored.database, settings, own), env))
+    app = create_app(
+        _api_dependencies(
+            runtime, settings, access_for(runtime.stores.database, settings, own), env
+        )
+    )
     async with serving(app, settings) as url:
-        login_file = brain.home / DOOR
+        login_file = runtime.home / API_LOGIN_FILE
         login = {"url": url, "token": own.secret}
         if settings.tls_cert is not None:
             login["certificate"] = str(settings.tls_cert)
@@ -55,30 +59,32 @@ async def serving_http(
 
 
 @asynccontextmanager
-async def open_access(env: Mapping[str, str]) -> AsyncGenerator[Access]:
+async def open_access(env: Mapping[str, str]) -> AsyncGenerator[AccessControl]:
     """The access tokens of this machine, also while the service is down."""
     from evoclaw.store.governing.tokens import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import connect_database
 
-    async with opened(env, SCHEMA) as database:
+    async with connect_database(env, SCHEMA) as database:
         yield access_for(database, orchestrator_settings(env).server)
 
 
-def access_for(database: Database, settings: ServerSettings, *own: FixedToken) -> Access:
+def access_for(
+    database: Database, settings: ServerSettings, *own: ConfiguredToken
+) -> AccessControl:
     """Authentication: stored tokens, configured tokens, and JWTs of another issuer."""
-    from evoclaw.orchestrator.people.access import Access
-    from evoclaw.orchestrator.people.jwt_access import SignedTokens
+    from evoclaw.orchestrator.people.access import AccessControl
+    from evoclaw.orchestrator.people.jwt_access import JwtVerifier
     from evoclaw.store.governing.tokens import TokenStore
 
-    signed = None if settings.jwt is None else SignedTokens(settings.jwt)
-    fixed = (*own, *(_configured(token) for token in settings.tokens))
-    return Access(TokenStore(database), fixed=fixed, others=signed)
+    signed = None if settings.jwt is None else JwtVerifier(settings.jwt)
+    fixed = (*own, *(_read_token_file(token) for token in settings.tokens))
+    return AccessControl(TokenStore(database), configured=fixed, external=signed)
 
 
-def _configured(token: TokenFile) -> FixedToken:
+def _read_token_file(token: TokenFile) -> ConfiguredToken:
     """Read a configured token from its file."""
-    from evoclaw.orchestrator.people.access import FixedToken
+    from evoclaw.orchestrator.people.access import ConfiguredToken
 
     try:
         if token.file.stat().st_mode & 0o077:
@@ -86,82 +92,93 @@ def _configured(token: TokenFile) -> FixedToken:
         secret = token.file.read_text().strip()
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"cannot read the token in {token.file}: {problem}") from None
-    if len(secret) < SHORTEST:
+    if len(secret) < MIN_TOKEN_CHARS:
         raise ConfigError(
-            f"the token in {token.file} is too short: it needs at least {SHORTEST} characters"
+            f"the token in {token.file} is too short: it needs at least {MIN_TOKEN_CHARS} characters"
         )
-    return FixedToken(token.name, secret, token.tenant, token.user, frozenset(token.scopes))
+    return ConfiguredToken(token.name, secret, token.tenant, token.user, frozenset(token.scopes))
 
 
-def _parts(brain: Brain, settings: ServerSettings, access: Access, env: Mapping[str, str]) -> Parts:
-    from evoclaw.api.needs import Parts
+def _api_dependencies(
+    runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
+) -> ApiDependencies:
+    from evoclaw.api.needs import ApiDependencies
     from evoclaw.api.webhooks import channel_routes
-    from evoclaw.dashboard.files import page_routes
-    from evoclaw.orchestrator.channels.webhooks import Webhook
+    from evoclaw.dashboard.files import dashboard_routes
+    from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.oversight import stop_board
-    from evoclaw.wiring.policies import ShownPolicies
+    from evoclaw.wiring.policies import PoliciesAdapter
     from evoclaw.wiring.showing import (
-        ShownAudit,
-        ShownCanvases,
-        ShownDevices,
-        ShownSkills,
-        ShownStops,
-        ShownTools,
-        refusals_to,
+        AuditAdapter,
+        CanvasesAdapter,
+        DevicesAdapter,
+        SkillsAdapter,
+        StopsAdapter,
+        ToolsAdapter,
+        refusal_recorder,
     )
 
-    run_factory, audit, memory = brain.equipment, brain.governance.audit, brain.memory
-    webhooks = [channel for channel in brain.channels if isinstance(channel, Webhook)]
-    audit_settings = brain.settings.audit
-    return Parts(
+    run_factory, audit, memory = runtime.run_factory, runtime.governance.audit, runtime.memory
+    webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
+    audit_settings = runtime.settings.audit
+    return ApiDependencies(
         access=access,
         settings=settings,
-        runs=brain.runs,
-        talks=brain.talks,
-        approvals=brain.approvals,
-        orchestrator=brain.orchestrator,
-        devices=ShownDevices(brain.stored.devices, env),
-        ledger=brain.governance.ledger,
-        audit=None if audit is None else ShownAudit(audit, brain.home, audit_settings, env),
-        tools=ShownTools(lambda: run_factory.tools(brain.default), lambda: run_factory.box.absent),
-        skills=ShownSkills(run_factory.box.shelf),
-        stops=ShownStops(stop_board(env, brain.stored.database)),
-        canvases=ShownCanvases(run_factory.canvases),
-        policies=ShownPolicies(run_factory, brain.agents),
-        receipts=ReceiptArchive(brain.stored.receipts, brain.stored.commands),
+        runs=runtime.runs,
+        conversations=runtime.conversations,
+        approvals=runtime.approvals,
+        orchestrator=runtime.orchestrator,
+        devices=DevicesAdapter(runtime.stores.devices, env),
+        ledger=runtime.governance.ledger,
+        audit=None if audit is None else AuditAdapter(audit, runtime.home, audit_settings, env),
+        tools=ToolsAdapter(
+            lambda: run_factory.tools(runtime.default_agent),
+            lambda: run_factory.toolbox.unavailable,
+        ),
+        skills=SkillsAdapter(run_factory.toolbox.skill_registry),
+        stops=StopsAdapter(stop_board(env, runtime.stores.database)),
+        canvases=CanvasesAdapter(run_factory.canvases),
+        policies=PoliciesAdapter(run_factory, runtime.agents),
+        receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=None if memory is None else memory.of,
-        workflows=brain.workflows,
-        metrics=partial(_metrics, brain),
-        counted=brain.metrics.http,
-        figures=MetricsReader(MetricsStore(brain.stored.database)),
-        checks=_checks(brain),
-        refused=refusals_to(audit),
-        routes=[*channel_routes(brain.desk, webhooks), *page_routes()],
+        workflows=runtime.workflows,
+        metrics=partial(_metrics, runtime),
+        on_response=runtime.metrics.http,
+        metrics_reader=MetricsReader(MetricsStore(runtime.stores.database)),
+        checks=_checks(runtime),
+        on_refused=refusal_recorder(audit),
+        extra_routes=[*channel_routes(runtime.channel_dispatcher, webhooks), *dashboard_routes()],
     )
 
 
-async def _metrics(brain: Brain) -> bytes:
+async def _metrics(runtime: Runtime) -> bytes:
     """The metrics in the format of Prometheus."""
-    await brain.gauges.refresh(_checks(brain))
-    return brain.metrics.render()
+    await runtime.gauges.refresh(_checks(runtime))
+    return runtime.metrics.render()
 
 
-def _checks(brain: Brain) -> dict[str, Check]:
+def _checks(runtime: Runtime) -> dict[str, ReadinessCheck]:
     """The readiness checks: each returns a problem, or an empty text."""
 
     async def store() -> str:
-        await brain.stored.database.write(lambda connection: None)
+        await runtime.stores.database.write(lambda connection: None)
         # An empty commit also succeeds on a full disk.
-        free = shutil.disk_usage(brain.home).free
-        return "" if free >= LITTLE else f"the disk of {brain.home} is full: free some space"
+        free = shutil.disk_usage(runtime.home).free
+        return (
+            ""
+            if free >= MIN_FREE_DISK_BYTES
+            else f"the disk of {runtime.home} is full: free some space"
+        )
 
     async def broker() -> str:
-        return "" if brain.orchestrator.reception.is_connected else "the broker is unreachable"
+        return (
+            "" if runtime.orchestrator.report_receiver.is_connected else "the broker is unreachable"
+        )
 
     async def provider() -> str:
-        return brain.providers.problem(brain.default.model)
+        return runtime.providers.problem(runtime.default_agent.model)
 
     return {"store": store, "broker": broker, "provider": provider}

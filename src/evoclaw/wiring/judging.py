@@ -12,7 +12,7 @@ from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Tool
 
 
-class Judging(Struct, frozen=True):
+class LocalPolicies(Struct, frozen=True):
     """The policies of this machine that neither count nor record, and what they are about."""
 
     policies: Sequence[Policy]
@@ -23,12 +23,12 @@ class Judging(Struct, frozen=True):
     runs: Path
 
 
-def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
+def local_policies(workspace: Path, env: Mapping[str, str]) -> LocalPolicies:
     """The policies of a run in this folder at the level `supervised`."""
-    from evoclaw.core.tools import ALL
+    from evoclaw.core.tools import ALL_PERMISSIONS
     from evoclaw.governance.autonomy import Autonomy, Level
     from evoclaw.governance.flow.policy import Flow
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions
     from evoclaw.governance.rules.command_rules import CommandRules, rules_file
     from evoclaw.governance.rules.status import ToolStatus
@@ -44,10 +44,10 @@ def judges(workspace: Path, env: Mapping[str, str]) -> Judging:
         Stops(*stop_files(env)),
         ToolStatus(settings.policy.off),
         Autonomy(Level.SUPERVISED),
-        Permissions(frozenset({ALL})),
+        Permissions(frozenset({ALL_PERMISSIONS})),
         CommandRules(file, workspace),
-        Domains(settings.network),
+        NetworkPolicy(settings.network),
         Flow(settings.flow, lambda: tools),
     )
     home = Path(os.environ.get("HOME", "/"))
-    return Judging(policies, tools, file, workspace, home, settings.data / "runs")
+    return LocalPolicies(policies, tools, file, workspace, home, settings.data / "runs")

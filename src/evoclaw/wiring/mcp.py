@@ -12,71 +12,77 @@ if TYPE_CHECKING:
     from evoclaw.core.pipeline import Step
     from evoclaw.core.ports import Executor
     from evoclaw.core.routes import Route
-    from evoclaw.wiring.mcp_requests import Door, Wanted
+    from evoclaw.wiring.mcp_requests import McpHttpOptions, McpServerOptions
 
-CLIENT = "mcp"
+CLIENT_AGENT = "mcp"
 """The agent that calls of MCP clients are counted and audited as."""
 
 
-async def mcp_over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:
+async def mcp_over_stdio(options: McpServerOptions, env: Mapping[str, str]) -> None:
     """Serve until the client closes standard input."""
     from evoclaw.api.mcp_stdio import serve_stdio
 
-    async with _tools(wanted, env) as tools:
+    async with _tools(options, env) as tools:
         await serve_stdio(tools)
 
 
 @asynccontextmanager
-async def mcp_over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> AsyncGenerator[str]:
+async def mcp_over_http(
+    options: McpServerOptions, http: McpHttpOptions, env: Mapping[str, str]
+) -> AsyncGenerator[str]:
     """Serve over HTTP while the block runs; yields the address."""
     from evoclaw.api.mcp_http import serving_http
 
     async with (
-        _tools(wanted, env) as tools,
+        _tools(options, env) as tools,
         serving_http(
-            tools, host=door.host, port=door.port, token=door.token, names=door.names
+            tools, host=http.host, port=http.port, token=http.token, names=http.host_names
         ) as url,
     ):
         yield url
 
 
 @asynccontextmanager
-async def _tools(wanted: Wanted, env: Mapping[str, str]) -> AsyncGenerator[McpTools]:
+async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGenerator[McpTools]:
     from evoclaw.api.mcp_server import McpTools
-    from evoclaw.governance.client_calls import CancelOnStop, EachCall
+    from evoclaw.governance.client_calls import CancelOnStop, PerCallBudget
     from evoclaw.governance.permissions import PermittedTools
-    from evoclaw.governance.stops import ended_by
+    from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
-    from evoclaw.skills.skill_tools import SkillsInUse
+    from evoclaw.skills.skill_tools import ActiveSkillTools
     from evoclaw.wiring.fleet import fleet_routes, open_fleet
     from evoclaw.wiring.governance import open_governance
-    from evoclaw.wiring.local import box_routes, capabilities_at
+    from evoclaw.wiring.local import capabilities_for_level, toolbox_routes
     from evoclaw.wiring.pipelines import local_pipeline
     from evoclaw.wiring.toolbox import open_toolbox
 
-    capabilities = capabilities_at(wanted.level, env)
+    capabilities = capabilities_for_level(options.level, env)
     async with AsyncExitStack() as stack:
-        governance = await stack.enter_async_context(open_governance(env, CLIENT, keeps_on=True))
+        governance = await stack.enter_async_context(
+            open_governance(env, CLIENT_AGENT, long_running=True)
+        )
         steps: list[Step] = [PermittedTools(capabilities)]
         routes: Sequence[Executor | Route]
-        if wanted.on is not None:
+        if options.on is not None:
             orchestrator = await stack.enter_async_context(open_fleet(env))
-            routes = await fleet_routes(orchestrator, wanted.on, capabilities, wanted.wait)
+            routes = await fleet_routes(
+                orchestrator, options.on, capabilities, options.edge_timeout_s
+            )
             governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
             workspace = None
         else:
-            toolbox = await stack.enter_async_context(open_toolbox(wanted.workspace, env))
-            routes, workspace = box_routes(toolbox, wanted.tools), wanted.workspace
-            steps.append(SkillsInUse(toolbox.shelf))
-        stopping, budgets = CancelOnStop(), EachCall(governance.budget_of)
+            toolbox = await stack.enter_async_context(open_toolbox(options.workspace, env))
+            routes, workspace = toolbox_routes(toolbox, options.tools), options.workspace
+            steps.append(ActiveSkillTools(toolbox.skill_registry))
+        stopping, budgets = CancelOnStop(), PerCallBudget(governance.call_budget)
         pipeline = local_pipeline().build(routes, [*steps, *governance.steps(), stopping])
-        rules = governance.rules(wanted.level, capabilities, workspace, pipeline.tools)
-        pipeline = pipeline.with_steps(*rules, governance.counted(budgets))
-        await stack.enter_async_context(ended_by(governance.stops, stopping.end))
+        rules = governance.rules(options.level, capabilities, workspace, pipeline.tools)
+        pipeline = pipeline.with_steps(*rules, governance.count_forwarded(budgets))
+        await stack.enter_async_context(cancel_on_stop(governance.stops, stopping.cancel_all))
         yield McpTools(
             pipeline,
             pipeline.policy,
-            wanted.approver,
+            options.approver,
             capabilities=capabilities,
-            sinks=(budgets, *governance.every_run()),
+            sinks=(budgets, *governance.shared_sinks()),
         )

@@ -15,7 +15,7 @@ EDGE_TIMEOUT_S = 15.0
 """Seconds that an MCP server waits for an edge."""
 
 
-class Wanted(Struct, frozen=True):
+class McpServerOptions(Struct, frozen=True):
     """The tools that MCP clients are offered, and what their calls may do."""
 
     workspace: Path
@@ -26,13 +26,13 @@ class Wanted(Struct, frozen=True):
     """The edge whose tools are offered instead; `any`, or `*` for the whole fleet."""
     tools: tuple[str, ...] | None = None
     """Offer only these tools; None is all."""
-    wait: float = EDGE_TIMEOUT_S
+    edge_timeout_s: float = EDGE_TIMEOUT_S
 
 
-class Door(Struct, frozen=True):
+class McpHttpOptions(Struct, frozen=True):
     """The address that HTTP is bound to, and the token of clients."""
 
     host: str
     port: int
     token: str = ""
-    names: tuple[str, ...] = ()
+    host_names: tuple[str, ...] = ()

@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Provider
 
-ONE_TOOL = ("read",)
+SMALL_MODEL_TOOLS = ("read",)
 """The default tools of the small embedded model: more than one confuses it."""
 
 
 async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
     """The model that the caller asked for, or the first one found on this machine."""
-    from evoclaw.providers import find_default, how_to_get_a_model
+    from evoclaw.providers import find_default_model, model_setup_help
 
-    name = asked or env.get("EVOCLAW_MODEL") or await find_default(env)
+    name = asked or env.get("EVOCLAW_MODEL") or await find_default_model(env)
     if not name:
-        raise ConfigError(how_to_get_a_model())
+        raise ConfigError(model_setup_help())
     return name
 
 
-async def model_at_hand(env: Mapping[str, str]) -> tuple[str, str]:
+async def find_model(env: Mapping[str, str]) -> tuple[str, str]:
     """The model that a run would use and an empty text; or no model and how to get one."""
     try:
         return await choose_model(None, env), ""
@@ -47,16 +47,16 @@ async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Pro
             await close(provider)
 
 
-def for_model(name: str, tools: Sequence[str] | None) -> Sequence[str] | None:
+def tools_for_model(name: str, tools: Sequence[str] | None) -> Sequence[str] | None:
     """The tools that the caller asked for, or those a small model can handle; None is all."""
     small = name.partition("/")[0] == "local"
-    return ONE_TOOL if tools is None and small else tools
+    return SMALL_MODEL_TOOLS if tools is None and small else tools
 
 
-def eyes(provider: Provider) -> dict[type, object]:
+def vision_dependency(provider: Provider) -> dict[type, object]:
     """The `Vision` dependency: the model of the run itself, if it reads images."""
-    from evoclaw.tools.image import OwnEyes, Vision
+    from evoclaw.tools.image import RunModelVision, Vision
     from evoclaw.tools.pictures import why_unavailable
 
     able = provider.profile.images and not why_unavailable()
-    return {Vision: OwnEyes(sees=True)} if able else {}
+    return {Vision: RunModelVision(model_sees_images=True)} if able else {}

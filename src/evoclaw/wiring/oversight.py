@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evoclaw.core.ports import Approver
     from evoclaw.governance.approvals import ApprovalSettings
-    from evoclaw.governance.rates import Counts, Rates
-    from evoclaw.governance.shared_stops import StopBoard
+    from evoclaw.governance.rates import RateLimits, SharedRateCounts
+    from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.governance.stops import StopFile, Stops
-    from evoclaw.orchestrator.people.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import CallApprovals
     from evoclaw.store.databases.database import Database
 
 
@@ -24,28 +24,30 @@ async def open_approvals(
     face: Approver | None = None,
     absent: str = "nobody is there to approve it",
     database: Database | None = None,
-) -> AsyncGenerator[Approvals]:
+) -> AsyncGenerator[CallApprovals]:
     """The approvals of this machine; `face` answers them, if a user is present."""
     from evoclaw.core.redaction import Redactor, secrets_in
-    from evoclaw.orchestrator.people.approvals import Approvals
+    from evoclaw.orchestrator.people.approvals import CallApprovals
     from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import connect_database
 
-    async with opened(env, SCHEMA, given=database) as connected:
+    async with connect_database(env, SCHEMA, existing=database) as connected:
         store = ApprovalStore(connected)
-        await store.tidy()
+        await store.prune()
         redactor = Redactor(secrets_in(env))
         settings = settings or orchestrator_settings(env).approvals
-        yield Approvals(store, settings, face=face, redactor=redactor, absent=absent)
+        yield CallApprovals(
+            store, settings, local_approver=face, redactor=redactor, absence_reason=absent
+        )
 
 
 def stop_file(env: Mapping[str, str]) -> StopFile:
     """The stops of this machine."""
     from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.stops import FILE, StopFile
+    from evoclaw.governance.stops import STOPS_FILE_NAME, StopFile
 
-    return StopFile(default_data_folder(env) / FILE)
+    return StopFile(default_data_folder(env) / STOPS_FILE_NAME)
 
 
 def stop_files(env: Mapping[str, str]) -> tuple[StopFile, ...]:
@@ -53,54 +55,54 @@ def stop_files(env: Mapping[str, str]) -> tuple[StopFile, ...]:
     from evoclaw.wiring.settings import orchestrator_settings
 
     own = stop_file(env)
-    return (own, _mirror(own)) if orchestrator_settings(env).store.url else (own,)
+    return (own, _shared_stop_file(own)) if orchestrator_settings(env).store.url else (own,)
 
 
-def _mirror(own: StopFile) -> StopFile:
-    from evoclaw.governance.shared_stops import FILE
+def _shared_stop_file(own: StopFile) -> StopFile:
+    from evoclaw.governance.shared_stops import SHARED_STOPS_FILE_NAME
     from evoclaw.governance.stops import StopFile
 
-    return StopFile(own.path.with_name(FILE))
+    return StopFile(own.path.with_name(SHARED_STOPS_FILE_NAME))
 
 
-def stop_board(env: Mapping[str, str], database: Database) -> StopBoard:
+def stop_board(env: Mapping[str, str], database: Database) -> StopRegistry:
     """The board that puts and releases stops, for a process that has the store open."""
-    from evoclaw.governance.shared_stops import StopBoard
+    from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.store.governing.stops import StopStore
     from evoclaw.wiring.settings import orchestrator_settings
 
     own = stop_file(env)
     if not orchestrator_settings(env).store.url:
-        return StopBoard(own)
-    return StopBoard(own, _mirror(own), StopStore(database))
+        return StopRegistry(own)
+    return StopRegistry(own, _shared_stop_file(own), StopStore(database))
 
 
 @asynccontextmanager
-async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopBoard]:
+async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopRegistry]:
     """The same for any other process: an unreachable store does not prevent a local stop."""
     from evoclaw.core.errors import EvoClawError
-    from evoclaw.governance.shared_stops import StopBoard
+    from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.store.governing.stops import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import connect_database
 
     own = stop_file(env)
     if not orchestrator_settings(env).store.url:
-        yield StopBoard(own)
+        yield StopRegistry(own)
         return
     async with AsyncExitStack() as stack:
         try:
-            board = stop_board(env, await stack.enter_async_context(opened(env, SCHEMA)))
-            await board.look()
+            board = stop_board(env, await stack.enter_async_context(connect_database(env, SCHEMA)))
+            await board.refresh()
         except EvoClawError as problem:
-            board = StopBoard(own, _mirror(own), away=str(problem))
+            board = StopRegistry(own, _shared_stop_file(own), unreachable=str(problem))
         yield board
 
 
 @asynccontextmanager
-async def open_counts(
+async def open_rate_counts(
     env: Mapping[str, str], *, database: Database | None = None
-) -> AsyncGenerator[Counts | None]:
+) -> AsyncGenerator[SharedRateCounts | None]:
     """The rate counts that orchestrators share in PostgreSQL; None beside SQLite.
 
     Args:
@@ -108,28 +110,28 @@ async def open_counts(
         database: The connection, if this process has one: then the executor waits for the disk
             before a call, and the count does not.
     """
-    from evoclaw.store.governing.rates import SCHEMA, RateCounts
+    from evoclaw.store.governing.rates import SCHEMA, RateStore
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import connect_database
 
     if not orchestrator_settings(env).store.url:
         yield None
         return
-    async with opened(env, SCHEMA, given=database, durable=False) as connected:
-        yield RateCounts(connected, wait=database is None)
+    async with connect_database(env, SCHEMA, existing=database, durable=False) as connected:
+        yield RateStore(connected, wait=database is None)
 
 
-def guards(
-    env: Mapping[str, str], agent: str = "", counts: Counts | None = None
-) -> tuple[Stops, Rates]:
+def stops_and_rates(
+    env: Mapping[str, str], agent: str = "", counts: SharedRateCounts | None = None
+) -> tuple[Stops, RateLimits]:
     """The first policies of a pipeline: the stops of this machine, and the rates."""
     from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import RateLimits
     from evoclaw.governance.stops import Stops
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env)
-    rates = Rates(settings.rates, folder=default_data_folder(env) / "rates", counts=counts)
+    rates = RateLimits(settings.rates, folder=default_data_folder(env) / "rates", counts=counts)
     # A sandbox without egress needs no network stop.
     offline = not settings.network.commands and settings.sandbox_settings.engine != "none"
     return Stops(*stop_files(env), agent=agent, shell_offline=offline), rates

@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from evoclaw.edge.joining import JoinReply
     from evoclaw.trust.pairing import Devices
 
-SEPARATOR = "."
+TOKEN_SEPARATOR = "."
 """Between the agent id and the secret of a token."""
 
 
-class Invited(Struct, frozen=True):
+class JoinCredentials(Struct, frozen=True):
     """What a new edge needs to join: the address of the broker, and a token."""
 
     url: str
     token: str
 
 
-def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
+def invite_edge(agent_id: str, seconds: float, env: Mapping[str, str]) -> JoinCredentials:
     """Create a broker account whose token works once."""
     from evoclaw.config import default_data_folder
     from evoclaw.transport.broker_accounts import BrokerAccounts
     from evoclaw.transport.topics import ID_RULE, is_agent_id
-    from evoclaw.trust.pairing import Pairings
-    from evoclaw.wiring.fleet import find_broker, is_ours
+    from evoclaw.trust.pairing import Invitations
+    from evoclaw.wiring.fleet import find_broker, has_own_broker
 
     home = default_data_folder(env)
     if not is_agent_id(agent_id):
         raise ConfigError(f"{agent_id!r} is not a valid agent id: {ID_RULE}")
-    if not is_ours(home):
+    if not has_own_broker(home):
         raise ConfigError(
             "no broker of `evoclaw up` runs on this machine, so no edge can be invited. With a "
             f"broker of your own: create the account {agent_id!r}, write the agent.toml of the "
@@ -48,13 +48,15 @@ def invite(agent_id: str, seconds: float, env: Mapping[str, str]) -> Invited:
             f"and approve it with `evoclaw agents approve {agent_id}`"
         )
     address = find_broker(home, env)
-    token = Pairings(home / "pairing").new(agent_id, seconds, time.time())
+    token = Invitations(home / "pairing").create(agent_id, seconds, time.time())
     BrokerAccounts(home / "broker").renew(agent_id, password=token)
     kind = "mqtt" if address.tls is None else "mqtts"
-    return Invited(f"{kind}://{address.host}:{address.port}", f"{agent_id}{SEPARATOR}{token}")
+    return JoinCredentials(
+        f"{kind}://{address.host}:{address.port}", f"{agent_id}{TOKEN_SEPARATOR}{token}"
+    )
 
 
-async def join(
+async def join_fleet(
     url: str,
     token: str,
     path: Path,
@@ -72,7 +74,7 @@ async def join(
     from evoclaw.transport.topics import is_agent_id
     from evoclaw.trust.receipts import DeviceKey
 
-    agent_id, _, secret = token.strip().partition(SEPARATOR)
+    agent_id, _, secret = token.strip().partition(TOKEN_SEPARATOR)
     if not is_agent_id(agent_id) or not secret:
         raise ConfigError(
             "the token is not valid; copy the whole token that `evoclaw agents invite` printed"
@@ -118,7 +120,7 @@ def public_key(env: Mapping[str, str], file: str | None = None) -> str:
     return Signer.load_or_create(path).public_key
 
 
-async def revoke(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
+async def revoke_edge(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
     """Revoke an edge: remove its broker account and the approval of its tools."""
     from evoclaw.config import default_data_folder
     from evoclaw.transport.broker_accounts import BrokerAccounts

@@ -17,31 +17,31 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.executors.trace_step import TraceCall
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.notices import BudgetNotice
-    from evoclaw.governance.budget.policy import Budget
+    from evoclaw.governance.budget.policy import RunBudget
     from evoclaw.governance.client_calls import CancelOnStop
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.flow.policy import Flow
     from evoclaw.governance.forwarded import ForwardedCalls
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions, PermittedTools
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
-    from evoclaw.skills.skill_tools import SkillsInUse
+    from evoclaw.skills.skill_tools import ActiveSkillTools
 
     return PipelineSpec(
         "local",
-        offer=(PermittedTools, SkillsInUse, FlowFlags, Quarantine, RunTools),
+        offer=(PermittedTools, ActiveSkillTools, FlowFlags, Quarantine, RunTools),
         before=(
-            Stops, ToolStatus, Rates, Recordable, Autonomy, Permissions, CommandRules, Domains,
-            ForwardedCalls, Flow, ParentRules, PendingQuestions, Budget,
+            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules, NetworkPolicy,
+            ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
         ),
         around=(CancelOnStop, TraceCall, Quarantine),
-        after=(SignReceipt, SkillsInUse, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice),
+        after=(SignReceipt, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice),
     )  # fmt: skip
 
 
@@ -52,13 +52,13 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.executors.trace_step import TraceCall
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.notices import BudgetNotice
-    from evoclaw.governance.budget.policy import Budget
+    from evoclaw.governance.budget.policy import RunBudget
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.flow.policy import Flow
     from evoclaw.governance.forwarded import ForwardedCalls
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions, PermittedTools
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
@@ -66,20 +66,20 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
-    from evoclaw.skills.skill_tools import SkillsInUse
+    from evoclaw.skills.skill_tools import ActiveSkillTools
 
     return PipelineSpec(
         "service",
         offer=(
-            PermittedTools, AgentTools, AgentSkills, DefaultTimeout, SkillsInUse, FlowFlags,
+            PermittedTools, AgentTools, AgentSkills, DefaultTimeout, ActiveSkillTools, FlowFlags,
             RunTools,
         ),
         before=(
-            Stops, ToolStatus, Rates, Recordable, Autonomy, Permissions, CommandRules, Domains,
-            ForwardedCalls, Flow, ParentRules, PendingQuestions, Budget,
+            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules, NetworkPolicy,
+            ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
         ),
         around=(TraceCall,),
-        after=(SignReceipt, SkillsInUse, MarkHiddenText, SessionLabels, BudgetNotice),
+        after=(SignReceipt, ActiveSkillTools, MarkHiddenText, SessionLabels, BudgetNotice),
     )  # fmt: skip
 
 
@@ -91,9 +91,9 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.governance.flow.edge import EdgeFlow
     from evoclaw.governance.flow.flags import FlowFlags
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions, PermittedTools
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.rules.status import ToolStatus
     from evoclaw.governance.stops import Stops
@@ -103,7 +103,7 @@ def edge_pipeline() -> PipelineSpec:
         "edge",
         offer=(PermittedTools, FlowFlags, GenomeTimeouts),
         before=(
-            Stops, Rates, Recordable, ToolStatus, Autonomy, Permissions, CommandRules, Domains,
+            Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules, NetworkPolicy,
             EdgeFlow, DeviceBudget,
         ),
         around=(KeepLargeOutput, MeterDevice),

@@ -20,13 +20,13 @@ from evoclaw.core.tools import Call, Context, Tool
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
-    from evoclaw.governance.rules.document import Document, Rule
+    from evoclaw.governance.rules.document import Rule, RuleDocument
     from evoclaw.wiring.governance import Governance
 
-SHIPPED = "shipped"
+SHIPPED_RULES = "shipped"
 
 
-class Judged(Protocol):
+class PolicySource(Protocol):
     """The part of the run factory that decides about calls."""
 
     @property
@@ -44,19 +44,19 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ShownPolicies:
+class PoliciesAdapter:
     """The policies that runs have, without those that count calls."""
 
-    equipment: Judged
+    run_factory: PolicySource
     agents: Mapping[str, Agent]
 
-    async def shown(self) -> PolicyView:
+    async def describe(self) -> PolicyView:
         """The rules and settings in use."""
         from evoclaw.governance.flow.settings import Preset
         from evoclaw.orchestrator.agents.definitions import level_of
         from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
 
-        settings = self.equipment.governance.settings
+        settings = self.run_factory.governance.settings
         agent = self._agent("")
         document, source = await asyncio.to_thread(self._rules, agent)
         facts: dict[str, JSON] = {
@@ -106,7 +106,7 @@ class ShownPolicies:
         from evoclaw.tools.sets import everything
 
         built_in = (bound.tool for bound in everything())
-        for tool in (*self.equipment.tools(agent), *built_in):
+        for tool in (*self.run_factory.tools(agent), *built_in):
             if name in (tool.name, *tool.aliases):
                 return tool
         return None
@@ -115,42 +115,42 @@ class ShownPolicies:
         """In the order of the pipeline, without policies that count calls."""
         from evoclaw.governance.autonomy import Level
         from evoclaw.governance.flow.policy import Flow
-        from evoclaw.governance.rates import Rates
+        from evoclaw.governance.rates import RateLimits
 
-        governance, tools = self.equipment.governance, partial(self.equipment.tools, agent)
+        governance, tools = self.run_factory.governance, partial(self.run_factory.tools, agent)
         if level:
             rules = governance.rules(Level(level), agent.capabilities, None, tools)
         else:
-            rules = self.equipment.policies(agent)
+            rules = self.run_factory.policies(agent)
         # The flow policy remembers the tools that it saw, so runs must not share this one.
         return [
             Flow(governance.settings.flow, tools) if isinstance(rule, Flow) else rule
             for rule in rules
-            if not isinstance(rule, Rates)
+            if not isinstance(rule, RateLimits)
         ]
 
-    def _rules(self, agent: Agent) -> tuple[Document, str]:
+    def _rules(self, agent: Agent) -> tuple[RuleDocument, str]:
         """The rule document in use, and where it is from."""
-        from evoclaw.governance.advance import InAdvance
+        from evoclaw.governance.advance import PreApproval
         from evoclaw.governance.rules.command_rules import CommandRules
         from evoclaw.governance.rules.document import shipped_rules
 
-        for policy in self.equipment.policies(agent):
-            inner = policy.rule if isinstance(policy, InAdvance) else policy
+        for policy in self.run_factory.policies(agent):
+            inner = policy.rule if isinstance(policy, PreApproval) else policy
             if isinstance(inner, CommandRules) and inner.file is not None:
-                configured = self.equipment.governance.settings.policy.rules
-                return inner.load().document, configured or SHIPPED
-        return shipped_rules(), SHIPPED
+                configured = self.run_factory.governance.settings.policy.rules
+                return inner.load().document, configured or SHIPPED_RULES
+        return shipped_rules(), SHIPPED_RULES
 
     def _effects(self, call: Call) -> dict[str, JSON]:
-        from evoclaw.governance.rules.command_rules import ELSEWHERE
-        from evoclaw.governance.rules.effect_views import shown_effects
+        from evoclaw.governance.rules.command_rules import REMOTE_WORKSPACE
+        from evoclaw.governance.rules.effect_views import describe_effects
         from evoclaw.shell.calls import read_call
 
-        forwarded = self.equipment.governance.forwarded
+        forwarded = self.run_factory.governance.forwarded
         inner = () if forwarded is None else forwarded(call)
         home = os.environ.get("HOME", "/")
-        return shown_effects(read_call(inner[0] if inner else call, ELSEWHERE, home))
+        return describe_effects(read_call(inner[0] if inner else call, REMOTE_WORKSPACE, home))
 
 
 _DEFAULTS = ("default", "other_tools", "unreadable", "code", "environment")

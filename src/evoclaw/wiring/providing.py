@@ -11,10 +11,10 @@ from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 
-Settle: TypeAlias = Callable[[], Awaitable[None]]
+Flush: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when every earlier write of the store is on disk."""
 
-MOST_KEPT = 256
+MAX_CACHED_MODELS = 256
 """Models whose provider and price are cached; callers may name any model."""
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evoclaw.providers.http import Http
 
 
-class Providers:
+class ProviderCache:
     """The provider of each model; an unavailable model fails with the reason when it is used."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Providers:
         env: Mapping[str, str],
         default: str,
         stack: AsyncExitStack,
-        settle: Settle,
+        flush: Flush,
     ) -> None:
         """Create an empty cache.
 
@@ -44,61 +44,63 @@ class Providers:
             settle: Waits until the store is on disk; awaited before every request.
         """
         self._http, self._env, self.default = http, env, default
-        self._stack, self._settle = stack, settle
-        self._made: dict[str, Provider] = {}
+        self._stack, self._flush = stack, flush
+        self._cached: dict[str, Provider] = {}
         self._embedded: Provider | None = None
 
-    def of(self, name: str) -> Provider:
+    def get(self, name: str) -> Provider:
         """The provider of a model; `A,B` falls back to B."""
         name = name or self.default
-        if (cached := self._made.get(name)) is not None:
+        if (cached := self._cached.get(name)) is not None:
             return cached
         try:
             provider = self._make(name)
         except ConfigError as problem:
-            return NoModel(name, str(problem))  # not cached: the key may be set the next time
-        if len(self._made) < MOST_KEPT:
-            self._made[name] = provider
+            return UnavailableModel(
+                name, str(problem)
+            )  # not cached: the key may be set the next time
+        if len(self._cached) < MAX_CACHED_MODELS:
+            self._cached[name] = provider
         return provider
 
     def problem(self, name: str = "") -> str:
         """Why a model is unavailable; empty if no problem is known."""
-        provider = self.of(name)
-        return provider.why if isinstance(provider, NoModel) else ""
+        provider = self.get(name)
+        return provider.reason if isinstance(provider, UnavailableModel) else ""
 
     def _make(self, name: str) -> Provider:
-        from evoclaw.providers import how_to_get_a_model
-        from evoclaw.providers.direct import NAME, Direct
+        from evoclaw.providers import model_setup_help
+        from evoclaw.providers.direct import DIRECT_MODEL, DirectProvider
         from evoclaw.providers.fallback import Fallback
-        from evoclaw.providers.settled import Settled
+        from evoclaw.providers.settled import WriteBarrierProvider
 
         if not name:
-            raise ConfigError(how_to_get_a_model())
-        if name == NAME:
-            return Direct()
-        providers = [self._served(part.strip()) for part in name.split(",")]
+            raise ConfigError(model_setup_help())
+        if name == DIRECT_MODEL:
+            return DirectProvider()
+        providers = [self._provider_of(part.strip()) for part in name.split(",")]
         provider = providers[0] if len(providers) == 1 else Fallback(providers)
-        return Settled(provider, self._settle)
+        return WriteBarrierProvider(provider, self._flush)
 
-    def _served(self, name: str) -> Provider:
+    def _provider_of(self, name: str) -> Provider:
         """The provider of one model. All embedded models share one provider: it is a process."""
         from evoclaw.providers import provider_for
         from evoclaw.providers.closing import close
-        from evoclaw.providers.names import LOCAL
+        from evoclaw.providers.names import LOCAL_MODEL
 
-        if name.partition("/")[0] != LOCAL:
+        if name.partition("/")[0] != LOCAL_MODEL:
             return provider_for(name, http=self._http, env=self._env)
         if self._embedded is None:
-            self._embedded = provider_for(LOCAL, http=self._http, env=self._env)
+            self._embedded = provider_for(LOCAL_MODEL, http=self._http, env=self._env)
             self._stack.push_async_callback(close, self._embedded)
         return self._embedded
 
 
-class NoModel:
+class UnavailableModel:
     """The provider of a model that is unavailable: every request fails with the reason."""
 
-    def __init__(self, name: str, why: str) -> None:
-        self._name, self.why = name, why
+    def __init__(self, name: str, reason: str) -> None:
+        self._name, self.reason = name, reason
 
     @property
     def model(self) -> str:
@@ -112,11 +114,11 @@ class NoModel:
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Raise the reason."""
-        raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, self.why)
+        raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, self.reason)
         yield
 
 
-def price_of_any() -> Price:
+def price_of_any_model() -> Price:
     """The maximum price of a reply, for any model."""
     from evoclaw.wiring.budget import price_for
 
@@ -124,7 +126,7 @@ def price_of_any() -> Price:
 
     def price(model: str, usage: Usage) -> float | None:
         price_of_model = known.get(model) or price_for(model)
-        if len(known) < MOST_KEPT:
+        if len(known) < MAX_CACHED_MODELS:
             known[model] = price_of_model
         return price_of_model(model, usage)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from evoclaw.store.databases.database import Database
 
 logger = logging.getLogger(__name__)
-KEY = "device.key"
-RECENT = 3600.0
+DEVICE_KEY_FILE = "device.key"
+REPAIR_WINDOW_S = 3600.0
 """Seconds before a start in which a crash may have lost receipts of stored results."""
 
 
@@ -30,27 +30,27 @@ async def open_receipts(
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.calls.commands import CommandStore
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import connect_database
 
     parts = (receipts.SCHEMA, command_tables.SCHEMA)
-    async with opened(env, *parts, given=database) as connected:
+    async with connect_database(env, *parts, existing=database) as connected:
         yield ReceiptArchive(receipts.ReceiptStore(connected), CommandStore(connected))
 
 
 @asynccontextmanager
-async def open_book(
+async def open_receipt_verifier(
     commands: CommandStore,
     *,
     required: bool = False,
-    noted: Callable[[ReceiptBreach], None] | None = None,
+    on_breach: Callable[[ReceiptBreach], None] | None = None,
 ) -> AsyncGenerator[ReceiptVerifier]:
     """The verifier of receipts, after repairing what a crash left out."""
     from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
-    verifier = ReceiptVerifier(store, required=required, on_breach=noted or _warn)
-    await verifier.repair(time.time() - RECENT)
+    verifier = ReceiptVerifier(store, required=required, on_breach=on_breach or _warn)
+    await verifier.repair(time.time() - REPAIR_WINDOW_S)
     try:
         yield verifier
     finally:
@@ -73,12 +73,12 @@ async def open_signer(
     from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.store import opened
+    from evoclaw.wiring.store import connect_database
 
     shared = bool(orchestrator_settings(env).store.url)
     # A receipt of this machine about itself need not survive a power cut: no wait per call.
-    async with opened(env, SCHEMA, given=database, durable=False) as connected:
-        key = DeviceKey.load_or_create(default_data_folder(env) / KEY)
+    async with connect_database(env, SCHEMA, existing=database, durable=False) as connected:
+        key = DeviceKey.load_or_create(default_data_folder(env) / DEVICE_KEY_FILE)
         store, alone = ReceiptStore(connected), database is None
         yield LocalReceiptSigner(key, store, token_hex(8), shared=shared, wait=alone).sign
 

@@ -11,10 +11,10 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
-    from evoclaw.wiring.brain import Brain
+    from evoclaw.wiring.brain import Runtime
     from evoclaw.wiring.governance import Governance
 
-LIVE = (
+LIVE_TABLES = (
     "agents",
     "approvals",
     "budget",
@@ -27,50 +27,50 @@ LIVE = (
 """Tables of `evoclaw.toml` that new runs use after a reload; active runs keep theirs."""
 
 
-class Reloaded(Struct, frozen=True):
+class ReloadResult(Struct, frozen=True):
     """The tables of `evoclaw.toml` that differ after a reload."""
 
     changed: tuple[str, ...]
     """Tables that are in use now."""
-    restart: tuple[str, ...]
+    needs_restart: tuple[str, ...]
     """Tables that take effect after a restart."""
 
 
-def reload(brain: Brain, env: Mapping[str, str]) -> Reloaded:
+def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
     """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
-    from evoclaw.orchestrator.sessions.subruns import Limits
+    from evoclaw.orchestrator.sessions.subruns import RunLimits
     from evoclaw.wiring.brain import approval_settings
     from evoclaw.wiring.settings import orchestrator_settings
 
-    old, new = brain.equipment.governance.settings, orchestrator_settings(env)
+    old, new = runtime.run_factory.governance.settings, orchestrator_settings(env)
     different = [name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)]
     agents = agents_of(new)
-    live = {name: getattr(new, name) for name in LIVE}
+    live = {name: getattr(new, name) for name in LIVE_TABLES}
     settings = msgspec.structs.replace(old, **live)
-    governance = _governance(brain, settings)
+    governance = _governance_with(runtime, settings)
     for agent in agents.values():
         # Build the policies now, so that an error in the rules is reported now.
         governance.rules(level_of(agent), agent.capabilities, None, tuple)
-    brain.equipment.changed(governance)
-    brain.agents.clear()
-    brain.agents.update(agents)
-    brain.talks.limits = Limits(budget=settings.budget)
+    runtime.run_factory.use_governance(governance)
+    runtime.agents.clear()
+    runtime.agents.update(agents)
+    runtime.conversations.limits = RunLimits(budget=settings.budget)
     names = settings.orchestrator.cheaper_models
-    brain.talks.cheaper = tuple(brain.providers.of(name) for name in names)
-    brain.approvals.settings = approval_settings(settings)
-    changed = tuple(name for name in different if name in LIVE)
-    return Reloaded(changed, tuple(name for name in different if name not in LIVE))
+    runtime.conversations.cheaper = tuple(runtime.providers.get(name) for name in names)
+    runtime.approvals.settings = approval_settings(settings)
+    changed = tuple(name for name in different if name in LIVE_TABLES)
+    return ReloadResult(changed, tuple(name for name in different if name not in LIVE_TABLES))
 
 
-def _governance(brain: Brain, settings: EvoClawConfig) -> Governance:
+def _governance_with(runtime: Runtime, settings: EvoClawConfig) -> Governance:
     """The same governance with other settings; counts and audit continue."""
-    from evoclaw.governance.rates import Rates
+    from evoclaw.governance.rates import RateLimits
 
-    current, folder = brain.equipment.governance, brain.home / "rates"
+    current, folder = runtime.run_factory.governance, runtime.home / "rates"
     guards = tuple(
-        Rates(settings.rates, folder=folder, counts=policy.counts)
-        if isinstance(policy, Rates)
+        RateLimits(settings.rates, folder=folder, counts=policy.counts)
+        if isinstance(policy, RateLimits)
         else policy
         for policy in current.guards
     )

@@ -16,24 +16,24 @@ from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports
 from evoclaw.core.routes import Place, Route
 from evoclaw.core.tools import Tool
-from evoclaw.wiring.fleet import ANY, EACH, fleet_tools
-from evoclaw.wiring.toolbox import refilled
+from evoclaw.wiring.fleet import ANY_EDGE, EVERY_EDGE, fleet_tools
+from evoclaw.wiring.toolbox import with_dependencies
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipt_step import Sign
-    from evoclaw.orchestrator.fleet.delegation import Delegated, Stay
+    from evoclaw.orchestrator.fleet.delegation import EdgeAffinity, FleetExecutor
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.sessions.sessions import Session
     from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providing import Providers, Settle
+    from evoclaw.wiring.providing import Flush, ProviderCache
     from evoclaw.wiring.toolbox import Toolbox
 
-FLEET_NAMES = ("edge_call", "jobs", "nodes")
+FLEET_TOOL_NAMES = ("edge_call", "jobs", "nodes")
 """Tools of the orchestrator that concern the whole fleet."""
-STICKY = 10_000
+MAX_STICKY_SESSIONS = 10_000
 """Sessions whose choice of edges is remembered."""
 
 
@@ -42,52 +42,54 @@ class RunFactory:
     """Builds the parts of each run by the definition of its agent."""
 
     orchestrator: Orchestrator
-    providers: Providers
+    providers: ProviderCache
     governance: Governance
     approver: Callable[[str], Approver]
-    box: Toolbox
+    toolbox: Toolbox
     sign: Sign
-    settle: Settle
+    flush: Flush
     """Waits until the store has written everything to disk; called before a local call runs."""
     canvases: CanvasFolder | StoredCanvases
     """The canvases of sessions."""
     _policies: dict[str, tuple[Policy, ...]] = field(
         default_factory=dict[str, "tuple[Policy, ...]"]
     )
-    _sticky: OrderedDict[str, Stay] = field(default_factory=OrderedDict[str, "Stay"])
+    _sticky: OrderedDict[str, EdgeAffinity] = field(
+        default_factory=OrderedDict[str, "EdgeAffinity"]
+    )
 
-    def ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+    def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
         from evoclaw.tools.canvas import Canvas
 
-        agent = self._able(agent)
-        injected = dict(given)
+        agent = self._fit_to_model(agent)
+        injected = dict(dependencies)
         history = cast("History", injected.pop(History))
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
         pipeline = self._pipeline(agent, f"{session.tenant}/{session.id}", injected, history)
         pipeline = pipeline.with_steps(*self.policies(agent))
         return Ports(
-            self.providers.of(agent.model),
+            self.providers.get(agent.model),
             pipeline,
             pipeline.policy,
             self.approver(session.id),
             Principal(agent=agent.name),
         )
 
-    def changed(self, governance: Governance) -> None:
+    def use_governance(self, governance: Governance) -> None:
         """Use other settings for new runs; active runs keep theirs."""
         self.governance = governance
         self._policies.clear()
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
         """The tools that a run of an agent would be offered now."""
-        return self._pipeline(self._able(agent), "", {}, History()).tools()
+        return self._pipeline(self._fit_to_model(agent), "", {}, History()).tools()
 
-    def _able(self, agent: Agent) -> Agent:
+    def _fit_to_model(self, agent: Agent) -> Agent:
         """The agent, with fewer tools if its model is small: many tools confuse a small model."""
-        from evoclaw.wiring.models import for_model
+        from evoclaw.wiring.models import tools_for_model
 
-        tools = for_model(agent.model or self.providers.default, None)
+        tools = tools_for_model(agent.model or self.providers.default, None)
         if tools is None or agent.tools is not None:
             return agent
         return replace(agent, tools=frozenset(tools))
@@ -110,23 +112,23 @@ class RunFactory:
     ) -> Pipeline:
         from evoclaw.executors.local import LocalExecutor
         from evoclaw.executors.receipt_step import SignReceipt
-        from evoclaw.skills.skill_tools import SkillsInUse
+        from evoclaw.skills.skill_tools import ActiveSkillTools
         from evoclaw.wiring.pipelines import service_pipeline
 
-        toolbox = refilled(self.box, injected)
-        tools = [bound for bound in toolbox.tools if bound.name in self._own_names()]
-        executors = [LocalExecutor(tools, given=toolbox.given), *toolbox.servers]
-        routes = [Route(executor, ready=self.settle) for executor in executors]
+        toolbox = with_dependencies(self.toolbox, injected)
+        tools = [bound for bound in toolbox.tools if bound.name in self._orchestrator_tool_names()]
+        executors = [LocalExecutor(tools, given=toolbox.dependencies), *toolbox.mcp_servers]
+        routes = [Route(executor, ready=self.flush) for executor in executors]
         routes += self._fleet_routes(agent, session)
         steps = [
-            *self._offers(agent, toolbox),
-            SkillsInUse(toolbox.shelf, history),
+            *self._offer_steps(agent, toolbox),
+            ActiveSkillTools(toolbox.skill_registry, history),
             SignReceipt(self.sign),
             *self.governance.steps(),
         ]
         return service_pipeline().build(routes, steps)
 
-    def _offers(self, agent: Agent, box: Toolbox) -> list[Step]:
+    def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
         from evoclaw.governance.permissions import PermittedTools
         from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
@@ -135,7 +137,7 @@ class RunFactory:
         steps: list[Step] = [PermittedTools(agent.capabilities)]
         if agent.tools is not None:
             steps.append(AgentTools(agent.tools))
-        if active := active_skills(agent, box.shelf.skills()):
+        if active := active_skills(agent, toolbox.skill_registry.skills()):
             steps.append(AgentSkills(tuple(active)))
         timeout_ms = self.governance.settings.orchestrator.default_tool_timeout_ms
         if timeout_ms is not None:
@@ -144,27 +146,29 @@ class RunFactory:
 
     def _fleet_routes(self, agent: Agent, session: str) -> list[Route]:
         """The routes to the edges that the agent works on."""
-        target = agent.on or ANY
-        if target not in (ANY, EACH):
+        target = agent.on or ANY_EDGE
+        if target not in (ANY_EDGE, EVERY_EDGE):
             return [Route(self.orchestrator.edge(target), Place.EDGE)]
         routes = fleet_tools(self.orchestrator, agent.capabilities)
-        if target == EACH:
+        if target == EVERY_EDGE:
             return routes
         return [*routes, Route(self._delegated(session), Place.EDGE)]
 
     @staticmethod
-    def _own_names() -> frozenset[str]:
+    def _orchestrator_tool_names() -> frozenset[str]:
         """Tools that need the stores of the orchestrator; all others run on edges."""
         from evoclaw.tools.catalogue import RunsOn, entries_on
 
         names = (entry.name for entry in entries_on(RunsOn.ORCHESTRATOR))
-        return frozenset(names) - {*FLEET_NAMES}
+        return frozenset(names) - {*FLEET_TOOL_NAMES}
 
-    def _delegated(self, session: str) -> Delegated:
+    def _delegated(self, session: str) -> FleetExecutor:
         """An executor that keeps to the edges of the session; each run has its own tools."""
-        delegated = self.orchestrator.delegated([*self._own_names(), *FLEET_NAMES])
-        delegated.stay = self._sticky.pop(session, delegated.stay)
-        self._sticky[session] = delegated.stay
-        while len(self._sticky) > STICKY:
+        delegated = self.orchestrator.delegated(
+            [*self._orchestrator_tool_names(), *FLEET_TOOL_NAMES]
+        )
+        delegated.affinity = self._sticky.pop(session, delegated.affinity)
+        self._sticky[session] = delegated.affinity
+        while len(self._sticky) > MAX_STICKY_SESSIONS:
             self._sticky.popitem(last=False)
         return delegated

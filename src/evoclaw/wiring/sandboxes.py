@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError, ToolFailure
-from evoclaw.core.ops import CLOSED
+from evoclaw.core.ops import STATE_FOLDER
 from evoclaw.core.tools import Call
 
 if TYPE_CHECKING:
     from evoclaw.core.ops import ExecOps
     from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.sandbox.egress.gateway import EgressConnection
     from evoclaw.sandbox.engines.registry import SandboxSettings
     from evoclaw.sandbox.sandboxes import LocalSandboxes
@@ -88,7 +88,7 @@ async def _engine_holds(sandboxed: SandboxedProcesses) -> tuple[bool, str]:
 async def open_sandboxes(
     workspace: Path,
     settings: SandboxSettings,
-    domains: Domains,
+    domains: NetworkPolicy,
     stack: AsyncExitStack,
     *,
     data: Path,
@@ -107,7 +107,9 @@ async def open_sandboxes(
         on_connection: Called with every egress connection that a command requested.
     """
     root, hidden = _locate_workspace(workspace, data)
-    proxy = await _open_gateway(domains, stack, on_connection) if domains.open_to_commands else ""
+    proxy = (
+        await _open_gateway(domains, stack, on_connection) if domains.commands_have_network else ""
+    )
     existing = [folder for folder in readable if folder.is_dir()]
 
     def policy() -> SandboxPolicy:
@@ -142,17 +144,17 @@ def _locate_workspace(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]
     if not f"{ours}/".startswith(f"{root.rstrip('/')}/"):
         return root, ()
     parts = os.path.relpath(ours, root).split("/")
-    if CLOSED not in parts:
+    if STATE_FOLDER not in parts:
         raise ConfigError(
             f"EvoClaw's own folder '{ours}' lies inside the workspace '{root}', where tools could "
             "change it; work in another folder, or set EVOCLAW_HOME to another folder"
         )
-    top = "/".join(parts[: parts.index(CLOSED) + 1])
+    top = "/".join(parts[: parts.index(STATE_FOLDER) + 1])
     return root, (f"{root.rstrip('/')}/{top}",)
 
 
 async def _open_gateway(
-    domains: Domains,
+    domains: NetworkPolicy,
     stack: AsyncExitStack,
     on_connection: Callable[[EgressConnection], None] | None,
 ) -> str:
@@ -160,8 +162,8 @@ async def _open_gateway(
     from evoclaw.sandbox.egress.gateway import EgressGateway
 
     gateway = EgressGateway(
-        domains.commands_may,
-        guard=UrlGuard(may=domains.may),
+        domains.allows_for_commands,
+        guard=UrlGuard(may=domains.allows),
         ports=domains.ports,
         on_connection=on_connection or (lambda connection: None),
     )

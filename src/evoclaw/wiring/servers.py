@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evoclaw.executors.mcp.executor import McpExecutor
     from evoclaw.executors.mcp.pins import PinFile
 
-PINS = "approved-mcp.json"
+PINS_FILE = "approved-mcp.json"
 
 
 def mcp_pins(env: Mapping[str, str]) -> PinFile:
@@ -20,10 +20,12 @@ def mcp_pins(env: Mapping[str, str]) -> PinFile:
     from evoclaw.config.places import default_data_folder
     from evoclaw.executors.mcp.pins import PinFile
 
-    return PinFile(default_data_folder(env) / PINS)
+    return PinFile(default_data_folder(env) / PINS_FILE)
 
 
-async def connect_servers(env: Mapping[str, str], stack: AsyncExitStack) -> Sequence[McpExecutor]:
+async def connect_mcp_servers(
+    env: Mapping[str, str], stack: AsyncExitStack
+) -> Sequence[McpExecutor]:
     """Connect to every configured MCP server until the stack is closed."""
     from evoclaw.wiring.settings import orchestrator_settings
 

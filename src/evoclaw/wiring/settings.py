@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import LoopSettings
 
-FILE = "evoclaw.toml"
+SETTINGS_FILE = "evoclaw.toml"
 """The settings file, in the data folder."""
 
 
@@ -25,7 +25,7 @@ def loop_settings(env: Mapping[str, str]) -> LoopSettings:
     )
 
 
-def settings_text(env: Mapping[str, str]) -> str:
+def settings_template(env: Mapping[str, str]) -> str:
     """Every setting of `evoclaw.toml` with its default, explained and commented out."""
     from evoclaw.config import read_evoclaw_toml
     from evoclaw.config.template import template
@@ -40,5 +40,5 @@ def orchestrator_settings(env: Mapping[str, str]) -> EvoClawConfig:
     from evoclaw.config import read_evoclaw_toml
     from evoclaw.config.places import default_data_folder
 
-    path = default_data_folder(env) / FILE
+    path = default_data_folder(env) / SETTINGS_FILE
     return read_evoclaw_toml(path if path.exists() else None, env)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.api.needs import Refusal, SheetView, SkillProblem, SkillView, StopView
+from evoclaw.api.needs import CanvasView, RefusedRequest, SkillProblem, SkillView, StopView
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool, UnavailableTool
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.governance.shared_stops import StopBoard
+    from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.observe.audit.cold import AuditQuery, ColdTier
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.skills.loading import Skill
-    from evoclaw.skills.watching import Shelf
+    from evoclaw.skills.watching import SkillRegistry
     from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.trust.pairing import Device, Devices
 
@@ -33,40 +33,40 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ShownDevices:
+class DevicesAdapter:
     """The edges that joined, for the API."""
 
-    known: Devices
+    devices: Devices
     env: Mapping[str, str]
 
     def all(self) -> Sequence[Device]:
         """Every known edge."""
-        return self.known.all()
+        return self.devices.all()
 
     def get(self, agent_id: str) -> Device | None:
         """One edge; None if it is unknown."""
-        return self.known.get(agent_id)
+        return self.devices.get(agent_id)
 
     async def approve(self, agent_id: str, seen: str = "") -> Device:
         """Approve the pending tools of an edge; an error if they differ from those `seen`."""
-        return await self.known.approve(agent_id, time.time(), seen=seen)
+        return await self.devices.approve(agent_id, time.time(), seen=seen)
 
     async def revoke(self, agent_id: str) -> None:
         """Revoke an edge: remove its broker account and the approval of its tools."""
-        from evoclaw.wiring.pairing import revoke
+        from evoclaw.wiring.pairing import revoke_edge
 
-        await revoke(agent_id, self.env, self.known)
+        await revoke_edge(agent_id, self.env, self.devices)
 
     def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
         """Invite an edge; returns the broker's address, and a token that works once."""
-        from evoclaw.wiring.pairing import invite
+        from evoclaw.wiring.pairing import invite_edge
 
-        invited = invite(agent_id, seconds, self.env)
+        invited = invite_edge(agent_id, seconds, self.env)
         return invited.url, invited.token
 
 
 @dataclass(frozen=True, slots=True)
-class ShownAudit:
+class AuditAdapter:
     """The audit of this machine, for the API: one tenant at a time."""
 
     audit: Audit
@@ -83,9 +83,9 @@ class ShownAudit:
         audit_query = msgspec.convert({**query, "tenant": tenant}, AuditQuery)
         await asyncio.to_thread(self.audit.flush)
         # It reads whole files, so it runs in a thread with an event loop of its own.
-        return await asyncio.to_thread(lambda: asyncio.run(self._found(audit_query)))
+        return await asyncio.to_thread(lambda: asyncio.run(self._search(audit_query)))
 
-    async def _found(self, query: AuditQuery) -> Sequence[dict[str, JSON]]:
+    async def _search(self, query: AuditQuery) -> Sequence[dict[str, JSON]]:
         from evoclaw.observe.audit.reader import search
 
         cold = self._cold()
@@ -98,9 +98,9 @@ class ShownAudit:
     async def verify(self) -> Mapping[str, JSON]:
         """Check that no record of this machine was edited, removed or cut off."""
         await asyncio.to_thread(self.audit.flush)
-        return await asyncio.to_thread(self._verified)
+        return await asyncio.to_thread(self._verify)
 
-    def _verified(self) -> dict[str, JSON]:
+    def _verify(self) -> dict[str, JSON]:
         from evoclaw.observe.audit.checkpoints import AuditKey
         from evoclaw.observe.audit.reader import audit_files
         from evoclaw.observe.audit.verify import verify
@@ -119,7 +119,7 @@ class ShownAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTools:
+class ToolsAdapter:
     """The tools of the default agent, for the API."""
 
     tools: Callable[[], Sequence[Tool]]
@@ -135,18 +135,18 @@ class ShownTools:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSkills:
+class SkillsAdapter:
     """The skills of this machine, for the API."""
 
-    shelf: Shelf
+    skill_registry: SkillRegistry
 
     def all(self) -> Sequence[SkillView]:
         """The skills that can be used."""
-        return [self._view(skill) for skill in self.shelf.skills()]
+        return [self._view(skill) for skill in self.skill_registry.skills()]
 
     def find(self, name: str) -> SkillView | None:
         """One skill, with its instructions; None if there is none of that name."""
-        skill = self.shelf.find(name)
+        skill = self.skill_registry.find(name)
         if skill is None:
             return None
         return msgspec.structs.replace(self._view(skill), instructions=skill.instructions)
@@ -155,7 +155,7 @@ class ShownSkills:
         """The skills that cannot be used, with the reason."""
         return [
             SkillProblem(problem.path.name, problem.reason, problem.refused)
-            for problem in self.shelf.problems()
+            for problem in self.skill_registry.problems()
         ]
 
     def _view(self, skill: Skill) -> SkillView:
@@ -164,9 +164,9 @@ class ShownSkills:
             skill.version,
             skill.description,
             skill.digest,
-            self.shelf.pinned(skill),
+            self.skill_registry.pinned(skill),
             tuple(program.tool.name for program in skill.programs),
-            None if skill.allowed is None else tuple(sorted(skill.allowed)),
+            None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
             tuple(skill.references),
             tuple(skill.notes),
         )
@@ -175,20 +175,20 @@ class ShownSkills:
 @contextmanager
 def _as_store_error() -> Generator[None]:
     """Raise `StoreError` if a stop could not be shared with other orchestrators."""
-    from evoclaw.governance.shared_stops import NotShared
+    from evoclaw.governance.shared_stops import StopNotShared
     from evoclaw.store.databases.database import StoreError
 
     try:
         yield
-    except NotShared as problem:
+    except StopNotShared as problem:
         raise StoreError(str(problem)) from None
 
 
 @dataclass(frozen=True, slots=True)
-class ShownStops:
+class StopsAdapter:
     """The emergency stops, for the API."""
 
-    board: StopBoard
+    board: StopRegistry
 
     def all(self) -> Sequence[StopView]:
         """The stops in force."""
@@ -199,50 +199,50 @@ class ShownStops:
 
     async def put(self, stop: StopView) -> None:
         """Put a stop in force."""
-        from evoclaw.governance.stops import Kind, Stop
+        from evoclaw.governance.stops import Stop, StopKind
 
-        new_stop = Stop(Kind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+        new_stop = Stop(StopKind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
         with _as_store_error():
             await self.board.put(new_stop)
 
     async def release(self, kind: str, name: str) -> StopView | None:
         """Release a stop; None if there is none."""
-        from evoclaw.governance.stops import Kind
+        from evoclaw.governance.stops import StopKind
 
         with _as_store_error():
-            stop = await self.board.release(Kind(kind), name)
+            stop = await self.board.release(StopKind(kind), name)
         if stop is None:
             return None
         return StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
 
 
 @dataclass(frozen=True, slots=True)
-class ShownCanvases:
+class CanvasesAdapter:
     """The canvases of sessions, for the API."""
 
-    folder: CanvasFolder | StoredCanvases
+    canvases: CanvasFolder | StoredCanvases
 
-    async def shown(self, tenant: str, session_id: str) -> SheetView | None:
+    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
         """The canvas of a session; None if it is empty."""
-        canvas = self.folder.of(tenant, session_id)
-        sheet, at = await canvas.shown(), await canvas.changed_at()
+        canvas = self.canvases.of(tenant, session_id)
+        sheet, at = await canvas.current(), await canvas.changed_at()
         if sheet is None:
             return None
         is_html = sheet.format == "html"
-        return SheetView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
+        return CanvasView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
 
     async def clear(self, tenant: str, session_id: str) -> None:
         """Clear the canvas of a session."""
-        await self.folder.of(tenant, session_id).clear()
+        await self.canvases.of(tenant, session_id).clear()
 
 
-def refusals_to(audit: Audit | None) -> Callable[[Refusal], None]:
+def refusal_recorder(audit: Audit | None) -> Callable[[RefusedRequest], None]:
     """A function that writes refused requests to the audit."""
     from evoclaw.core.labels import Principal
     from evoclaw.observe.audit.settings import AuditError
     from evoclaw.observe.audit.sink import AuditContext
 
-    def note(refusal: Refusal) -> None:
+    def note(refusal: RefusedRequest) -> None:
         if audit is not None:
             context = AuditContext(
                 principal=Principal(refusal.tenant or "local", refusal.user), agent_id=""

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evoclaw.skills.approvals import ApprovalFile
-    from evoclaw.skills.watching import Shelf
+    from evoclaw.skills.approvals import SkillApprovalFile
+    from evoclaw.skills.watching import SkillRegistry
 
-APPROVED = "approved-skills.json"
+APPROVALS_FILE = "approved-skills.json"
 
 
-def skill_places(env: Mapping[str, str]) -> tuple[Path, ApprovalFile, dict[str, str]]:
+def skill_locations(env: Mapping[str, str]) -> tuple[Path, SkillApprovalFile, dict[str, str]]:
     """The folder of the skills, their approvals, and the tool names that they may not use."""
     from evoclaw.config.places import default_data_folder
 
-    return skills_folder(env), approvals(default_data_folder(env)), reserved()
+    return skills_folder(env), skill_approvals(default_data_folder(env)), reserved_tool_names()
 
 
 def skills_folder(env: Mapping[str, str]) -> Path:
@@ -29,28 +29,28 @@ def skills_folder(env: Mapping[str, str]) -> Path:
 
 def skill_catalogue(env: Mapping[str, str]) -> str:
     """The skills, one line each, for the prompt of a model."""
-    from evoclaw.skills.disclosure import catalogue
+    from evoclaw.skills.disclosure import skill_list
 
-    return catalogue(shelf(env).skills())
+    return skill_list(skill_registry(env).skills())
 
 
-def approvals(home: Path) -> ApprovalFile:
+def skill_approvals(home: Path) -> SkillApprovalFile:
     """The file of approved skills."""
-    from evoclaw.skills.approvals import ApprovalFile
+    from evoclaw.skills.approvals import SkillApprovalFile
 
-    return ApprovalFile(home / APPROVED)
+    return SkillApprovalFile(home / APPROVALS_FILE)
 
 
-def shelf(env: Mapping[str, str]) -> Shelf:
+def skill_registry(env: Mapping[str, str]) -> SkillRegistry:
     """The skill registry; it reloads skills whose files change."""
-    from evoclaw.skills.watching import Shelf
+    from evoclaw.skills.watching import SkillRegistry
 
-    folder, approved, reserved_names = skill_places(env)
-    return Shelf([folder], approvals=approved, reserved=reserved_names)
+    folder, approved, reserved_names = skill_locations(env)
+    return SkillRegistry([folder], approvals=approved, reserved=reserved_names)
 
 
-def reserved() -> dict[str, str]:
+def reserved_tool_names() -> dict[str, str]:
     """The tool names that no skill may use, with the reason."""
-    from evoclaw.tools.sets import NAMES
+    from evoclaw.tools.sets import TOOL_NAMES
 
-    return dict.fromkeys(NAMES, "a built-in tool")
+    return dict.fromkeys(TOOL_NAMES, "a built-in tool")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from evoclaw.core.ports import Approver, Ports
 
 if TYPE_CHECKING:
-    from evoclaw.core.state import Begun
+    from evoclaw.core.state import PreparedRun
     from evoclaw.governance.autonomy import Level
 
 
@@ -23,7 +23,7 @@ async def ssh_ports(
     level: Level,
     approver: Approver,
     env: Mapping[str, str],
-    run: Begun,
+    run: PreparedRun,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run that works on `ssh://user@host/folder`; closed when the block ends."""
     from evoclaw.executors.local import LocalExecutor
@@ -32,11 +32,11 @@ async def ssh_ports(
     from evoclaw.executors.ssh.processes import SshProcesses
     from evoclaw.tools.sets import remote
     from evoclaw.wiring.governance import governed_ports, open_governance
-    from evoclaw.wiring.local import capabilities_at
+    from evoclaw.wiring.local import capabilities_for_level
     from evoclaw.wiring.models import choose_model, open_provider
 
     target = parse_ssh_url(url)
-    capabilities = capabilities_at(level, env)
+    capabilities = capabilities_for_level(level, env)
     name = await choose_model(model, env)
     connection = SshConnection(target.host, port=target.port, user=target.user)
     files = SshFiles(connection, target.path)

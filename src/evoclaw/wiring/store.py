@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
     from evoclaw.store.databases.database import Database, Schema
-    from evoclaw.store.databases.moving import Manifest
+    from evoclaw.store.databases.moving import ExportManifest
     from evoclaw.store.governing.approvals import ApprovalStore
     from evoclaw.store.governing.ledger import StoredLedger
     from evoclaw.store.sessions.sessions import SessionStore
     from evoclaw.trust.pairing import Devices
 
-FILE = "evoclaw.db"
+DATABASE_FILE = "evoclaw.db"
 """The SQLite database, in the data folder."""
-PASSWORD = "EVOCLAW_STORE_PASSWORD"
+PASSWORD_VARIABLE = "EVOCLAW_STORE_PASSWORD"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Stores:
     """The stores of an orchestrator, all in one database."""
 
     database: Database
@@ -41,7 +41,7 @@ class Stored:
 
 
 @asynccontextmanager
-async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
+async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
     """Open every store over one connection, so that related writes share a transaction."""
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
@@ -50,15 +50,15 @@ async def open_store(env: Mapping[str, str]) -> AsyncGenerator[Stored]:
     from evoclaw.store.sessions.sessions import SessionStore
 
     async with (
-        opened(env, *every_part()) as database,
+        connect_database(env, *all_schemas()) as database,
         open_devices(env, database=database) as devices,
     ):
         approvals = ApprovalStore(database)
-        await approvals.tidy()
+        await approvals.prune()
         # No wait for the disk here: `flush` in runtime.py waits before the reserved work starts.
         async with StoredLedger(database, clock_of(database), wait=False) as ledger:
-            await ledger.begin()
-            yield Stored(
+            await ledger.start()
+            yield Stores(
                 database,
                 SessionStore(database),
                 CommandStore(database),
@@ -86,17 +86,17 @@ async def open_devices(
     from evoclaw.config.places import default_data_folder
     from evoclaw.store.governing.devices import SCHEMA, DeviceStore
     from evoclaw.trust.pairing import Devices
-    from evoclaw.trust.shared_devices import SharedBook
+    from evoclaw.trust.shared_devices import SharedDeviceRepository
     from evoclaw.wiring.settings import orchestrator_settings
 
     folder = default_data_folder(env) / "pairing"
     if not orchestrator_settings(env).store.url:
         yield Devices(folder)
         return
-    async with opened(env, SCHEMA, given=database) as connected:
-        devices = SharedBook(DeviceStore(connected))
-        await devices.take_in(folder)
-        await devices.look()
+    async with connect_database(env, SCHEMA, existing=database) as connected:
+        devices = SharedDeviceRepository(DeviceStore(connected))
+        await devices.import_folder(folder)
+        await devices.refresh()
         yield Devices(devices)
 
 
@@ -107,51 +107,53 @@ async def open_sessions(env: Mapping[str, str]) -> AsyncGenerator[SessionStore]:
     from evoclaw.store.sessions import tables as session_tables
     from evoclaw.store.sessions.sessions import SessionStore
 
-    async with opened(env, session_tables.SCHEMA, queue.SCHEMA) as database:
+    async with connect_database(env, session_tables.SCHEMA, queue.SCHEMA) as database:
         yield SessionStore(database)
 
 
 @asynccontextmanager
-async def open_figures(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
+async def open_metrics(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
     """The metrics of stored records, for a process that only reads them."""
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.store.metrics import tables as metrics_tables
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.store.sessions import tables as session_tables
 
-    async with opened(env, session_tables.SCHEMA, metrics_tables.SCHEMA) as database:
+    async with connect_database(env, session_tables.SCHEMA, metrics_tables.SCHEMA) as database:
         yield MetricsReader(MetricsStore(database))
 
 
 @asynccontextmanager
-async def open_moving(env: Mapping[str, str]) -> AsyncGenerator[Moving]:
+async def open_store_transfer(env: Mapping[str, str]) -> AsyncGenerator[StoreTransfer]:
     """The whole store, to be exported or imported."""
-    parts = every_part()
-    async with opened(env, *parts) as database:
-        yield Moving(database, parts)
+    parts = all_schemas()
+    async with connect_database(env, *parts) as database:
+        yield StoreTransfer(database, parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class StoreTransfer:
     """Exports and imports the whole store."""
 
     database: Database
     parts: tuple[Schema, ...]
 
-    async def write(self, file: Path, *, tenant: str = "") -> Manifest:
+    async def export_to(self, file: Path, *, tenant: str = "") -> ExportManifest:
         """Write everything, or the data of one tenant, into a new file."""
         from evoclaw.store.databases.moving import export_to
 
         return await export_to(file, self.database, self.parts, tenant=tenant)
 
-    async def read(self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse") -> Manifest:
+    async def import_from(
+        self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse"
+    ) -> ExportManifest:
         """Read a file that `export_to` wrote: all of it, or nothing."""
         from evoclaw.store.databases.moving import import_from
 
         return await import_from(file, self.database, self.parts, existing=existing)
 
 
-def every_part() -> tuple[Schema, ...]:
+def all_schemas() -> tuple[Schema, ...]:
     """The schema of every store of an orchestrator."""
     from evoclaw.store import channels, memory
     from evoclaw.store.calls import command_tables, receipts
@@ -182,10 +184,10 @@ def every_part() -> tuple[Schema, ...]:
 
 
 @asynccontextmanager
-async def opened(
+async def connect_database(
     env: Mapping[str, str],
-    *parts: Schema,
-    given: Database | None = None,
+    *schemas: Schema,
+    existing: Database | None = None,
     durable: bool = True,
 ) -> AsyncGenerator[Database]:
     """Connect to the database, or use the connection that this process has already.
@@ -196,34 +198,34 @@ async def opened(
         given: A connection that is open already; it is not closed here.
         durable: Whether a write survives a power cut once it has returned.
     """
-    if given is not None:
-        yield given
+    if existing is not None:
+        yield existing
         return
     from evoclaw.store.databases.parts import open_database
 
-    database = await open_database(**_where(env), schemas=parts, durable=durable)
+    database = await open_database(**_database_location(env), schemas=schemas, durable=durable)
     try:
         yield database
     finally:
         await database.close()
 
 
-class _Where(TypedDict, total=False):
-    place: Required[Path | str]
+class _DatabaseLocation(TypedDict, total=False):
+    location: Required[Path | str]
     schema: str
     password: str
 
 
-def _where(env: Mapping[str, str]) -> _Where:
+def _database_location(env: Mapping[str, str]) -> _DatabaseLocation:
     from evoclaw.config.places import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
 
     home, settings = default_data_folder(env), orchestrator_settings(env).store
     if not settings.url:
-        return _Where(place=home / FILE)
+        return _DatabaseLocation(location=home / DATABASE_FILE)
     from evoclaw.store.databases.postgres_link import read_password
 
-    password = env.get(PASSWORD, "")
+    password = env.get(PASSWORD_VARIABLE, "")
     if settings.password_file:
         password = read_password(settings.password_file)
-    return _Where(place=settings.url, schema=settings.schema, password=password)
+    return _DatabaseLocation(location=settings.url, schema=settings.schema, password=password)

@@ -15,10 +15,10 @@ from evoclaw.core.tools import Tool, UnavailableTool
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.executor import McpExecutor
     from evoclaw.executors.own_tools import OwnTools
-    from evoclaw.governance.network import Domains
-    from evoclaw.skills.watching import Shelf
+    from evoclaw.governance.network import NetworkPolicy
+    from evoclaw.skills.watching import SkillRegistry
 
-BROWSER = "EVOCLAW_BROWSER"
+BROWSER_VARIABLE = "EVOCLAW_BROWSER"
 """Environment variable: the path of Chromium, if not the one found on the PATH."""
 
 
@@ -27,37 +27,37 @@ class Toolbox:
     """The tools of this machine and what they depend on."""
 
     tools: tuple[BoundTool, ...]
-    given: dict[type, object]
+    dependencies: dict[type, object]
     """What the tools depend on, by Protocol."""
-    absent: tuple[UnavailableTool, ...]
-    shelf: Shelf
+    unavailable: tuple[UnavailableTool, ...]
+    skill_registry: SkillRegistry
     """The skills; their tools can change while the process runs."""
-    servers: Sequence[McpExecutor]
+    mcp_servers: Sequence[McpExecutor]
     """The connected MCP servers, with the tools that were approved."""
-    own: OwnTools
+    own_tools: OwnTools
     """The tools that the owner wrote as Python files."""
 
-    def others(self) -> list[Tool]:
+    def extension_tools(self) -> list[Tool]:
         """The tools of skills, of the owner's own files and of MCP servers."""
-        skills = [bound.tool for bound in self.shelf.tools()]
-        servers = [tool for server in self.servers for tool in server.tools()]
-        return [*skills, *self.own.tools(), *servers]
+        skills = [bound.tool for bound in self.skill_registry.tools()]
+        servers = [tool for server in self.mcp_servers for tool in server.tools()]
+        return [*skills, *self.own_tools.tools(), *servers]
 
-    async def sandbox(self) -> list[tuple[str, bool, str]]:
+    async def check_sandboxes(self) -> list[tuple[str, bool, str]]:
         """The sandbox engines: name, whether its self-test passed, and a remark."""
         from evoclaw.sandbox.engines.native.engine import NativeEngine
         from evoclaw.sandbox.engines.registry import package_engines
         from evoclaw.wiring.sandboxes import SandboxedProcesses, self_test_engines
 
-        sandboxed = cast("SandboxedProcesses", self.given[SandboxedProcesses])
+        sandboxed = cast("SandboxedProcesses", self.dependencies[SandboxedProcesses])
         return await self_test_engines(sandboxed, {**package_engines(), "native": NativeEngine()})
 
     def problems(self) -> dict[str, str]:
         """The tools, skills and servers that cannot be used, and why."""
-        self.own.tools()
-        skills = {str(problem.path): problem.reason for problem in self.shelf.problems()}
-        servers = {mcp.server.name: mcp.problem for mcp in self.servers if mcp.problem}
-        return self.own.problems | skills | servers
+        self.own_tools.tools()
+        skills = {str(problem.path): problem.reason for problem in self.skill_registry.problems()}
+        servers = {mcp.server.name: mcp.problem for mcp in self.mcp_servers if mcp.problem}
+        return self.own_tools.problems | skills | servers
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def open_toolbox(
     env: Mapping[str, str],
     *,
     key: str = "run",
-    given: Mapping[type, object] | None = None,
+    dependencies: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Toolbox]:
     """The toolbox of a workspace; closed, with every process it started, when the block ends.
 
@@ -77,20 +77,20 @@ async def open_toolbox(
         given: Further dependencies, by Protocol; they override those found here.
     """
     from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.network import Domains
+    from evoclaw.governance.network import NetworkPolicy
     from evoclaw.skills.binary import Sandboxes
-    from evoclaw.skills.disclosure import Disclosure
-    from evoclaw.tools.skill import SkillTexts
+    from evoclaw.skills.disclosure import RegistrySkillReader
+    from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.sandboxes import SandboxedProcesses, open_sandboxes
-    from evoclaw.wiring.servers import connect_servers
+    from evoclaw.wiring.servers import connect_mcp_servers
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.skills import shelf, skills_folder
+    from evoclaw.wiring.skills import skill_registry, skills_folder
 
     async with AsyncExitStack() as stack:
         home = default_data_folder(env)
-        skills, servers = shelf(env), await connect_servers(env, stack)
+        skills, servers = skill_registry(env), await connect_mcp_servers(env, stack)
         config = orchestrator_settings(env)
-        domains = Domains(config.network)
+        domains = NetworkPolicy(config.network)
         sandboxed = await open_sandboxes(
             workspace,
             config.sandbox_settings,
@@ -99,46 +99,54 @@ async def open_toolbox(
             data=home,
             readable=[skills_folder(env)],
         )
-        found, reasons = _found(workspace, env, key, stack, domains)
+        found, reasons = _find_dependencies(workspace, env, key, stack, domains)
         found |= {
             ExecOps: sandboxed.sandboxes.exec_in(),
             Sandboxes: sandboxed.sandboxes,
             SandboxedProcesses: sandboxed,
         }
-        found |= {SkillTexts: Disclosure(skills), **(given or {})}
-        yield _filled(found, reasons, skills, servers, home / "tools")
+        found |= {SkillReader: RegistrySkillReader(skills), **(dependencies or {})}
+        yield _build_toolbox(found, reasons, skills, servers, home / "tools")
 
 
-def refilled(box: Toolbox, given: Mapping[type, object]) -> Toolbox:
+def with_dependencies(toolbox: Toolbox, dependencies: Mapping[type, object]) -> Toolbox:
     """The same toolbox with further dependencies."""
-    return _filled({**box.given, **given}, {}, box.shelf, box.servers, box.own.folder)
+    return _build_toolbox(
+        {**toolbox.dependencies, **dependencies},
+        {},
+        toolbox.skill_registry,
+        toolbox.mcp_servers,
+        toolbox.own_tools.folder,
+    )
 
 
-def _filled(
-    found: dict[type, object],
+def _build_toolbox(
+    dependencies: dict[type, object],
     reasons: Mapping[type, str],
-    shelf: Shelf,
-    servers: Sequence[McpExecutor],
-    folder: Path,
+    skill_registry: SkillRegistry,
+    mcp_servers: Sequence[McpExecutor],
+    own_tools_folder: Path,
 ) -> Toolbox:
     from evoclaw.executors.own_tools import OwnTools
     from evoclaw.tools.catalogue import with_program
-    from evoclaw.tools.sets import NAMES, everything, usable
+    from evoclaw.tools.sets import TOOL_NAMES, everything, usable
 
     tools = everything()
-    offered = with_program(usable(tools, found))
-    absent = [_absent(tool, found, reasons) for tool in tools if tool not in offered]
-    reserved = {*NAMES, *(bound.name for bound in shelf.tools())}
-    own = OwnTools(folder, given=found, reserved=reserved)
-    return Toolbox(offered, found, tuple(absent), shelf, servers, own)
+    offered = with_program(usable(tools, dependencies))
+    absent = [
+        _unavailable_tool(tool, dependencies, reasons) for tool in tools if tool not in offered
+    ]
+    reserved = {*TOOL_NAMES, *(bound.name for bound in skill_registry.tools())}
+    own = OwnTools(own_tools_folder, given=dependencies, reserved=reserved)
+    return Toolbox(offered, dependencies, tuple(absent), skill_registry, mcp_servers, own)
 
 
-def _found(
+def _find_dependencies(
     workspace: Path,
     env: Mapping[str, str],
     key: str,
     stack: AsyncExitStack,
-    domains: Domains,
+    domains: NetworkPolicy,
 ) -> tuple[dict[type, object], dict[type, str]]:
     """The dependencies that this machine has, by Protocol, and why the others are missing."""
     from evoclaw.config.places import default_data_folder
@@ -149,21 +157,21 @@ def _found(
     from evoclaw.executors.web_search import search_from
     from evoclaw.tools.canvas import Canvas
     from evoclaw.tools.nodes import Nodes
-    from evoclaw.tools.notes import Todos, TodosInMemory
-    from evoclaw.tools.question import Person
+    from evoclaw.tools.notes import InMemoryTodoList, TodoList
+    from evoclaw.tools.question import UserPrompter
     from evoclaw.tools.sessions import Sessions
-    from evoclaw.tools.web import CodeSearcher, Fetcher, Searcher
+    from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 
     home = default_data_folder(env)
     search = search_from(env)
     maybe: dict[type, object | str] = {
         FileOps: LocalFiles(workspace),
-        Fetcher: WebFetcher(UrlGuard(may=domains.may)),
-        Searcher: search.web or search.reason,
+        Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
+        WebSearcher: search.web or search.reason,
         CodeSearcher: search.code or search.reason,
-        Todos: TodosInMemory(),
+        TodoList: InMemoryTodoList(),
         Canvas: FileCanvas(home / "canvas" / f"{key}.html"),
-        Person: "no user is at a terminal to answer questions",
+        UserPrompter: "no user is at a terminal to answer questions",
         Sessions: "it needs a session: use `evoclaw run --session NAME`",
         Nodes: "no fleet is connected: start one with `evoclaw up`, then `evoclaw run --on '*'`",
         **_browser(env, key, stack, domains),
@@ -174,17 +182,17 @@ def _found(
 
 
 def _browser(
-    env: Mapping[str, str], key: str, stack: AsyncExitStack, domains: Domains
+    env: Mapping[str, str], key: str, stack: AsyncExitStack, domains: NetworkPolicy
 ) -> dict[type, object | str]:
     from evoclaw.executors.browser.chromium import Chromium
     from evoclaw.executors.browser.program import find_browser
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.tools.browser import Browser
 
-    program = find_browser(env.get(BROWSER, ""), env=env)
+    program = find_browser(env.get(BROWSER_VARIABLE, ""), env=env)
     if isinstance(program, str):
         return {Browser: program}
-    chromium = Chromium(program, guard=UrlGuard(may=domains.may))
+    chromium = Chromium(program, guard=UrlGuard(may=domains.allows))
     stack.push_async_callback(chromium.close)
     return {Browser: chromium.session(key)}
 
@@ -196,14 +204,14 @@ def _vision() -> dict[type, object | str]:
     return {Vision: why_unavailable() or "the model of this run does not read images"}
 
 
-def _absent(
-    bound: BoundTool, found: Mapping[type, object], reasons: Mapping[type, str]
+def _unavailable_tool(
+    bound: BoundTool, dependencies: Mapping[type, object], reasons: Mapping[type, str]
 ) -> UnavailableTool:
     from evoclaw.tools.catalogue import CATALOGUE
 
     if program := CATALOGUE[bound.name].missing_program():
         why = f"`{program}` is not installed: install your system's package of it"
         return UnavailableTool(bound.tool, why)
-    missing = sorted(bound.needs - found.keys(), key=lambda kind: kind.__name__)
+    missing = sorted(bound.dependencies - dependencies.keys(), key=lambda kind: kind.__name__)
     why = "; ".join(reasons.get(kind, kind.__name__) for kind in missing)
     return UnavailableTool(bound.tool, why)

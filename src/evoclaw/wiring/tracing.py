@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evoclaw.core.redaction import Redactor
 
 logger = logging.getLogger(__name__)
-LAST = 2.0
+FINAL_EXPORT_TIMEOUT_S = 2.0
 """Seconds to export the last spans when a process ends; the rest is lost."""
 
 
@@ -47,7 +47,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
         with trace_ids_in_logs():
             yield tracing
     finally:
-        if not await asyncio.to_thread(tracing.close, LAST):
+        if not await asyncio.to_thread(tracing.close, FINAL_EXPORT_TIMEOUT_S):
             logger.warning("the last spans were not exported: the collector does not answer")
 
 

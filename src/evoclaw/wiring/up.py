@@ -18,58 +18,58 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.wiring.fleet import Door, leave_door, open_fleet
-from evoclaw.wiring.store import open_store
+from evoclaw.wiring.fleet import BrokerLogin, open_fleet, write_broker_login
+from evoclaw.wiring.store import open_stores
 
 if TYPE_CHECKING:
-    from evoclaw.orchestrator.fleet.joining import Joining
+    from evoclaw.orchestrator.fleet.joining import JoinHandler
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
     from evoclaw.trust.pairing import Devices
-    from evoclaw.wiring.brain import Brain
+    from evoclaw.wiring.brain import Runtime
 
 logger = logging.getLogger(__name__)
-ORCHESTRATOR = "orchestrator"
-AGAIN = 2.0
+ORCHESTRATOR_USERNAME = "orchestrator"
+EDGE_RESTART_DELAY_S = 2.0
 """Seconds before an edge process that ended is restarted."""
 
 
-class House(Struct, frozen=True):
+class Application(Struct, frozen=True):
     """The running application."""
 
-    url: str
+    broker_url: str
     """The address of the broker."""
     orchestrator: Orchestrator
-    api: str = ""
+    api_url: str = ""
     """The address of the service; empty if it is not started."""
-    brain: Brain | None = None
+    runtime: Runtime | None = None
     env: Mapping[str, str] = {}
 
     @property
-    def live(self) -> int:
+    def active_runs(self) -> int:
         """How many runs are active."""
-        return 0 if self.brain is None else self.brain.runs.live
+        return 0 if self.runtime is None else self.runtime.runs.active_count
 
     async def drain(self) -> None:
         """Start no more runs, and wait for active runs to end, up to `runs.drain_s`."""
-        if self.brain is not None:
-            await self.brain.runs.drain(self.brain.settings.runs.drain_s)
+        if self.runtime is not None:
+            await self.runtime.runs.drain(self.runtime.settings.runs.drain_s)
 
     def reload(self) -> str:
         """Reload the settings; returns what changed, for a log line."""
-        if self.brain is None:
+        if self.runtime is None:
             return "nothing to reload: this process runs without a service"
-        from evoclaw.wiring.reloading import reload
+        from evoclaw.wiring.reloading import reload_settings
 
-        done = reload(self.brain, self.env)
+        done = reload_settings(self.runtime, self.env)
         changed = ", ".join(done.changed)
         text = f"settings reloaded: {changed}" if changed else "settings unchanged"
-        if done.restart:
-            text += f"; needs a restart: {', '.join(done.restart)}"
+        if done.needs_restart:
+            text += f"; needs a restart: {', '.join(done.needs_restart)}"
         return text
 
 
-class _Local(Struct, frozen=True):
+class _LocalEdge(Struct, frozen=True):
     """The edge on this machine."""
 
     agent_id: str
@@ -78,7 +78,7 @@ class _Local(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def bring_up(
+async def open_application(
     *,
     host: str,
     port: int,
@@ -89,7 +89,7 @@ async def bring_up(
     env: Mapping[str, str],
     tls: tuple[Path, Path, Path] | None = None,
     api: Mapping[str, object] | None = None,
-) -> AsyncGenerator[House]:
+) -> AsyncGenerator[Application]:
     """Start broker, orchestrator, service and edge; all are stopped when the block ends.
 
     `tls` is the certificate of the broker, its key and the CA file. `api` overrides settings of
@@ -101,34 +101,34 @@ async def bring_up(
 
     home, settings = default_data_folder(env), orchestrator_settings(env)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    own = not settings.broker.is_named
+    own = not settings.broker.is_configured
     async with AsyncExitStack() as stack:
-        stack.callback(os.close, _alone(home))
-        broker = _Broker(home, host, port, engine, tls)
+        stack.callback(os.close, _lock_data_folder(home))
+        broker = _OwnBroker(home, host, port, engine, tls)
         url = await broker.start(stack) if own else settings.broker.url
-        stored = await stack.enter_async_context(open_store(env))
+        stored = await stack.enter_async_context(open_stores(env))
         fleet = open_fleet(env, database=stored.database, devices=stored.devices)
         orchestrator = await stack.enter_async_context(fleet)
         if own:
             joining = _joining(home, orchestrator, broker.running, stored.devices)
-            orchestrator.reception.guests = joining.take
+            orchestrator.report_receiver.on_join = joining.on_join
             if agent_id is not None:
-                await _let_in(stored.devices, agent_id)
-                local = _Local(agent_id, workspace, model)
-                await _begin_edge(local, home, broker, orchestrator, stack)
+                await _approve_own_edge(stored.devices, agent_id)
+                local = _LocalEdge(agent_id, workspace, model)
+                await _start_edge(local, home, broker, orchestrator, stack)
         if api is None:
-            yield House(url, orchestrator)
+            yield Application(url, orchestrator)
             return
-        from evoclaw.wiring.brain import open_brain
+        from evoclaw.wiring.brain import open_runtime
         from evoclaw.wiring.http import serving_http
 
-        brain = await stack.enter_async_context(open_brain(orchestrator, stored, env))
+        brain = await stack.enter_async_context(open_runtime(orchestrator, stored, env))
         server = replace(settings.server, **api)
         at = await stack.enter_async_context(serving_http(brain, server, env))
-        yield House(url, orchestrator, at, brain, env)
+        yield Application(url, orchestrator, at, brain, env)
 
 
-def _alone(home: Path) -> int:
+def _lock_data_folder(home: Path) -> int:
     """Lock the data folder: a second orchestrator would resume the runs of this one."""
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -143,11 +143,11 @@ def _alone(home: Path) -> int:
     return lock
 
 
-class _Broker:
+class _OwnBroker:
     """The broker that this process runs, and the login for other processes of this user."""
 
     running: EmbeddedBroker
-    door: Door
+    login: BrokerLogin
 
     def __init__(
         self, home: Path, host: str, port: int, engine: str, tls: tuple[Path, Path, Path] | None
@@ -167,37 +167,37 @@ class _Broker:
         )
         await stack.enter_async_context(broker)
         url = f"{'mqtt' if self._tls is None else 'mqtts'}://{broker.host}:{broker.port}"
-        password = await broker.renew(ORCHESTRATOR, BrokerRole.ORCHESTRATOR)
+        password = await broker.renew(ORCHESTRATOR_USERNAME, BrokerRole.ORCHESTRATOR)
         signed_by = None if self._tls is None else str(self._tls[2])
-        self.door = Door(url, ORCHESTRATOR, password, signed_by)
-        leave_door(self._home, self.door)
-        stack.callback(_close_door, self._home)
+        self.login = BrokerLogin(url, ORCHESTRATOR_USERNAME, password, signed_by)
+        write_broker_login(self._home, self.login)
+        stack.callback(_remove_broker_login, self._home)
         return url
 
 
-async def _begin_edge(
-    local: _Local,
+async def _start_edge(
+    local: _LocalEdge,
     home: Path,
-    broker: _Broker,
+    broker: _OwnBroker,
     orchestrator: Orchestrator,
     stack: AsyncExitStack,
 ) -> None:
-    config = await _describe(local, home, broker.door, broker.running)
-    await _pin(orchestrator, local.agent_id, config.parent)
-    edge = asyncio.create_task(_keep_edge(config))
-    stack.push_async_callback(_end, edge)
+    config = await _write_agent_toml(local, home, broker.login, broker.running)
+    await _pin_edge_key(orchestrator, local.agent_id, config.parent)
+    edge = asyncio.create_task(_supervise_edge(config))
+    stack.push_async_callback(_cancel_task, edge)
 
 
-async def _pin(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
+async def _pin_edge_key(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
     """Pin the device key of the edge on this machine, so its receipts can be verified."""
     from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.trust.receipts import DeviceKey
 
-    if isinstance(verifier := orchestrator.reception.receipts, ReceiptVerifier):
+    if isinstance(verifier := orchestrator.report_receiver.receipts, ReceiptVerifier):
         await verifier.pin(agent_id, DeviceKey.load_or_create(folder / "device.key").public_key)
 
 
-async def _let_in(devices: Devices, agent_id: str) -> None:
+async def _approve_own_edge(devices: Devices, agent_id: str) -> None:
     """Let the edge of this machine in without an invitation, unless it was revoked."""
     if devices.get(agent_id) is None:
         await devices.invite(agent_id, time.time())
@@ -205,20 +205,22 @@ async def _let_in(devices: Devices, agent_id: str) -> None:
 
 def _joining(
     home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker, devices: Devices
-) -> Joining:
-    from evoclaw.orchestrator.fleet.joining import Joining
+) -> JoinHandler:
+    from evoclaw.orchestrator.fleet.joining import JoinHandler
     from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.trust.grants import Signer
-    from evoclaw.trust.pairing import Pairings
+    from evoclaw.trust.pairing import Invitations
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
-    pairings = Pairings(home / "pairing")
-    send, verifier = orchestrator.requests.send, orchestrator.reception.receipts
+    pairings = Invitations(home / "pairing")
+    send, verifier = orchestrator.requests.send, orchestrator.report_receiver.receipts
     pin = verifier.pin if isinstance(verifier, ReceiptVerifier) else None
-    return Joining(pairings, devices, broker.accounts, send, key, pin)
+    return JoinHandler(pairings, devices, broker.accounts, send, key, pin)
 
 
-async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroker) -> Path:
+async def _write_agent_toml(
+    local: _LocalEdge, home: Path, login: BrokerLogin, broker: EmbeddedBroker
+) -> Path:
     """Write the `agent.toml` of the edge on this machine; it holds every capability."""
     from evoclaw.config import write_agent_toml
     from evoclaw.transport.broker_accounts import write_private
@@ -236,13 +238,13 @@ async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroke
         "data": str(folder),
         "orchestrator_keys": [Signer.load_or_create(home / "orchestrator.key").public_key],
         "broker": {
-            "url": door.url,
+            "url": login.url,
             "username": local.agent_id,
             "password_file": str(folder / "password"),
         },
     }
-    if door.ca_file is not None:
-        values["broker"]["ca_file"] = door.ca_file
+    if login.ca_file is not None:
+        values["broker"]["ca_file"] = login.ca_file
     if local.model:
         values["model"] = {"name": local.model}
     path = folder / "agent.toml"
@@ -250,7 +252,7 @@ async def _describe(local: _Local, home: Path, door: Door, broker: EmbeddedBroke
     return path
 
 
-async def _keep_edge(config: Path) -> None:
+async def _supervise_edge(config: Path) -> None:
     """Run the edge as a process of its own, and restart it if it ends."""
     from evoclaw.transport.child_process import ChildProcess
 
@@ -264,18 +266,18 @@ async def _keep_edge(config: Path) -> None:
             await child.stop()
         logger.error(
             "the edge on this machine ended, restarting in %.0f s: %s",
-            AGAIN,
+            EDGE_RESTART_DELAY_S,
             await child.last_words(),
         )
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(EDGE_RESTART_DELAY_S)
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
 
-def _close_door(home: Path) -> None:
-    from evoclaw.wiring.fleet import HERE
+def _remove_broker_login(home: Path) -> None:
+    from evoclaw.wiring.fleet import BROKER_LOGIN_FILE
 
-    (home / HERE).unlink(missing_ok=True)
+    (home / BROKER_LOGIN_FILE).unlink(missing_ok=True)

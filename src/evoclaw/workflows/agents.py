@@ -7,7 +7,7 @@ from typing import Protocol
 from evoclaw.core.messages import JSON
 
 
-class Answer(Protocol):
+class InvokedAnswer(Protocol):
     """The answer of an agent."""
 
     @property
@@ -16,24 +16,24 @@ class Answer(Protocol):
         ...
 
 
-class Agents(Protocol):
+class InvokableAgents(Protocol):
     """The agents that can be invoked; the orchestrator implements it."""
 
     def has_tools(self, name: str) -> bool:
         """Whether an agent has any tools."""
         ...
 
-    async def invoke(self, name: str, inputs: dict[str, JSON]) -> Answer:
+    async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokedAnswer:
         """Request one reply, without tools."""
         ...
 
-    async def invoke_iterative(self, name: str, inputs: dict[str, JSON]) -> Answer:
+    async def invoke_iterative(self, name: str, inputs: dict[str, JSON]) -> InvokedAnswer:
         """Run the agent in the loop, with its tools."""
         ...
 
 
 async def invoke_agent(
-    agents: Agents, name: str, inputs: dict[str, JSON], *, iterative: bool = True
+    agents: InvokableAgents, name: str, inputs: dict[str, JSON], *, iterative: bool = True
 ) -> dict[str, JSON]:
     """Run an agent in the loop if it has tools; otherwise, or on request, ask for one reply."""
     if iterative and agents.has_tools(name):

@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 
-YEARS = 40
+MAX_YEARS_AHEAD = 40
 """How far ahead to search: the calendar repeats within that time, except across a century."""
 
-NAMED = {
+NAMED_SCHEDULES = {
     "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *",
     "@weekly": "0 0 * * 0", "@daily": "0 0 * * *", "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
@@ -35,7 +35,7 @@ DAYS = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
 SUNDAY = 7
 """The other number of Sunday, so that a range can end with it."""
 _PART = re.compile(r"(\*|[a-z]{3}|\d{1,4})(?:-([a-z]{3}|\d{1,4}))?(?:/(\d{1,4}))?", re.ASCII)
-_LEFT_OUT = 2
+_MAX_SHIFT_DAYS = 2
 """Days by which a time in a skipped hour may come later."""
 
 
@@ -82,14 +82,18 @@ class Cron(Struct, frozen=True):
 
     def after(self, moment: float, zone: ZoneInfo) -> float:
         """The first match after a moment, in Unix seconds; `BadCron` if there is none."""
-        found = self._passing(moment, zone) if self.any_hour else self._on_the_wall(moment, zone)
+        found = (
+            self._next_elapsed(moment, zone)
+            if self.any_hour
+            else self._next_wall_clock(moment, zone)
+        )
         if found is None:
-            raise BadCron(f"no time matches within {YEARS} years")
+            raise BadCron(f"no time matches within {MAX_YEARS_AHEAD} years")
         return found
 
-    def _passing(self, moment: float, zone: ZoneInfo) -> float | None:
+    def _next_elapsed(self, moment: float, zone: ZoneInfo) -> float | None:
         at = int(moment // 60) * 60 + 60
-        last = at + YEARS * 366 * 86_400
+        last = at + MAX_YEARS_AHEAD * 366 * 86_400
         while at < last:
             local = datetime.fromtimestamp(at, zone)
             if not self.on(local.date()):
@@ -101,15 +105,15 @@ class Cron(Struct, frozen=True):
                 at += 60 - local.second
         return None
 
-    def _on_the_wall(self, moment: float, zone: ZoneInfo) -> float | None:
-        day = datetime.fromtimestamp(moment, zone).date() - timedelta(days=_LEFT_OUT)
+    def _next_wall_clock(self, moment: float, zone: ZoneInfo) -> float | None:
+        day = datetime.fromtimestamp(moment, zone).date() - timedelta(days=_MAX_SHIFT_DAYS)
         best: float | None = None
-        more = YEARS * 366
+        more = MAX_YEARS_AHEAD * 366
         while more > 0:
             for at in self._times(day, zone) if self.on(day) else ():
                 if at > moment and (best is None or at < best):
                     # Only a time from a skipped hour can still come before it.
-                    best, more = at, min(more, _LEFT_OUT + 1)
+                    best, more = at, min(more, _MAX_SHIFT_DAYS + 1)
             day, more = day + timedelta(days=1), more - 1
         return best
 
@@ -122,11 +126,11 @@ class Cron(Struct, frozen=True):
 
 def parse_cron(text: str) -> Cron:
     """Parse a cron expression; `BadCron` says what is wrong with it."""
-    words = NAMED.get(text.strip().lower(), text).lower().split()
+    words = NAMED_SCHEDULES.get(text.strip().lower(), text).lower().split()
     if len(words) != len(_FIELDS):
         names = ", ".join(field.name for field in _FIELDS)
         problem = f"{text[:80]!r} has {len(words)} fields instead of five: {names}"
-        raise BadCron(f"{problem}; or write one of {', '.join(NAMED)}")
+        raise BadCron(f"{problem}; or write one of {', '.join(NAMED_SCHEDULES)}")
     minutes, hours, days, months, weekdays = map(_values, words, _FIELDS)
     return Cron(
         minutes,

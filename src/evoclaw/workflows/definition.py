@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from evoclaw.core.messages import JSON
 
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
-Kind: TypeAlias = Literal["string", "integer", "number", "boolean", "object", "array", "any"]
+InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "object", "array", "any"]
 
 FAIL, CONTINUE = "fail", "continue"
 """The values of `on_error`, beside the name of a later step."""
@@ -19,7 +19,7 @@ FAIL, CONTINUE = "fail", "continue"
 class Input(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """An input of a workflow."""
 
-    type: Kind = "string"
+    type: InputType = "string"
     required: bool | None = None
     """By default, an input without a default value is required."""
     default: JSON = None
@@ -41,13 +41,13 @@ class Retry(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     factor: Annotated[float, Meta(ge=1, le=10)] = 2.0
     max_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
 
-    def pause(self, attempt: int) -> float:
+    def delay_s(self, attempt: int) -> float:
         """Seconds between a failed attempt and the next one."""
         # After 64 attempts the maximum has long been reached, and the power would overflow.
         return min(self.max_s, self.backoff_s * self.factor ** min(attempt - 1, 64))
 
 
-ONCE = Retry()
+NO_RETRY = Retry()
 
 
 class AgentStep(
@@ -67,7 +67,7 @@ class AgentStep(
     iterative: bool = True
     """Whether the agent runs in the loop with its tools; false requests one reply without."""
     timeout_s: Seconds | None = None
-    retry: Retry = ONCE
+    retry: Retry = NO_RETRY
     on_error: str = FAIL
 
 
@@ -83,7 +83,7 @@ class ToolStep(
     tool: str
     arguments: dict[str, JSON] = {}
     timeout_s: Seconds | None = None
-    retry: Retry = ONCE
+    retry: Retry = NO_RETRY
     on_error: str = FAIL
 
 
@@ -182,10 +182,10 @@ Step: TypeAlias = (
     AgentStep | ToolStep | WaitStep | ApprovalStep | WorkflowStep | ParallelStep | SequenceStep
     | ConditionStep
 )  # fmt: skip
-Leaf: TypeAlias = AgentStep | ToolStep | WorkflowStep
+LeafStep: TypeAlias = AgentStep | ToolStep | WorkflowStep
 """A step that an agent, a tool or another workflow carries out."""
-Group: TypeAlias = ParallelStep | SequenceStep | ConditionStep
-KINDS: tuple[type[Step], ...] = (
+GroupStep: TypeAlias = ParallelStep | SequenceStep | ConditionStep
+STEP_TYPES: tuple[type[Step], ...] = (
     AgentStep, ToolStep, WaitStep, ApprovalStep, WorkflowStep, ParallelStep, SequenceStep,
     ConditionStep,
 )  # fmt: skip
@@ -220,7 +220,7 @@ class Workflow(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     schedule: Schedule | None = None
 
 
-def below(step: Step) -> tuple[Sequence[Step], ...]:
+def inner_sequences(step: Step) -> tuple[Sequence[Step], ...]:
     """The sequences of steps inside a step."""
     if isinstance(step, ConditionStep):
         return (step.then, step.otherwise)
@@ -231,9 +231,9 @@ def below(step: Step) -> tuple[Sequence[Step], ...]:
     return ()
 
 
-def every(steps: Sequence[Step]) -> Iterator[Step]:
+def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
     """All steps in the order written, including nested ones."""
     for step in steps:
         yield step
-        for inner in below(step):
-            yield from every(inner)
+        for inner in inner_sequences(step):
+            yield from all_steps(inner)

@@ -16,22 +16,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.skills.names import unknown
+from evoclaw.skills.names import unknown_name
 
 
-class WorkflowRefused(ConfigError):
+class InvalidWorkflow(ConfigError):
     """The definition is invalid."""
 
 
-class NoWorkflow(EvoClawError):
+class UnknownWorkflow(EvoClawError):
     """No workflow of this name is defined."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(unknown("workflow", name, known))
+        super().__init__(unknown_name("workflow", name, known))
         self.name = name
 
 
-class NoWorkflowRun(EvoClawError):
+class WorkflowRunNotFound(EvoClawError):
     """No workflow with this id was started."""
 
     def __init__(self, workflow_id: str) -> None:
@@ -47,7 +47,7 @@ class BadInputs(EvoClawError):
         self.name, self.problem = name, problem
 
 
-class KeyReused(EvoClawError):
+class WorkflowKeyReused(EvoClawError):
     """The idempotency key was used with another request."""
 
     def __init__(self, key: str) -> None:

@@ -15,7 +15,7 @@ from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import JSON
 
 
-class Decision(StrEnum):
+class StepDecision(StrEnum):
     """A person's answer to a step."""
 
     APPROVE = "approve"
@@ -74,7 +74,7 @@ class StepAnswered(Struct, frozen=True, omit_defaults=True, tag="step_answered")
     """A person answered a step."""
 
     step: str
-    decision: Decision
+    decision: StepDecision
     by: str
     reason: str = ""
 
@@ -132,7 +132,7 @@ class WorkflowFinished(Struct, frozen=True, omit_defaults=True, tag="workflow_fi
     error: str = ""
 
 
-Event: TypeAlias = (
+WorkflowEvent: TypeAlias = (
     WorkflowStarted | StepStarted | StepPostponed | StepResumed | StepAnswered | StepFinished
     | StepFailed | StepUnknown | StepSkipped | CancelAsked | WorkflowFinished
 )  # fmt: skip
@@ -146,4 +146,4 @@ class WorkflowRecord(Struct, frozen=True):
     """Counts from one."""
     at: float
     """Unix seconds."""
-    event: Event
+    event: WorkflowEvent

@@ -41,10 +41,10 @@ class Reference(Struct, frozen=True, tag=True):
     @property
     def text(self) -> str:
         """The reference as text."""
-        return _spelled(self.path)
+        return _path_text(self.path)
 
 
-class Listed(Struct, frozen=True, tag=True):
+class ArrayExpression(Struct, frozen=True, tag=True):
     """An array of expressions in brackets."""
 
     items: tuple[Expression, ...]
@@ -56,25 +56,27 @@ class Negation(Struct, frozen=True, tag=True):
     inner: Expression
 
 
-class Junction(Struct, frozen=True, tag=True):
+class BooleanExpression(Struct, frozen=True, tag=True):
     """`and` or `or` of two or more expressions."""
 
-    word: str
+    operator: str
     items: tuple[Expression, ...]
 
 
-class Comparison(Struct, frozen=True, tag=True):
+class ComparisonExpression(Struct, frozen=True, tag=True):
     """A comparison of two values."""
 
-    sign: str
+    operator: str
     left: Expression
     right: Expression
 
 
-Expression: TypeAlias = Literal | Reference | Listed | Negation | Junction | Comparison
+Expression: TypeAlias = (
+    Literal | Reference | ArrayExpression | Negation | BooleanExpression | ComparisonExpression
+)
 
 
-class Missing(EvoClawError):
+class ReferenceNotFound(EvoClawError):
     """The value of a reference does not exist."""
 
 
@@ -83,12 +85,12 @@ def references(expression: Expression) -> Iterator[Reference]:
     match expression:
         case Reference():
             yield expression
-        case Listed(items) | Junction(_, items):
+        case ArrayExpression(items) | BooleanExpression(_, items):
             for item in items:
                 yield from references(item)
         case Negation(inner):
             yield from references(inner)
-        case Comparison(_, left, right):
+        case ComparisonExpression(_, left, right):
             yield from references(left)
             yield from references(right)
         case Literal():
@@ -102,26 +104,28 @@ def evaluate(expression: Expression, scope: Mapping[str, JSON]) -> JSON:
             return value
         case Reference():
             try:
-                return find(expression, scope)
-            except Missing:
+                return resolve(expression, scope)
+            except ReferenceNotFound:
                 return None
-        case Listed(items):
+        case ArrayExpression(items):
             return [evaluate(item, scope) for item in items]
         case Negation(inner):
             return not truth(evaluate(inner, scope))
-        case Junction(word, items):
+        case BooleanExpression(word, items):
             return _joined(word, items, scope)
-        case Comparison(sign, left, right):
+        case ComparisonExpression(sign, left, right):
             return _compared(sign, evaluate(left, scope), evaluate(right, scope))
 
 
-def find(reference: Reference, scope: Mapping[str, JSON]) -> JSON:
+def resolve(reference: Reference, scope: Mapping[str, JSON]) -> JSON:
     """The value of a reference; `ReferenceNotFound` if it does not exist."""
     value: JSON = dict(scope)
     for depth, part in enumerate(reference.path):
         if not _has(value, part):
-            at = _spelled(reference.path[:depth])
-            raise Missing(f"{reference.text} does not exist: {_there(value, at)}")
+            at = _path_text(reference.path[:depth])
+            raise ReferenceNotFound(
+                f"{reference.text} does not exist: {_describe_available(value, at)}"
+            )
         value = value[part]
     return value
 
@@ -137,18 +141,20 @@ def truth(value: JSON) -> bool:
     return bool(value)
 
 
-def same(left: JSON, right: JSON) -> bool:
+def json_equal(left: JSON, right: JSON) -> bool:
     """Whether two JSON values are equal; true is not 1, but 1 is 1.0."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if is_array(left) and is_array(right):
-        return len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(map(json_equal, left, right))
     if is_object(left) and is_object(right):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(
+            json_equal(left[key], right[key]) for key in left
+        )
     return left == right
 
 
-def _there(value: JSON, at: str) -> str:
+def _describe_available(value: JSON, at: str) -> str:
     if is_object(value):
         return f"{at} has {', '.join(sorted(value)[:10]) or 'nothing'}"
     if is_array(value):
@@ -156,7 +162,7 @@ def _there(value: JSON, at: str) -> str:
     return f"{at} is {_kind(value)}"
 
 
-def _spelled(path: Sequence[str | int]) -> str:
+def _path_text(path: Sequence[str | int]) -> str:
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -180,9 +186,9 @@ def _joined(word: str, items: Sequence[Expression], scope: Mapping[str, JSON]) -
 def _compared(sign: str, left: JSON, right: JSON) -> bool:
     match sign:
         case "==":
-            return same(left, right)
+            return json_equal(left, right)
         case "!=":
-            return not same(left, right)
+            return not json_equal(left, right)
         case "in":
             return _within(left, right)
         case "contains":
@@ -195,7 +201,7 @@ def _within(item: JSON, container: JSON) -> bool:
     if container is None:
         return False
     if is_array(container):
-        return any(same(item, member) for member in container)
+        return any(json_equal(item, member) for member in container)
     if isinstance(item, str) and (isinstance(container, str) or is_object(container)):
         return item in container
     raise ExpressionFailed(f"cannot look for {_kind(item)} in {_kind(container)}")

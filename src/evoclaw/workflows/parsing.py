@@ -10,23 +10,23 @@ import msgspec
 
 from evoclaw.core.messages import JSON
 from evoclaw.workflows.expressions import (
+    ArrayExpression,
     BadExpression,
-    Comparison,
+    BooleanExpression,
+    ComparisonExpression,
     Expression,
-    Junction,
-    Listed,
     Literal,
     Negation,
     Reference,
 )
 
-MAX_CHARS = 4_000
-MAX_DEPTH = 40
+MAX_EXPRESSION_CHARS = 4_000
+MAX_EXPRESSION_DEPTH = 40
 """How deep brackets and `not` may be nested."""
 
 COMPARISONS = ("==", "!=", "<=", ">=", "<", ">", "in", "contains")
-WORDS: Mapping[str, JSON] = {"true": True, "false": False, "null": None}
-RESERVED = frozenset({*WORDS, "and", "or", "not", "in", "contains"})
+LITERAL_WORDS: Mapping[str, JSON] = {"true": True, "false": False, "null": None}
+RESERVED = frozenset({*LITERAL_WORDS, "and", "or", "not", "in", "contains"})
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -40,11 +40,11 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
 
 
-def parse(text: str) -> Expression:
+def parse_expression(text: str) -> Expression:
     """Parse an expression; `BadExpression` says what is wrong with it."""
-    if len(text) > MAX_CHARS:
-        raise BadExpression(f"the expression is longer than {MAX_CHARS} characters")
-    return _Parser(list(_tokens(text))).whole()
+    if len(text) > MAX_EXPRESSION_CHARS:
+        raise BadExpression(f"the expression is longer than {MAX_EXPRESSION_CHARS} characters")
+    return _Parser(list(_tokens(text))).parse()
 
 
 Token: TypeAlias = tuple[str, str, int]
@@ -68,7 +68,7 @@ class _Parser:
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens, self._at, self._depth = tokens, 0, 0
 
-    def whole(self) -> Expression:
+    def parse(self) -> Expression:
         if not self._tokens:
             raise BadExpression("the expression is empty")
         expression = self._junction("or")
@@ -88,7 +88,7 @@ class _Parser:
         self._at += 1
         return True
 
-    def _need(self, text: str) -> None:
+    def _expect(self, text: str) -> None:
         if not self._take(text):
             raise self._error(f"{text!r}")
 
@@ -102,12 +102,12 @@ class _Parser:
         items = [inner()]
         while self._take(word):
             items.append(inner())
-        return items[0] if len(items) == 1 else Junction(word, tuple(items))
+        return items[0] if len(items) == 1 else BooleanExpression(word, tuple(items))
 
     def _negation(self) -> Expression:
         if not self._take("not"):
             return self._comparison()
-        self._deeper()
+        self._enter()
         inner = self._negation()
         self._depth -= 1
         return Negation(inner)
@@ -117,7 +117,7 @@ class _Parser:
         sign = next((sign for sign in COMPARISONS if self._take(sign)), "")
         if not sign:
             return left
-        expression = Comparison(sign, left, self._value())
+        expression = ComparisonExpression(sign, left, self._value())
         if self._peek() in COMPARISONS and self._kind_ahead() != "text":
             raise BadExpression("compare two values at a time; use `and`, or brackets")
         return expression
@@ -125,27 +125,27 @@ class _Parser:
     def _value(self) -> Expression:
         kind, text = self._kind_ahead(), self._peek()
         if self._take("("):
-            self._deeper()
+            self._enter()
             inner = self._junction("or")
-            self._need(")")
+            self._expect(")")
             self._depth -= 1
             return inner
         if self._take("["):
-            return Listed(tuple(self._items()))
+            return ArrayExpression(tuple(self._items()))
         if kind in ("number", "text"):
             self._at += 1
             return Literal(_number(text) if kind == "number" else unquoted(text))
-        if kind != "word" or (text in RESERVED and text not in WORDS):
+        if kind != "word" or (text in RESERVED and text not in LITERAL_WORDS):
             raise self._error("a value")
         self._at += 1
-        return Literal(WORDS[text]) if text in WORDS else self._reference(text)
+        return Literal(LITERAL_WORDS[text]) if text in LITERAL_WORDS else self._reference(text)
 
     def _items(self) -> Iterator[Expression]:
-        self._deeper()
+        self._enter()
         while not self._take("]"):
             yield self._junction("or")
             if self._peek() != "]":
-                self._need(",")
+                self._expect(",")
         self._depth -= 1
 
     def _reference(self, first: str) -> Reference:
@@ -158,7 +158,7 @@ class _Parser:
                 self._at += 1
             elif self._take("["):
                 path.append(self._key())
-                self._need("]")
+                self._expect("]")
             else:
                 return Reference(tuple(path))
 
@@ -172,10 +172,10 @@ class _Parser:
             return int(text)
         raise self._error("a whole number or a quoted name between '[' and ']'")
 
-    def _deeper(self) -> None:
+    def _enter(self) -> None:
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise BadExpression(f"the expression is nested more than {MAX_DEPTH} deep")
+        if self._depth > MAX_EXPRESSION_DEPTH:
+            raise BadExpression(f"the expression is nested more than {MAX_EXPRESSION_DEPTH} deep")
 
 
 def _number(text: str) -> int | float:

@@ -12,21 +12,21 @@ import msgspec
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Label
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object, label_of
-from evoclaw.workflows.definition import AgentStep, Leaf, Retry, ToolStep, WorkflowStep
+from evoclaw.workflows.definition import AgentStep, LeafStep, Retry, ToolStep, WorkflowStep
 from evoclaw.workflows.events import StepFailed, StepFinished, StepUnknown
-from evoclaw.workflows.planning import asks_of, sources_of
-from evoclaw.workflows.ports import AgentCall, AgentRuns, ToolAsked, ToolCalls, Waiting
+from evoclaw.workflows.planning import filled_inputs, templates_of
+from evoclaw.workflows.ports import AgentCall, AgentRuns, StepWaiting, ToolCalls, ToolRequest
 from evoclaw.workflows.progress import Progress, StepProgress
-from evoclaw.workflows.templates import as_text, used
+from evoclaw.workflows.templates import as_text, references_in
 
 T = TypeVar("T")
-Came: TypeAlias = StepFinished | StepFailed | StepUnknown | Waiting
+StepOutcome: TypeAlias = StepFinished | StepFailed | StepUnknown | StepWaiting
 """The outcome of a step, or that it waits."""
 
-MAX_OUTPUT = 1_000_000
+MAX_OUTPUT_BYTES = 1_000_000
 """Maximum size of a step's output as JSON."""
-MAX_DEPTH = 64
-NOTHING_RAN = frozenset(
+MAX_OUTPUT_DEPTH = 64
+NOT_STARTED_ERRORS = frozenset(
     {
         ErrorKind.AGENT_OFFLINE,
         ErrorKind.QUEUE_FULL,
@@ -37,34 +37,34 @@ NOTHING_RAN = frozenset(
 """Errors before the call ran, which may be temporary."""
 
 
-class Children(Protocol):
+class ChildWorkflowRuns(Protocol):
     """The child workflows of workflow steps."""
 
-    async def look_after(
+    async def start_or_poll(
         self, progress: Progress, step: WorkflowStep, inputs: dict[str, JSON], label: Label
-    ) -> Came:
+    ) -> StepOutcome:
         """Start the child workflow if needed; its outcome, or that the step waits for it."""
         ...
 
-    async def stop(self, tenant: str, workflow_id: str, reason: str) -> None:
+    async def cancel(self, tenant: str, workflow_id: str, reason: str) -> None:
         """Cancel a child workflow."""
         ...
 
 
-class Performer:
+class StepRunner:
     """Runs steps through agents, tools and other workflows."""
 
     def __init__(
         self,
         agents: AgentRuns,
         tools: ToolCalls,
-        children: Children,
+        children: ChildWorkflowRuns,
         clock: Callable[[], float],
     ) -> None:
         self._agents, self._tools, self._children = agents, tools, children
         self._clock = clock
 
-    async def perform(self, step: Leaf, progress: Progress, *, resumed: bool) -> Came:
+    async def run(self, step: LeafStep, progress: Progress, *, resumed: bool) -> StepOutcome:
         """Run a step that has started.
 
         Args:
@@ -74,10 +74,10 @@ class Performer:
         """
         current = progress.steps[step.name]
         try:
-            given = asks_of(step, progress)
+            given = filled_inputs(step, progress)
         except EvoClawError as problem:
             return StepFailed(step.name, current.attempt, str(problem))
-        label = progress.label_of(used(sources_of(step)))
+        label = progress.label_of(references_in(templates_of(step)))
         match step:
             case AgentStep():
                 outcome = await self._agent(step, progress, given, label)
@@ -87,7 +87,7 @@ class Performer:
                 outcome = await self._workflow(step, progress, given, label)
         return _bounded(outcome)
 
-    async def cancel(self, step: Leaf, progress: Progress, reason: str) -> None:
+    async def cancel(self, step: LeafStep, progress: Progress, reason: str) -> None:
         """Cancel the run, call or workflow of a step."""
         current, tenant = progress.steps[step.name], progress.plan.who.tenant
         match step:
@@ -96,11 +96,11 @@ class Performer:
             case ToolStep():
                 await self._tools.cancel(tenant, _request_id(step, progress))
             case WorkflowStep():
-                await self._children.stop(tenant, current.workflow_id, reason)
+                await self._children.cancel(tenant, current.workflow_id, reason)
 
     async def _agent(
         self, step: AgentStep, progress: Progress, given: dict[str, JSON], label: Label
-    ) -> Came:
+    ) -> StepOutcome:
         current, who = progress.steps[step.name], progress.plan.who
         run_id = current.run_ids[-1]
         call = AgentCall(
@@ -112,23 +112,25 @@ class Performer:
             label=label,
         )
         try:
-            waiting = await self._agents.begin(who, call)
+            waiting = await self._agents.start(who, call)
         except EvoClawError as problem:
             return self._failed(step, current, str(problem), safe=True)
         if waiting is not None:
             return waiting
         try:
-            ended = await self._in_time(step, current, self._agents.result(who.tenant, run_id))
-        except OutOfTime as late:
+            ended = await self._within_timeout(
+                step, current, self._agents.result(who.tenant, run_id)
+            )
+        except StepTimeout as late:
             await self._agents.cancel(who.tenant, run_id)
             return self._failed(step, current, str(late), safe=False)
         except EvoClawError as problem:
             return self._failed(step, current, str(problem), safe=False)
-        if isinstance(ended, Waiting):
+        if isinstance(ended, StepWaiting):
             return ended
         if not ended.ok:
             error = ended.reason or "the agent did not complete the run"
-            return self._failed(step, current, error, safe=ended.harmless)
+            return self._failed(step, current, error, safe=ended.safe_to_retry)
         output = {**ended.output, "text": ended.output.get("text", ended.text)}
         return StepFinished(step.name, current.attempt, output, ended.label | label)
 
@@ -139,15 +141,15 @@ class Performer:
         given: dict[str, JSON],
         label: Label,
         resumed: bool,
-    ) -> Came:
+    ) -> StepOutcome:
         current, who = progress.steps[step.name], progress.plan.who
-        nature = self._tools.nature(who, step.tool)
-        if resumed and not (nature.harmless or nature.remembered):
+        nature = self._tools.retry_safety(who, step.tool)
+        if resumed and not (nature.idempotent or nature.deduplicated):
             reason = (
                 f"the process ended while {step.tool!r} ran; it may or may not have taken effect"
             )
             return StepUnknown(step.name, current.attempt, reason)
-        asked = ToolAsked(
+        asked = ToolRequest(
             request_id=_request_id(step, progress),
             tool=step.tool,
             arguments=given,
@@ -156,39 +158,39 @@ class Performer:
             label=label,
         )
         try:
-            result = await self._in_time(step, current, self._tools.execute(who, asked))
-        except OutOfTime as late:
+            result = await self._within_timeout(step, current, self._tools.execute(who, asked))
+        except StepTimeout as late:
             await self._tools.cancel(who.tenant, asked.request_id)
-            if nature.harmless:
+            if nature.idempotent:
                 return self._failed(step, current, str(late), safe=True)
             reason = f"{late}; it may or may not have taken effect"
             return StepUnknown(step.name, current.attempt, reason)
         except EvoClawError as problem:
-            return self._failed(step, current, str(problem), safe=nature.harmless)
-        if isinstance(result, Waiting):
+            return self._failed(step, current, str(problem), safe=nature.idempotent)
+        if isinstance(result, StepWaiting):
             return result
-        if result.error is ErrorKind.UNKNOWN and not nature.harmless:
+        if result.error is ErrorKind.UNKNOWN and not nature.idempotent:
             return StepUnknown(step.name, current.attempt, result.text)
         if result.error is not None:
-            safe = nature.harmless or result.error in NOTHING_RAN
+            safe = nature.idempotent or result.error in NOT_STARTED_ERRORS
             error = f"{result.error}: {result.text}"
             return self._failed(step, current, error, safe=safe, output=_output(result))
         return StepFinished(step.name, current.attempt, _output(result), label_of(result) | label)
 
     async def _workflow(
         self, step: WorkflowStep, progress: Progress, given: dict[str, JSON], label: Label
-    ) -> Came:
+    ) -> StepOutcome:
         current, tenant = progress.steps[step.name], progress.plan.who.tenant
         try:
-            looked = self._children.look_after(progress, step, given, label)
-            return await self._in_time(step, current, looked)
-        except OutOfTime as late:
-            await self._children.stop(tenant, current.workflow_id, str(late))
+            looked = self._children.start_or_poll(progress, step, given, label)
+            return await self._within_timeout(step, current, looked)
+        except StepTimeout as late:
+            await self._children.cancel(tenant, current.workflow_id, str(late))
             return StepFailed(step.name, current.attempt, str(late))
         except EvoClawError as problem:
             return StepFailed(step.name, current.attempt, str(problem))
 
-    async def _in_time(self, step: Leaf, current: StepProgress, work: Awaitable[T]) -> T:
+    async def _within_timeout(self, step: LeafStep, current: StepProgress, work: Awaitable[T]) -> T:
         """Await something within the rest of a step's timeout; else `StepTimeout`."""
         left = None
         if step.timeout_s is not None:
@@ -200,7 +202,7 @@ class Performer:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise OutOfTime(f"the step took longer than {step.timeout_s:g} s") from None
+            raise StepTimeout(f"the step took longer than {step.timeout_s:g} s") from None
 
     def _failed(
         self,
@@ -211,17 +213,17 @@ class Performer:
         safe: bool,
         output: JSON = None,
     ) -> StepFailed:
-        again = again_at(step.retry, current.attempt, self._clock()) if safe else None
+        again = retry_at(step.retry, current.attempt, self._clock()) if safe else None
         return StepFailed(step.name, current.attempt, error, output, again)
 
 
-class OutOfTime(EvoClawError):
+class StepTimeout(EvoClawError):
     """A step took longer than its timeout."""
 
 
-def again_at(retry: Retry, attempt: int, now: float) -> float | None:
+def retry_at(retry: Retry, attempt: int, now: float) -> float | None:
     """When a failed step is retried; None if it is not."""
-    return None if attempt >= retry.attempts else now + retry.pause(attempt)
+    return None if attempt >= retry.attempts else now + retry.delay_s(attempt)
 
 
 def _request_id(step: ToolStep, progress: Progress) -> str:
@@ -243,25 +245,27 @@ def _output(result: ToolResult) -> JSON:
     return output
 
 
-def _bounded(outcome: Came) -> Came:
+def _bounded(outcome: StepOutcome) -> StepOutcome:
     """Refuse an output that is too large to be stored with the workflow."""
-    if isinstance(outcome, StepFinished | StepFailed) and (problem := _too_much(outcome.output)):
+    if isinstance(outcome, StepFinished | StepFailed) and (
+        problem := _output_problem(outcome.output)
+    ):
         error = outcome.error if isinstance(outcome, StepFailed) else problem
         return StepFailed(outcome.step, outcome.attempt, error, label=outcome.label)
     return outcome
 
 
-def _too_much(output: JSON) -> str:
-    if not _is_flat(output):
-        return f"the output is nested more than {MAX_DEPTH} deep"
-    if len(msgspec.json.encode(output)) > MAX_OUTPUT:
-        return f"the output has more than {MAX_OUTPUT} bytes; write it to a file instead"
+def _output_problem(output: JSON) -> str:
+    if not _depth_allowed(output):
+        return f"the output is nested more than {MAX_OUTPUT_DEPTH} deep"
+    if len(msgspec.json.encode(output)) > MAX_OUTPUT_BYTES:
+        return f"the output has more than {MAX_OUTPUT_BYTES} bytes; write it to a file instead"
     return ""
 
 
-def _is_flat(value: JSON) -> bool:
+def _depth_allowed(value: JSON) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_OUTPUT_DEPTH):
         inner: list[JSON] = []
         for node in level:
             if is_object(node):

@@ -19,8 +19,8 @@ from evoclaw.workflows.definition import (
     AgentStep,
     ApprovalStep,
     ConditionStep,
-    Group,
-    Leaf,
+    GroupStep,
+    LeafStep,
     ParallelStep,
     SequenceStep,
     Step,
@@ -29,16 +29,16 @@ from evoclaw.workflows.definition import (
     WorkflowStep,
 )
 from evoclaw.workflows.events import (
-    Decision,
-    Event,
+    StepDecision,
     StepFailed,
     StepFinished,
     StepSkipped,
     StepStarted,
+    WorkflowEvent,
     WorkflowFinished,
 )
 from evoclaw.workflows.expressions import ExpressionFailed, evaluate, truth
-from evoclaw.workflows.parsing import parse
+from evoclaw.workflows.parsing import parse_expression
 from evoclaw.workflows.progress import (
     FAILED,
     RETRYING,
@@ -49,29 +49,29 @@ from evoclaw.workflows.progress import (
 )
 from evoclaw.workflows.templates import fill, fill_text
 
-LAST = 253_402_300_799.0
+MAX_TIMESTAMP_S = 253_402_300_799.0
 """The end of the year 9999, the last date: no wait ends later."""
 
 
 @dataclass(slots=True)
-class Moves:
+class PlannedMoves:
     """The next moves of a workflow."""
 
-    facts: list[Event] = field(default_factory=list[Event])
+    events: list[WorkflowEvent] = field(default_factory=list[WorkflowEvent])
     """Events to store; then plan again."""
-    asks: list[Leaf] = field(default_factory=list[Leaf])
+    to_run: list[LeafStep] = field(default_factory=list[LeafStep])
     """Started steps to run through agents, tools or workflows."""
     due: float | None = None
     """When to plan again, if nothing happens before."""
 
-    def wait(self, until: float | None) -> None:
+    def wait_until(self, until: float | None) -> None:
         """Plan again at this time, or earlier."""
         if until is not None:
             self.due = until if self.due is None else min(self.due, until)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class GroupOutcome:
     """The outcome of steps that have all ended."""
 
     failed: str = ""
@@ -79,7 +79,7 @@ class Settled:
     output: JSON = None
 
 
-def plan(progress: Progress, now: float) -> Moves:
+def plan_next(progress: Progress, now: float) -> PlannedMoves:
     """The next moves of a workflow that is not being cancelled."""
     return _Planner(progress, now).plan()
 
@@ -98,13 +98,13 @@ def child_id_of(workflow_id: str, step: str, attempt: int) -> str:
 class _Planner:
     def __init__(self, progress: Progress, now: float) -> None:
         self._progress, self._now = progress, now
-        self._moves = Moves()
+        self._moves = PlannedMoves()
         self._scope = progress.scope()
 
-    def plan(self) -> Moves:
+    def plan(self) -> PlannedMoves:
         workflow = self._progress.plan.workflow
         outcome = self._sequence(workflow.steps)
-        if outcome is None or self._moves.facts:
+        if outcome is None or self._moves.events:
             return self._moves
         error, output = outcome.failed, outcome.output
         if not error and workflow.output is not None:
@@ -115,10 +115,10 @@ class _Planner:
         end = (
             WorkflowFinished(FAILED, error=error) if error else WorkflowFinished(SUCCEEDED, output)
         )
-        self._moves.facts.append(end)
+        self._moves.events.append(end)
         return self._moves
 
-    def _sequence(self, steps: Sequence[Step]) -> Settled | None:
+    def _sequence(self, steps: Sequence[Step]) -> GroupOutcome | None:
         """Plan steps that run one after the other; None while they have not ended."""
         output: JSON = None
         jump = ""
@@ -134,16 +134,16 @@ class _Planner:
             if done.failed and step.on_error != CONTINUE:
                 jump = step.on_error
             output = done.output
-        return Settled(output=output)
+        return GroupOutcome(output=output)
 
-    def _step(self, step: Step) -> Settled | None:
+    def _step(self, step: Step) -> GroupOutcome | None:
         current = self._progress.steps.get(step.name)
         if current is None:
             self._start(step, 1)
             return None
         if current.ended:
             error = current.error or "failed" if current.state == FAILED else ""
-            return Settled(f"{step.name}: {error}" if error else "", current.output)
+            return GroupOutcome(f"{step.name}: {error}" if error else "", current.output)
         match step:
             case AgentStep() | ToolStep() | WorkflowStep():
                 self._leaf(step, current)
@@ -155,8 +155,8 @@ class _Planner:
                 self._group(step, current)
         return None
 
-    def _fact(self, event: Event) -> None:
-        self._moves.facts.append(event)
+    def _add_event(self, event: WorkflowEvent) -> None:
+        self._moves.events.append(event)
 
     def _start(self, step: Step, attempt: int) -> None:
         name, workflow_id = step.name, self._progress.workflow_id
@@ -174,69 +174,71 @@ class _Planner:
                     due = None if step.timeout_s is None else self._now + step.timeout_s
                     started = StepStarted(name, attempt, asked=asked, due=due)
                 case ConditionStep():
-                    yes = truth(evaluate(parse(step.when), self._scope))
+                    yes = truth(evaluate(parse_expression(step.when), self._scope))
                     started = StepStarted(name, attempt, taken="then" if yes else "else")
                 case _:
                     started = StepStarted(name, attempt)
         except EvoClawError as problem:
-            self._fact(StepStarted(name, attempt))
-            self._fact(StepFailed(name, attempt, str(problem)))
+            self._add_event(StepStarted(name, attempt))
+            self._add_event(StepFailed(name, attempt, str(problem)))
         else:
-            self._fact(started)
+            self._add_event(started)
 
-    def _leaf(self, step: Leaf, current: StepProgress) -> None:
+    def _leaf(self, step: LeafStep, current: StepProgress) -> None:
         answer = current.answer
         if current.state == RETRYING and self._now >= (current.due or 0):
             self._start(step, current.attempt + 1)
         elif current.state == RETRYING:
-            self._moves.wait(current.due)
+            self._moves.wait_until(current.due)
         elif current.state != UNKNOWN:
-            self._moves.asks.append(step)
+            self._moves.to_run.append(step)
         elif answer is not None:
             match answer.decision:
-                case Decision.RETRY:
+                case StepDecision.RETRY:
                     self._start(step, current.attempt + 1)
-                case Decision.SKIP:
-                    self._fact(StepSkipped(step.name, answer.reason))
+                case StepDecision.SKIP:
+                    self._add_event(StepSkipped(step.name, answer.reason))
                 case _:
                     error = f"{current.error}; {answer.by} marked the step as failed"
-                    self._fact(StepFailed(step.name, current.attempt, error))
+                    self._add_event(StepFailed(step.name, current.attempt, error))
 
     def _wait(self, step: WaitStep, current: StepProgress) -> None:
         if current.due is None or self._now >= current.due:
-            self._fact(StepFinished(step.name, current.attempt))
+            self._add_event(StepFinished(step.name, current.attempt))
         else:
-            self._moves.wait(current.due)
+            self._moves.wait_until(current.due)
 
     def _until(self, step: WaitStep) -> float:
         if step.until:
             text = fill_text(step.until, self._scope).strip()
-            return _instant(step.name, text)
+            return _parse_time(step.name, text)
         seconds = fill(step.seconds, self._scope)
         if isinstance(seconds, str):
             seconds = _number(seconds)
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not (number and seconds >= 0):
             raise ExpressionFailed(f"{step.name}: seconds must be a number, 0 or more")
-        return min(LAST, self._now + seconds)
+        return min(MAX_TIMESTAMP_S, self._now + seconds)
 
     def _approval(self, step: ApprovalStep, current: StepProgress) -> None:
         answer = current.answer
         if answer is None:
             if current.due is not None and self._now >= current.due:
-                self._fact(StepFailed(step.name, current.attempt, "no person answered in time"))
-            self._moves.wait(current.due)
+                self._add_event(
+                    StepFailed(step.name, current.attempt, "no person answered in time")
+                )
+            self._moves.wait_until(current.due)
             return
-        yes = answer.decision is Decision.APPROVE
+        yes = answer.decision is StepDecision.APPROVE
         output = {"approved": yes, "by": answer.by, "reason": answer.reason}
         if yes:
-            self._fact(StepFinished(step.name, current.attempt, output))
+            self._add_event(StepFinished(step.name, current.attempt, output))
         else:
             why = f": {answer.reason}" if answer.reason else ""
             error = f"denied by {answer.by}{why}"
-            self._fact(StepFailed(step.name, current.attempt, error, output))
+            self._add_event(StepFailed(step.name, current.attempt, error, output))
 
-    def _group(self, step: Group, current: StepProgress) -> None:
+    def _group(self, step: GroupStep, current: StepProgress) -> None:
         match step:
             case ParallelStep():
                 done = self._parallel(step)
@@ -253,13 +255,13 @@ class _Planner:
             if found := self._progress.steps.get(child.name):
                 label = label | found.label
         if done.failed:
-            self._fact(
+            self._add_event(
                 StepFailed(step.name, current.attempt, done.failed, done.output, label=label)
             )
         else:
-            self._fact(StepFinished(step.name, current.attempt, done.output, label))
+            self._add_event(StepFinished(step.name, current.attempt, done.output, label))
 
-    def _parallel(self, group: ParallelStep) -> Settled | None:
+    def _parallel(self, group: ParallelStep) -> GroupOutcome | None:
         """Plan concurrent steps; after a failure the started ones still run to their end."""
         room, over, failed = group.limit, True, ""
         output: dict[str, JSON] = {}
@@ -275,10 +277,10 @@ class _Planner:
             output[step.name] = done.output
             if done.failed and step.on_error == FAIL:
                 failed = failed or done.failed
-        return Settled(failed, output) if over else None
+        return GroupOutcome(failed, output) if over else None
 
 
-def asks_of(step: Leaf, progress: Progress) -> JSON:
+def filled_inputs(step: LeafStep, progress: Progress) -> JSON:
     """The inputs or arguments of a step, with templates filled in; raises as `fill` does."""
     scope = progress.scope()
     match step:
@@ -290,7 +292,7 @@ def asks_of(step: Leaf, progress: Progress) -> JSON:
             return fill(step.inputs, scope)
 
 
-def sources_of(step: Leaf) -> JSON:
+def templates_of(step: LeafStep) -> JSON:
     """All templates of a step, to find their references."""
     match step:
         case AgentStep():
@@ -308,7 +310,7 @@ def _number(text: str) -> JSON:
         return text
 
 
-def _instant(name: str, text: str) -> float:
+def _parse_time(name: str, text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

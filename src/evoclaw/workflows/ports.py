@@ -24,7 +24,7 @@ class AgentCall(Struct, frozen=True, kw_only=True):
     """The label of the values the message was made from."""
 
 
-class AgentAnswer(Struct, frozen=True, kw_only=True):
+class AgentRunResult(Struct, frozen=True, kw_only=True):
     """How an agent's run ended."""
 
     ok: bool
@@ -33,21 +33,21 @@ class AgentAnswer(Struct, frozen=True, kw_only=True):
     text: str = ""
     reason: str = ""
     """Why it did not complete."""
-    harmless: bool = False
+    safe_to_retry: bool = False
     """Whether the run may safely be repeated, because it called no tool."""
     label: Label = CLEAN
     """The label of everything in its session."""
 
 
-class Waiting(Struct, frozen=True):
+class StepWaiting(Struct, frozen=True):
     """The step waits for a person, or for another run or workflow."""
 
     reason: str
-    again_s: float = 300.0
+    retry_after_s: float = 300.0
     """Seconds until the step is run again, unless `Workflows.wake` is called before."""
 
 
-class ToolAsked(Struct, frozen=True, kw_only=True):
+class ToolRequest(Struct, frozen=True, kw_only=True):
     """A request to call a tool."""
 
     request_id: str
@@ -62,30 +62,30 @@ class ToolAsked(Struct, frozen=True, kw_only=True):
     """The label of the values the arguments were made from."""
 
 
-class Nature(Struct, frozen=True):
+class RetrySafety(Struct, frozen=True):
     """Whether a call may be repeated when its outcome is unknown."""
 
-    harmless: bool = False
+    idempotent: bool = False
     """The tool only reads, or is idempotent: calling it twice has the effect of one call."""
-    remembered: bool = False
+    deduplicated: bool = False
     """The executor deduplicates by request id: it returns the result instead of calling again."""
 
 
-Ended: TypeAlias = AgentAnswer | Waiting
-Done: TypeAlias = ToolResult | Waiting
+AgentRunOutcome: TypeAlias = AgentRunResult | StepWaiting
+ToolOutcome: TypeAlias = ToolResult | StepWaiting
 
 
 class AgentRuns(Protocol):
     """Runs of agents, by id; the orchestrator implements it."""
 
-    async def begin(self, who: Principal, call: AgentCall) -> Waiting | None:
+    async def start(self, who: Principal, call: AgentCall) -> StepWaiting | None:
         """Start a run; durable when this returns, and idempotent by run id.
 
         `StepWaiting` if it cannot start right now; an `EvoClawError` if it never can.
         """
         ...
 
-    async def result(self, tenant: str, run_id: str) -> Ended:
+    async def result(self, tenant: str, run_id: str) -> AgentRunOutcome:
         """Await the end of a run; `StepWaiting` as soon as the run waits for a person."""
         ...
 
@@ -97,11 +97,11 @@ class AgentRuns(Protocol):
 class ToolCalls(Protocol):
     """Calls of tools, under the same policies, limits and records as those of an agent."""
 
-    def nature(self, who: Principal, tool: str) -> Nature:
+    def retry_safety(self, who: Principal, tool: str) -> RetrySafety:
         """Whether calls of a tool may be repeated; those of an unknown tool may not."""
         ...
 
-    async def execute(self, who: Principal, asked: ToolAsked) -> Done:
+    async def execute(self, who: Principal, asked: ToolRequest) -> ToolOutcome:
         """Judge and run a call; `StepWaiting` if it needs approval and has not run.
 
         When the task is cancelled, the call must end too, unless calls are deduplicated: then it

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.labels import CLEAN, Label, Principal, joined
+from evoclaw.core.labels import CLEAN, Label, Principal, join_labels
 from evoclaw.core.messages import JSON
-from evoclaw.workflows.definition import Workflow, every
+from evoclaw.workflows.definition import Workflow, all_steps
 from evoclaw.workflows.events import (
     CancelAsked,
-    Event,
     StepAnswered,
     StepFailed,
     StepFinished,
@@ -22,6 +21,7 @@ from evoclaw.workflows.events import (
     StepSkipped,
     StepStarted,
     StepUnknown,
+    WorkflowEvent,
     WorkflowFinished,
     WorkflowRecord,
     WorkflowStarted,
@@ -30,7 +30,7 @@ from evoclaw.workflows.expressions import Reference
 
 RUNNING, POSTPONED, RETRYING, UNKNOWN = "running", "postponed", "retrying", "unknown"
 SUCCEEDED, FAILED, SKIPPED, CANCELLED = "succeeded", "failed", "skipped", "cancelled"
-ENDED = (SUCCEEDED, FAILED, SKIPPED)
+ENDED_STATES = (SUCCEEDED, FAILED, SKIPPED)
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
@@ -52,9 +52,9 @@ def decode_plan(blob: bytes) -> Plan:
     return msgspec.json.decode(blob, type=Plan)
 
 
-def decode_event(blob: bytes) -> Event:
+def decode_event(blob: bytes) -> WorkflowEvent:
     """Decode a stored event."""
-    return msgspec.json.decode(blob, type=Event)
+    return msgspec.json.decode(blob, type=WorkflowEvent)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class StepProgress:
 
     state: str = RUNNING
     attempt: int = 0
-    began_at: float = 0.0
+    first_started_at: float = 0.0
     """When the first attempt started."""
     started_at: float = 0.0
     """When the last attempt started."""
@@ -82,7 +82,7 @@ class StepProgress:
     @property
     def ended(self) -> bool:
         """Whether the step has ended."""
-        return self.state in ENDED
+        return self.state in ENDED_STATES
 
 
 @dataclass(slots=True)
@@ -99,13 +99,13 @@ class Progress:
     finished: WorkflowFinished | None = None
     ended_at: float | None = None
 
-    def take(self, records: Iterable[WorkflowRecord]) -> None:
+    def apply(self, records: Iterable[WorkflowRecord]) -> None:
         """Apply the next records."""
         for record in records:
-            self._take(record.event, record.at)
+            self._apply(record.event, record.at)
             self.head = record.seq
 
-    def _take(self, event: Event, at: float) -> None:
+    def _apply(self, event: WorkflowEvent, at: float) -> None:
         match event:
             case WorkflowStarted():
                 self.started_at = at
@@ -125,7 +125,7 @@ class Progress:
                 self._settled(event, at)
 
     def _started(self, event: StepStarted, at: float) -> None:
-        step = self.steps.setdefault(event.step, StepProgress(began_at=at))
+        step = self.steps.setdefault(event.step, StepProgress(first_started_at=at))
         step.state, step.attempt, step.started_at, step.ended_at = RUNNING, event.attempt, at, None
         step.asked, step.due, step.taken = event.asked, event.due, event.taken
         step.error, step.answer, step.workflow_id = "", None, event.workflow_id
@@ -154,7 +154,7 @@ class Progress:
         """What expressions can refer to."""
         not_started = StepProgress(SKIPPED)
         steps: dict[str, JSON] = {}
-        for name in (step.name for step in every(self.plan.workflow.steps)):
+        for name in (step.name for step in all_steps(self.plan.workflow.steps)):
             step = self.steps.get(name, not_started)
             steps[name] = {"output": step.output, "state": step.state, "error": step.error}
         run: JSON = {
@@ -174,11 +174,11 @@ class Progress:
                 labels.append(self.plan.label)
             elif root == "steps" and (step := self.steps.get(str(name))):
                 labels.append(step.label)
-        return joined(labels)
+        return join_labels(labels)
 
 
 def progress_of(workflow_id: str, plan: Plan, records: Sequence[WorkflowRecord]) -> Progress:
     """The progress of a workflow after these records."""
     progress = Progress(workflow_id, plan)
-    progress.take(records)
+    progress.apply(records)
     return progress

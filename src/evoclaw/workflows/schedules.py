@@ -10,7 +10,7 @@ from collections.abc import Callable
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.store.workflows.workflows import (
-    BY_SCHEDULE,
+    SCHEDULE_KEY_PREFIX,
     NewWorkflow,
     StoredSchedule,
     WorkflowStore,
@@ -32,14 +32,14 @@ class Schedules:
         self, store: WorkflowStore, catalogue: Catalogue, clock: Callable[[], float]
     ) -> None:
         self._store, self._catalogue, self._clock = store, catalogue, clock
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._off: set[str] = set()
 
     async def start_due(self) -> float | None:
         """Start every workflow that is due; returns the time of the next start."""
         soonest: float | None = None
         entries = await asyncio.to_thread(self._catalogue.all)
-        self._tell(frozenset(entry.problem for entry in entries if entry.problem))
+        self._report(frozenset(entry.problem for entry in entries if entry.problem))
         for entry in entries:
             if entry.workflow is None or entry.workflow.schedule is None:
                 continue
@@ -54,43 +54,43 @@ class Schedules:
         if schedule is None or not schedule.enabled:
             return None
         known = await self._store.of(schedule.tenant).schedule(workflow.name)
-        if known is not None and known.rule == rule_of(schedule):
+        if known is not None and known.rule == schedule_rule(schedule):
             return known.next_at
-        return following(schedule, None, self._clock())
+        return next_time(schedule, None, self._clock())
 
     async def _start(self, workflow: Workflow, schedule: Schedule) -> float | None:
         store, now = self._store.of(schedule.tenant), self._clock()
         if not schedule.enabled:
             if workflow.name not in self._off:
-                await store.forget_schedule(workflow.name)
+                await store.delete_schedule(workflow.name)
                 self._off.add(workflow.name)
             return None
         self._off.discard(workflow.name)
         known = await store.schedule(workflow.name)
-        if known is None or known.rule != rule_of(schedule):
-            first = following(schedule, None, now)
-            known = await store.plan_schedule(workflow.name, rule_of(schedule), first)
+        if known is None or known.rule != schedule_rule(schedule):
+            first = next_time(schedule, None, now)
+            known = await store.put_schedule(workflow.name, schedule_rule(schedule), first)
         if known.next_at > now:
             return known.next_at
-        after = following(schedule, known.next_at, now)
+        after = next_time(schedule, known.next_at, now)
         new = _new(workflow, schedule, known)
-        await store.fire(known, after, new, overlap=schedule.overlap)
+        await store.start_scheduled(known, after, new, overlap=schedule.overlap)
         return after
 
-    def _tell(self, problems: frozenset[str]) -> None:
-        for problem in problems - self._told:
+    def _report(self, problems: frozenset[str]) -> None:
+        for problem in problems - self._reported:
             logger.warning("workflow not loaded: %s", problem)
-        self._told = set(problems)
+        self._reported = set(problems)
 
 
-def rule_of(schedule: Schedule) -> str:
+def schedule_rule(schedule: Schedule) -> str:
     """The rule of a schedule as text; a schedule with another rule starts counting again."""
     if schedule.every_s is not None:
         return f"every {schedule.every_s} s"
     return f"{schedule.cron} {schedule.timezone}"
 
 
-def following(schedule: Schedule, last: float | None, now: float) -> float:
+def next_time(schedule: Schedule, last: float | None, now: float) -> float:
     """The next time in the future, after the last start."""
     every = schedule.every_s
     if every is None:
@@ -105,15 +105,15 @@ def _new(workflow: Workflow, schedule: Schedule, due: StoredSchedule) -> NewWork
     who = Principal(schedule.tenant, schedule.user)
     inputs = with_defaults(workflow, schedule.inputs)
     plan = Plan(workflow, who, inputs, scheduled_for=due.next_at)
-    key = f"{BY_SCHEDULE}{workflow.name}:{due.rule}:{due.next_at!r}"
+    key = f"{SCHEDULE_KEY_PREFIX}{workflow.name}:{due.rule}:{due.next_at!r}"
     return new_workflow(f"wf_{secrets.token_hex(12)}", workflow, plan, key=key)
 
 
 def check_key(key: str) -> str:
     """A caller's idempotency key; `ConfigError` if it is too long, or reserved for schedules."""
-    if key.startswith(BY_SCHEDULE) or len(key) > 200:
+    if key.startswith(SCHEDULE_KEY_PREFIX) or len(key) > 200:
         raise ConfigError(
             f"the idempotency key {key[:40]!r} cannot be used; choose one of at most 200 "
-            f"characters that does not start with {BY_SCHEDULE!r}"
+            f"characters that does not start with {SCHEDULE_KEY_PREFIX!r}"
         )
     return key

@@ -15,12 +15,12 @@ from msgspec import Meta, Struct
 from evoclaw.core.errors import EvoClawError
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
-from evoclaw.workflows.driving import Driver
-from evoclaw.workflows.performing import Performer
+from evoclaw.workflows.driving import WorkflowDriver
+from evoclaw.workflows.performing import StepRunner
 from evoclaw.workflows.schedules import Schedules
 
 logger = logging.getLogger(__name__)
-Key = tuple[str, str]
+WorkflowKey = tuple[str, str]
 """A tenant and the id of one of its workflows."""
 
 
@@ -35,18 +35,18 @@ class WorkflowSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds between two checks for changes by other processes, or in files."""
 
 
-class Supervisor:
+class WorkflowSupervisor:
     """Claims and drives the workflows that are due."""
 
     def __init__(
         self,
         store: WorkflowStore,
-        performer: Performer,
+        runner: StepRunner,
         schedules: Schedules,
         settings: WorkflowSettings,
         *,
         clock: Callable[[], float],
-        tell: Callable[[Key], None],
+        notify: Callable[[WorkflowKey], None],
     ) -> None:
         """Choose the parts.
 
@@ -58,12 +58,12 @@ class Supervisor:
             clock: Returns Unix seconds.
             notify: Called with each workflow that has new events.
         """
-        self._store, self._performer, self._schedules = store, performer, schedules
-        self._settings, self._clock, self._tell = settings, clock, tell
-        self._holder = secrets.token_hex(8)
-        self._drivers: dict[Key, Driver] = {}
-        self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._news = asyncio.Event()
+        self._store, self._runner, self._schedules = store, runner, schedules
+        self._settings, self._clock, self._notify = settings, clock, notify
+        self._owner = secrets.token_hex(8)
+        self._drivers: dict[WorkflowKey, WorkflowDriver] = {}
+        self._tasks: dict[WorkflowKey, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
         self._renewed = 0.0
 
     @property
@@ -71,28 +71,28 @@ class Supervisor:
         """The number of workflows that are driven now."""
         return len(self._tasks)
 
-    def poke(self, key: Key) -> None:
+    def notify_changed(self, key: WorkflowKey) -> None:
         """Notify the supervisor that a workflow was changed from outside."""
         if driver := self._drivers.get(key):
-            driver.poke()
-        self._news.set()
+            driver.notify_changed()
+        self._changed.set()
 
     async def run(self) -> None:
         """Drive workflows until cancelled; then release all, so that others can resume them."""
         try:
             while True:
-                self._news.clear()
-                (due,) = await asyncio.gather(self._look(), return_exceptions=True)
+                self._changed.clear()
+                (due,) = await asyncio.gather(self._claim_due(), return_exceptions=True)
                 if isinstance(due, BaseException):
                     # A bug is logged with its traceback, a store error without.
                     fault = None if isinstance(due, StoreError) else due
                     logger.warning("workflows suspended, will retry: %s", due, exc_info=fault)
                     due = None
-                await self._pause(due)
+                await self._wait(due)
         finally:
             await self._stop()
 
-    async def _look(self) -> float | None:
+    async def _claim_due(self) -> float | None:
         """Claim and start the workflows that are due; returns when to check again."""
         now = asyncio.get_running_loop().time()
         if now - self._renewed >= self._settings.lease_s / 3:
@@ -100,11 +100,11 @@ class Supervisor:
             self._renewed = now
         soonest = await self._schedules.start_due()
         room = self._settings.max_live - len(self._tasks)
-        for row in await self._store.claim(self._holder, self._settings.lease_s, room):
+        for row in await self._store.claim(self._owner, self._settings.lease_s, room):
             if (row.tenant, row.id) in self._tasks:
                 continue
             try:
-                self._take_up(row)
+                self._start_driver(row)
             except msgspec.MsgspecError as problem:
                 # Written by another version: it must not block the other workflows.
                 logger.error("workflow %s cannot be decoded: %s", row.id, problem)
@@ -113,23 +113,23 @@ class Supervisor:
         times = [time for time in (soonest, await self._store.next_due()) if time is not None]
         return min(times, default=None)
 
-    async def _pause(self, due: float | None) -> None:
+    async def _wait(self, due: float | None) -> None:
         seconds = min(self._settings.poll_s, self._settings.lease_s / 3)
         if due is not None:
             seconds = min(seconds, max(0.0, due - self._clock()))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
 
-    def _take_up(self, row: StoredWorkflow) -> None:
+    def _start_driver(self, row: StoredWorkflow) -> None:
         key = (row.tenant, row.id)
-        driver = Driver(
+        driver = WorkflowDriver(
             row,
             self._store.of(row.tenant),
-            self._holder,
-            self._performer,
+            self._owner,
+            self._runner,
             clock=self._clock,
-            tell=lambda: self._tell(key),
+            notify=lambda: self._notify(key),
         )
         task = asyncio.create_task(driver.drive(), name=f"workflow {row.id}")
         self._drivers[key], self._tasks[key] = driver, task
@@ -146,22 +146,22 @@ class Supervisor:
                 "workflow %s suspended until its lease expires: %s", row.id, problem, exc_info=fault
             )
         if row.parent:
-            self.poke((row.tenant, row.parent))
-        self._news.set()
+            self.notify_changed((row.tenant, row.parent))
+        self._changed.set()
 
     async def _renew(self) -> None:
         """Renew the leases of the driven workflows; notify drivers of outside changes."""
         # Only the driven ones: a workflow that failed is claimed again when its lease expires.
         keys = list(self._tasks)
-        held = await self._store.renew(self._holder, self._settings.lease_s, keys)
+        held = await self._store.renew(self._owner, self._settings.lease_s, keys)
         for key in keys:
             driver, task = self._drivers.get(key), self._tasks.get(key)
             if driver is None or task is None:
                 continue
             if key not in held:
                 task.cancel()  # another process has claimed it
-            elif held[key] != driver.seen:
-                driver.poke()
+            elif held[key] != driver.version:
+                driver.notify_changed()
 
     async def _stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -170,4 +170,4 @@ class Supervisor:
         if tasks:
             await asyncio.wait(tasks)
         with suppress(StoreError):
-            await self._store.let_go(self._holder)
+            await self._store.release_all(self._owner)

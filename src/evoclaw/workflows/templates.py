@@ -19,22 +19,22 @@ from evoclaw.workflows.expressions import (
     Expression,
     Reference,
     evaluate,
-    find,
     references,
+    resolve,
 )
-from evoclaw.workflows.parsing import parse
+from evoclaw.workflows.parsing import parse_expression
 
-MAX_CHARS = 1_000_000
+MAX_FILLED_CHARS = 1_000_000
 """Maximum length of a text after it is filled in."""
 
-Pieces: TypeAlias = tuple[str | Expression, ...]
+TemplateParts: TypeAlias = tuple[str | Expression, ...]
 
 # Quoted text is skipped: it may contain closing brackets itself.
 _INSIDE = re.compile(r"""(?:[^'"}]|\}(?!\})|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*+""", re.DOTALL)
 
 
 @lru_cache(maxsize=1024)
-def pieces(text: str) -> Pieces:
+def parse_template(text: str) -> TemplateParts:
     """The texts and expressions of a template; `BadExpression` says what is wrong with it."""
     found: list[str | Expression] = []
     at = 0
@@ -45,7 +45,7 @@ def pieces(text: str) -> Pieces:
             raise BadExpression(f"{text[start : start + 30]!r} is not closed; write {{{{ … }}}}")
         if start > at:
             found.append(text[at:start])
-        found.append(parse(text[start + 2 : end]))
+        found.append(parse_expression(text[start + 2 : end]))
         at = end + 2
     if at < len(text):
         found.append(text[at:])
@@ -58,7 +58,7 @@ def fill(value: JSON, scope: Mapping[str, JSON]) -> JSON:
     Raises `ReferenceNotFound` if a lone reference does not exist, and `ExpressionFailed`.
     """
     if isinstance(value, str):
-        return _filled(pieces(value), scope) if "{{" in value else value
+        return _filled(parse_template(value), scope) if "{{" in value else value
     if is_array(value):
         return [fill(child, scope) for child in value]
     if is_object(value):
@@ -71,17 +71,17 @@ def fill_text(value: str, scope: Mapping[str, JSON]) -> str:
     return as_text(fill(value, scope))
 
 
-def used(value: JSON) -> Iterator[Reference]:
+def references_in(value: JSON) -> Iterator[Reference]:
     """Every reference in the templates of a value."""
     if isinstance(value, str):
-        for piece in pieces(value) if "{{" in value else ():
+        for piece in parse_template(value) if "{{" in value else ():
             if not isinstance(piece, str):
                 yield from references(piece)
     elif is_object(value):
-        yield from used(list(value.values()))
+        yield from references_in(list(value.values()))
     elif is_array(value):
         for child in value:
-            yield from used(child)
+            yield from references_in(child)
 
 
 def as_text(value: JSON) -> str:
@@ -93,13 +93,13 @@ def _filled(parts: Sequence[str | Expression], scope: Mapping[str, JSON]) -> JSO
     if len(parts) == 1 and not isinstance(parts[0], str):
         return _value(parts[0], scope)
     texts = [part if isinstance(part, str) else as_text(_value(part, scope)) for part in parts]
-    if sum(map(len, texts)) > MAX_CHARS:
-        raise BadExpression(f"the text would be longer than {MAX_CHARS} characters")
+    if sum(map(len, texts)) > MAX_FILLED_CHARS:
+        raise BadExpression(f"the text would be longer than {MAX_FILLED_CHARS} characters")
     return "".join(texts)
 
 
 def _value(expression: Expression, scope: Mapping[str, JSON]) -> JSON:
     # A lone reference to a missing value is a mistake; `x or 'none'` states a default.
     if isinstance(expression, Reference):
-        return find(expression, scope)
+        return resolve(expression, scope)
     return evaluate(expression, scope)

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from evoclaw.core.messages import JSON
 from evoclaw.store.workflows.workflows import StoredWorkflow
-from evoclaw.workflows.definition import ApprovalStep, Step, every
-from evoclaw.workflows.events import Decision, WorkflowFinished
+from evoclaw.workflows.definition import ApprovalStep, Step, all_steps
+from evoclaw.workflows.events import StepDecision, WorkflowFinished
 from evoclaw.workflows.progress import (
     POSTPONED,
     RETRYING,
@@ -24,7 +24,7 @@ from evoclaw.workflows.progress import (
 )
 
 
-class State(StrEnum):
+class WorkflowState(StrEnum):
     """The state of a workflow."""
 
     QUEUED = "queued"
@@ -69,7 +69,7 @@ class StepView(Struct, frozen=True, omit_defaults=True):
     """When it continues by itself."""
     asked: str = ""
     """The question to a person."""
-    answers: tuple[Decision, ...] = ()
+    answers: tuple[StepDecision, ...] = ()
     """The answers that a person may give now."""
 
 
@@ -78,7 +78,7 @@ class WorkflowView(Struct, frozen=True, omit_defaults=True):
 
     id: str
     name: str
-    state: State
+    state: WorkflowState
     started_at: float
     inputs: dict[str, JSON] = {}
     output: JSON = None
@@ -101,7 +101,7 @@ def overview(row: StoredWorkflow, plan: Plan | None = None) -> WorkflowView:
     return WorkflowView(
         row.id,
         row.name,
-        State(row.state),
+        WorkflowState(row.state),
         row.started_at,
         plan.inputs,
         None if end is None else end.output,
@@ -114,22 +114,22 @@ def overview(row: StoredWorkflow, plan: Plan | None = None) -> WorkflowView:
     )
 
 
-def whole_view(row: StoredWorkflow, progress: Progress) -> WorkflowView:
+def detailed_view(row: StoredWorkflow, progress: Progress) -> WorkflowView:
     """A workflow with its steps."""
-    steps = every(progress.plan.workflow.steps)
+    steps = all_steps(progress.plan.workflow.steps)
     ended = progress.finished is not None
     shown = tuple(_step(step, progress.steps.get(step.name), ended) for step in steps)
     return msgspec.structs.replace(overview(row, progress.plan), steps=shown)
 
 
-def answers_to(step: Step, current: StepProgress | None) -> tuple[Decision, ...]:
+def allowed_answers(step: Step, current: StepProgress | None) -> tuple[StepDecision, ...]:
     """The answers that a person may give to a step now."""
     if current is None or current.answer is not None:
         return ()
     if current.state == UNKNOWN:
-        return (Decision.RETRY, Decision.SKIP, Decision.FAIL)
+        return (StepDecision.RETRY, StepDecision.SKIP, StepDecision.FAIL)
     if isinstance(step, ApprovalStep) and current.state == RUNNING:
-        return (Decision.APPROVE, Decision.DENY)
+        return (StepDecision.APPROVE, StepDecision.DENY)
     return ()
 
 
@@ -142,7 +142,7 @@ def _step(step: Step, current: StepProgress | None, ended: bool) -> StepView:
         step.kind,
         _state(current, ended),
         current.attempt,
-        current.began_at,
+        current.first_started_at,
         current.ended_at,
         current.run_ids,
         current.workflow_id,
@@ -150,7 +150,7 @@ def _step(step: Step, current: StepProgress | None, ended: bool) -> StepView:
         current.error,
         None if current.ended else current.due,
         current.asked,
-        () if ended else answers_to(step, current),
+        () if ended else allowed_answers(step, current),
     )
 
 

@@ -17,39 +17,45 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.governance.approvals import Answerer
 from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
-from evoclaw.workflows.catalogue import Catalogue, Defined
-from evoclaw.workflows.checking import with_defaults, wrong_inputs
-from evoclaw.workflows.children import ChildWorkflows, cancel, new_workflow
-from evoclaw.workflows.definition import every
+from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
+from evoclaw.workflows.checking import input_problem, with_defaults
+from evoclaw.workflows.children import ChildWorkflows, new_workflow, request_cancel
+from evoclaw.workflows.definition import all_steps
 from evoclaw.workflows.driving import records_of
 from evoclaw.workflows.errors import (
     BadInputs,
     CannotAnswer,
-    KeyReused,
     NotAPerson,
-    NoWorkflow,
-    NoWorkflowRun,
+    UnknownWorkflow,
+    WorkflowKeyReused,
+    WorkflowRunNotFound,
 )
 from evoclaw.workflows.events import (
     CancelAsked,
-    Decision,
     StepAnswered,
+    StepDecision,
     WorkflowFinished,
     WorkflowRecord,
 )
-from evoclaw.workflows.performing import Performer
+from evoclaw.workflows.performing import StepRunner
 from evoclaw.workflows.ports import AgentRuns, ToolCalls
 from evoclaw.workflows.progress import Plan, Progress, decode_plan, progress_of
 from evoclaw.workflows.schedules import Schedules, check_key
-from evoclaw.workflows.supervising import Key, Supervisor, WorkflowSettings
-from evoclaw.workflows.views import State, WorkflowView, answers_to, overview, whole_view
+from evoclaw.workflows.supervising import WorkflowKey, WorkflowSettings, WorkflowSupervisor
+from evoclaw.workflows.views import (
+    WorkflowState,
+    WorkflowView,
+    allowed_answers,
+    detailed_view,
+    overview,
+)
 
 __all__ = ["Answerer", "WorkflowSettings", "Workflows"]
 
 WORKFLOW_ID = re.compile(r"wf_[0-9a-f]{24}")
-MAX_INPUTS = 1_000_000
+MAX_INPUTS_BYTES = 1_000_000
 """Maximum size of the inputs as JSON."""
-MAX_REASON = 2_000
+MAX_REASON_CHARS = 2_000
 """Maximum length of a reason that a person gives."""
 
 
@@ -78,13 +84,18 @@ class Workflows:
         """
         self._store, self._catalogue = store, catalogue
         self._settings = settings or WorkflowSettings()
-        children = ChildWorkflows(store, catalogue, self._outside)
-        performer = Performer(agents, tools, children, clock)
+        children = ChildWorkflows(store, catalogue, self._notify_changed)
+        performer = StepRunner(agents, tools, children, clock)
         self._schedules = Schedules(store, catalogue, clock)
-        self._supervisor = Supervisor(
-            store, performer, self._schedules, self._settings, clock=clock, tell=self._told
+        self._supervisor = WorkflowSupervisor(
+            store,
+            performer,
+            self._schedules,
+            self._settings,
+            clock=clock,
+            notify=self._notify_watchers,
         )
-        self._watchers: dict[Key, set[asyncio.Event]] = {}
+        self._watchers: dict[WorkflowKey, set[asyncio.Event]] = {}
 
     @property
     def live(self) -> int:
@@ -105,33 +116,33 @@ class Workflows:
         """
         workflow = await asyncio.to_thread(self._catalogue.get, name)
         if workflow is None:
-            raise NoWorkflow(name, await asyncio.to_thread(self._catalogue.names))
-        if problem := wrong_inputs(workflow, inputs):
+            raise UnknownWorkflow(name, await asyncio.to_thread(self._catalogue.names))
+        if problem := input_problem(workflow, inputs):
             raise BadInputs(name, problem)
         request = msgspec.json.encode([name, inputs, who], order="deterministic")
-        if len(request) > MAX_INPUTS:
-            raise BadInputs(name, f"the inputs have more than {MAX_INPUTS} bytes")
+        if len(request) > MAX_INPUTS_BYTES:
+            raise BadInputs(name, f"the inputs have more than {MAX_INPUTS_BYTES} bytes")
         digest = sha256(request).hexdigest()
         plan = Plan(workflow, who, with_defaults(workflow, inputs))
         id_ = f"wf_{secrets.token_hex(12)}"
         new = new_workflow(id_, workflow, plan, key=check_key(key) or None, digest=digest)
-        row, _ = await self._store.of(who.tenant).begin(new)
+        row, _ = await self._store.of(who.tenant).create(new)
         if row.digest != digest:
-            raise KeyReused(key)
-        self._outside(who.tenant, row.id)
+            raise WorkflowKeyReused(key)
+        self._notify_changed(who.tenant, row.id)
         return await self._view(who.tenant, row.id)
 
-    async def look(self, tenant: str, workflow_id: str) -> WorkflowView | None:
+    async def get(self, tenant: str, workflow_id: str) -> WorkflowView | None:
         """A workflow of a tenant, with its steps."""
         loaded = await self._load(tenant, workflow_id)
-        return None if loaded is None else whole_view(*loaded)
+        return None if loaded is None else detailed_view(*loaded)
 
     async def list(
         self,
         tenant: str,
         *,
         name: str = "",
-        state: State | None = None,
+        state: WorkflowState | None = None,
         before: str = "",
         limit: int = 50,
     ) -> Sequence[WorkflowView]:
@@ -155,7 +166,7 @@ class Workflows:
         """The records of a workflow after a number; `WorkflowRunNotFound` if there is none."""
         store = self._store.of(tenant)
         if await store.get(workflow_id) is None:
-            raise NoWorkflowRun(workflow_id)
+            raise WorkflowRunNotFound(workflow_id)
         return records_of(workflow_id, await store.events(workflow_id, after))
 
     async def watch(
@@ -187,14 +198,14 @@ class Workflows:
         self, tenant: str, workflow_id: str, *, by: str = "", reason: str = ""
     ) -> bool:
         """Cancel a workflow and its runs; False if it does not exist or has ended."""
-        asked = CancelAsked(by, reason[:MAX_REASON])
-        done = await cancel(self._store.of(tenant), workflow_id, asked)
+        asked = CancelAsked(by, reason[:MAX_REASON_CHARS])
+        done = await request_cancel(self._store.of(tenant), workflow_id, asked)
         if done:
-            self._outside(tenant, workflow_id)
+            self._notify_changed(tenant, workflow_id)
         return done
 
     async def answer(
-        self, by: Answerer, workflow_id: str, step: str, decision: Decision, reason: str = ""
+        self, by: Answerer, workflow_id: str, step: str, decision: StepDecision, reason: str = ""
     ) -> WorkflowView:
         """Answer a step that waits for a person; the first answer counts.
 
@@ -205,18 +216,18 @@ class Workflows:
             decision: Approve or deny; retry, skip or fail if the outcome is unknown.
             reason: The reason, for the record.
         """
-        if problem := by.why_not(by.tenant):
+        if problem := by.refusal_reason(by.tenant):
             raise NotAPerson(problem)
-        answer = StepAnswered(step, decision, by.name, reason[:MAX_REASON])
+        answer = StepAnswered(step, decision, by.name, reason[:MAX_REASON_CHARS])
         while True:
             loaded = await self._load(by.tenant, workflow_id)
             if loaded is None:
-                raise NoWorkflowRun(workflow_id)
+                raise WorkflowRunNotFound(workflow_id)
             _check_answer(loaded[1], step, decision)
             head, event = loaded[1].head, msgspec.json.encode(answer)
-            if await self._store.of(by.tenant).add(workflow_id, head, event):
+            if await self._store.of(by.tenant).add_event(workflow_id, head, event):
                 break
-        self._outside(by.tenant, workflow_id)
+        self._notify_changed(by.tenant, workflow_id)
         return await self._view(by.tenant, workflow_id)
 
     async def wake(self, tenant: str, id_: str) -> None:
@@ -230,9 +241,9 @@ class Workflows:
         found = WORKFLOW_ID.search(id_)
         workflow_id = found[0] if found else id_
         if await self._store.of(tenant).wake(workflow_id):
-            self._outside(tenant, workflow_id)
+            self._notify_changed(tenant, workflow_id)
 
-    async def definitions(self) -> Sequence[Defined]:
+    async def definitions(self) -> Sequence[WorkflowEntry]:
         """The entries of the catalogue, with problems and next starts, as the files are now."""
         found = await asyncio.to_thread(self._catalogue.all)
         return [
@@ -249,7 +260,7 @@ class Workflows:
                 died are resumed at once, not when their leases expire.
         """
         if alone:
-            await self._store.free_all()
+            await self._store.release_orphans()
         driving = asyncio.create_task(self._supervisor.run(), name="workflows")
         try:
             yield
@@ -258,7 +269,7 @@ class Workflows:
             with suppress(asyncio.CancelledError):
                 await driving
 
-    async def _next(self, entry: Defined) -> float | None:
+    async def _next(self, entry: WorkflowEntry) -> float | None:
         return None if entry.workflow is None else await self._schedules.next_of(entry.workflow)
 
     async def _load(self, tenant: str, workflow_id: str) -> tuple[StoredWorkflow, Progress] | None:
@@ -269,26 +280,26 @@ class Workflows:
         return row, progress_of(row.id, decode_plan(row.plan), records_of(row.id, events))
 
     async def _view(self, tenant: str, workflow_id: str) -> WorkflowView:
-        view = await self.look(tenant, workflow_id)
+        view = await self.get(tenant, workflow_id)
         if view is None:
-            raise NoWorkflowRun(workflow_id)
+            raise WorkflowRunNotFound(workflow_id)
         return view
 
-    def _outside(self, tenant: str, workflow_id: str) -> None:
+    def _notify_changed(self, tenant: str, workflow_id: str) -> None:
         """Notify the driver and the watchers of a change from outside."""
-        self._supervisor.poke((tenant, workflow_id))
-        self._told((tenant, workflow_id))
+        self._supervisor.notify_changed((tenant, workflow_id))
+        self._notify_watchers((tenant, workflow_id))
 
-    def _told(self, key: Key) -> None:
+    def _notify_watchers(self, key: WorkflowKey) -> None:
         for news in self._watchers.get(key, ()):
             news.set()
 
 
-def _check_answer(progress: Progress, name: str, decision: Decision) -> None:
-    steps = {step.name: step for step in every(progress.plan.workflow.steps)}
+def _check_answer(progress: Progress, name: str, decision: StepDecision) -> None:
+    steps = {step.name: step for step in all_steps(progress.plan.workflow.steps)}
     if name not in steps or progress.finished or progress.cancelling:
         raise CannotAnswer(f"no step {name[:80]!r} waits for an answer")
-    allowed = answers_to(steps[name], progress.steps.get(name))
+    allowed = allowed_answers(steps[name], progress.steps.get(name))
     if not allowed:
         raise CannotAnswer(f"step {name!r} does not wait for an answer, or has one already")
     if decision not in allowed:

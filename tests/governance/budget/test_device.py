@@ -13,10 +13,20 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Allow, Deny, Ports, Progress
 from evoclaw.core.tools import Call
-from evoclaw.edge.plans import Plan, ToolPlans
-from evoclaw.governance.budget.device import DEVICE, MOST_RUNS, DeviceBudget, MeterDevice
+from evoclaw.edge.plans import CallPlan, ToolPlans
+from evoclaw.governance.budget.device import (
+    DEVICE_ACCOUNT,
+    MAX_OPEN_RUNS,
+    DeviceBudget,
+    MeterDevice,
+)
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.governance.budget.settings import ActionLimit, Allowed, BudgetSettings, Kinds
+from evoclaw.governance.budget.settings import (
+    AccountLimits,
+    ActionLimit,
+    AllowedLocations,
+    BudgetSettings,
+)
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.governing.ledger import StoredLedger
 from evoclaw.transport.wire import Command
@@ -56,12 +66,12 @@ async def test_actions_an_hour_hold_for_all_who_ask_and_across_restarts(tmp_path
     clock, path = Clock(), tmp_path / "budget.db"
     ran: list[bool] = []
     for boot, (run, tenant) in enumerate([("r1", "a"), ("r2", "b"), ("r1", "a"), ("r3", "c")]):
-        async with await StoredLedger.open_file(path, alone=True, clock=clock) as ledger:
+        async with await StoredLedger.open_file(path, exclusive=True, clock=clock) as ledger:
             metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
             ran.append(await toggle(metered, boot, run, tenant))
         clock.now += 60
     assert ran == [True, True, True, False]
-    async with await StoredLedger.open_file(path, alone=True, clock=clock) as ledger:
+    async with await StoredLedger.open_file(path, exclusive=True, clock=clock) as ledger:
         clock.now += 3_600
         assert await toggle(
             Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))]), 9
@@ -108,7 +118,7 @@ async def test_an_action_during_which_the_device_dies_counts(tmp_path: Path) -> 
         )
         async with asyncio.timeout(30):
             assert await dying.wait() == -signal.SIGKILL
-    async with await StoredLedger.open_file(path, alone=True) as ledger:
+    async with await StoredLedger.open_file(path, exclusive=True) as ledger:
         metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
         assert [await toggle(metered, n) for n in (3, 4)] == [True, False]
 
@@ -117,7 +127,7 @@ async def test_a_call_that_is_asked_for_again_is_counted_once() -> None:
     ledger = MemoryLedger()
     metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
     assert [await toggle(metered, 1) for _ in range(5)] == [True] * 5
-    assert (await account(ledger, DEVICE)).spent["action.relay"] == 1
+    assert (await account(ledger, DEVICE_ACCOUNT)).spent["action.relay"] == 1
 
 
 async def test_what_cannot_be_paid_is_refused_before_it_is_queued() -> None:
@@ -130,12 +140,12 @@ async def test_what_cannot_be_paid_is_refused_before_it_is_queued() -> None:
         assert await toggle(metered, number)
     verdict = await budget.judge(wanted)
     assert isinstance(verdict, Deny) and "within 3,600 seconds" in verdict.reason
-    assert (await account(ledger, DEVICE)).held == {}, "to judge takes nothing"
+    assert (await account(ledger, DEVICE_ACCOUNT)).held == {}, "to judge takes nothing"
 
 
 async def test_a_run_of_a_tenant_has_the_usual_budget_here_too_and_others_have_theirs() -> None:
     ledger = MemoryLedger()
-    settings = BudgetSettings(calls=2, tenant=Kinds(calls=3, per="1h"))
+    settings = BudgetSettings(calls=2, tenant=AccountLimits(calls=3, per="1h"))
     metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, settings))])
 
     async def works(number: int, run: str, tenant: str) -> bool:
@@ -166,7 +176,7 @@ async def test_what_a_call_that_failed_or_was_cut_off_took_is_counted() -> None:
     assert refused.error is ErrorKind.NOT_FOUND
     with pytest.raises(asyncio.CancelledError):
         await metered.execute(call(RELAY, 2, action="toggle"), silent)
-    found = await account(ledger, DEVICE)
+    found = await account(ledger, DEVICE_ACCOUNT)
     assert found.spent["calls"] == 2 and found.spent["action.relay"] == 1
     assert "lines" not in found.spent and "files" not in found.spent
     assert not found.held
@@ -175,16 +185,16 @@ async def test_what_a_call_that_failed_or_was_cut_off_took_is_counted() -> None:
 async def test_old_runs_are_let_go_and_the_device_and_its_tenants_never() -> None:
     ledger = MemoryLedger()
     metered = Pipeline([everything()], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
-    for number in range(2 * MOST_RUNS + 2):
+    for number in range(2 * MAX_OPEN_RUNS + 2):
         await metered.execute(call(READ, 1, run=f"r{number}", path="x"), silent)
     names = [one.name for one in await ledger.accounts()]
-    assert len(names) <= 2 * MOST_RUNS + 2
-    assert {DEVICE, "device/tenant:local"} <= set(names)
+    assert len(names) <= 2 * MAX_OPEN_RUNS + 2
+    assert {DEVICE_ACCOUNT, "device/tenant:local"} <= set(names)
 
 
 async def test_the_edge_refuses_a_command_that_its_own_budget_does_not_allow() -> None:
     ledger = MemoryLedger()
-    settings = BudgetSettings(actions=TOGGLES.actions, allowed=Allowed(read=("data/**",)))
+    settings = BudgetSettings(actions=TOGGLES.actions, allowed=AllowedLocations(read=("data/**",)))
     budget = DeviceBudget(ledger, settings)
     plans = ToolPlans(Ports(Scripted(), Pipeline([everything()], [MeterDevice(budget)]), budget))
 
@@ -192,7 +202,7 @@ async def test_the_edge_refuses_a_command_that_its_own_budget_does_not_allow() -
         payload: dict[str, JSON] = {"tool": tool, "parameters": parameters}
         command = Command("tool", payload, f"r.1.{number}.1", tenant=f"t{number}")
         plan = await plans.plan(command)
-        return await plan.work(Deadline(), silent) if isinstance(plan, Plan) else plan
+        return await plan.work(Deadline(), silent) if isinstance(plan, CallPlan) else plan
 
     errors = [(await ask(n, "gpio", action="toggle")).error for n in range(5)]
     assert errors == [None, None, None, *[ErrorKind.PERMISSION_DENIED] * 2]

@@ -7,11 +7,11 @@ import pytest
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Allow, Ask, Deny, Verdict
 from evoclaw.core.tools import Tool
-from evoclaw.governance.budget.boundaries import EnforcementResult, Finding, verdict_of
+from evoclaw.governance.budget.boundaries import BoundaryFinding, EnforcementResult, verdict_of
 from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.governance.budget.policy import Budget
-from evoclaw.governance.budget.settings import Allowed, BudgetSettings
-from evoclaw.governance.budget.terms import Terms
+from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.budget.settings import AllowedLocations, BudgetSettings
+from evoclaw.governance.budget.terms import BudgetOptions
 from tests.support.budgets import (
     BASH,
     EDIT,
@@ -24,14 +24,16 @@ from tests.support.budgets import (
     call,
 )
 
-SRC = Allowed(read=("src/**", "README.md"), write=("src", "docs/*.md"))
-WEB = Allowed(domains=("example.org", "*.example.net", "bücher.example"))
+SRC = AllowedLocations(read=("src/**", "README.md"), write=("src", "docs/*.md"))
+WEB = AllowedLocations(domains=("example.org", "*.example.net", "bücher.example"))
 
 
 async def judged(
-    allowed: Allowed, which: Tool, terms: Terms | None = None, **args: JSON
+    allowed: AllowedLocations, which: Tool, terms: BudgetOptions | None = None, **args: JSON
 ) -> Verdict:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(allowed=allowed), terms or Terms())
+    budget = RunBudget(
+        MemoryLedger(), "r", BudgetSettings(allowed=allowed), terms or BudgetOptions()
+    )
     return await budget.judge(call(which, **args))
 
 
@@ -50,8 +52,8 @@ async def test_ef_01_a_file_outside_may_not_be_read(path: str) -> None:
 
 async def test_ef_01_what_is_not_said_is_all_of_the_workspace() -> None:
     assert isinstance(await judged(SRC, READ), Deny)
-    assert isinstance(await judged(Allowed(read=("**",)), READ), Allow)
-    assert isinstance(await judged(Allowed(read=("**",)), READ, path="../x"), Deny)
+    assert isinstance(await judged(AllowedLocations(read=("**",)), READ), Allow)
+    assert isinstance(await judged(AllowedLocations(read=("**",)), READ, path="../x"), Deny)
 
 
 @pytest.mark.parametrize("path", ["src/deep/a.py", "docs/a.md"])
@@ -76,21 +78,25 @@ async def test_ef_02_every_file_of_a_patch_is_looked_at() -> None:
     assert isinstance(await judged(SRC, PATCH, patch="no files at all"), Deny)
 
 
-def only_ls(command: str) -> Finding:
+def only_ls(command: str) -> BoundaryFinding:
     """A rule about commands, as somebody else may make one."""
     if command == "ls":
-        return Finding(EnforcementResult.ALLOWED)
-    return Finding(EnforcementResult.BLOCKED, "EF-03", f"{command} is no ls")
+        return BoundaryFinding(EnforcementResult.ALLOWED)
+    return BoundaryFinding(EnforcementResult.BLOCKED, "EF-03", f"{command} is no ls")
 
 
 async def test_ef_03_a_command_that_its_rule_lets_pass_may_run() -> None:
-    assert isinstance(await judged(Allowed(), BASH, Terms(commands=only_ls), command="ls"), Allow)
-    assert isinstance(await judged(Allowed(), BASH, command="rm -r /"), Allow), "no rule was given"
+    assert isinstance(
+        await judged(AllowedLocations(), BASH, BudgetOptions(commands=only_ls), command="ls"), Allow
+    )
+    assert isinstance(await judged(AllowedLocations(), BASH, command="rm -r /"), Allow), (
+        "no rule was given"
+    )
 
 
 async def test_ef_03_a_command_that_its_rule_blocks_may_not_run() -> None:
     for args in ({"command": "rm"}, {}, {"command": ["ls"]}):
-        verdict = await judged(SRC, BASH, Terms(commands=only_ls), **args)
+        verdict = await judged(SRC, BASH, BudgetOptions(commands=only_ls), **args)
         assert isinstance(verdict, Deny) and verdict.code == "budget_ef03"
 
 
@@ -140,11 +146,11 @@ async def test_ef_04_hosts_are_found_wherever_they_stand_and_none_is_for_a_perso
     hidden: JSON = {"steps": [{"go": "https://evil.test"}]}
     assert isinstance(await judged(WEB, FETCH, url="https://example.org", more=hidden), Deny)
     assert isinstance(await judged(WEB, SEARCH, query="cats"), Ask)
-    assert isinstance(await judged(Allowed(), SEARCH, query="cats"), Allow)
+    assert isinstance(await judged(AllowedLocations(), SEARCH, query="cats"), Allow)
 
 
 async def test_ef_05_turns_are_counted_and_end() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(turns=2))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(turns=2))
     verdicts = [await budget.admit(turn) for turn in (1, 2, 3)]
     assert [isinstance(verdict, Allow) for verdict in verdicts] == [True, True, False]
     assert isinstance(last := verdicts[-1], Deny) and last.code == "budget_turns"
@@ -152,7 +158,7 @@ async def test_ef_05_turns_are_counted_and_end() -> None:
 
 async def test_ef_06_within_its_time_a_run_goes_on_and_after_it_neither_reply_nor_call() -> None:
     clock = Clock()
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(minutes=1), Terms(clock=clock))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(minutes=1), BudgetOptions(clock=clock))
     clock.now += 59
     assert isinstance(await budget.admit(1), Allow)
     assert isinstance(await budget.judge(call(READ, 1, path="a")), Allow)
@@ -163,7 +169,7 @@ async def test_ef_06_within_its_time_a_run_goes_on_and_after_it_neither_reply_no
 
 
 async def test_ef_07_so_many_files_may_be_changed_and_no_more() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(files=2))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(files=2))
     verdicts = [await budget.judge(call(WRITE, n, path=str(n), content="")) for n in range(3)]
     assert [isinstance(verdict, Allow) for verdict in verdicts] == [True, True, False]
     assert isinstance(last := verdicts[-1], Deny) and last.code == "budget_files"
@@ -171,7 +177,7 @@ async def test_ef_07_so_many_files_may_be_changed_and_no_more() -> None:
 
 
 async def test_ef_08_so_many_lines_may_be_changed_and_no_more() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(lines=10))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(lines=10))
     assert isinstance(await budget.judge(call(WRITE, 1, path="a", content="x\n" * 7)), Allow)
     verdict = await budget.judge(call(WRITE, 2, path="a", content="x\n" * 4))
     assert isinstance(verdict, Deny) and verdict.code == "budget_lines"
@@ -184,4 +190,6 @@ async def test_ef_08_so_many_lines_may_be_changed_and_no_more() -> None:
     [("allowed", Allow), ("blocked", Deny), ("warned", Ask), ("escalated", Ask)],
 )
 def test_what_a_point_says_is_a_verdict(result: str, verdict: type) -> None:
-    assert isinstance(verdict_of(Finding(EnforcementResult(result), "EF-01", "why")), verdict)
+    assert isinstance(
+        verdict_of(BoundaryFinding(EnforcementResult(result), "EF-01", "why")), verdict
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.core.ledgers import MOST_ENTRIES, Limit, Refusal, Reservation
+from evoclaw.core.ledgers import MAX_WINDOW_ENTRIES, InsufficientFunds, Limit, Reservation
 from tests.support.budgets import KINDS, Clock, account, open_ledger, passed, refused
 
 RUN = ("tenant", "run")
@@ -36,7 +36,7 @@ async def test_an_amount_counts_against_every_account_above_and_is_taken_from_al
         await ledger.open("run", {"calls": Limit(5), "tokens": Limit(80)}, {})
         assert await passed(ledger, CHILD, {"calls": 1, "tokens": 70}, "a")
         short = await refused(ledger, CHILD, {"calls": 1, "tokens": 11}, "b")
-        assert short == Refusal("tokens", "run", 10, 11)
+        assert short == InsufficientFunds("tokens", "run", 10, 11)
         other = await refused(ledger, ("tenant", "other"), {"tokens": 31}, "c")
         assert (other.account, other.left) == ("tenant", 30)
         for name in CHILD:
@@ -49,12 +49,12 @@ async def test_the_same_id_is_set_aside_once_and_spent_once(kind: str, tmp_path:
         await ledger.open("run", {"calls": Limit(1)}, {})
         for fresh in (True, False, False):
             found = await ledger.reserve(RUN, ONE, "a")
-            assert isinstance(found, Reservation) and found.fresh is fresh
-            assert [left.left for left in found.before] == [1]
+            assert isinstance(found, Reservation) and found.is_new is fresh
+            assert [left.left for left in found.remaining_before] == [1]
         ledger.settle("a", ONE)
         ledger.settle("a", {"calls": 5})
         again = await ledger.reserve(RUN, ONE, "a")
-        assert isinstance(again, Reservation) and not again.fresh
+        assert isinstance(again, Reservation) and not again.is_new
         assert (await account(ledger, "tenant")).spent == {"calls": 1}
         assert (await account(ledger, "run")).held == {}
 
@@ -67,12 +67,12 @@ async def test_what_was_really_spent_counts_and_more_than_was_there_ends_it(
         await ledger.open("run", {"tokens": Limit(100)}, {})
         assert await passed(ledger, RUN, {"tokens": 90}, "a")
         ledger.settle("a", {"tokens": 20})
-        assert ledger.left(RUN).keys() == {"tokens"}
+        assert ledger.remaining(RUN).keys() == {"tokens"}
         assert await passed(ledger, RUN, {"tokens": 80}, "b")
         ledger.settle("b", {"tokens": 130})
         assert (await refused(ledger, RUN, {"tokens": 1}, "c")).left == 0
         assert (await account(ledger, "run")).spent == {"tokens": 150}
-        assert ledger.left(RUN)["tokens"].left == 0
+        assert ledger.remaining(RUN)["tokens"].left == 0
 
 
 @both
@@ -114,7 +114,7 @@ async def test_a_window_slides_and_holds_what_is_still_under_way(kind: str, tmp_
 async def test_a_full_window_puts_times_together_and_never_forgets_too_early(
     kind: str, tmp_path: Path
 ) -> None:
-    clock, many = Clock(), MOST_ENTRIES + 50
+    clock, many = Clock(), MAX_WINDOW_ENTRIES + 50
     async with open_ledger(kind, tmp_path, clock) as ledger:
         await ledger.open("tenant", {"tokens": Limit(10_000, 100.0)}, {})
         for number in range(many):
@@ -148,7 +148,7 @@ async def test_more_ids_at_once_are_all_set_aside_or_none(kind: str, tmp_path: P
         await ledger.open("run", {"calls": Limit(9), "files": Limit(2)}, {})
         files = {name: (RUN, {"files": 1}) for name in ("x", "y", "z")}
         found = await ledger.reserve(RUN, ONE, "a", also=files)
-        assert isinstance(found, Refusal) and found.kind == "files"
+        assert isinstance(found, InsufficientFunds) and found.kind == "files"
         assert (await account(ledger, "run")).held == {}
         found = await ledger.reserve(RUN, ONE, "b", also={"x": files["x"], "y": files["y"]})
         assert isinstance(found, Reservation) and set(found.also) == {"x", "y"}

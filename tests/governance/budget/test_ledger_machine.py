@@ -99,7 +99,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve_again(self, data: Any, wanted: dict[str, int]) -> None:
         id = data.draw(st.sampled_from(sorted(self.model.open)))
         found = self.run(self.ledger.reserve(self.model.open[id][0], wanted, id))
-        assert isinstance(found, Reservation) and not found.fresh
+        assert isinstance(found, Reservation) and not found.is_new
 
     @precondition(lambda self: self.model.open)
     @rule(data=st.data(), share=st.sampled_from([0.0, 0.5, 1.0]))
@@ -155,7 +155,7 @@ class StoredMachine(LedgerMachine):
 
     def _open(self, *, alone: bool) -> None:
         path = Path(self.folder.name) / "budget.db"
-        opening = StoredLedger.open_file(path, clock=self.clock, alone=alone)
+        opening = StoredLedger.open_file(path, clock=self.clock, exclusive=alone)
         self.ledger = self.run(opening)
         self.run(self._open_accounts())
 

@@ -18,13 +18,13 @@ from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Progress
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
-from evoclaw.governance.budget.foresight import Price, dearest
+from evoclaw.governance.budget.foresight import Price, highest_price
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.notices import BudgetNotice
-from evoclaw.governance.budget.policy import Budget
-from evoclaw.governance.budget.settings import ActionLimit, BudgetSettings, Kinds
-from evoclaw.governance.budget.terms import Terms
-from evoclaw.providers.scripted import Asked, Scripted, calls, says
+from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.budget.settings import AccountLimits, ActionLimit, BudgetSettings
+from evoclaw.governance.budget.terms import BudgetOptions
+from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from tests.support.budgets import (
     EDIT,
     READ,
@@ -55,7 +55,7 @@ def reading(number: int) -> Reply:
     return calls(("read", {"path": f"{number}.txt"}))
 
 
-def endless(asked: Asked) -> Reply:
+def endless(asked: ScriptedRequest) -> Reply:
     """Never does the same thing twice in a row, so that nothing but a budget stops it."""
     return reading(len(asked.messages))
 
@@ -66,7 +66,7 @@ def priced(reply: Reply, cost: float | None, tokens: int = 100) -> Reply:
 
 async def test_fault_49_a_runaway_loop_ends_when_its_turns_are_used_and_says_so() -> None:
     ledger = MemoryLedger()
-    budget = Budget(ledger, "r", BudgetSettings(turns=7))
+    budget = RunBudget(ledger, "r", BudgetSettings(turns=7))
     model = Scripted(*[endless] * 50)
     records = await go(model, budget)
     assert end(records).stop is StopReason.BUDGET_EXCEEDED
@@ -77,10 +77,10 @@ async def test_fault_49_a_runaway_loop_ends_when_its_turns_are_used_and_says_so(
 async def test_fault_49_without_a_word_about_a_budget_there_is_the_usual_one() -> None:
     ledger = MemoryLedger()
     model = Scripted(*[endless] * 200)
-    records = await go(model, Budget(ledger, "r"))
+    records = await go(model, RunBudget(ledger, "r"))
     assert end(records).stop is StopReason.BUDGET_EXCEEDED and len(model.requests) == 100
     settings = BudgetSettings()
-    assert {kind: limit.most for kind, limit in settings.of_run().items()} == {
+    assert {kind: limit.most for kind, limit in settings.run_limits().items()} == {
         "turns": 100,
         "seconds": 3_600_000,
         "calls": 200,
@@ -91,7 +91,7 @@ async def test_fault_49_without_a_word_about_a_budget_there_is_the_usual_one() -
 
 async def test_fault_50_of_fifty_calls_of_one_reply_exactly_one_runs() -> None:
     executor, wanted = everything(), [("read", {"path": str(n)}) for n in range(50)]
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=1))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(calls=1))
     many = LoopSettings(max_calls_per_turn=50, max_parallel=50)
     records = await go(Scripted(calls(*wanted), says("done")), budget, executor, settings=many)
     assert len(executor.started) == 1
@@ -101,10 +101,10 @@ async def test_fault_50_of_fifty_calls_of_one_reply_exactly_one_runs() -> None:
 
 async def test_tokens_are_set_aside_for_the_longest_reply_and_given_back() -> None:
     ledger = MemoryLedger()
-    budget = Budget(ledger, "r", BudgetSettings(tokens=2_000))
+    budget = RunBudget(ledger, "r", BudgetSettings(tokens=2_000))
     held: list[int] = []
 
-    def look(asked: Asked) -> Reply:
+    def look(asked: ScriptedRequest) -> Reply:
         held.append(2_000 - budget.left()["tokens"].left)
         return endless(asked)
 
@@ -116,7 +116,7 @@ async def test_tokens_are_set_aside_for_the_longest_reply_and_given_back() -> No
 
 
 async def test_a_reply_there_are_not_enough_tokens_for_is_never_asked_for() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(tokens=300))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(tokens=300))
     model = Scripted(says("never"), profile=SMALL)
     records = await go(model, budget)
     assert model.requests == []
@@ -127,7 +127,7 @@ async def test_a_reply_there_are_not_enough_tokens_for_is_never_asked_for() -> N
 
 async def test_more_tokens_than_were_set_aside_are_counted_and_end_it() -> None:
     ledger = MemoryLedger()
-    budget = Budget(ledger, "r", BudgetSettings(tokens=5_000))
+    budget = RunBudget(ledger, "r", BudgetSettings(tokens=5_000))
     greedy = priced(reading(1), 0.0, 6_000)
     records = await go(Scripted(greedy, says("x"), profile=SMALL), budget)
     assert end(records).stop is StopReason.BUDGET_EXCEEDED
@@ -136,14 +136,14 @@ async def test_more_tokens_than_were_set_aside_are_counted_and_end_it() -> None:
 
 async def test_money_is_set_aside_by_the_price_and_settled_by_what_the_reply_cost() -> None:
     ledger = MemoryLedger()
-    settings = BudgetSettings(dollars=0.01, tenant=Kinds(dollars=0.5, per="1d"))
-    budget = Budget(ledger, "r", settings, Terms(price=cheap))
+    settings = BudgetSettings(dollars=0.01, tenant=AccountLimits(dollars=0.5, per="1d"))
+    budget = RunBudget(ledger, "r", settings, BudgetOptions(price=cheap))
     model = Scripted(priced(reading(1), 0.0042), says("ok"), profile=SMALL)
     records = await go(model, budget)
     assert end(records).stop is StopReason.COMPLETED
     assert (await account(ledger, "tenant:local")).spent["dollars"] == 4_200
-    dear = Terms(price=lambda model, usage: 0.011)
-    records = await go(Scripted(says("x")), Budget(ledger, "r", settings, dear))
+    dear = BudgetOptions(price=lambda model, usage: 0.011)
+    records = await go(Scripted(says("x")), RunBudget(ledger, "r", settings, dear))
     assert end(records).stop is StopReason.BUDGET_EXCEEDED and "$0.0110" in end(records).reason
 
 
@@ -156,14 +156,14 @@ def unknown(model: str, usage: Usage) -> float | None:
 async def test_a_model_without_a_price_is_not_asked_where_money_is_bounded(
     price: Price | None,
 ) -> None:
-    terms = Terms(price=price)
+    terms = BudgetOptions(price=price)
     model = Scripted(says("x"))
-    records = await go(model, Budget(MemoryLedger(), "r", BudgetSettings(dollars=1.0), terms))
+    records = await go(model, RunBudget(MemoryLedger(), "r", BudgetSettings(dollars=1.0), terms))
     assert model.requests == [] and "no known price" in end(records).reason
     allowed = BudgetSettings(dollars=1.0, unpriced="allow")
-    records = await go(model, Budget(MemoryLedger(), "r", allowed, terms))
+    records = await go(model, RunBudget(MemoryLedger(), "r", allowed, terms))
     assert end(records).stop is StopReason.COMPLETED
-    records = await go(Scripted(says("x")), Budget(MemoryLedger(), "r", None, terms))
+    records = await go(Scripted(says("x")), RunBudget(MemoryLedger(), "r", None, terms))
     assert end(records).stop is StopReason.COMPLETED, "money is not bounded"
 
 
@@ -171,7 +171,7 @@ async def test_a_reply_whose_cost_is_not_known_costs_what_its_tokens_cost_at_lea
     ledger = MemoryLedger()
     settings = BudgetSettings(dollars=1.0)
     model = Scripted(priced(says("x"), None, 500_000))
-    await go(model, Budget(ledger, "r", settings, Terms(price=cheap)))
+    await go(model, RunBudget(ledger, "r", settings, BudgetOptions(price=cheap)))
     assert (await account(ledger, "tenant:local")).spent["dollars"] == 500_000
 
 
@@ -183,7 +183,7 @@ async def test_a_reply_that_failed_counts_unless_nobody_charges_for_it(
     kind: ProviderErrorKind, counted: bool
 ) -> None:
     ledger = MemoryLedger()
-    await go(Scripted(ProviderError(kind, "no"), profile=SMALL), Budget(ledger, "r"))
+    await go(Scripted(ProviderError(kind, "no"), profile=SMALL), RunBudget(ledger, "r"))
     found = await account(ledger, "tenant:local")
     assert (found.spent.get("tokens", 0) > 100) is counted
     assert found.spent["turns"] == 1 and not found.held
@@ -191,13 +191,13 @@ async def test_a_reply_that_failed_counts_unless_nobody_charges_for_it(
 
 async def test_what_of_several_models_may_answer_is_priced_by_the_dearest() -> None:
     usage = Usage(10, 10)
-    assert dearest([lambda m, u: 1.0, lambda m, u: 3.0])("m", usage) == 3.0
-    assert dearest([lambda m, u: 1.0, lambda m, u: None])("m", usage) is None
+    assert highest_price([lambda m, u: 1.0, lambda m, u: 3.0])("m", usage) == 3.0
+    assert highest_price([lambda m, u: 1.0, lambda m, u: None])("m", usage) is None
 
 
 async def test_one_file_counts_once_however_often_it_is_written() -> None:
     ledger, executor = MemoryLedger(), everything()
-    budget = Budget(ledger, "r", BudgetSettings(files=2))
+    budget = RunBudget(ledger, "r", BudgetSettings(files=2))
     replies = [
         calls(("write", {"path": path, "content": f"{number}\n"}))
         for number, path in enumerate(["a", "./a", "b", "x/../a", "c"])
@@ -219,7 +219,7 @@ async def test_a_write_that_was_refused_or_failed_costs_neither_file_nor_lines()
     edit = calls(("edit", {"path": "a", "old_string": "x\ny", "new_string": "z"}))
     write = calls(("write", {"path": "b", "content": "1\n2\n"}))
     settings = BudgetSettings(lines=3)
-    both = await go(Scripted(edit, write, says("ok")), Budget(ledger, "r", settings), table)
+    both = await go(Scripted(edit, write, says("ok")), RunBudget(ledger, "r", settings), table)
     assert [result.error is None for result in results(both)] == [False, True]
     found = await account(ledger, "tenant:local")
     assert (found.spent["lines"], found.spent["files"]) == (2, 1)
@@ -234,7 +234,7 @@ async def test_what_a_result_says_more_exactly_is_what_counts() -> None:
             return call.ok("Edited", lines_added=30, lines_removed=3)
 
     edit = calls(("edit", {"path": "a", "old_string": "x", "new_string": "y", "replace_all": True}))
-    await go(Scripted(edit, says("ok")), Budget(ledger, "r"), Exact((EDIT, answered)))
+    await go(Scripted(edit, says("ok")), RunBudget(ledger, "r"), Exact((EDIT, answered)))
     assert (await account(ledger, "tenant:local")).spent["lines"] == 33
 
 
@@ -253,17 +253,17 @@ async def test_a_patch_counts_the_files_it_names_and_the_lines_it_changes(
 ) -> None:
     ledger = MemoryLedger()
     asked = calls(("apply_patch", {"patch": patch}))
-    await go(Scripted(asked, says("ok")), Budget(ledger, "r"))
+    await go(Scripted(asked, says("ok")), RunBudget(ledger, "r"))
     spent = (await account(ledger, "tenant:local")).spent
     assert (spent.get("files", 0), spent.get("lines", 0)) == (files, lines)
     dry = calls(("apply_patch", {"patch": patch, "dry_run": True}))
-    await go(Scripted(dry, says("ok")), Budget(ledger, "r2"))
+    await go(Scripted(dry, says("ok")), RunBudget(ledger, "r2"))
     assert (await account(ledger, "tenant:local")).spent.get("files", 0) == files
 
 
 async def test_a_person_is_asked_once_when_a_limit_is_near_and_once_more_before_its_end() -> None:
     person = Person(*[Decision.ONCE] * 9)
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(turns=20), Terms(attended=True))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(turns=20), BudgetOptions(attended=True))
     records = await go(Scripted(*[endless] * 99), budget, approver=person)
     assert end(records).stop is StopReason.BUDGET_EXCEEDED
     assert person.asked == [("r.17.reply.1", "budget_warned"), ("r.20.reply.1", "budget_warned")]
@@ -271,7 +271,7 @@ async def test_a_person_is_asked_once_when_a_limit_is_near_and_once_more_before_
 
 
 async def test_a_person_who_says_no_ends_the_run_there() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(turns=20), Terms(attended=True))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(turns=20), BudgetOptions(attended=True))
     records = await go(Scripted(*[endless] * 99), budget, approver=Person(Decision.DENY))
     assert end(records).stop is StopReason.BUDGET_EXCEEDED
     assert sum(isinstance(record.event, TurnStarted) for record in records) == 16
@@ -280,13 +280,13 @@ async def test_a_person_who_says_no_ends_the_run_there() -> None:
 async def test_a_run_that_waits_for_a_person_asks_again_when_it_is_resumed_and_goes_on() -> None:
     ledger, settings = MemoryLedger(), BudgetSettings(turns=5)
     person = Person(Decision.PENDING, Decision.ONCE)
-    first = Budget(ledger, "r", settings, Terms(attended=True))
+    first = RunBudget(ledger, "r", settings, BudgetOptions(attended=True))
     records = await go(Scripted(*[endless] * 9), first, approver=person)
     assert (
         end(records).stop is StopReason.WAITING and "1 turn of 5 turns left" in end(records).reason
     )
-    second = Budget(ledger, "r", settings, Terms(attended=True))
-    second.recall(records)
+    second = RunBudget(ledger, "r", settings, BudgetOptions(attended=True))
+    second.restore(records)
     more = await go(Scripted(says("done")), second, approver=person, before=records)
     assert end(more).stop is StopReason.COMPLETED
     assert [asked for asked, _ in person.asked] == ["r.5.reply.1"] * 2
@@ -295,13 +295,13 @@ async def test_a_run_that_waits_for_a_person_asks_again_when_it_is_resumed_and_g
 
 
 async def test_calls_are_asked_about_until_a_person_said_yes() -> None:
-    def three(asked: Asked) -> Reply:
+    def three(asked: ScriptedRequest) -> Reply:
         number = len(asked.messages)
         return calls(*[("read", {"path": f"{number}.{n}"}) for n in range(3)])
 
     person = Person(Decision.DENY, Decision.ONCE, *[Decision.ONCE] * 5)
     executor = everything()
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=10), Terms(attended=True))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(calls=10), BudgetOptions(attended=True))
     records = await go(Scripted(*[three] * 4, says("ok")), budget, executor, approver=person)
     assert [code for _, code in person.asked] == ["budget_warned"] * 2, "no, then yes"
     assert len(executor.started) == 10
@@ -311,16 +311,16 @@ async def test_calls_are_asked_about_until_a_person_said_yes() -> None:
 
 async def test_where_nobody_is_there_a_setting_decides_and_the_limit_holds() -> None:
     model = Scripted(*[endless] * 99)
-    await go(model, Budget(MemoryLedger(), "r", BudgetSettings(turns=10)))
+    await go(model, RunBudget(MemoryLedger(), "r", BudgetSettings(turns=10)))
     assert len(model.requests) == 10
     model = Scripted(*[endless] * 99)
     strict = BudgetSettings(turns=10, unattended="refuse")
-    records = await go(model, Budget(MemoryLedger(), "r", strict))
+    records = await go(model, RunBudget(MemoryLedger(), "r", strict))
     assert len(model.requests) == 8 and "no person can be asked" in end(records).reason
 
 
 async def test_the_model_is_told_what_is_left_once_for_each_threshold() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=20))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(calls=20))
     executor = Pipeline([everything()], [BudgetNotice(budget)])
     records = await go(Scripted(*[endless] * 20, says("ok")), budget, executor)
     told = [
@@ -335,16 +335,16 @@ async def test_the_model_is_told_what_is_left_once_for_each_threshold() -> None:
 async def test_a_call_that_goes_on_after_a_crash_is_counted_once() -> None:
     ledger = MemoryLedger()
     write = calls(("write", {"path": "a", "content": "1\n2\n"}))
-    records = await go(Scripted(write, says("ok")), Budget(ledger, "r"))
+    records = await go(Scripted(write, says("ok")), RunBudget(ledger, "r"))
     started = next(i for i, r in enumerate(records) if isinstance(r.event, CallStarted))
 
     ledger = MemoryLedger()
     before = records[: started + 1]
-    first = Budget(ledger, "r")
+    first = RunBudget(ledger, "r")
     assert isinstance(await first.admit(1), Allow)
     assert isinstance(await first.judge(call(WRITE, 0, path="a", content="1\n2\n")), Allow)
-    second = Budget(ledger, "r")
-    second.recall(before)
+    second = RunBudget(ledger, "r")
+    second.restore(before)
     await go(Scripted(says("ok")), second, before=before)
     found = await account(ledger, "tenant:local")
     assert (found.spent["calls"], found.spent["lines"], found.spent["files"]) == (1, 2, 1)
@@ -353,10 +353,10 @@ async def test_a_call_that_goes_on_after_a_crash_is_counted_once() -> None:
 
 async def test_a_reply_that_was_cut_off_counts_in_full_when_the_run_ends() -> None:
     ledger = MemoryLedger()
-    budget = Budget(ledger, "r")
+    budget = RunBudget(ledger, "r")
     deadline = Deadline()
 
-    def cut(asked: Asked) -> Reply:
+    def cut(asked: ScriptedRequest) -> Reply:
         deadline.cancel()
         return says("too late")
 
@@ -370,11 +370,11 @@ async def test_a_reply_that_was_cut_off_counts_in_full_when_the_run_ends() -> No
 async def test_time_is_counted_between_replies_and_calls() -> None:
     clock, ledger = Clock(), MemoryLedger()
 
-    def slow(asked: Asked) -> Reply:
+    def slow(asked: ScriptedRequest) -> Reply:
         clock.now += 50
         return endless(asked)
 
-    budget = Budget(ledger, "r", BudgetSettings(minutes=2), Terms(clock=clock))
+    budget = RunBudget(ledger, "r", BudgetSettings(minutes=2), BudgetOptions(clock=clock))
     model = Scripted(*[slow] * 9)
     records = await go(model, budget)
     assert end(records).stop is StopReason.BUDGET_EXCEEDED and "EF-06" in end(records).reason
@@ -385,12 +385,12 @@ async def test_time_is_counted_between_replies_and_calls() -> None:
 async def test_a_stop_condition_ends_the_run_with_its_reason() -> None:
     why = [""]
 
-    def stop(asked: Asked) -> Reply:
+    def stop(asked: ScriptedRequest) -> Reply:
         why[0] = "the tests are green"
         return endless(asked)
 
-    terms = Terms(stops=(lambda: why[0],))
-    records = await go(Scripted(stop, says("x")), Budget(MemoryLedger(), "r", None, terms))
+    terms = BudgetOptions(stops=(lambda: why[0],))
+    records = await go(Scripted(stop, says("x")), RunBudget(MemoryLedger(), "r", None, terms))
     assert end(records).reason == "the tests are green"
 
 
@@ -400,15 +400,15 @@ async def test_physical_actions_are_bounded_for_all_runs_of_a_tenant_together() 
     relay = ActionLimit(tools=("gpio", "edge_*"), arguments={"action": "toggle"}, most=3, per="1h")
     settings = BudgetSettings(actions={"relay": relay})
     for number in range(3):
-        budget = Budget(ledger, f"r{number}", settings)
+        budget = RunBudget(ledger, f"r{number}", settings)
         verdict = await budget.judge(call(RELAY, run=f"r{number}", action=" Toggle "))
         assert isinstance(verdict, Allow)
-    other = Budget(ledger, "r9", settings)
+    other = RunBudget(ledger, "r9", settings)
     verdict = await other.judge(call(RELAY, run="r9", action="toggle"))
     assert isinstance(verdict, Deny) and verdict.code == "budget_action_relay"
     assert "tell the user" in verdict.reason
     assert isinstance(await other.judge(call(RELAY, 2, run="r9", action="read")), Allow)
-    elsewhere = Budget(ledger, "r10", settings, principal=Principal("another"))
+    elsewhere = RunBudget(ledger, "r10", settings, principal=Principal("another"))
     assert isinstance(await elsewhere.judge(call(RELAY, run="r10", action="toggle")), Allow)
 
 
@@ -436,20 +436,22 @@ async def test_a_rule_knows_its_action_by_tool_and_arguments(
     rule: ActionLimit, arguments: dict[str, JSON], times: int
 ) -> None:
     ledger = MemoryLedger()
-    budget = Budget(ledger, "r", BudgetSettings(actions={"it": rule}))
+    budget = RunBudget(ledger, "r", BudgetSettings(actions={"it": rule}))
     await budget.judge(call(RELAY, **arguments))
     assert (await account(ledger, "run:r")).held.get("action.it", 0) == times
 
 
 async def test_accounts_of_tenant_user_and_agent_stand_above_each_run() -> None:
     ledger = MemoryLedger()
-    settings = BudgetSettings(agent=Kinds(calls=2), user=Kinds(calls=3), tenant=Kinds(calls=4))
+    settings = BudgetSettings(
+        agent=AccountLimits(calls=2), user=AccountLimits(calls=3), tenant=AccountLimits(calls=4)
+    )
     seen: list[bool] = []
     for number, who in enumerate(
         [("u", "a"), ("u", "a"), ("u", "a"), ("u", "b"), ("u", "b"), ("v", "a"), ("v", "a")]
     ):
         principal = Principal("t/1", *who)
-        budget = Budget(ledger, f"r{number}", settings, principal=principal)
+        budget = RunBudget(ledger, f"r{number}", settings, principal=principal)
         verdict = await budget.judge(call(READ, run=f"r{number}", path="x"))
         seen.append(isinstance(verdict, Allow))
     assert seen == [True, True, False, True, False, True, False]
@@ -458,7 +460,7 @@ async def test_accounts_of_tenant_user_and_agent_stand_above_each_run() -> None:
 
 
 async def test_an_ask_of_a_boundary_comes_before_a_warning_and_an_allow_has_its_code() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=10))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(calls=10))
     codes: Sequence[str] = [
         verdict.code
         for number in range(11)
@@ -469,7 +471,7 @@ async def test_an_ask_of_a_boundary_comes_before_a_warning_and_an_allow_has_its_
 
 
 async def test_a_call_that_has_begun_is_not_asked_about_when_little_is_left() -> None:
-    budget = Budget(MemoryLedger(), "r", BudgetSettings(calls=10), Terms(attended=True))
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(calls=10), BudgetOptions(attended=True))
     for number in range(8):
         await budget.judge(call(READ, number, path=str(number)))
     near = call(READ, 8, path="8")
@@ -481,8 +483,8 @@ async def test_a_call_that_has_begun_is_not_asked_about_when_little_is_left() ->
 
 async def test_a_sub_run_that_is_quicker_than_its_root_is_bounded_all_the_same() -> None:
     ledger = MemoryLedger()
-    root = Budget(ledger, "r", BudgetSettings(turns=4), spent={"turns": 2})
-    below = Budget(ledger, "s", above=root)
+    root = RunBudget(ledger, "r", BudgetSettings(turns=4), spent={"turns": 2})
+    below = RunBudget(ledger, "s", parent=root)
     verdicts = [await below.admit(turn) for turn in (1, 2)]
     assert [isinstance(verdict, Allow) for verdict in verdicts] == [True, False], (
         "one is the root's"

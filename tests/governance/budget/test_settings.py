@@ -6,7 +6,12 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ledgers import Limit
 from evoclaw.core.toml import parse_toml
-from evoclaw.governance.budget.settings import BudgetSettings, check_budget, limits_of, seconds_of
+from evoclaw.governance.budget.settings import (
+    BudgetSettings,
+    check_budget,
+    limits_of,
+    parse_duration,
+)
 
 TEXT = """
 turns = 10
@@ -39,11 +44,11 @@ def read(text: str) -> BudgetSettings:
 
 def test_a_budget_is_read_and_counts_in_whole_parts() -> None:
     found = read(TEXT)
-    limits = found.of_run()
+    limits = found.run_limits()
     assert limits["turns"] == Limit(10) and limits["calls"] == Limit(200)
     assert limits["dollars"] == Limit(500_000) and limits["seconds"] == Limit(150_000)
     assert "tokens" not in limits
-    assert found.of_actions() == {"action.relay": Limit(3, 3_600.0)}
+    assert found.action_limits() == {"action.relay": Limit(3, 3_600.0)}
     assert limits_of(found.tenant) == {"dollars": Limit(5_000_000, 86_400.0)}
     assert limits_of(found.user) == {}
 
@@ -82,4 +87,4 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(text: str, problem: str
     ("text", "seconds"), [("30s", 30), ("1.5m", 90), ("1h", 3_600), (" 7d ", 604_800)]
 )
 def test_lengths_of_time(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds

@@ -15,7 +15,7 @@ from evoclaw.core.ports import Ports
 from evoclaw.governance.flow.flags import FlowFlags
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import FlowSettings
-from evoclaw.orchestrator.sessions.subruns import Limits
+from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.support.conversations import HELP, LEAD, House, results
@@ -35,7 +35,7 @@ class Flagging(House):
 
 async def open_house(folder: Path, lead: Scripted, help: Scripted) -> tuple[SessionStore, Flagging]:
     store = await SessionStore.open(folder / "sessions.db", durable=False)
-    house = Flagging(store, (LEAD, HELP), Limits())
+    house = Flagging(store, (LEAD, HELP), RunLimits())
     house.models = {"lead": lead, "help": help}
     return store, house
 
@@ -93,8 +93,8 @@ async def test_the_label_of_a_brief_outlives_the_process(tmp_path: Path) -> None
     path = tmp_path / "sessions.db"
     async with await SessionStore.open(path, durable=False) as store:
         await store.create(Session("s", "help"))
-        await store.begin("r1", "s", "Work on x.", label=WORK)
-        await store.begin("r2", "s", "Hello.")
+        await store.create_run("r1", "s", "Work on x.", label=WORK)
+        await store.create_run("r2", "s", "Hello.")
     async with await SessionStore.open(path, durable=False) as store:
         kept, clean = await store.run("r1"), await store.run("r2")
     assert kept is not None

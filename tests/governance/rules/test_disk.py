@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.governance.rules.disk import ThisDisk
+from evoclaw.governance.rules.disk import LocalPathResolver
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def place(tmp_path: Path) -> Path:
     ],
 )
 def test_a_path_leads_where_the_library_says(place: Path, path: str) -> None:
-    found = ThisDisk().leads_to(f"{place}/{path}")
+    found = LocalPathResolver().resolve(f"{place}/{path}")
     assert found is not None
     assert [one.rstrip("/") for one in found] == [os.path.realpath(place / path)]
 
 
 def test_a_link_that_was_changed_is_followed_anew(place: Path) -> None:
-    disk = ThisDisk()
-    assert disk.leads_to(f"{place}/link/file") == (f"{place}/folder/file",)
+    disk = LocalPathResolver()
+    assert disk.resolve(f"{place}/link/file") == (f"{place}/folder/file",)
     (place / "link").unlink()
     (place / "link").symlink_to("/etc")
-    assert disk.leads_to(f"{place}/link/shadow") == ("/etc/shadow",)
+    assert disk.resolve(f"{place}/link/shadow") == ("/etc/shadow",)

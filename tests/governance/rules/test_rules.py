@@ -11,17 +11,17 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.governance.advance import InAdvance
-from evoclaw.governance.rules.disk import ThisDisk
-from evoclaw.governance.rules.document import CallExample, Document, parse_rules, shipped_rules
+from evoclaw.governance.advance import PreApproval
+from evoclaw.governance.rules.disk import LocalPathResolver
+from evoclaw.governance.rules.document import CallExample, RuleDocument, parse_rules, shipped_rules
 from evoclaw.governance.rules.examples import (
-    SOMEBODY,
-    SOMEWHERE,
+    EXAMPLE_HOME,
+    EXAMPLE_WORKSPACE,
     check_examples,
     example_call,
     load_rules,
 )
-from evoclaw.governance.rules.policy import Rules
+from evoclaw.governance.rules.policy import RulePolicy
 from evoclaw.governance.rules.status import ToolStatus
 
 ALLOWLIST = """
@@ -43,22 +43,22 @@ denies = ["cp src/a /etc/b", "cp $x src/b"]
 """
 
 
-def rules(text: str, workspace: str = "/w", disk: ThisDisk | None = None) -> Rules:
+def rules(text: str, workspace: str = "/w", disk: LocalPathResolver | None = None) -> RulePolicy:
     document = parse_rules(text, "test.toml")
     check_examples(document, workspace=workspace, home="/home/me")
-    return Rules(document, workspace=workspace, home="/home/me", disk=disk)
+    return RulePolicy(document, workspace=workspace, home="/home/me", resolver=disk)
 
 
-def one_rule(body: str, then: str = "deny") -> Rules:
+def one_rule(body: str, then: str = "deny") -> RulePolicy:
     return rules(f'[[rules]]\nname = "r"\nthen = "{then}"\n{body}\n')
 
 
-def judge(policy: Rules, example: str | CallExample) -> Verdict:
-    return policy.look(example_call(example)).verdict
+def judge(policy: RulePolicy, example: str | CallExample) -> Verdict:
+    return policy.evaluate(example_call(example)).verdict
 
 
 def test_the_shipped_rules_hold() -> None:
-    assert check_examples(shipped_rules(), workspace=SOMEWHERE, home=SOMEBODY) > 80
+    assert check_examples(shipped_rules(), workspace=EXAMPLE_WORKSPACE, home=EXAMPLE_HOME) > 80
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_links_are_followed_where_calls_run(tmp_path: Path) -> None:
     text = (
         '[[rules]]\nname = "r"\nthen = "deny"\npaths = ["secret", "to-be"]\ndenies = ["cat secret"]'
     )
-    policy = rules(text, str(tmp_path), ThisDisk())
+    policy = rules(text, str(tmp_path), LocalPathResolver())
     for path in ("alias", "here/secret", "dangling", "here/here/to-be", "al*"):
         assert isinstance(judge(policy, f"cat {path}"), Deny), path
     by_name = rules(text, str(tmp_path))
@@ -274,7 +274,7 @@ async def test_a_tool_that_is_switched_off_is_denied_with_the_reason() -> None:
 
 
 def test_unreadable_commands_are_never_allowed() -> None:
-    policy = Rules(Document(), workspace="/w", home="/home/me")
+    policy = RulePolicy(RuleDocument(), workspace="/w", home="/home/me")
     verdict = judge(policy, "ls 'x")
     assert isinstance(verdict, Ask) and verdict.code == "unreadable"
 
@@ -284,11 +284,11 @@ def test_unreadable_commands_are_never_allowed() -> None:
 )
 def test_what_only_looks_like_it_is_left_alone(command: str) -> None:
     shipped = load_rules(None, workspace="/w", home="/home/me")
-    assert shipped.look(example_call(command)).decided is None
+    assert shipped.evaluate(example_call(command)).decided is None
 
 
 async def test_a_word_in_advance_answers_what_is_not_clear_and_no_rule_that_is() -> None:
-    free = InAdvance(load_rules(None, workspace="/w", home="/home/me"))
+    free = PreApproval(load_rules(None, workspace="/w", home="/home/me"))
     unclear = await free.judge(example_call('cat "$f"'))
     assert isinstance(unclear, Allow) and unclear.code == "in_advance:maybe:keys-and-passwords"
     assert isinstance(await free.judge(example_call("sudo ls")), Ask)
@@ -307,6 +307,6 @@ async def test_a_word_in_advance_answers_what_is_not_clear_and_no_rule_that_is()
 )
 def test_what_a_command_that_cannot_be_read_names_is_denied_all_the_same(command: str) -> None:
     shipped = load_rules(None, workspace="/w", home="/home/me")
-    judged = shipped.look(example_call(command))
+    judged = shipped.evaluate(example_call(command))
     assert judged.effects.unreadable
     assert isinstance(judged.verdict, Deny)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evoclaw.governance.rules.conditions import Hit
+from evoclaw.governance.rules.conditions import RuleMatch
 from evoclaw.governance.rules.document import CallExample, parse_rules, shipped_rules
 from evoclaw.governance.rules.examples import example_call
-from evoclaw.governance.rules.policy import Rules
+from evoclaw.governance.rules.policy import RulePolicy
 
 OWN = """
 [[rules]]
@@ -78,7 +78,9 @@ def test_every_rule_that_hits_by_itself_is_found_among_all_in_order(
     call: str | CallExample, own: bool
 ) -> None:
     document = parse_rules(OWN, "own") if own else shipped_rules()
-    rules, asked = Rules(document, workspace="/w", home="/home/me"), example_call(call)
-    expected = [one.name for one in document.rules if rules.hits(asked, one.name) is not Hit.NO]
-    codes = [one.code for one in rules.look(asked).findings]
+    rules, asked = RulePolicy(document, workspace="/w", home="/home/me"), example_call(call)
+    expected = [
+        one.name for one in document.rules if rules.match(asked, one.name) is not RuleMatch.NO
+    ]
+    codes = [one.code for one in rules.evaluate(asked).findings]
     assert [name for _, _, name in (one.partition(":") for one in codes) if name] == expected

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.messages import Reply
-from evoclaw.orchestrator.channels.letters import State
-from evoclaw.providers.scripted import Asked, says
+from evoclaw.orchestrator.channels.letters import MessageState
+from evoclaw.providers.scripted import ScriptedRequest, says
 from tests.support.channels import PATIENCE, Postbox, kitchen, letter
 
 
-def _stuck(_: Asked) -> Reply:
+def _stuck(_: ScriptedRequest) -> Reply:
     sys.stdout.write("asked\n")
     sys.stdout.flush()
     time.sleep(60)  # the whole process hangs: it can only be killed
@@ -27,7 +27,7 @@ async def _answer_forever(home: Path) -> None:
     async with kitchen(home, _stuck) as made:
         desk = made.desk([Postbox()])
         async with desk.serving():
-            await desk.take(letter("how long?"))
+            await desk.accept(letter("how long?"))
             await asyncio.Event().wait()
 
 
@@ -51,9 +51,9 @@ async def test_a_letter_whose_process_was_killed_is_answered_once_by_the_next(
         desk = made.desk([box])
         async with desk.serving():
             (answer,) = await box.told()
-            again = await desk.take(letter("how long?"))
+            again = await desk.accept(letter("how long?"))
 
-        assert (answer.state, answer.text) == (State.ANSWER, "twelve")
+        assert (answer.state, answer.text) == (MessageState.ANSWER, "twelve")
         assert (again.fresh, again.run_id) == (False, answer.run_id)
         assert len(await made.runs.list("local")) == 1
         assert len(made.model.requests) == 1

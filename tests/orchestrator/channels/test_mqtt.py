@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from evoclaw.core.messages import Reply
-from evoclaw.orchestrator.channels.front_desk import FrontDesk
+from evoclaw.orchestrator.channels.front_desk import ChannelDispatcher
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings
-from evoclaw.providers.scripted import Asked, says
+from evoclaw.providers.scripted import ScriptedRequest, says
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.broker_accounts import BrokerRole
 from evoclaw.transport.link import Link
@@ -61,7 +61,9 @@ async def person(link: Link, name: str = "ann") -> AsyncGenerator[Person]:
 
 
 @asynccontextmanager
-async def served(made: Kitchen, channel: MqttChannel, link: Link) -> AsyncGenerator[FrontDesk]:
+async def served(
+    made: Kitchen, channel: MqttChannel, link: Link
+) -> AsyncGenerator[ChannelDispatcher]:
     desk = made.desk([channel])
     async with desk.serving():
         await until(partial(_is_up, link))
@@ -236,7 +238,7 @@ async def test_an_answer_waits_until_the_link_is_back(tmp_path: Path) -> None:
     link = MemoryLink(broker)
     channel = MqttChannel(ALL, link)
 
-    def cut_off(_: Asked) -> Reply:
+    def cut_off(_: ScriptedRequest) -> Reply:
         link.unplug()
         return says("twelve")
 
@@ -256,7 +258,7 @@ async def test_an_answer_waits_until_the_link_is_back(tmp_path: Path) -> None:
     assert channel.counts["disconnected"] >= 1
 
 
-async def _has_failed(desk: FrontDesk) -> bool:
+async def _has_failed(desk: ChannelDispatcher) -> bool:
     return desk.counts["not delivered"] > 0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.channels.pointers import find, find_text
+from evoclaw.orchestrator.channels.pointers import resolve, resolve_text
 
 DOCUMENT: JSON = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "m~n": 8, "deep": {"id": 7, "on": True}}
 
@@ -26,7 +26,7 @@ DOCUMENT: JSON = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "m~n": 8, "deep": {"id
     ],
 )
 def test_a_pointer_leads_where_the_standard_says(pointer: str, found: JSON) -> None:
-    assert find(DOCUMENT, pointer) == found
+    assert resolve(DOCUMENT, pointer) == found
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_a_pointer_leads_where_the_standard_says(pointer: str, found: JSON) -> N
     [("/foo/1", "baz"), ("/deep/id", "7"), ("/deep/on", ""), ("/foo", ""), ("/none", "")],
 )
 def test_only_texts_and_whole_numbers_are_taken_as_text(pointer: str, text: str) -> None:
-    assert find_text(DOCUMENT, pointer) == text
+    assert resolve_text(DOCUMENT, pointer) == text

@@ -6,9 +6,9 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
-from evoclaw.orchestrator.channels.opening import open_channels, read_secret
+from evoclaw.orchestrator.channels.opening import build_channels, read_secret
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings, check_channels
-from evoclaw.orchestrator.channels.webhooks import Webhook
+from evoclaw.orchestrator.channels.webhooks import WebhookChannel
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 
 SIGNED = WebhookSettings(secret_env="HOOK_SECRET")
@@ -56,8 +56,8 @@ async def test_channels_are_built_as_configured() -> None:
     def link() -> MemoryLink:
         return MemoryLink(MemoryBroker())
 
-    hook, boxes = open_channels([HOOK, BOXES], ENV, link)
-    assert isinstance(hook, Webhook)
+    hook, boxes = build_channels([HOOK, BOXES], ENV, link)
+    assert isinstance(hook, WebhookChannel)
     assert isinstance(boxes, MqttChannel)
 
 
@@ -79,4 +79,4 @@ def test_a_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> N
 
 def test_a_secret_that_can_be_guessed_is_refused() -> None:
     with pytest.raises(ConfigError, match="too short"):
-        Webhook(HOOK, b"secret")
+        WebhookChannel(HOOK, b"secret")

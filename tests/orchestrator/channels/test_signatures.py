@@ -2,20 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from evoclaw.orchestrator.channels.letters import Refused
-from evoclaw.orchestrator.channels.settings import Scheme, WebhookSettings
-from evoclaw.orchestrator.channels.signatures import Signatures
+from evoclaw.orchestrator.channels.letters import MessageRefused
+from evoclaw.orchestrator.channels.settings import SignatureScheme, WebhookSettings
+from evoclaw.orchestrator.channels.signatures import WebhookSignatures
 
 SECRET, NOW = b"0123456789abcdef", 1_700_000_000.0
-SCHEMES: tuple[Scheme, ...] = ("evoclaw", "github", "slack")
+SCHEMES: tuple[SignatureScheme, ...] = ("evoclaw", "github", "slack")
 
 
-def made(scheme: Scheme, secret: bytes = SECRET, **more: str) -> Signatures:
-    return Signatures(WebhookSettings(scheme=scheme, secret_env="X", **more), secret)  # pyright: ignore[reportArgumentType]
+def made(scheme: SignatureScheme, secret: bytes = SECRET, **more: str) -> WebhookSignatures:
+    return WebhookSignatures(WebhookSettings(scheme=scheme, secret_env="X", **more), secret)  # pyright: ignore[reportArgumentType]
 
 
-def refusal(signatures: Signatures, headers: dict[str, str], body: bytes, now: float = NOW) -> str:
-    with pytest.raises(Refused) as caught:
+def refusal(
+    signatures: WebhookSignatures, headers: dict[str, str], body: bytes, now: float = NOW
+) -> str:
+    with pytest.raises(MessageRefused) as caught:
         signatures.check(headers, body, now)
     return caught.value.reason
 
@@ -43,7 +45,7 @@ def test_slacks_own_example_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_is_signed_is_accepted_and_nothing_else(scheme: Scheme) -> None:
+def test_what_is_signed_is_accepted_and_nothing_else(scheme: SignatureScheme) -> None:
     signatures, body = made(scheme), b'{"message": "hi"}'
     headers = signatures.headers(body, NOW)
     signatures.check(headers, body, NOW)
@@ -58,7 +60,7 @@ def test_what_is_signed_is_accepted_and_nothing_else(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["evoclaw", "slack"])
-def test_an_old_signature_is_stale_on_both_sides_of_the_window(scheme: Scheme) -> None:
+def test_an_old_signature_is_stale_on_both_sides_of_the_window(scheme: SignatureScheme) -> None:
     signatures, body = made(scheme), b"{}"
     headers = signatures.headers(body, NOW)
 
@@ -69,7 +71,7 @@ def test_an_old_signature_is_stale_on_both_sides_of_the_window(scheme: Scheme) -
 
 
 @pytest.mark.parametrize("scheme", ["evoclaw", "slack"])
-def test_the_time_is_signed_too(scheme: Scheme) -> None:
+def test_the_time_is_signed_too(scheme: SignatureScheme) -> None:
     signatures, body = made(scheme), b"{}"
     headers = signatures.headers(body, NOW)
     later = signatures.headers(body, NOW + 1000)
@@ -86,4 +88,4 @@ def test_headers_may_have_other_names() -> None:
 
 
 def test_only_a_scheme_with_a_time_sees_that_a_letter_is_old() -> None:
-    assert [made(scheme).timed for scheme in SCHEMES] == [True, False, True]
+    assert [made(scheme).has_timestamp for scheme in SCHEMES] == [True, False, True]

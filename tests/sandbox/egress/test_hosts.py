@@ -11,13 +11,13 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.proxy import GuardedProxy
 from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.executors.web_fetch import WebFetcher
-from evoclaw.governance.network import Domains, NetworkSettings
+from evoclaw.governance.network import NetworkPolicy, NetworkSettings
 from tests.support.sites import PATIENCE, Names, site
 
 
 def guard(names: Names) -> UrlGuard:
-    domains = Domains(NetworkSettings(deny=("*.bad.test",)))
-    return UrlGuard(["127.0.0.1/32"], resolve=names, may=domains.may)
+    domains = NetworkPolicy(NetworkSettings(deny=("*.bad.test",)))
+    return UrlGuard(["127.0.0.1/32"], resolve=names, may=domains.allows)
 
 
 def known() -> Names:

@@ -22,13 +22,13 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.governance.stops import StopFile, Stops, ended_by
-from evoclaw.orchestrator.people.approvals import Approvals
+from evoclaw.governance.stops import StopFile, Stops, cancel_on_stop
+from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.define import tool
-from evoclaw.wiring.store import opened
+from evoclaw.wiring.store import connect_database
 
 
 def marking(marker: Path) -> BoundTool:
@@ -51,7 +51,7 @@ def marking(marker: Path) -> BoundTool:
 @asynccontextmanager
 async def approval_store(home: Path) -> AsyncGenerator[ApprovalStore]:
     """The approvals in the database of a data folder, as `evoclaw approvals` opens it."""
-    async with opened({"EVOCLAW_HOME": str(home)}, SCHEMA) as database:
+    async with connect_database({"EVOCLAW_HOME": str(home)}, SCHEMA) as database:
         yield ApprovalStore(database)
 
 
@@ -68,12 +68,12 @@ async def go_on(home: Path, settings: ApprovalSettings) -> Sequence[Record]:
             model = Scripted(calls(("mark", {"text": "once"})), says("done"))
         stops = Stops(StopFile(home / "stops.json"))
         rules: tuple[Policy, ...] = (stops, Autonomy(Level.SUPERVISED))
-        approver = Approvals(store, settings).approver()
+        approver = CallApprovals(store, settings).approver()
         executor = LocalExecutor([marking(home / "marker")])
         ports = Ports(model, executor, Chain(rules), approver)
         deadline, seen = Deadline(60), list[Record]()
         bus = Bus(state.run_id, [recording], seq=recording.seq)
-        async with ended_by(stops, deadline.cancel):
+        async with cancel_on_stop(stops, deadline.cancel):
             events = run_loop(state, ports, LoopSettings(), deadline)
             async for record in recorded(events, bus):
                 seen.append(record)

@@ -15,7 +15,7 @@ from evoclaw.core.run import watch
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.governance.stops import StopFile, Stops, ended_by
+from evoclaw.governance.stops import StopFile, Stops, cancel_on_stop
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import named
 
@@ -29,7 +29,7 @@ async def main(home: Path, work: Path, mark: str) -> None:
     files, processes = LocalFiles(work), LocalProcesses(work)
     executor = LocalExecutor(named(("bash",)), files=files, exec=processes)
     ports = Ports(model, executor, Chain((stops,)))
-    async with ended_by(stops, deadline.cancel):
+    async with cancel_on_stop(stops, deadline.cancel):
         async for record in watch("go", ports, deadline=deadline):
             if isinstance(record.event, RunFinished):
                 sys.stdout.write(f"{record.event.stop}\n")

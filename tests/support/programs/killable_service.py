@@ -26,15 +26,15 @@ from msgspec import Struct
 
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
-from evoclaw.orchestrator.fleet.granting import Granting
+from evoclaw.orchestrator.fleet.granting import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
-from evoclaw.orchestrator.runs.runs import Errand, Runs, RunSettings
+from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.providers.settled import Settled
+from evoclaw.providers.settled import WriteBarrierProvider
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.parts import open_database
@@ -137,7 +137,7 @@ async def served(setting: Setting) -> AsyncGenerator[Served]:
             keep_alive=5,
         )
         signer = Signer.load_or_create(Path(setting.key))
-        orchestrator = Orchestrator(link, CommandStore(database), grants=Granting(signer))
+        orchestrator = Orchestrator(link, CommandStore(database), grants=GrantSigner(signer))
         await stack.enter_async_context(orchestrator.connected())
         member = await orchestrator.wait_for(EDGE, 30)
         await until(lambda: len(member.tools) > 0, say="the tools of the edge")
@@ -146,7 +146,7 @@ async def served(setting: Setting) -> AsyncGenerator[Served]:
             await database.write(lambda connection: None)
 
         def equip(agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
-            model = Settled(Model(setting.model), settle)
+            model = WriteBarrierProvider(Model(setting.model), settle)
             return Ports(model, orchestrator.edge(EDGE), AllowAll())
 
         lead = Agent("lead", "test/model", "", frozenset({"*"}), LoopSettings(max_turns=20))
@@ -157,14 +157,14 @@ async def served(setting: Setting) -> AsyncGenerator[Served]:
             equip,
             approvals=ApprovalStore(database),
             ledger=StoredLedger(database, wait=False),
-            together=True,
+            defer_commits=True,
         )
         limits = RunSettings(lease_s=setting.lease, look_s=0.1)
         runs = Runs(
             talks,
             agent="lead",
             settings=limits,
-            holder=setting.holder,
+            process_identity=setting.holder,
             clock=lambda: time.time() + setting.ahead,
         )
         await stack.enter_async_context(runs.serving())
@@ -175,10 +175,10 @@ async def serve(setting: Setting) -> None:
     """Begin what is to be begun, and wait for what is waited for."""
     async with served(setting) as house:
         if setting.begin:
-            errand = Errand(setting.begin)
+            errand = RunRequest(setting.begin)
             starts = [
                 house.runs.start(
-                    LOCAL,
+                    LOCAL_PRINCIPAL,
                     errand,
                     key=setting.idempotency,
                     run_id="" if setting.idempotency else setting.begin,

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from evoclaw.api.mcp_http import serving_http
 from evoclaw.api.mcp_server import McpTools
 from evoclaw.api.mcp_stdio import serve_stdio
-from evoclaw.cli.mcp import ServeOptions, mcp, serve
+from evoclaw.cli.mcp import McpServeOptions, mcp, serve
 from evoclaw.core.chain import Chain
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.tools import ALL
+from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
@@ -24,7 +24,7 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.sets import coding
-from evoclaw.wiring.mcp_requests import Door, Wanted
+from evoclaw.wiring.mcp_requests import McpHttpOptions, McpServerOptions
 
 
 @tool("shell")
@@ -34,23 +34,25 @@ async def shout() -> str:
     return f"read {os.read(0, 100)!r}"
 
 
-async def over_stdio(wanted: Wanted, env: Mapping[str, str]) -> None:
+async def over_stdio(wanted: McpServerOptions, env: Mapping[str, str]) -> None:
     """Serve the tools of this machine."""
     await serve_stdio(offered(wanted))
 
 
 @asynccontextmanager
-async def over_http(wanted: Wanted, door: Door, env: Mapping[str, str]) -> AsyncGenerator[str]:
+async def over_http(
+    wanted: McpServerOptions, door: McpHttpOptions, env: Mapping[str, str]
+) -> AsyncGenerator[str]:
     """The same over HTTP."""
     served = serving_http(
-        offered(wanted), host=door.host, port=door.port, token=door.token, names=door.names
+        offered(wanted), host=door.host, port=door.port, token=door.token, names=door.host_names
     )
     async with served as url:
         yield url
 
 
-def offered(wanted: Wanted) -> McpTools:
-    held = frozenset({"file_read"} if wanted.level is Level.READ_ONLY else {ALL})
+def offered(wanted: McpServerOptions) -> McpTools:
+    held = frozenset({"file_read"} if wanted.level is Level.READ_ONLY else {ALL_PERMISSIONS})
     files, processes = LocalFiles(wanted.workspace), LocalProcesses(wanted.workspace)
     local = LocalExecutor([*coding(), shout], files=files, exec=processes)
     executor = Pipeline([local], [PermittedTools(held)])
@@ -62,7 +64,7 @@ def main(words: list[str]) -> int:
     """Read the options as `evoclaw mcp serve` does."""
     command = mcp.commands["serve"]
     with command.make_context("serve", words) as context:
-        return serve(ServeOptions(**context.params), over_stdio, over_http)
+        return serve(McpServeOptions(**context.params), over_stdio, over_http)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call, Tool
-from evoclaw.orchestrator.fleet.granting import Granting
+from evoclaw.orchestrator.fleet.granting import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.tools.sets import everything
@@ -95,7 +95,7 @@ async def drive(setting: Setting) -> None:
     link = MqttLink(address, keep_alive=setting.keep_alive)
     places = asyncio.Semaphore(setting.at_once)
     async with await CommandStore.open(Path(setting.store)) as store:
-        orchestrator = Orchestrator(link, store, grants=Granting(signer))
+        orchestrator = Orchestrator(link, store, grants=GrantSigner(signer))
 
         async def one(asked: Ask) -> None:
             async with places:

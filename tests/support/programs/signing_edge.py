@@ -52,7 +52,7 @@ async def work(folder: Path, count: int) -> None:
             Loud(broker, folder / "said.jsonl"),
             journal,
             Ports(Scripted(), executor, Permissions(frozenset({"*"}))),
-            limits=DeviceLimits(concurrency=8, queue=1000, resend=0.05),
+            limits=DeviceLimits(concurrency=8, queue=1000, resend_delay_s=0.05),
             key=DeviceKey.load_or_create(folder / "device.key"),
         )
         serving = asyncio.create_task(edge.run())
@@ -61,7 +61,7 @@ async def work(folder: Path, count: int) -> None:
             asked = {"tool": "mark", "parameters": {"text": f"r.{n}"}}
             command = encode(Command("tool", asked, f"r.{n}.0.1", run_id="r"))
             broker.publish(topic("pi", TopicKind.COMMANDS), command, retain=False)
-        await until(lambda: len(edge.reports.untold) == count and not edge.calls.live)
+        await until(lambda: len(edge.reports.unacknowledged) == count and not edge.calls.live)
         edge.stop()
         await serving
 

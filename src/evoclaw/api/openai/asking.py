@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.api.openai.errors import BadRequest
-from evoclaw.api.openai.messages import last_words, to_history
+from evoclaw.api.openai.messages import last_user_text, to_history
 from evoclaw.api.openai.shapes import ChatRequest, ResponseFormat, ToolParam
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.errors import DuplicateTool, SchemaError
@@ -18,13 +18,18 @@ from evoclaw.core.messages import JSON, SystemMessage, is_object
 from evoclaw.core.output import parse_output
 from evoclaw.core.schema import compile_schema, describe_problems
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.errands import Errand
-from evoclaw.orchestrator.sessions.callers import MOST_TOOLS, NameTaken, caller_tool, check_tools
+from evoclaw.orchestrator.errands import RunRequest
+from evoclaw.orchestrator.sessions.callers import (
+    MAX_CALLER_TOOLS,
+    ToolNameTaken,
+    caller_tool,
+    check_caller_tools,
+)
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
 
-NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[JSON, ...]] = {
     "n": (None, 1),
     "stop": (None, [], ""),
     "logprobs": (None, False),
@@ -38,17 +43,21 @@ NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
     "function_call": (None, "none", "auto"),
 }
 """Unsupported parameters, and the values that make no difference."""
-INSTEAD = {
+ALTERNATIVES = {
     "n": "send one request for each answer",
     "functions": "send `tools`",
     "function_call": "send `tool_choice`",
 }
-HINTS = frozenset({"user", "store", "metadata", "safety_identifier", "prompt_cache_key"})
+UNREPORTED_PARAMETERS = frozenset(
+    {"user", "store", "metadata", "safety_identifier", "prompt_cache_key"}
+)
 """Ignored parameters that do not affect the answer, so that the response does not list them."""
-_ONLY_JSON = "Answer with one JSON object and nothing else: no words around it, no code fences."
+_JSON_INSTRUCTION = (
+    "Answer with one JSON object and nothing else: no words around it, no code fences."
+)
 
 
-class Format(Struct, frozen=True):
+class OutputFormat(Struct, frozen=True):
     """The required format of the answer: a JSON object, with or without a JSON Schema."""
 
     tool: Tool | None = None
@@ -57,11 +66,11 @@ class Format(Struct, frozen=True):
     def instruction(self) -> str:
         """The instruction for the model."""
         if self.tool is None:
-            return _ONLY_JSON
+            return _JSON_INSTRUCTION
         schema = msgspec.json.encode(self.tool.parameters).decode()
-        return f"{_ONLY_JSON} It must fit this JSON Schema: {schema}"
+        return f"{_JSON_INSTRUCTION} It must fit this JSON Schema: {schema}"
 
-    def again(self, problem: str) -> str:
+    def retry_instruction(self, problem: str) -> str:
         """The instruction for a model whose answer did not fit."""
         return f"Your answer cannot be used: {problem}. {self.instruction()}"
 
@@ -77,32 +86,32 @@ class Format(Struct, frozen=True):
         return msgspec.json.encode(found).decode(), ""
 
 
-class Asking(Struct, frozen=True):
+class ParsedChatRequest(Struct, frozen=True):
     """A parsed chat request: the run to start, and how to respond."""
 
-    errand: Errand
+    run_request: RunRequest
     stream: bool
     include_usage: bool
-    format: Format | None
+    format: OutputFormat | None
     ignored: tuple[str, ...]
     """The parameters of the request that were ignored."""
 
 
-def ignored_in(body: bytes) -> tuple[str, ...]:
+def ignored_parameters(body: bytes) -> tuple[str, ...]:
     """The parameters of a request body that are ignored."""
     raw: JSON = msgspec.json.decode(body)
-    known = {*ChatRequest.__struct_fields__, *HINTS}
+    known = {*ChatRequest.__struct_fields__, *UNREPORTED_PARAMETERS}
     return tuple(sorted(name[:40] for name in raw if name not in known and name.isidentifier()))
 
 
-def to_asking(
+def parse_chat_request(
     request: ChatRequest,
     ignored: tuple[str, ...],
     agent: Agent,
     *,
     taken: Iterable[str] = (),
     session_id: str = "",
-) -> Asking:
+) -> ParsedChatRequest:
     """Parse a chat request; `BadRequest` if it asks for something unsupported.
 
     Args:
@@ -112,19 +121,19 @@ def to_asking(
         taken: The names of the agent's own tools.
         session_id: The session to continue; empty starts a new one with the messages as history.
     """
-    _refuse_unknown(request)
+    _refuse_unsupported(request)
     output_format = _format(request.response_format)
     tools = _tools(request, taken)
     settings = _settings(request, agent.settings)
     instruction = output_format.instruction() if output_format else ""
     if session_id:
-        text = "\n\n".join(filter(None, (last_words(request.messages), instruction)))
-        run_request = Errand(
+        text = "\n\n".join(filter(None, (last_user_text(request.messages), instruction)))
+        run_request = RunRequest(
             message=text, session_id=session_id, agent=agent.name, settings=settings, tools=tools
         )
     else:
         history = to_history(request.messages)
-        run_request = Errand(
+        run_request = RunRequest(
             agent=agent.name,
             title=_title(request),
             settings=settings,
@@ -132,7 +141,7 @@ def to_asking(
             tools=tools,
         )
     options = request.stream_options
-    return Asking(
+    return ParsedChatRequest(
         run_request,
         bool(request.stream),
         bool(options and options.include_usage),
@@ -141,10 +150,10 @@ def to_asking(
     )
 
 
-def _refuse_unknown(request: ChatRequest) -> None:
-    for name, neutral in NEUTRAL.items():
+def _refuse_unsupported(request: ChatRequest) -> None:
+    for name, neutral in NEUTRAL_VALUES.items():
         if getattr(request, name) not in neutral:
-            instead = INSTEAD.get(name, "leave it out")
+            instead = ALTERNATIVES.get(name, "leave it out")
             raise BadRequest(
                 f"{name!r} is not supported: {instead}.", name, "unsupported_parameter"
             )
@@ -152,30 +161,32 @@ def _refuse_unknown(request: ChatRequest) -> None:
         raise BadRequest("`stream_options` requires `stream: true`.", "stream_options")
 
 
-def _settings(request: ChatRequest, usual: LoopSettings) -> LoopSettings:
+def _settings(request: ChatRequest, defaults: LoopSettings) -> LoopSettings:
     changed: dict[str, JSON] = {}
     if request.temperature is not None:
         changed["temperature"] = request.temperature
     limit = request.max_completion_tokens or request.max_tokens
     if limit is not None:
-        changed["max_tokens"] = limit if usual.max_tokens is None else min(limit, usual.max_tokens)
+        changed["max_tokens"] = (
+            limit if defaults.max_tokens is None else min(limit, defaults.max_tokens)
+        )
     if request.parallel_tool_calls is False:
         changed["max_calls_per_turn"] = 1
-    return replace(usual, **changed)
+    return replace(defaults, **changed)
 
 
 def _tools(request: ChatRequest, taken: Iterable[str]) -> tuple[Tool, ...]:
     """The caller's tools; empty for `tool_choice: none`."""
     given = request.tools or []
-    if len(given) > MOST_TOOLS:
-        raise BadRequest(f"Too many tools: a request may have at most {MOST_TOOLS}.", "tools")
+    if len(given) > MAX_CALLER_TOOLS:
+        raise BadRequest(f"Too many tools: a request may have at most {MAX_CALLER_TOOLS}.", "tools")
     tools = tuple(_tool(index, tool) for index, tool in enumerate(given))
     try:
-        check_tools(tools, taken)
+        check_caller_tools(tools, taken)
     except SchemaError as error:
         at = next((i for i, tool in enumerate(tools) if tool.name == error.tool), 0)
         raise BadRequest(str(error), f"tools[{at}].function", "invalid_tool") from None
-    except (DuplicateTool, NameTaken) as error:
+    except (DuplicateTool, ToolNameTaken) as error:
         at = max(i for i, tool in enumerate(tools) if tool.name == error.name)
         raise BadRequest(str(error), f"tools[{at}].function.name", "invalid_tool") from None
     match request.tool_choice:
@@ -202,11 +213,11 @@ def _tool(index: int, given: ToolParam) -> Tool:
     return caller_tool(function.name, function.description or "", function.parameters)
 
 
-def _format(wanted: ResponseFormat | None) -> Format | None:
+def _format(wanted: ResponseFormat | None) -> OutputFormat | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Format()
+        return OutputFormat()
     given = wanted.json_schema
     if wanted.type != "json_schema" or given is None or not is_object(given.definition):
         raise BadRequest(
@@ -218,7 +229,7 @@ def _format(wanted: ResponseFormat | None) -> Format | None:
         compile_schema(tool)
     except SchemaError as error:
         raise BadRequest(error.problem, "response_format.json_schema.schema") from None
-    return Format(tool)
+    return OutputFormat(tool)
 
 
 def _title(request: ChatRequest) -> str:

@@ -8,16 +8,16 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from evoclaw.api.errors import Refused, refusal_of, tell_error, tell_http
-from evoclaw.api.openai.shapes import ErrorBody, Problem
+from evoclaw.api.errors import ApiError, handle_error, handle_http_exception, to_api_error
+from evoclaw.api.openai.shapes import OpenAIError, OpenAIErrorBody
 from evoclaw.core.errors import AgentNotFound, EvoClawError
 
-_TYPES = {
+_ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
 }
-Asked = Request[Any, Any, Any]
+AnyRequest = Request[Any, Any, Any]
 
 
 class BadRequest(EvoClawError):
@@ -30,53 +30,59 @@ class BadRequest(EvoClawError):
         self.param, self.code, self.status = param, code, status
 
 
-def problem_of(error: EvoClawError) -> tuple[int, Problem, dict[str, str]]:
+def to_openai_error(error: EvoClawError) -> tuple[int, OpenAIError, dict[str, str]]:
     """The status, body and headers of an error response."""
     if isinstance(error, BadRequest):
-        problem = Problem(str(error), _type(error.status), error.param, error.code)
+        problem = OpenAIError(str(error), _error_type(error.status), error.param, error.code)
         return error.status, problem, {}
     if isinstance(error, AgentNotFound):
         text = f"Unknown model {error.name!r}. Models are agents: see GET /v1/models."
-        return 404, Problem(text, _type(404), "model", "model_not_found"), {}
-    return _told(refusal_of(error))
+        return 404, OpenAIError(text, _error_type(404), "model", "model_not_found"), {}
+    return _from_api_error(to_api_error(error))
 
 
-def _told(refused: Refused) -> tuple[int, Problem, dict[str, str]]:
-    problem = Problem(str(refused), _type(refused.status), None, refused.code)
+def _from_api_error(refused: ApiError) -> tuple[int, OpenAIError, dict[str, str]]:
+    problem = OpenAIError(str(refused), _error_type(refused.status), None, refused.code)
     return refused.status, problem, refused.headers
 
 
-def _type(status: int) -> str:
-    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+def _error_type(status: int) -> str:
+    return _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-def tell(request: Asked, error: EvoClawError) -> Response[ErrorBody]:
+def handle_openai_error(request: AnyRequest, error: EvoClawError) -> Response[OpenAIErrorBody]:
     """Exception handler for errors of EvoClaw."""
-    status, problem, headers = problem_of(error)
+    status, problem, headers = to_openai_error(error)
     if status == 500:
-        tell_error(request, error)  # only to log it
+        handle_error(request, error)  # only to log it
     return _response(status, problem, headers)
 
 
-def tell_framework(request: Asked, error: HTTPException) -> Response[ErrorBody]:
+def handle_openai_http_exception(
+    request: AnyRequest, error: HTTPException
+) -> Response[OpenAIErrorBody]:
     """Exception handler for the framework's errors."""
     if isinstance(error, ValidationException):
-        return _response(400, _invalid(error), {})
-    plain = tell_http(request, error)
+        return _response(400, _validation_error(error), {})
+    plain = handle_http_exception(request, error)
     status, cause = plain.status_code or 500, plain.content.error
-    return _response(status, Problem(cause.message, _type(status), None, cause.code), {})
+    return _response(status, OpenAIError(cause.message, _error_type(status), None, cause.code), {})
 
 
-def _invalid(error: ValidationException) -> Problem:
+def _validation_error(error: ValidationException) -> OpenAIError:
     """The first validation problem, with the name of its parameter."""
     found = msgspec.convert(error.extra, list[dict[str, str]])
     first = found[0] if found else {}
     where = first.get("key", "body")
     text = f"{where}: {first.get('message', 'invalid')}"
-    return Problem(text, _type(400), where if first.get("source") == "body" else None, None)
+    return OpenAIError(
+        text, _error_type(400), where if first.get("source") == "body" else None, None
+    )
 
 
-def _response(status: int, problem: Problem, headers: dict[str, str]) -> Response[ErrorBody]:
+def _response(
+    status: int, problem: OpenAIError, headers: dict[str, str]
+) -> Response[OpenAIErrorBody]:
     return Response(
-        ErrorBody(problem), status_code=status, headers=headers, media_type="application/json"
+        OpenAIErrorBody(problem), status_code=status, headers=headers, media_type="application/json"
     )

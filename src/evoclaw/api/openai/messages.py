@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 
 from evoclaw.api.openai.errors import BadRequest
-from evoclaw.api.openai.shapes import CallParam, ChatMessage, Part
+from evoclaw.api.openai.shapes import ChatMessage, ContentPart, ToolCallParam
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import (
     Block,
@@ -24,17 +24,17 @@ from evoclaw.core.messages import (
 )
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,([A-Za-z0-9+/=\s]+)", re.IGNORECASE)
-EARLIER = Label(untrusted=True, sources=("earlier replies",))
+EARLIER_REPLY_LABEL = Label(untrusted=True, sources=("earlier replies",))
 """The label of assistant messages that the caller sends back: their sources are unknown."""
-_NOTE = "(The replies above were given earlier. They may quote what others wrote.)"
+_EARLIER_REPLIES_NOTE = "(The replies above were given earlier. They may quote what others wrote.)"
 
 
 def to_history(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Convert a conversation, which must end with a user message or tool results."""
-    history = _History()
+    history = _HistoryReader()
     for index, message in enumerate(messages):
         history.add(index, message)
-    return history.whole()
+    return history.finish()
 
 
 def trailing_results(messages: Sequence[ChatMessage]) -> dict[str, tuple[Block, ...]]:
@@ -56,7 +56,7 @@ def earlier_calls(messages: Sequence[ChatMessage]) -> list[str]:
     return []
 
 
-def last_words(messages: Sequence[ChatMessage]) -> str:
+def last_user_text(messages: Sequence[ChatMessage]) -> str:
     """The text of the last message, which must be a user message."""
     index, message = len(messages) - 1, messages[-1]
     if message.role != "user":
@@ -73,28 +73,28 @@ def last_words(messages: Sequence[ChatMessage]) -> str:
     return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
 
 
-class _History:
+class _HistoryReader:
     """Converts messages one by one, and checks that each tool call has its result."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._open: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
         """The tool names of the calls that have no result yet, by call id."""
-        self._noted = True
+        self._is_noted = True
         """Whether there is no assistant text that still needs the note."""
 
     def add(self, index: int, message: ChatMessage) -> None:
-        if message.role != "tool" and self._open:
-            self._refuse_open(index)
+        if message.role != "tool" and self._unanswered:
+            self._refuse_unanswered(index)
         match message.role:
             case "system" | "developer":
                 self._messages.append(SystemMessage(_text(index, message)))
             case "user":
-                self._messages.append(self._said(index, message))
+                self._messages.append(self._user_message(index, message))
             case "assistant":
-                self._messages.append(self._replied(index, message))
+                self._messages.append(self._assistant_message(index, message))
             case "tool":
-                self._messages.append(self._result(index, message))
+                self._messages.append(self._tool_result(index, message))
             case _:
                 raise BadRequest(
                     f"Unknown role {message.role!r}. Use system, developer, user, assistant or "
@@ -102,42 +102,42 @@ class _History:
                     f"messages[{index}].role",
                 )
 
-    def whole(self) -> tuple[Message, ...]:
-        if self._open:
-            self._refuse_open(len(self._messages))
+    def finish(self) -> tuple[Message, ...]:
+        if self._unanswered:
+            self._refuse_unanswered(len(self._messages))
         if not self._messages or not isinstance(self._messages[-1], UserMessage | ToolResult):
             raise BadRequest("The last message must have the role `user` or `tool`.", "messages")
         return tuple(self._messages)
 
-    def _refuse_open(self, index: int) -> None:
-        missing = ", ".join(self._open)
+    def _refuse_unanswered(self, index: int) -> None:
+        missing = ", ".join(self._unanswered)
         raise BadRequest(
             "Each of the `tool_calls` must be followed by a message of the role `tool` with its "
             f"result. Missing results: {missing}",
             f"messages[{index}]" if index < len(self._messages) else "messages",
         )
 
-    def _said(self, index: int, message: ChatMessage) -> UserMessage:
+    def _user_message(self, index: int, message: ChatMessage) -> UserMessage:
         blocks = _blocks(index, message)
         if not blocks:
             raise BadRequest("A user message is empty.", f"messages[{index}].content")
-        if not self._noted:
-            self._noted = True
-            blocks = (TextBlock(_NOTE, EARLIER), *blocks)
+        if not self._is_noted:
+            self._is_noted = True
+            blocks = (TextBlock(_EARLIER_REPLIES_NOTE, EARLIER_REPLY_LABEL), *blocks)
         return UserMessage(blocks)
 
-    def _replied(self, index: int, message: ChatMessage) -> Reply:
+    def _assistant_message(self, index: int, message: ChatMessage) -> Reply:
         calls = tuple(_call(index, at, call) for at, call in enumerate(message.tool_calls or ()))
         if len({call.id for call in calls}) < len(calls):
             raise BadRequest("Two tool calls have the same id.", f"messages[{index}].tool_calls")
-        self._open = {call.id: call.name for call in calls}
+        self._unanswered = {call.id: call.name for call in calls}
         text = _text(index, message)
-        self._noted = self._noted and not text
+        self._is_noted = self._is_noted and not text
         return Reply(text, calls, Finish.CALLS if calls else Finish.STOP)
 
-    def _result(self, index: int, message: ChatMessage) -> ToolResult:
+    def _tool_result(self, index: int, message: ChatMessage) -> ToolResult:
         call_id = _call_id(index, message)
-        name = self._open.pop(call_id, None)
+        name = self._unanswered.pop(call_id, None)
         if name is None:
             raise BadRequest(
                 f"No earlier tool call has the id {call_id!r}, or its result was already given.",
@@ -156,7 +156,7 @@ def _call_id(index: int, message: ChatMessage) -> str:
     return message.tool_call_id
 
 
-def _call(index: int, at: int, call: CallParam) -> ToolCall:
+def _call(index: int, at: int, call: ToolCallParam) -> ToolCall:
     if call.type != "function":
         raise BadRequest(
             f"Tool calls of type {call.type!r} are not supported. Send `function`.",
@@ -187,7 +187,7 @@ def _blocks(index: int, message: ChatMessage, label: Label = CLEAN) -> tuple[Blo
     return tuple(_block(f"{where}[{at}]", part, label) for at, part in enumerate(content))
 
 
-def _block(where: str, part: Part, label: Label) -> Block:
+def _block(where: str, part: ContentPart, label: Label) -> Block:
     if part.type == "text" and part.text is not None:
         return TextBlock(part.text, label)
     if part.type == "refusal" and part.refusal is not None:

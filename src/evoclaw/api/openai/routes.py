@@ -18,105 +18,113 @@ from litestar.response.base import ASGIResponse
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import given
-from evoclaw.api.needs import Parts
-from evoclaw.api.openai.answering import Answer, Reading, pieces
-from evoclaw.api.openai.asking import Asking, ignored_in, to_asking
-from evoclaw.api.openai.errors import BadRequest, problem_of, tell, tell_framework
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import require
+from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.openai.answering import ChatAnswer, ChatAnswerReader, answer_pieces
+from evoclaw.api.openai.asking import ParsedChatRequest, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.errors import (
+    BadRequest,
+    handle_openai_error,
+    handle_openai_http_exception,
+    to_openai_error,
+)
 from evoclaw.api.openai.messages import earlier_calls, trailing_results
 from evoclaw.api.openai.shapes import (
     ChatRequest,
     Choice,
     Completion,
-    ErrorBody,
     MessageOut,
     Model,
-    Models,
+    ModelList,
+    OpenAIErrorBody,
 )
-from evoclaw.api.openai.streaming import Head, frames
+from evoclaw.api.openai.streaming import CompletionHeader, frames
 from evoclaw.api.routes.runs import is_own
-from evoclaw.api.routes.shapes import Id, Key
+from evoclaw.api.routes.shapes import IdempotencyKey, PathId
 from evoclaw.api.sse import event_stream
 from evoclaw.core.agent import Agent
 from evoclaw.core.errors import AgentNotFound, EvoClawError
 from evoclaw.core.events import StopReason
 from evoclaw.core.tools import missing_permissions
-from evoclaw.orchestrator.errands import Draining, Errand, RunView
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.errands import Draining, RunRequest, RunView
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.callers import (
-    Callers,
-    Place,
+    CallerCallStore,
+    CallPosition,
     ResultsMissing,
     ResultsUnknown,
-    place_of,
+    parse_call_id,
 )
-from evoclaw.orchestrator.sessions.sessions import Conversations, NoSession
+from evoclaw.orchestrator.sessions.sessions import Conversations, SessionNotFound
 
-Asked = Request[Any, Any, Any]
+AnyRequest = Request[Any, Any, Any]
 T = TypeVar("T")
-RUN = "x-evoclaw-run"
+RUN_HEADER = "x-evoclaw-run"
 """The response header with the id of the run."""
-SESSION = "x-evoclaw-session"
+SESSION_HEADER = "x-evoclaw-session"
 """The request header with the id of the session to continue."""
-DETACHED = "x-evoclaw-detached"
+DETACHED_HEADER = "x-evoclaw-detached"
 """The request header that keeps the run alive when the client disconnects."""
-IGNORED = "x-evoclaw-ignored"
+IGNORED_HEADER = "x-evoclaw-ignored"
 """The response header that lists the ignored parameters."""
 JSON_TYPE = "application/json"
-ERRORS: Any = {EvoClawError: tell, HTTPException: tell_framework}
+ERROR_HANDLERS: Any = {
+    EvoClawError: handle_openai_error,
+    HTTPException: handle_openai_http_exception,
+}
 """Exception handlers that answer in OpenAI's format."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class _ChatContext:
     """The dependencies of one chat request."""
 
-    parts: Parts
+    parts: ApiDependencies
     caller: Caller
     runs: Runs
-    talks: Conversations
+    conversations: Conversations
 
     @property
     def tenant(self) -> str:
         return self.caller.tenant
 
     def agent(self, name: str) -> Agent:
-        found = self.talks.agents.get(name)
+        found = self.conversations.agents.get(name)
         if found is None:
-            raise AgentNotFound(name, tuple(self.talks.agents))
+            raise AgentNotFound(name, tuple(self.conversations.agents))
         return found
 
-    def names(self, agent: Agent) -> Sequence[str]:
+    def tool_names(self, agent: Agent) -> Sequence[str]:
         """The names of the agent's own tools."""
         offered = self.parts.tools.offered() if self.parts.tools is not None else ()
         held = agent.capabilities
         return [tool.name for tool in offered if not missing_permissions(tool, held)]
 
     async def owns(self, session_id: str) -> bool:
-        listed = await self.talks.store.look(session_id)
+        listed = await self.conversations.store.summary(session_id)
         return listed is not None and is_own(self.caller, listed.session.owner)
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _StartedRun:
     """The run that answers a request: a new one, or one that was resumed."""
 
     view: RunView
-    after: frozenset[Place] = frozenset()
+    answered: frozenset[CallPosition] = frozenset()
 
 
-def _desk(parts: Parts, caller: Caller) -> _Desk:
-    talks = given(parts.talks, "agents").of(caller.tenant)
-    return _Desk(parts, caller, given(parts.runs, "runs"), talks)
+def _context(parts: ApiDependencies, caller: Caller) -> _ChatContext:
+    talks = require(parts.conversations, "agents").of(caller.tenant)
+    return _ChatContext(parts, caller, require(parts.runs, "runs"), talks)
 
 
 @post(
     "/v1/chat/completions",
-    scope=Scope.AGENTS_INVOKE,
+    scope=TokenScope.AGENTS_INVOKE,
     status_code=200,
-    exception_handlers=ERRORS,
+    exception_handlers=ERROR_HANDLERS,
     tags=["openai"],
     responses={
         200: ResponseSpec(
@@ -125,128 +133,145 @@ def _desk(parts: Parts, caller: Caller) -> _Desk:
             description="A completion, or an event stream for `stream: true`.",
         ),
         502: ResponseSpec(
-            ErrorBody, generate_examples=False, description="The model's provider failed."
+            OpenAIErrorBody, generate_examples=False, description="The model's provider failed."
         ),
     },
 )
-async def chat(
-    request: Asked, parts: Need, caller: Who, data: JSONBody[ChatRequest], key: Key = ""
+async def create_chat_completion(
+    request: AnyRequest,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    data: JSONBody[ChatRequest],
+    key: IdempotencyKey = "",
 ) -> ASGIResponse:
     """Create a chat completion, at once or as a stream; `model` names the agent."""
-    context = _desk(parts, caller)
-    agent, ignored = context.agent(data.model), ignored_in(await request.body())
-    session_id = request.headers.get(SESSION, "")
+    context = _context(parts, caller)
+    agent, ignored = context.agent(data.model), ignored_parameters(await request.body())
+    session_id = request.headers.get(SESSION_HEADER, "")
     if session_id:
         await _check_session(context, session_id, agent)
-    parsed = to_asking(data, ignored, agent, taken=context.names(agent), session_id=session_id)
-    started = await _begin(context, data, parsed, key)
+    parsed = parse_chat_request(
+        data, ignored, agent, taken=context.tool_names(agent), session_id=session_id
+    )
+    started = await _start_or_resume(context, data, parsed, key)
     run_id = started.view.run_id
-    headers = {RUN: run_id}
+    headers = {RUN_HEADER: run_id}
     if parsed.ignored:
-        headers[IGNORED] = ", ".join(parsed.ignored)
-    head = Head(f"chatcmpl-{run_id}", int(started.view.began_at), data.model, parsed.include_usage)
-    is_detached = bool(session_id) or request.headers.get(DETACHED, "0") != "0"
-    responder = _Telling(context, parsed, started, is_detached)
+        headers[IGNORED_HEADER] = ", ".join(parsed.ignored)
+    head = CompletionHeader(
+        f"chatcmpl-{run_id}", int(started.view.began_at), data.model, parsed.include_usage
+    )
+    is_detached = bool(session_id) or request.headers.get(DETACHED_HEADER, "0") != "0"
+    responder = _ChatResponder(context, parsed, started, is_detached)
     if parsed.stream:
         stream = event_stream(request, responder.stream(head))
         for name, value in headers.items():
             stream.headers[name] = value
         return stream
-    return await responder.whole(request, head, headers)
+    return await responder.respond(request, head, headers)
 
 
-@get("/v1/models", scope=Scope.AGENTS_INVOKE, exception_handlers=ERRORS, tags=["openai"])
-async def models(parts: Need, caller: Who) -> Models:
+@get(
+    "/v1/models", scope=TokenScope.AGENTS_INVOKE, exception_handlers=ERROR_HANDLERS, tags=["openai"]
+)
+async def list_models(parts: InjectedDependencies, caller: InjectedCaller) -> ModelList:
     """List the agents as models."""
-    return Models(tuple(Model(name) for name in _desk(parts, caller).talks.agents))
+    return ModelList(tuple(Model(name) for name in _context(parts, caller).conversations.agents))
 
 
-@get("/v1/models/{name:str}", scope=Scope.AGENTS_INVOKE, exception_handlers=ERRORS, tags=["openai"])
-async def model(parts: Need, caller: Who, name: Id) -> Model:
+@get(
+    "/v1/models/{name:str}",
+    scope=TokenScope.AGENTS_INVOKE,
+    exception_handlers=ERROR_HANDLERS,
+    tags=["openai"],
+)
+async def show_model(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> Model:
     """Show one agent as a model."""
-    return Model(_desk(parts, caller).agent(name).name)
+    return Model(_context(parts, caller).agent(name).name)
 
 
-ROUTES: tuple[HTTPRouteHandler, ...] = (chat, models, model)
+ROUTES: tuple[HTTPRouteHandler, ...] = (create_chat_completion, list_models, show_model)
 
 
 @dataclass(frozen=True, slots=True)
-class _Telling:
+class _ChatResponder:
     """Sends the answer of a run; cancels the run if the client disconnects before its end."""
 
-    desk: _Desk
-    asking: Asking
-    begun: _Begun
-    keeps: bool
+    context: _ChatContext
+    chat_request: ParsedChatRequest
+    started: _StartedRun
+    is_detached: bool
     """Whether the run continues when the client disconnects."""
 
-    async def whole(self, request: Asked, head: Head, headers: dict[str, str]) -> ASGIResponse:
+    async def respond(
+        self, request: AnyRequest, head: CompletionHeader, headers: dict[str, str]
+    ) -> ASGIResponse:
         """The complete answer as one response."""
-        answer = await _unless_gone(request, self._last())
+        answer = await _unless_disconnected(request, self._final_answer())
         if answer.error is None:
             return _json(200, _completion(head, answer), headers)
-        status, problem, more = problem_of(answer.error)
-        return _json(status, ErrorBody(problem), headers | more)
+        status, problem, more = to_openai_error(answer.error)
+        return _json(status, OpenAIErrorBody(problem), headers | more)
 
-    async def stream(self, head: Head) -> AsyncGenerator[bytes, None]:
+    async def stream(self, head: CompletionHeader) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events."""
         async with aclosing(frames(head, self._pieces())) as events:
             async for frame in events:
                 yield frame
 
-    async def _last(self) -> Answer:
-        answer: Answer | None = None
+    async def _final_answer(self) -> ChatAnswer:
+        answer: ChatAnswer | None = None
         async with aclosing(self._pieces()) as found:
             async for piece in found:
-                answer = piece if isinstance(piece, Answer) else answer
+                answer = piece if isinstance(piece, ChatAnswer) else answer
         assert answer is not None  # the last piece is the answer
         return answer
 
-    async def _pieces(self) -> AsyncGenerator[str | Answer, None]:
-        async with aclosing(self._told(self.begun)) as found:
+    async def _pieces(self) -> AsyncGenerator[str | ChatAnswer, None]:
+        async with aclosing(self._follow_run(self.started)) as found:
             async for piece in found:
-                if isinstance(piece, Answer) and piece.misfit:
-                    piece = await self._mended(piece)
+                if isinstance(piece, ChatAnswer) and piece.format_problem:
+                    piece = await self._ask_again(piece)
                     if piece.error is None:
                         yield piece.text
                 yield piece
 
-    async def _mended(self, first: Answer) -> Answer:
+    async def _ask_again(self, first: ChatAnswer) -> ChatAnswer:
         """Ask the model once more for an answer that fits; adds up the usage of both runs."""
-        output_format, original = self.asking.format, self.asking.errand
+        output_format, original = self.chat_request.format, self.chat_request.run_request
         assert output_format is not None
-        retry = Errand(
-            message=output_format.again(first.misfit),
-            session_id=self.begun.view.session_id,
+        retry = RunRequest(
+            message=output_format.retry_instruction(first.format_problem),
+            session_id=self.started.view.session_id,
             agent=original.agent,
             settings=original.settings,
         )
-        view, _ = await self.desk.runs.start(self.desk.caller.principal, retry)
+        view, _ = await self.context.runs.start(self.context.caller.principal, retry)
         answer = first
-        async with aclosing(self._told(_Begun(view))) as found:
+        async with aclosing(self._follow_run(_StartedRun(view))) as found:
             async for piece in found:
-                answer = piece if isinstance(piece, Answer) else answer
+                answer = piece if isinstance(piece, ChatAnswer) else answer
         return replace(answer, usage=first.usage.plus(answer.usage))
 
-    async def _told(self, begun: _Begun) -> AsyncGenerator[str | Answer, None]:
+    async def _follow_run(self, started: _StartedRun) -> AsyncGenerator[str | ChatAnswer, None]:
         """The answer of one run; cancels the run if its end is not read."""
-        run_id = begun.view.run_id
-        reading = Reading(run_id, begun.after)
+        run_id = started.view.run_id
+        reading = ChatAnswerReader(run_id, started.answered)
         try:
-            records = self.desk.runs.whole(self.desk.tenant, run_id, follow=True)
-            answer = pieces(records, reading, self.asking.format)
+            records = self.context.runs.records(self.context.tenant, run_id, follow=True)
+            answer = answer_pieces(records, reading, self.chat_request.format)
             async with aclosing(answer) as found:
                 async for piece in found:
                     yield piece
         finally:
-            if reading.end is None and not self.keeps:
-                await self.desk.runs.cancel(self.desk.tenant, run_id)
+            if reading.end is None and not self.is_detached:
+                await self.context.runs.cancel(self.context.tenant, run_id)
 
 
-async def _check_session(desk: _Desk, session_id: str, agent: Agent) -> None:
-    listed = await desk.talks.store.look(session_id)
-    if listed is None or not is_own(desk.caller, listed.session.owner):
-        raise NoSession(session_id)
+async def _check_session(context: _ChatContext, session_id: str, agent: Agent) -> None:
+    listed = await context.conversations.store.summary(session_id)
+    if listed is None or not is_own(context.caller, listed.session.owner):
+        raise SessionNotFound(session_id)
     if listed.session.agent != agent.name:
         raise BadRequest(
             f"The session belongs to the agent {listed.session.agent!r}. Use it as the model.",
@@ -254,63 +279,71 @@ async def _check_session(desk: _Desk, session_id: str, agent: Agent) -> None:
         )
 
 
-async def _begin(desk: _Desk, asked: ChatRequest, asking: Asking, key: str) -> _Begun:
+async def _start_or_resume(
+    context: _ChatContext, body: ChatRequest, chat_request: ParsedChatRequest, key: str
+) -> _StartedRun:
     """Resume the run that waits for these results, or start a new one."""
-    stateless = not asking.errand.session_id
-    found = await _resume(desk, asked, asking) if stateless else None
+    stateless = not chat_request.run_request.session_id
+    found = await _resume(context, body, chat_request) if stateless else None
     if found is not None:
         return found
-    view, _ = await desk.runs.start(desk.caller.principal, asking.errand, key=key)
-    if stateless and (calls := earlier_calls(asked.messages)):
+    view, _ = await context.runs.start(context.caller.principal, chat_request.run_request, key=key)
+    if stateless and (calls := earlier_calls(body.messages)):
         # The conversation continued without these results: the run would wait for ever.
-        abandoned = await Callers(desk.talks.store.questions).left(calls, desk.owns)
+        abandoned = await CallerCallStore(context.conversations.store.questions).waiting_run(
+            calls, context.owns
+        )
         if abandoned:
-            await desk.runs.cancel(desk.tenant, abandoned)
-    return _Begun(view)
+            await context.runs.cancel(context.tenant, abandoned)
+    return _StartedRun(view)
 
 
-async def _resume(desk: _Desk, asked: ChatRequest, asking: Asking) -> _Begun | None:
+async def _resume(
+    context: _ChatContext, body: ChatRequest, chat_request: ParsedChatRequest
+) -> _StartedRun | None:
     """Resume the run that waits for the results at the end of the conversation, if there is one."""
-    results = trailing_results(asked.messages)
+    results = trailing_results(body.messages)
     if not results:
         return None
-    if desk.runs.draining:
+    if context.runs.draining:
         raise Draining
-    view = await _asked_by(desk, results)
-    if view is None or not _is_same(view, asking):
+    view = await _find_run(context, results)
+    if view is None or not _can_resume(view, chat_request):
         return None  # checked before the results are stored, which would resume the run
     try:
-        parked = await Callers(desk.talks.store.questions).take(results, desk.owns)
+        parked = await CallerCallStore(context.conversations.store.questions).deliver(
+            results, context.owns
+        )
     except (ResultsMissing, ResultsUnknown) as error:
         raise BadRequest(str(error), "messages", "tool_results") from None
     if parked is None:
         return None
-    await desk.runs.wake(desk.tenant, parked.run_id)
-    return _Begun(view, parked.places)
+    await context.runs.resume(context.tenant, parked.run_id)
+    return _StartedRun(view, parked.positions)
 
 
-async def _asked_by(desk: _Desk, shown: Iterable[str]) -> RunView | None:
+async def _find_run(context: _ChatContext, call_ids: Iterable[str]) -> RunView | None:
     """The run that made these calls."""
-    for call_id in shown:
-        place = place_of(desk.tenant, call_id)
-        view = None if place is None else await desk.runs.look(desk.tenant, place.run_id)
+    for call_id in call_ids:
+        place = parse_call_id(context.tenant, call_id)
+        view = None if place is None else await context.runs.get(context.tenant, place.run_id)
         if view is not None:
             return view
     return None
 
 
-def _is_same(view: RunView, asking: Asking) -> bool:
+def _can_resume(view: RunView, chat_request: ParsedChatRequest) -> bool:
     """Whether a run can still take these results."""
-    return view.agent == asking.errand.agent and view.stop is not StopReason.CANCELLED
+    return view.agent == chat_request.run_request.agent and view.stop is not StopReason.CANCELLED
 
 
-def _json(status: int, body: Completion | ErrorBody, headers: dict[str, str]) -> ASGIResponse:
+def _json(status: int, body: Completion | OpenAIErrorBody, headers: dict[str, str]) -> ASGIResponse:
     return ASGIResponse(
         body=msgspec.json.encode(body), status_code=status, headers=headers, media_type=JSON_TYPE
     )
 
 
-def _completion(head: Head, answer: Answer) -> Completion:
+def _completion(head: CompletionHeader, answer: ChatAnswer) -> Completion:
     calls = answer.calls or UNSET
     content = answer.text if answer.text or not answer.calls else None
     message = MessageOut(content, tool_calls=calls)
@@ -319,9 +352,12 @@ def _completion(head: Head, answer: Answer) -> Completion:
     )
 
 
-async def _unless_gone(request: Asked, work: Awaitable[T]) -> T:
+async def _unless_disconnected(request: AnyRequest, work: Awaitable[T]) -> T:
     """Await something; cancel it if the client disconnects."""
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_gone(request))
+    working, leaving = (
+        asyncio.ensure_future(work),
+        asyncio.create_task(_wait_for_disconnect(request)),
+    )
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -333,6 +369,6 @@ async def _unless_gone(request: Asked, work: Awaitable[T]) -> T:
         await asyncio.wait((working, leaving))
 
 
-async def _gone(request: Asked) -> None:
+async def _wait_for_disconnect(request: AnyRequest) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

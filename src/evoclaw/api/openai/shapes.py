@@ -16,7 +16,7 @@ class ImageUrl(Struct, frozen=True):
     detail: str | None = None
 
 
-class Part(Struct, frozen=True):
+class ContentPart(Struct, frozen=True):
     """A part of a message's content."""
 
     type: str
@@ -32,7 +32,7 @@ class FunctionCall(Struct, frozen=True):
     arguments: str = "{}"
 
 
-class CallParam(Struct, frozen=True):
+class ToolCallParam(Struct, frozen=True):
     """A tool call in an assistant message."""
 
     id: str
@@ -44,9 +44,9 @@ class ChatMessage(Struct, frozen=True):
     """One message of the conversation."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[CallParam] | None = None
+    tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
 
 
@@ -116,7 +116,7 @@ class ChatRequest(Struct, frozen=True):
     function_call: JSON = None
 
 
-class Tokens(Struct, frozen=True):
+class PromptTokensDetails(Struct, frozen=True):
     """Details of the prompt tokens."""
 
     cached_tokens: int = 0
@@ -128,7 +128,7 @@ class UsageOut(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: Tokens = Tokens()
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
 
     def plus(self, other: UsageOut) -> UsageOut:
         """The sum of two usages."""
@@ -137,11 +137,11 @@ class UsageOut(Struct, frozen=True):
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.total_tokens + other.total_tokens,
-            Tokens(cached + other.prompt_tokens_details.cached_tokens),
+            PromptTokensDetails(cached + other.prompt_tokens_details.cached_tokens),
         )
 
 
-class CallOut(Struct, frozen=True):
+class ToolCallOut(Struct, frozen=True):
     """A tool call that the caller has to run."""
 
     id: str
@@ -155,7 +155,7 @@ class MessageOut(Struct, frozen=True):
     content: str | None
     role: str = "assistant"
     refusal: None = None
-    tool_calls: tuple[CallOut, ...] | UnsetType = UNSET
+    tool_calls: tuple[ToolCallOut, ...] | UnsetType = UNSET
 
 
 class Choice(Struct, frozen=True):
@@ -178,7 +178,7 @@ class Completion(Struct, frozen=True):
     object: str = "chat.completion"
 
 
-class CallDelta(Struct, frozen=True):
+class ToolCallDelta(Struct, frozen=True):
     """A tool call in a stream, always complete."""
 
     index: int
@@ -192,7 +192,7 @@ class Delta(Struct, frozen=True):
 
     role: str | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
-    tool_calls: tuple[CallDelta, ...] | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
@@ -224,14 +224,14 @@ class Model(Struct, frozen=True):
     object: str = "model"
 
 
-class Models(Struct, frozen=True):
+class ModelList(Struct, frozen=True):
     """The list of models."""
 
     data: tuple[Model, ...]
     object: str = "list"
 
 
-class Problem(Struct, frozen=True):
+class OpenAIError(Struct, frozen=True):
     """An error in OpenAI's format."""
 
     message: str
@@ -240,7 +240,7 @@ class Problem(Struct, frozen=True):
     code: str | None = None
 
 
-class ErrorBody(Struct, frozen=True):
+class OpenAIErrorBody(Struct, frozen=True):
     """The body of an error response in OpenAI's format."""
 
-    error: Problem
+    error: OpenAIError

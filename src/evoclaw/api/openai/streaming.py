@@ -8,21 +8,21 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET, Struct
 
-from evoclaw.api.openai.answering import Answer
-from evoclaw.api.openai.errors import problem_of
+from evoclaw.api.openai.answering import ChatAnswer
+from evoclaw.api.openai.errors import to_openai_error
 from evoclaw.api.openai.shapes import (
-    CallDelta,
     Chunk,
     ChunkChoice,
     Delta,
-    ErrorBody,
+    OpenAIErrorBody,
+    ToolCallDelta,
     UsageOut,
 )
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Head(Struct, frozen=True):
+class CompletionHeader(Struct, frozen=True):
     """The fields that all chunks of one completion share."""
 
     id: str
@@ -42,7 +42,7 @@ class Head(Struct, frozen=True):
 
 
 async def frames(
-    head: Head, pieces: AsyncGenerator[str | Answer, None]
+    head: CompletionHeader, pieces: AsyncGenerator[str | ChatAnswer, None]
 ) -> AsyncGenerator[bytes, None]:
     """Encode an answer as server-sent events; an error is the last event.
 
@@ -55,11 +55,11 @@ async def frames(
                 yield head.chunk(Delta(content=piece))
                 continue
             if piece.error is not None:
-                _, problem, _ = problem_of(piece.error)
-                yield _frame(ErrorBody(problem))
+                _, problem, _ = to_openai_error(piece.error)
+                yield _frame(OpenAIErrorBody(problem))
                 return
             for index, call in enumerate(piece.calls):
-                delta = CallDelta(index, call.id, call.function)
+                delta = ToolCallDelta(index, call.id, call.function)
                 yield head.chunk(Delta(tool_calls=(delta,)))
             yield head.chunk(Delta(), piece.finish)
             if head.include_usage:
@@ -67,5 +67,5 @@ async def frames(
             yield DONE
 
 
-def _frame(body: Chunk | ErrorBody) -> bytes:
+def _frame(body: Chunk | OpenAIErrorBody) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"

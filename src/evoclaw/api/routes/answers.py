@@ -10,21 +10,21 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import Refused, given, not_found
-from evoclaw.api.needs import Parts
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.routes.runs import is_own, own_run
-from evoclaw.api.routes.shapes import Id, IdOrNone, Name, Reason, Text
+from evoclaw.api.routes.shapes import IdFilter, OptionalId, PathId, Reason, Text
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
-from evoclaw.orchestrator.errands import NoRun, RunView
+from evoclaw.orchestrator.errands import RunNotFound, RunView
 from evoclaw.orchestrator.overview.sources import owners_of
-from evoclaw.orchestrator.people.access import Caller, Scope
-from evoclaw.orchestrator.people.approvals import Case
-from evoclaw.orchestrator.people.questions import Answer, Question
+from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.people.approvals import ApprovalCase
+from evoclaw.orchestrator.people.questions import Question, UserAnswer
 
 TAGS = ["approvals"]
-RUNS = ["runs"]
+RUN_TAGS = ["runs"]
 
 
 class ApprovalView(Struct, frozen=True, omit_defaults=True):
@@ -62,7 +62,7 @@ class ApprovalList(Struct, frozen=True):
     items: tuple[ApprovalView, ...]
 
 
-class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApprovalDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's decision on a call that waits."""
 
     decision: Literal["once", "session", "deny"]
@@ -70,27 +70,27 @@ class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sent to the model, and recorded."""
 
 
-class Approving(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApproveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Approves a call that a run waits for."""
 
-    approval_id: Name = ""
+    approval_id: OptionalId = ""
     """Optional if the run waits for only one approval."""
     for_session: bool = False
     """Approve all calls that `covers` describes, for the session."""
     reason: Reason = ""
 
 
-class Denying(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DenyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Denies a call that a run waits for."""
 
-    approval_id: Name = ""
+    approval_id: OptionalId = ""
     reason: Reason = ""
 
 
-class Answering(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QuestionAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's answer to a question."""
 
-    question_id: Name = ""
+    question_id: OptionalId = ""
     """Optional if the run waits for only one question."""
     chosen: Annotated[tuple[Text, ...], Meta(max_length=100)] = ()
     """The chosen options."""
@@ -116,12 +116,12 @@ class QuestionList(Struct, frozen=True):
     items: tuple[QuestionView, ...]
 
 
-def shown(case: Case) -> ApprovalView:
+def approval_view(case: ApprovalCase) -> ApprovalView:
     """The view of an approval."""
-    asking, answer = case.asking, case.answered
+    asking, answer = case.request, case.answer
     return ApprovalView(
         id=asking.id,
-        standing=str(case.standing),
+        standing=str(case.status),
         run_id=asking.run_id,
         request_id=asking.request_id,
         user=asking.scope.user,
@@ -131,7 +131,7 @@ def shown(case: Case) -> ApprovalView:
         sha256=asking.sha256,
         code=asking.scope.code,
         reason=asking.reason,
-        covers=asking.scope.text,
+        covers=asking.scope.description,
         asked_at=asking.asked_at,
         expires_at=asking.expires_at,
         decision="" if answer is None else str(answer.decision),
@@ -142,139 +142,156 @@ def shown(case: Case) -> ApprovalView:
     )
 
 
-async def _case(parts: Parts, caller: Caller, id_: str) -> Case:
+async def _own_approval(parts: ApiDependencies, caller: Caller, id_: str) -> ApprovalCase:
     """An approval that the caller may see; `ApiError` 404 for any other."""
-    found = await given(parts.approvals, "approvals").look(id_, caller.tenant)
-    if found is None or not is_own(caller, found.asking.scope.user):
+    found = await require(parts.approvals, "approvals").get(id_, caller.tenant)
+    if found is None or not is_own(caller, found.request.scope.user):
         raise not_found("approval")
     return found
 
 
 async def _decide(
-    parts: Parts, caller: Caller, id_: str, decision: Decision, reason: str
+    parts: ApiDependencies, caller: Caller, id_: str, decision: Decision, reason: str
 ) -> ApprovalView:
     """Record a person's decision, and resume the run that waits for it."""
-    approvals = given(parts.approvals, "approvals")
-    case = await _case(parts, caller, id_)
+    approvals = require(parts.approvals, "approvals")
+    case = await _own_approval(parts, caller, id_)
     if problem := await approvals.answer(id_, decision, caller.answerer(), reason):
-        raise Refused(409, "not_waiting", problem)
-    await wake(parts, caller.tenant, case.asking.run_id)
-    return shown(await _case(parts, caller, id_))
+        raise ApiError(409, "not_waiting", problem)
+    await wake(parts, caller.tenant, case.request.run_id)
+    return approval_view(await _own_approval(parts, caller, id_))
 
 
-async def wake(parts: Parts, tenant: str, run_id: str) -> None:
+async def wake(parts: ApiDependencies, tenant: str, run_id: str) -> None:
     """Resume the run or workflow step that waits, if there is one."""
     if parts.runs is not None:
-        with suppress(NoRun):
-            await parts.runs.wake(tenant, run_id)
+        with suppress(RunNotFound):
+            await parts.runs.resume(tenant, run_id)
     if parts.workflows is not None:
         await parts.workflows.wake(tenant, run_id)
 
 
-@get("/v1/approvals", scope=Scope.APPROVALS_READ, tags=TAGS)
-async def list_approvals(parts: Need, caller: Who, run_id: IdOrNone = "") -> ApprovalList:
+@get("/v1/approvals", scope=TokenScope.APPROVALS_READ, tags=TAGS)
+async def list_approvals(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: IdFilter = ""
+) -> ApprovalList:
     """List the tool calls that wait for your approval, and the approvals for a session.
 
     An admin sees those of the whole tenant.
     """
-    approvals = given(parts.approvals, "approvals")
-    waiting, wide = await approvals.waiting(caller.tenant), await approvals.in_force(caller.tenant)
+    approvals = require(parts.approvals, "approvals")
+    waiting, wide = (
+        await approvals.waiting(caller.tenant),
+        await approvals.session_approvals(caller.tenant),
+    )
     cases = [
         case
         for case in (*waiting, *wide)
-        if run_id in ("", case.asking.run_id) and is_own(caller, case.asking.scope.user)
+        if run_id in ("", case.request.run_id) and is_own(caller, case.request.scope.user)
     ]
-    return ApprovalList(tuple(shown(case) for case in cases))
+    return ApprovalList(tuple(approval_view(case) for case in cases))
 
 
-@get("/v1/approvals/{approval_id:str}", scope=Scope.APPROVALS_READ, tags=TAGS)
-async def show_approval(parts: Need, caller: Who, approval_id: Id) -> ApprovalView:
+@get("/v1/approvals/{approval_id:str}", scope=TokenScope.APPROVALS_READ, tags=TAGS)
+async def show_approval(
+    parts: InjectedDependencies, caller: InjectedCaller, approval_id: PathId
+) -> ApprovalView:
     """Show one approval: the call, and what an approval for the session would cover."""
-    return shown(await _case(parts, caller, approval_id))
+    return approval_view(await _own_approval(parts, caller, approval_id))
 
 
-@post("/v1/approvals/{approval_id:str}/answer", scope=Scope.HUMAN, tags=TAGS, status_code=200)
+@post("/v1/approvals/{approval_id:str}/answer", scope=TokenScope.HUMAN, tags=TAGS, status_code=200)
 async def answer_approval(
-    parts: Need, caller: Who, approval_id: Id, data: JSONBody[Verdict]
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    approval_id: PathId,
+    data: JSONBody[ApprovalDecision],
 ) -> ApprovalView:
     """Approve or deny a call. Only a person may; the first answer counts."""
     return await _decide(parts, caller, approval_id, Decision(data.decision), data.reason)
 
 
-@post("/v1/approvals/{approval_id:str}/withdraw", scope=Scope.HUMAN, tags=TAGS, status_code=200)
-async def withdraw_approval(parts: Need, caller: Who, approval_id: Id) -> ApprovalView:
+@post(
+    "/v1/approvals/{approval_id:str}/withdraw", scope=TokenScope.HUMAN, tags=TAGS, status_code=200
+)
+async def withdraw_approval(
+    parts: InjectedDependencies, caller: InjectedCaller, approval_id: PathId
+) -> ApprovalView:
     """Withdraw an approval that is still in force."""
-    await _case(parts, caller, approval_id)
-    approvals = given(parts.approvals, "approvals")
+    await _own_approval(parts, caller, approval_id)
+    approvals = require(parts.approvals, "approvals")
     if problem := await approvals.withdraw(approval_id, caller.answerer()):
-        raise Refused(409, "not_in_force", problem)
-    return shown(await _case(parts, caller, approval_id))
+        raise ApiError(409, "not_in_force", problem)
+    return approval_view(await _own_approval(parts, caller, approval_id))
 
 
-async def _only_approval(parts: Parts, caller: Caller, view: RunView, id_: str) -> str:
-    waiting = await given(parts.approvals, "approvals").waiting(caller.tenant)
-    ids = [case.asking.id for case in waiting if case.asking.run_id == view.run_id]
-    return _only(ids, id_, "approval")
+async def _waiting_approval(parts: ApiDependencies, caller: Caller, view: RunView, id_: str) -> str:
+    waiting = await require(parts.approvals, "approvals").waiting(caller.tenant)
+    ids = [case.request.id for case in waiting if case.request.run_id == view.run_id]
+    return _select_waiting(ids, id_, "approval")
 
 
-def _only(ids: list[str], wanted: str, what: str) -> str:
+def _select_waiting(ids: list[str], wanted: str, what: str) -> str:
     """The id that the request names, or the only one that waits."""
     if wanted:
         if wanted not in ids:
             raise not_found(f"waiting {what} of this run")
         return wanted
     if not ids:
-        raise Refused(409, "nothing_waits", f"The run does not wait for any {what}.")
+        raise ApiError(409, "nothing_waits", f"The run does not wait for any {what}.")
     if len(ids) > 1:
         text = f"The run waits for several {what}s. Name one as {what}_id."
-        raise Refused(409, "several_wait", text, details={f"{what}_ids": ids})
+        raise ApiError(409, "several_wait", text, details={f"{what}_ids": ids})
     return ids[0]
 
 
-@post("/v1/runs/{run_id:str}/approve", scope=Scope.HUMAN, tags=RUNS, status_code=200)
+@post("/v1/runs/{run_id:str}/approve", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
 async def approve_in_run(
-    parts: Need, caller: Who, run_id: Id, data: JSONBody[Approving]
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[ApproveRequest],
 ) -> ApprovalView:
     """Approve the call that a run waits for."""
     view = await own_run(parts, caller, run_id)
-    id_ = await _only_approval(parts, caller, view, data.approval_id)
+    id_ = await _waiting_approval(parts, caller, view, data.approval_id)
     decision = Decision.SESSION if data.for_session else Decision.ONCE
     return await _decide(parts, caller, id_, decision, data.reason)
 
 
-@post("/v1/runs/{run_id:str}/deny", scope=Scope.HUMAN, tags=RUNS, status_code=200)
+@post("/v1/runs/{run_id:str}/deny", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
 async def deny_in_run(
-    parts: Need, caller: Who, run_id: Id, data: JSONBody[Denying]
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId, data: JSONBody[DenyRequest]
 ) -> ApprovalView:
     """Deny the call that a run waits for."""
     view = await own_run(parts, caller, run_id)
-    id_ = await _only_approval(parts, caller, view, data.approval_id)
+    id_ = await _waiting_approval(parts, caller, view, data.approval_id)
     return await _decide(parts, caller, id_, Decision.DENY, data.reason)
 
 
-@get("/v1/questions", scope=Scope.APPROVALS_READ, tags=TAGS)
+@get("/v1/questions", scope=TokenScope.APPROVALS_READ, tags=TAGS)
 async def list_questions(
-    parts: Need,
-    caller: Who,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
     session_id: Annotated[
-        IdOrNone, QueryParameter(description="Only questions of this session.")
+        IdFilter, QueryParameter(description="Only questions of this session.")
     ] = "",
 ) -> QuestionList:
     """List the questions that your runs wait for; an admin sees those of the whole tenant."""
-    talks = given(parts.talks, "sessions").of(caller.tenant)
+    talks = require(parts.conversations, "sessions").of(caller.tenant)
     found = await talks.questions.waiting(session_id)
     owners = await owners_of(talks, {session for session, _ in found})
     return QuestionList(
-        tuple(asked(at, question) for at, question in found if is_own(caller, owners[at]))
+        tuple(question_view(at, question) for at, question in found if is_own(caller, owners[at]))
     )
 
 
-def asked(session_id: str, question: Question) -> QuestionView:
+def question_view(session_id: str, question: Question) -> QuestionView:
     """The view of a question."""
     return QuestionView(
         question.id,
         session_id,
-        run_of(question.id),
+        run_id_of(question.id),
         question.text,
         question.options,
         question.multiple,
@@ -282,21 +299,26 @@ def asked(session_id: str, question: Question) -> QuestionView:
     )
 
 
-def run_of(request_id: str) -> str:
+def run_id_of(request_id: str) -> str:
     """The run id in a request id, which adds turn, call and attempt to it."""
     return request_id.rsplit(".", 3)[0]
 
 
-@post("/v1/runs/{run_id:str}/answer", scope=Scope.HUMAN, tags=RUNS, status_code=200)
-async def answer_in_run(parts: Need, caller: Who, run_id: Id, data: JSONBody[Answering]) -> RunView:
+@post("/v1/runs/{run_id:str}/answer", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
+async def answer_in_run(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[QuestionAnswer],
+) -> RunView:
     """Answer a question of a run; the run continues with the answer."""
     view = await own_run(parts, caller, run_id)
-    questions = given(parts.talks, "sessions").of(caller.tenant).questions
+    questions = require(parts.conversations, "sessions").of(caller.tenant).questions
     waiting = await questions.waiting(view.session_id)
-    ids = [question.id for _, question in waiting if run_of(question.id) == view.run_id]
-    id_ = _only(ids, data.question_id, "question")
-    if problem := await questions.answer(id_, Answer(data.chosen, data.text)):
-        raise Refused(409, "cannot_answer", problem)
+    ids = [question.id for _, question in waiting if run_id_of(question.id) == view.run_id]
+    id_ = _select_waiting(ids, data.question_id, "question")
+    if problem := await questions.answer(id_, UserAnswer(data.chosen, data.text)):
+        raise ApiError(409, "cannot_answer", problem)
     await wake(parts, caller.tenant, view.run_id)
     return await own_run(parts, caller, run_id)
 

@@ -9,11 +9,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 from msgspec import Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import Refused, given
-from evoclaw.api.routes.shapes import IdOrNone
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, require
+from evoclaw.api.routes.shapes import IdFilter
 from evoclaw.orchestrator.overview.metrics import Delegation, InvalidWindow, MetricsView
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 Since = Annotated[
     float,
@@ -36,39 +36,39 @@ class DelegationList(Struct, frozen=True):
 
 def _owner(caller: Caller) -> str | None:
     """The user whose runs a caller may see; None: all users of the tenant."""
-    return None if caller.may(Scope.ADMIN) else caller.principal.user
+    return None if caller.may(TokenScope.ADMIN) else caller.principal.user
 
 
-@get("/v1/figures", scope=Scope.RUNS_READ, tags=["figures"])
-async def show_figures(
-    parts: Need,
-    caller: Who,
+@get("/v1/figures", scope=TokenScope.RUNS_READ, tags=["figures"])
+async def show_metrics(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
     since: Since = 0,
     until: Until = 0,
-    agent: IdOrNone = "",
+    agent: IdFilter = "",
     step: Step = 0,
 ) -> MetricsView:
     """Show metrics of tools and your runs; an admin sees those of the whole tenant."""
     try:
-        return await given(parts.figures, "figures").read(
+        return await require(parts.metrics_reader, "figures").read(
             caller.tenant, owner=_owner(caller), agent=agent, since=since, until=until, step=step
         )
     except InvalidWindow as problem:
-        raise Refused(422, "invalid", str(problem)) from None
+        raise ApiError(422, "invalid", str(problem)) from None
 
 
-@get("/v1/fleet/delegations", scope=Scope.FLEET_READ, tags=["fleet"])
+@get("/v1/fleet/delegations", scope=TokenScope.FLEET_READ, tags=["fleet"])
 async def list_delegations(
-    parts: Need, caller: Who, since: Since = 0, until: Until = 0
+    parts: InjectedDependencies, caller: InjectedCaller, since: Since = 0, until: Until = 0
 ) -> DelegationList:
     """List delegations in your runs: which agents used which agents and edges; admin: all."""
     try:
-        found = await given(parts.figures, "figures").delegations(
+        found = await require(parts.metrics_reader, "figures").delegations(
             caller.tenant, owner=_owner(caller), since=since, until=until
         )
     except InvalidWindow as problem:
-        raise Refused(422, "invalid", str(problem)) from None
+        raise ApiError(422, "invalid", str(problem)) from None
     return DelegationList(found)
 
 
-ROUTES: tuple[HTTPRouteHandler, ...] = (show_figures, list_delegations)
+ROUTES: tuple[HTTPRouteHandler, ...] = (show_metrics, list_delegations)

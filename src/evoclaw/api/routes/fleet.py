@@ -11,17 +11,17 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import Refused, given, not_found
-from evoclaw.api.needs import Device, Devices, Parts
-from evoclaw.api.routes.shapes import Id
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.needs import ApiDependencies, DeviceRegistry, PairedDevice
+from evoclaw.api.routes.shapes import PathId
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_command, join_link, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 TAGS = ["fleet"]
-Seen = Annotated[
+SeenSurface = Annotated[
     str,
     QueryParameter(
         max_length=64,
@@ -29,7 +29,7 @@ Seen = Annotated[
         "Empty approves all waiting tools.",
     ),
 ]
-PATIENCE = 5.0
+PING_TIMEOUT_S = 5.0
 """How long an edge may take to answer a ping."""
 
 
@@ -79,7 +79,7 @@ class Pong(Struct, frozen=True):
     seconds: float
 
 
-class Inviting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InviteEdgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An edge to invite."""
 
     agent_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -87,7 +87,7 @@ class Inviting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long the invitation is valid."""
 
 
-class Invitation(Struct, frozen=True):
+class EdgeInvitation(Struct, frozen=True):
     """An invitation for a new edge: as a command, a link and a QR code."""
 
     url: str
@@ -101,7 +101,7 @@ class Invitation(Struct, frozen=True):
     """The link as a QR code: rows of `0` (light) and `1` (dark), with the quiet zone."""
 
 
-def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeView:
+def edge_view(name: str, member: Member | None, device: PairedDevice | None) -> EdgeView:
     """The view of an edge."""
     beat = None if member is None else member.heartbeat
     return EdgeView(
@@ -127,107 +127,117 @@ def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeVi
     )
 
 
-def joined(parts: Parts) -> dict[str, Device]:
+def paired_devices(parts: ApiDependencies) -> dict[str, PairedDevice]:
     """The paired edges by id."""
     found = () if parts.devices is None else parts.devices.all()
     return {device.agent_id: device for device in found}
 
 
-def _edges(parts: Parts, caller: Caller) -> dict[str, EdgeView]:
+def _edges(parts: ApiDependencies, caller: Caller) -> dict[str, EdgeView]:
     """The edges that a caller may see: only the operator's tenant has a fleet."""
-    orchestrator = given(parts.orchestrator, "edges")
-    if caller.tenant != parts.operator:
+    orchestrator = require(parts.orchestrator, "edges")
+    if caller.tenant != parts.operator_tenant:
         return {}
     members = {member.agent_id: member for member in orchestrator.fleet.members()}
-    devices = joined(parts)
+    devices = paired_devices(parts)
     names = sorted({*members, *devices})
     return {name: edge_view(name, members.get(name), devices.get(name)) for name in names}
 
 
-def _edge(parts: Parts, caller: Caller, agent_id: str) -> EdgeView:
-    orchestrator = given(parts.orchestrator, "edges")
+def _edge(parts: ApiDependencies, caller: Caller, agent_id: str) -> EdgeView:
+    orchestrator = require(parts.orchestrator, "edges")
     member = orchestrator.fleet.find(agent_id)
     device = None if parts.devices is None else parts.devices.get(agent_id)
-    if caller.tenant != parts.operator or (member is None and device is None):
+    if caller.tenant != parts.operator_tenant or (member is None and device is None):
         raise not_found("edge")
     return edge_view(agent_id, member, device)
 
 
-def _devices(parts: Parts, caller: Caller, agent_id: str) -> Devices:
+def _registry_with(parts: ApiDependencies, caller: Caller, agent_id: str) -> DeviceRegistry:
     """The device registry, after checking that the edge is paired."""
     _edge(parts, caller, agent_id)
-    devices = given(parts.devices, "device pairing")
+    devices = require(parts.devices, "device pairing")
     if devices.get(agent_id) is None:
-        raise Refused(409, "not_joined", f"The edge {agent_id!r} is not paired. Invite it first.")
+        raise ApiError(409, "not_joined", f"The edge {agent_id!r} is not paired. Invite it first.")
     return devices
 
 
-@get("/v1/fleet", scope=Scope.FLEET_READ, tags=TAGS)
-async def list_edges(parts: Need, caller: Who) -> EdgeList:
+@get("/v1/fleet", scope=TokenScope.FLEET_READ, tags=TAGS)
+async def list_edges(parts: InjectedDependencies, caller: InjectedCaller) -> EdgeList:
     """List the edges: online, paired or both, with their tools."""
     return EdgeList(tuple(_edges(parts, caller).values()))
 
 
-@get("/v1/fleet/{agent_id:str}", scope=Scope.FLEET_READ, tags=TAGS)
-async def show_edge(parts: Need, caller: Who, agent_id: Id) -> EdgeView:
+@get("/v1/fleet/{agent_id:str}", scope=TokenScope.FLEET_READ, tags=TAGS)
+async def show_edge(
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
+) -> EdgeView:
     """Show one edge."""
     return _edge(parts, caller, agent_id)
 
 
-@post("/v1/fleet/{agent_id:str}/ping", scope=Scope.FLEET_READ, tags=TAGS, status_code=200)
-async def ping_edge(parts: Need, caller: Who, agent_id: Id) -> Pong:
+@post("/v1/fleet/{agent_id:str}/ping", scope=TokenScope.FLEET_READ, tags=TAGS, status_code=200)
+async def ping_edge(parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId) -> Pong:
     """Ping an edge and wait for its answer."""
     edge = _edge(parts, caller, agent_id)
     if not edge.online:
-        raise Refused(
+        raise ApiError(
             409, "offline", f"The edge {agent_id!r} is offline. Start it, then try again."
         )
     started_at = time.monotonic()
-    outcome = await given(parts.orchestrator, "edges").say(agent_id, "ping", seconds=PATIENCE)
+    outcome = await require(parts.orchestrator, "edges").query(
+        agent_id, "ping", seconds=PING_TIMEOUT_S
+    )
     if outcome.error:
-        raise Refused(
+        raise ApiError(
             409, "no_answer", f"The edge {agent_id!r} did not answer the ping: {outcome.error}"
         )
     return Pong(agent_id, round(time.monotonic() - started_at, 4))
 
 
-@post("/v1/fleet/{agent_id:str}/approve", scope=Scope.FLEET_WRITE, tags=TAGS, status_code=200)
-async def approve_tools(parts: Need, caller: Who, agent_id: Id, seen: Seen = "") -> EdgeView:
+@post("/v1/fleet/{agent_id:str}/approve", scope=TokenScope.FLEET_WRITE, tags=TAGS, status_code=200)
+async def approve_tools(
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId, seen: SeenSurface = ""
+) -> EdgeView:
     """Approve the waiting tools of an edge. Only a person may."""
-    if not caller.may(Scope.HUMAN):
-        raise Refused(
+    if not caller.may(TokenScope.HUMAN):
+        raise ApiError(
             403, "forbidden", "Only a person may approve tools: the token needs the scope 'human'."
         )
-    devices = _devices(parts, caller, agent_id)
+    devices = _registry_with(parts, caller, agent_id)
     device = devices.get(agent_id)
     if seen and device is not None and seen != device.surface:
-        raise Refused(
+        raise ApiError(
             409, "changed", "The edge's tools changed since you looked. Look again, then approve."
         )
     await devices.approve(agent_id, seen)
     return _edge(parts, caller, agent_id)
 
 
-@post("/v1/fleet/{agent_id:str}/revoke", scope=Scope.FLEET_WRITE, tags=TAGS, status_code=200)
-async def revoke_edge(parts: Need, caller: Who, agent_id: Id) -> EdgeView:
+@post("/v1/fleet/{agent_id:str}/revoke", scope=TokenScope.FLEET_WRITE, tags=TAGS, status_code=200)
+async def revoke_edge(
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
+) -> EdgeView:
     """Revoke the access of an edge."""
-    await _devices(parts, caller, agent_id).revoke(agent_id)
+    await _registry_with(parts, caller, agent_id).revoke(agent_id)
     return _edge(parts, caller, agent_id)
 
 
-@post("/v1/fleet/invitations", scope=Scope.FLEET_WRITE, tags=TAGS)
-async def invite_edge(parts: Need, caller: Who, data: JSONBody[Inviting]) -> Invitation:
+@post("/v1/fleet/invitations", scope=TokenScope.FLEET_WRITE, tags=TAGS)
+async def invite_edge(
+    parts: InjectedDependencies, caller: InjectedCaller, data: JSONBody[InviteEdgeRequest]
+) -> EdgeInvitation:
     """Invite a new edge: returns the command to run on it."""
-    if caller.tenant != parts.operator:
-        raise Refused(403, "forbidden", "Only the operator's tenant may invite edges.")
-    devices = given(parts.devices, "device pairing")
+    if caller.tenant != parts.operator_tenant:
+        raise ApiError(403, "forbidden", "Only the operator's tenant may invite edges.")
+    devices = require(parts.devices, "device pairing")
     try:
         url, token = devices.invite(data.agent_id, data.minutes * 60)
         link = join_link(url, token, data.agent_id)
         rows = await asyncio.to_thread(qr_rows, link)
-        return Invitation(url, token, link, join_command(link), rows)
+        return EdgeInvitation(url, token, link, join_command(link), rows)
     except ConfigError as problem:
-        raise Refused(409, "cannot_invite", str(problem)) from None
+        raise ApiError(409, "cannot_invite", str(problem)) from None
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (

@@ -11,23 +11,23 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
-from evoclaw.api.auth import ANYBODY, Need, Who
-from evoclaw.api.door import Door
-from evoclaw.api.needs import Check, Parts
+from evoclaw.api.auth import PUBLIC, InjectedCaller, InjectedDependencies
+from evoclaw.api.door import RequestGate
+from evoclaw.api.needs import ApiDependencies, ReadinessCheck
 from evoclaw.api.routes.oversight import check_operator
 from evoclaw.api.sse import watchers_of
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.version import VERSION
-from evoclaw.orchestrator.people.access import Scope
+from evoclaw.orchestrator.people.access import TokenScope
 
 LOG = logging.getLogger("evoclaw.api")
-PATIENCE = 3.0
+CHECK_TIMEOUT_S = 3.0
 """The time limit of one readiness check."""
-FIGURES = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TAGS = ["health"]
 
 
-class Alive(Struct, frozen=True):
+class Liveness(Struct, frozen=True):
     """The process is alive."""
 
     status: Literal["ok"]
@@ -42,40 +42,40 @@ class Readiness(Struct, frozen=True):
     """By component: `ok`, `failed` or `draining`. The log has the reason."""
 
 
-@get("/health/live", scope=ANYBODY, tags=TAGS, security=[])
-async def live() -> Alive:
+@get("/health/live", scope=PUBLIC, tags=TAGS, security=[])
+async def live() -> Liveness:
     """Liveness probe: restart the process if it does not answer."""
-    return Alive("ok", VERSION)
+    return Liveness("ok", VERSION)
 
 
 @get(
     "/health/ready",
-    scope=ANYBODY,
+    scope=PUBLIC,
     tags=TAGS,
     security=[],
     responses={
         503: ResponseSpec(Readiness, description="Not ready; `parts` names the failed component.")
     },
 )
-async def ready(parts: Need) -> Response[Readiness]:
+async def ready(parts: InjectedDependencies) -> Response[Readiness]:
     """Readiness probe: send requests here only if it answers 200."""
     names = list(parts.checks)
-    states = await asyncio.gather(*(_state(name, parts.checks[name]) for name in names))
+    states = await asyncio.gather(*(_check_state(name, parts.checks[name]) for name in names))
     found = dict(zip(names, states, strict=True))
-    found["runs"] = _runs(parts)
+    found["runs"] = _runs_state(parts)
     is_ready = all(state == "ok" for state in found.values())
     return Response(Readiness(is_ready, found), status_code=200 if is_ready else 503)
 
 
-def _runs(parts: Parts) -> str:
+def _runs_state(parts: ApiDependencies) -> str:
     if parts.runs is None:
         return "failed"
     return "draining" if parts.runs.draining else "ok"
 
 
-async def _state(name: str, check: Check) -> str:
+async def _check_state(name: str, check: ReadinessCheck) -> str:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
             problem = await check()
     except (EvoClawError, TimeoutError, OSError) as error:
         problem = str(error) or type(error).__name__
@@ -87,7 +87,7 @@ async def _state(name: str, check: Check) -> str:
 
 @get(
     "/metrics",
-    scope=Scope.METRICS_READ,
+    scope=TokenScope.METRICS_READ,
     tags=TAGS,
     media_type="text/plain",
     responses={
@@ -96,7 +96,9 @@ async def _state(name: str, check: Check) -> str:
         )
     },
 )
-async def metrics(request: Request[Any, Any, Any], parts: Need, caller: Who) -> Response[bytes]:
+async def metrics(
+    request: Request[Any, Any, Any], parts: InjectedDependencies, caller: InjectedCaller
+) -> Response[bytes]:
     """All metrics of the process in the Prometheus text format, over all tenants.
 
     Only for the operator's tenant.
@@ -105,18 +107,18 @@ async def metrics(request: Request[Any, Any, Any], parts: Need, caller: Who) -> 
     rendered = b"" if parts.metrics is None else parts.metrics()
     rendered = rendered if isinstance(rendered, str | bytes) else await rendered
     text = rendered.encode() if isinstance(rendered, str) else rendered
-    return Response(text + _own(request), media_type=FIGURES)
+    return Response(text + _http_metrics(request), media_type=PROMETHEUS_MEDIA_TYPE)
 
 
-def _own(request: Request[Any, Any, Any]) -> bytes:
+def _http_metrics(request: Request[Any, Any, Any]) -> bytes:
     """The metrics of the request gate and the event streams."""
-    gate = cast("Door", request.app.state["request_gate"])
+    gate = cast("RequestGate", request.app.state["request_gate"])
     lines = [
         "# HELP evoclaw_http_responses_total HTTP responses by status.",
         "# TYPE evoclaw_http_responses_total counter",
         *(
             f'evoclaw_http_responses_total{{status="{status}"}} {count}'
-            for status, count in sorted(gate.counts.items())
+            for status, count in sorted(gate.responses_by_status.items())
         ),
         "# HELP evoclaw_http_watchers Open event streams.",
         "# TYPE evoclaw_http_watchers gauge",

@@ -10,48 +10,54 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import Refused, given, not_found
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.needs import PolicyAnswer, PolicyQuestion, PolicyView
 from evoclaw.api.routes.oversight import check_operator
-from evoclaw.api.routes.shapes import Name
+from evoclaw.api.routes.shapes import OptionalId
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.people.access import Scope
+from evoclaw.orchestrator.people.access import TokenScope
 
 TAGS = ["policy"]
-MOST = 65_536
+MAX_ARGUMENT_BYTES = 65_536
 """The size limit of explained arguments: parsing more would block other requests."""
 
 
-class Explaining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExplainCallRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool call to explain. It is judged as the first call of a run."""
 
     tool: Annotated[str, Meta(min_length=1, max_length=200)]
     arguments: dict[str, JSON] = {}
-    agent: Name = ""
+    agent: OptionalId = ""
     """The calling agent; empty: the default agent."""
     level: Literal["", "read_only", "supervised", "full"] = ""
     """Overrides the agent's autonomy level."""
 
 
-@get("/v1/policy", scope=Scope.TOOLS_READ, tags=TAGS)
-async def show_policy(parts: Need, caller: Who) -> PolicyView:
+@get("/v1/policy", scope=TokenScope.TOOLS_READ, tags=TAGS)
+async def show_policy(parts: InjectedDependencies, caller: InjectedCaller) -> PolicyView:
     """Show the rules and settings that judge tool calls."""
     check_operator(parts, caller)
-    return await given(parts.policies, "policies").shown()
+    return await require(parts.policies, "policies").describe()
 
 
-@post("/v1/policy/explain", scope=Scope.TOOLS_READ, tags=TAGS, status_code=200)
-async def explain_call(parts: Need, caller: Who, data: JSONBody[Explaining]) -> PolicyAnswer:
+@post("/v1/policy/explain", scope=TokenScope.TOOLS_READ, tags=TAGS, status_code=200)
+async def explain_call(
+    parts: InjectedDependencies, caller: InjectedCaller, data: JSONBody[ExplainCallRequest]
+) -> PolicyAnswer:
     """Explain the verdict on a tool call; the call is not run, counted or recorded.
 
     Uses the policies of a run that starts now, without rates, budgets and information flow.
     """
     check_operator(parts, caller)
-    if len(msgspec.json.encode(data.arguments)) > MOST:
-        raise Refused(422, "invalid", f"The arguments are larger than {MOST} bytes. Shorten them.")
+    if len(msgspec.json.encode(data.arguments)) > MAX_ARGUMENT_BYTES:
+        raise ApiError(
+            422,
+            "invalid",
+            f"The arguments are larger than {MAX_ARGUMENT_BYTES} bytes. Shorten them.",
+        )
     question = PolicyQuestion(data.tool, data.arguments, data.agent, data.level)
-    found = await given(parts.policies, "policies").explain(question)
+    found = await require(parts.policies, "policies").explain(question)
     if found is None:
         raise not_found("tool")
     return found

@@ -13,23 +13,29 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import ErrorBody, Refused, given
-from evoclaw.api.needs import Parts
-from evoclaw.api.routes.runs import BEGUN_BEFORE, LOCATION, begin, numbered, own_run
-from evoclaw.api.routes.shapes import Id, Key, Text
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, ErrorBody, require
+from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.routes.runs import (
+    LOCATION_HEADER,
+    SAME_KEY_RESPONSES,
+    own_run,
+    renumbered_records,
+    start_requested,
+)
+from evoclaw.api.routes.shapes import IdempotencyKey, PathId, Text
 from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import CallStarted, Record
-from evoclaw.core.forking import forked
+from evoclaw.core.forking import fork_messages
 from evoclaw.core.messages import JSON, SystemMessage
-from evoclaw.core.replaying import Played, play
-from evoclaw.orchestrator.errands import Errand, RunView, State
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.core.replaying import ReplayResult, verify_replay
+from evoclaw.orchestrator.errands import RunRequest, RunStatus, RunView
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.receipts.archive import CheckedReceipt
 
 TAGS = ["runs"]
-MOST = 100_000
+MAX_RECORDS = 100_000
 """The limit of records for replay, fork and compare; use `evoclaw replay` for longer runs."""
 
 
@@ -56,7 +62,7 @@ class ReceiptList(Struct, frozen=True):
     items: tuple[ReceiptView, ...]
 
 
-class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ForkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to fork a run."""
 
     turn: Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -67,7 +73,7 @@ class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides the agent's model."""
 
 
-class Comparison(Struct, frozen=True):
+class RunComparison(Struct, frozen=True):
     """The differences of two runs; ids and times are ignored."""
 
     same: bool
@@ -75,111 +81,119 @@ class Comparison(Struct, frozen=True):
     """Those of the whole run first (turn 0), then turn by turn."""
 
 
-@get("/v1/runs/{run_id:str}/receipts", scope=Scope.RUNS_READ, tags=TAGS)
-async def list_receipts(parts: Need, caller: Who, run_id: Id) -> ReceiptList:
+@get("/v1/runs/{run_id:str}/receipts", scope=TokenScope.RUNS_READ, tags=TAGS)
+async def list_receipts(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+) -> ReceiptList:
     """List the receipts of a run's calls; each signature is verified again."""
     view = await own_run(parts, caller, run_id)
-    archive = given(parts.receipts, "receipts").of(caller.tenant)
+    archive = require(parts.receipts, "receipts").of(caller.tenant)
     found = await archive.of_run(view.run_id)
     calls = await _calls(parts, caller.tenant, view.run_id) if found else {}
-    return ReceiptList(tuple(_receipt(receipt, calls) for receipt in found))
+    return ReceiptList(tuple(_receipt_view(receipt, calls) for receipt in found))
 
 
-async def _calls(parts: Parts, tenant: str, run_id: str) -> dict[str, str]:
+async def _calls(parts: ApiDependencies, tenant: str, run_id: str) -> dict[str, str]:
     """The call ids of a run, by turn and index."""
     found: dict[str, str] = {}
-    async with aclosing(numbered(parts, tenant, run_id)) as records:
+    async with aclosing(renumbered_records(parts, tenant, run_id)) as records:
         async for record in records:
             if isinstance(event := record.event, CallStarted):
-                found[_place(event.request_id)] = event.call_id
+                found[_call_position(event.request_id)] = event.call_id
     return found
 
 
-def _place(request_id: str) -> str:
+def _call_position(request_id: str) -> str:
     """The turn and index of a call; all devices that a call goes to share it."""
     return ".".join(part.partition("-")[0] for part in request_id.split(".")[1:3])
 
 
-def _receipt(proof: CheckedReceipt, calls: Mapping[str, str]) -> ReceiptView:
+def _receipt_view(receipt: CheckedReceipt, calls: Mapping[str, str]) -> ReceiptView:
     return ReceiptView(
-        calls.get(_place(proof.request_id), ""),
-        proof.request_id,
-        proof.agent_id,
-        proof.chain,
-        proof.counter,
-        proof.hash,
-        proof.at,
-        proof.valid,
-        proof.receipt,
+        calls.get(_call_position(receipt.request_id), ""),
+        receipt.request_id,
+        receipt.agent_id,
+        receipt.chain,
+        receipt.counter,
+        receipt.hash,
+        receipt.at,
+        receipt.valid,
+        receipt.receipt,
     )
 
 
-@post("/v1/runs/{run_id:str}/replay", scope=Scope.RUNS_READ, tags=TAGS, status_code=200)
-async def replay_run(parts: Need, caller: Who, run_id: Id) -> Played:
+@post("/v1/runs/{run_id:str}/replay", scope=TokenScope.RUNS_READ, tags=TAGS, status_code=200)
+async def replay_run(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+) -> ReplayResult:
     """Replay a run from its records, without model and tools, and compare the outcome."""
     view = await own_run(parts, caller, run_id)
-    if view.state not in (State.ENDED, State.WAITING):
-        raise Refused(409, "goes_on", "The run has not ended. Replay it after its end.")
-    async with parts.replaying:
-        return await play(await _records(parts, caller, run_id))
+    if view.state not in (RunStatus.ENDED, RunStatus.WAITING):
+        raise ApiError(409, "goes_on", "The run has not ended. Replay it after its end.")
+    async with parts.replay_slots:
+        return await verify_replay(await _records(parts, caller, run_id))
 
 
 @post(
     "/v1/runs/{run_id:str}/fork",
-    scope=Scope.RUNS_WRITE,
+    scope=TokenScope.RUNS_WRITE,
     tags=TAGS,
     status_code=201,
-    responses=BEGUN_BEFORE,
-    response_headers=LOCATION,
+    responses=SAME_KEY_RESPONSES,
+    response_headers=LOCATION_HEADER,
 )
 async def fork_run(
-    parts: Need, caller: Who, run_id: Id, data: JSONBody[Forking], key: Key = ""
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[ForkRequest],
+    key: IdempotencyKey = "",
 ) -> Response[RunView]:
     """Fork a run: start a new run from a turn of another run, in a new session."""
     view = await own_run(parts, caller, run_id)
-    async with parts.replaying:
+    async with parts.replay_slots:
         records = await _records(parts, caller, run_id)
         try:
-            messages = await asyncio.to_thread(forked, records, data.turn, data.message)
+            messages = await asyncio.to_thread(fork_messages, records, data.turn, data.message)
         except RecordingError as problem:
-            raise Refused(409, "cannot_fork", str(problem)) from None
+            raise ApiError(409, "cannot_fork", str(problem)) from None
     if isinstance(messages[0], SystemMessage):
         messages = messages[1:]  # a new session starts with the agent's current instructions
-    run_request = Errand(
+    run_request = RunRequest(
         agent=view.agent,
         title=f"fork of {view.asked or view.run_id}",
         model=data.model,
         messages=messages,
     )
-    return await begin(parts, caller, run_request, key)
+    return await start_requested(parts, caller, run_request, key)
 
 
 @get(
     "/v1/runs/{run_id:str}/compare/{other:str}",
-    scope=Scope.RUNS_READ,
+    scope=TokenScope.RUNS_READ,
     tags=TAGS,
     responses={409: ResponseSpec(ErrorBody, description="One of the runs is too long.")},
 )
-async def compare_runs(parts: Need, caller: Who, run_id: Id, other: Id) -> Comparison:
+async def compare_runs(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId, other: PathId
+) -> RunComparison:
     """Compare two runs turn by turn: messages, calls, results and usage."""
-    async with parts.replaying:
+    async with parts.replay_slots:
         a, b = [await _records(parts, caller, id_) for id_ in (run_id, other)]
         found = await asyncio.to_thread(lambda: tuple(compare(a, b)))
-    return Comparison(not found, found)
+    return RunComparison(not found, found)
 
 
-async def _records(parts: Parts, caller: Caller, run_id: str) -> Sequence[Record]:
+async def _records(parts: ApiDependencies, caller: Caller, run_id: str) -> Sequence[Record]:
     """All records of a run that the caller may see, numbered as in a recording."""
     view = await own_run(parts, caller, run_id)
     found: list[Record] = []
-    async with aclosing(numbered(parts, caller.tenant, view.run_id)) as records:
+    async with aclosing(renumbered_records(parts, caller.tenant, view.run_id)) as records:
         async for record in records:
             found.append(record)
-            if len(found) > MOST:
-                text = (
-                    f"The run has more than {MOST} records. Read /v1/runs/{run_id}/records instead."
-                )
-                raise Refused(409, "too_long", text)
+            if len(found) > MAX_RECORDS:
+                text = f"The run has more than {MAX_RECORDS} records. Read /v1/runs/{run_id}/records instead."
+                raise ApiError(409, "too_long", text)
     return found
 
 

@@ -17,36 +17,36 @@ from litestar.response import Stream
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import Refused, given, not_found
-from evoclaw.api.needs import Parts
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.needs import ApiDependencies
 from evoclaw.api.routes.shapes import (
-    After,
+    AfterRecord,
     Cursor,
-    Id,
-    IdOrNone,
-    Key,
-    LastEvent,
-    Line,
-    Most,
-    Name,
+    IdempotencyKey,
+    IdFilter,
+    LastEventId,
+    OptionalId,
+    PageLimit,
+    PathId,
+    ShortText,
     Text,
 )
-from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
-from evoclaw.orchestrator.errands import Errand, RunView, State
-from evoclaw.orchestrator.people.access import Caller, Scope
-from evoclaw.orchestrator.runs.hub import TooSlow
+from evoclaw.orchestrator.errands import RunRequest, RunStatus, RunView
+from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.runs.hub import WatcherTooSlow
 
 TAGS = ["runs"]
-LINES = "application/x-ndjson"
-BEGUN_BEFORE = {
+NDJSON_MEDIA_TYPE = "application/x-ndjson"
+SAME_KEY_RESPONSES = {
     200: ResponseSpec(RunView, description="The run that was started before with the same key.")
 }
-LOCATION = (ResponseHeader(name="location", required=False, documentation_only=True),)
+LOCATION_HEADER = (ResponseHeader(name="location", required=False, documentation_only=True),)
 """The header with the path of the started run."""
-AT_ONCE = 500
+RECORD_PAGE_SIZE = 500
 """Records per read from the store."""
 
 
@@ -54,11 +54,11 @@ class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run to start."""
 
     message: Annotated[Text, Meta(min_length=1)]
-    session_id: Name = ""
+    session_id: OptionalId = ""
     """An existing session; empty: a new one."""
-    agent: Name = ""
+    agent: OptionalId = ""
     """The agent of a new session; empty: the default agent."""
-    title: Line = ""
+    title: ShortText = ""
     """The title of a new session."""
     model: Annotated[str, Meta(max_length=200)] = ""
     """Overrides the agent's model."""
@@ -76,22 +76,22 @@ class RunPage(Struct, frozen=True):
     """The value of `before` for the next page; empty on the last page."""
 
 
-class Cancelled(Struct, frozen=True):
+class CancelResult(Struct, frozen=True):
     """The result of a cancellation."""
 
     cancelled: bool
     """False if it had already ended."""
 
 
-class Steering(Struct, frozen=True, forbid_unknown_fields=True):
+class SteeringMessage(Struct, frozen=True, forbid_unknown_fields=True):
     """A message for a run that has not ended."""
 
     message: Annotated[Text, Meta(min_length=1)]
 
 
-async def own_run(parts: Parts, caller: Caller, run_id: str) -> RunView:
+async def own_run(parts: ApiDependencies, caller: Caller, run_id: str) -> RunView:
     """A run that the caller may see; `ApiError` 404 for any other."""
-    view = await given(parts.runs, "runs").look(caller.tenant, run_id)
+    view = await require(parts.runs, "runs").get(caller.tenant, run_id)
     if view is None or not is_own(caller, view.owner):
         raise not_found("run")
     return view
@@ -99,55 +99,70 @@ async def own_run(parts: Parts, caller: Caller, run_id: str) -> RunView:
 
 def is_own(caller: Caller, owner: str) -> bool:
     """Whether a caller may see the data of a user of its tenant."""
-    return owner == caller.principal.user or caller.may(Scope.ADMIN)
+    return owner == caller.principal.user or caller.may(TokenScope.ADMIN)
 
 
 @post(
     "/v1/runs",
-    scope=Scope.RUNS_WRITE,
+    scope=TokenScope.RUNS_WRITE,
     tags=TAGS,
     status_code=201,
-    responses=BEGUN_BEFORE,
-    response_headers=LOCATION,
+    responses=SAME_KEY_RESPONSES,
+    response_headers=LOCATION_HEADER,
 )
 async def start_run(
-    parts: Need, caller: Who, data: JSONBody[NewRun], key: Key = ""
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    data: JSONBody[NewRun],
+    key: IdempotencyKey = "",
 ) -> Response[RunView]:
     """Start a run. It is stored before the response, and needs no watcher to continue."""
-    run_request = await _errand(parts, caller, data)
-    return await begin(parts, caller, run_request, key)
+    run_request = await _run_request(parts, caller, data)
+    return await start_requested(parts, caller, run_request, key)
 
 
-async def begin(parts: Parts, caller: Caller, errand: Errand, key: str) -> Response[RunView]:
+async def start_requested(
+    parts: ApiDependencies, caller: Caller, run_request: RunRequest, key: str
+) -> Response[RunView]:
     """Start the run of a run request; the same key again returns the same run."""
-    runs = given(parts.runs, "runs")
-    view, fresh = await runs.start(caller.principal, errand, key=key)
+    runs = require(parts.runs, "runs")
+    view, fresh = await runs.start(caller.principal, run_request, key=key)
     headers = {"location": f"/v1/runs/{view.run_id}"}
     return Response(view, status_code=201 if fresh else 200, headers=headers)
 
 
-async def _errand(parts: Parts, caller: Caller, data: JSONBody[NewRun]) -> Errand:
+async def _run_request(
+    parts: ApiDependencies, caller: Caller, data: JSONBody[NewRun]
+) -> RunRequest:
     agent = data.agent
     if data.session_id:
-        listed = await given(parts.talks, "sessions").of(caller.tenant).store.look(data.session_id)
+        listed = (
+            await require(parts.conversations, "sessions")
+            .of(caller.tenant)
+            .store.summary(data.session_id)
+        )
         if listed is None or not is_own(caller, listed.session.owner):
             raise not_found("session")
         agent = listed.session.agent
-    return Errand(
+    return RunRequest(
         message=data.message,
         session_id=data.session_id,
         agent=agent,
         title=data.title,
         model=data.model,
-        settings=_narrowed(parts, agent, data),
+        settings=_narrowed_settings(parts, agent, data),
     )
 
 
-def _narrowed(parts: Parts, agent: str, data: JSONBody[NewRun]) -> LoopSettings | None:
+def _narrowed_settings(
+    parts: ApiDependencies, agent: str, data: JSONBody[NewRun]
+) -> LoopSettings | None:
     """The agent's settings with the lower limits of the request; None if it sets none."""
     if data.max_turns is None and data.max_seconds is None:
         return None
-    known = given(parts.talks, "sessions").agents.get(agent or given(parts.runs, "runs").default)
+    known = require(parts.conversations, "sessions").agents.get(
+        agent or require(parts.runs, "runs").default_agent
+    )
     found = LoopSettings() if known is None else known.settings
     turns, seconds = found.max_turns, found.max_seconds
     return replace(
@@ -157,22 +172,22 @@ def _narrowed(parts: Parts, agent: str, data: JSONBody[NewRun]) -> LoopSettings 
     )
 
 
-@get("/v1/runs", scope=Scope.RUNS_READ, tags=TAGS)
+@get("/v1/runs", scope=TokenScope.RUNS_READ, tags=TAGS)
 async def list_runs(
-    parts: Need,
-    caller: Who,
-    session_id: IdOrNone = "",
-    stands: Annotated[State | None, QueryParameter(name="state")] = None,
-    parent_run: IdOrNone = "",
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: IdFilter = "",
+    run_state: Annotated[RunStatus | None, QueryParameter(name="state")] = None,
+    parent_run: IdFilter = "",
     before: Cursor = "",
-    limit: Most = 50,
+    limit: PageLimit = 50,
 ) -> RunPage:
     """List your runs, the newest first; an admin sees those of the whole tenant."""
-    owner = None if caller.may(Scope.ADMIN) else caller.principal.user
-    found = await given(parts.runs, "runs").list(
+    owner = None if caller.may(TokenScope.ADMIN) else caller.principal.user
+    found = await require(parts.runs, "runs").list(
         caller.tenant,
         session_id=session_id,
-        state=stands,
+        state=run_state,
         owner=owner,
         parent_run=parent_run,
         before=before,
@@ -181,29 +196,29 @@ async def list_runs(
     return RunPage(tuple(found), found[-1].run_id if len(found) == limit else "")
 
 
-@get("/v1/runs/{run_id:str}", scope=Scope.RUNS_READ, tags=TAGS)
-async def show_run(parts: Need, caller: Who, run_id: Id) -> RunView:
+@get("/v1/runs/{run_id:str}", scope=TokenScope.RUNS_READ, tags=TAGS)
+async def show_run(parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId) -> RunView:
     """Show the status of a run, and its answer once it has ended."""
     return await own_run(parts, caller, run_id)
 
 
 @get(
     "/v1/runs/{run_id:str}/events",
-    scope=Scope.RUNS_READ,
+    scope=TokenScope.RUNS_READ,
     tags=TAGS,
     media_type=EVENT_STREAM,
-    responses=streams(
+    responses=event_stream_responses(
         "One event per record: `id` is its number, `event` its type, `data` the record as JSON. "
         "A client that reads too slowly gets `dropped` with `after`, the last number it got."
     ),
 )
 async def watch_run(
     request: Request[Any, Any, Any],
-    parts: Need,
-    caller: Who,
-    run_id: Id,
-    after: After = 0,
-    last_event_id: LastEvent = 0,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    after: AfterRecord = 0,
+    last_event_id: LastEventId = 0,
     follow: Annotated[
         bool, QueryParameter(description="Keep the stream open while the run waits for a person.")
     ] = False,
@@ -215,14 +230,14 @@ async def watch_run(
 
 
 async def _frames(
-    parts: Parts, tenant: str, run_id: str, after: int, follow: bool
+    parts: ApiDependencies, tenant: str, run_id: str, after: int, follow: bool
 ) -> AsyncGenerator[bytes, None]:
-    records = given(parts.runs, "runs").watch(tenant, run_id, after, follow=follow)
+    records = require(parts.runs, "runs").watch(tenant, run_id, after, follow=follow)
     try:
         async with aclosing(records):
             async for record in records:
                 yield record_frame(record)
-    except TooSlow as slow:
+    except WatcherTooSlow as slow:
         yield frame("dropped", {"after": slow.after})
 
 
@@ -234,54 +249,68 @@ def record_frame(record: Record) -> bytes:
 
 @get(
     "/v1/runs/{run_id:str}/records",
-    scope=Scope.RUNS_READ,
+    scope=TokenScope.RUNS_READ,
     tags=TAGS,
-    media_type=LINES,
+    media_type=NDJSON_MEDIA_TYPE,
     responses={
         200: ResponseSpec(
-            str, media_type=LINES, generate_examples=False, description="One record a line."
+            str,
+            media_type=NDJSON_MEDIA_TYPE,
+            generate_examples=False,
+            description="One record a line.",
         )
     },
 )
-async def read_records(parts: Need, caller: Who, run_id: Id) -> Stream:
+async def read_records(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+) -> Stream:
     """Read the records of a run as a recording for `evoclaw replay`."""
     view = await own_run(parts, caller, run_id)
-    records = numbered(parts, caller.tenant, view.run_id)
+    records = renumbered_records(parts, caller.tenant, view.run_id)
 
     async def lines() -> AsyncGenerator[bytes, None]:
         async with aclosing(records):
             async for record in records:
                 yield msgspec.json.encode(record) + b"\n"
 
-    return Stream(lines(), media_type=LINES)
+    return Stream(lines(), media_type=NDJSON_MEDIA_TYPE)
 
 
-async def numbered(parts: Parts, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
+async def renumbered_records(
+    parts: ApiDependencies, tenant: str, run_id: str
+) -> AsyncGenerator[Record, None]:
     """The records of a run so far, numbered without gaps as in a recording."""
-    store = given(parts.talks, "sessions").of(tenant).store
+    store = require(parts.conversations, "sessions").of(tenant).store
     # An interrupted run skips numbers; a recording has no gaps.
     numbers, after = count(1), 0
-    while page := await store.records(run_id, after, AT_ONCE):
+    while page := await store.records(run_id, after, RECORD_PAGE_SIZE):
         after = page[-1].seq
         for record in page:
             yield replace(record, seq=next(numbers))
 
 
-@post("/v1/runs/{run_id:str}/cancel", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=200)
-async def cancel_run(parts: Need, caller: Who, run_id: Id) -> Cancelled:
+@post("/v1/runs/{run_id:str}/cancel", scope=TokenScope.RUNS_WRITE, tags=TAGS, status_code=200)
+async def cancel_run(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+) -> CancelResult:
     """Cancel a run and everything that it started."""
     view = await own_run(parts, caller, run_id)
-    return Cancelled(await given(parts.runs, "runs").cancel(caller.tenant, view.run_id))
+    return CancelResult(await require(parts.runs, "runs").cancel(caller.tenant, view.run_id))
 
 
-@post("/v1/runs/{run_id:str}/messages", scope=Scope.RUNS_WRITE, tags=TAGS, status_code=202)
-async def steer_run(parts: Need, caller: Who, run_id: Id, data: JSONBody[Steering]) -> RunView:
+@post("/v1/runs/{run_id:str}/messages", scope=TokenScope.RUNS_WRITE, tags=TAGS, status_code=202)
+async def steer_run(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[SteeringMessage],
+) -> RunView:
     """Steer a run: the model reads the message before the run ends."""
     view = await own_run(parts, caller, run_id)
-    if view.state is State.ENDED:
+    if view.state is RunStatus.ENDED:
         text = "The run has ended. Start a new run in its session."
-        raise Refused(409, "ended", text, details={"session_id": view.session_id})
-    await given(parts.runs, "runs").steer(caller.tenant, view.run_id, data.message)
+        raise ApiError(409, "ended", text, details={"session_id": view.session_id})
+    await require(parts.runs, "runs").steer(caller.tenant, view.run_id, data.message)
     return await own_run(parts, caller, run_id)
 
 

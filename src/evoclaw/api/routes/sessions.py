@@ -9,14 +9,24 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import Refused, given, not_found
-from evoclaw.api.needs import Parts
-from evoclaw.api.routes.runs import BEGUN_BEFORE, LOCATION, begin, is_own
-from evoclaw.api.routes.shapes import PLAIN, Cursor, Id, IdOrNone, Key, Line, Most, Name, Text
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.routes.runs import LOCATION_HEADER, SAME_KEY_RESPONSES, is_own, start_requested
+from evoclaw.api.routes.shapes import (
+    NO_NUL_PATTERN,
+    Cursor,
+    IdempotencyKey,
+    IdFilter,
+    OptionalId,
+    PageLimit,
+    PathId,
+    ShortText,
+    Text,
+)
 from evoclaw.core.messages import Message
-from evoclaw.orchestrator.errands import Errand, RunView
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.orchestrator.errands import RunRequest, RunView
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.sessions.sessions import Conversations, Session
 
 TAGS = ["sessions"]
@@ -50,22 +60,22 @@ class SessionPage(Struct, frozen=True):
 class NewSession(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A session to create."""
 
-    agent: Name
-    title: Line = ""
+    agent: OptionalId
+    title: ShortText = ""
 
 
-class Renaming(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RenameSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The new title of a session."""
 
-    title: Line
+    title: ShortText
 
 
-class Branching(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BranchSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to branch a session."""
 
     at_message: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None
     """The number of the last message to copy; default: all."""
-    title: Line = ""
+    title: ShortText = ""
     """The title of the new session; empty: that of the old one."""
 
 
@@ -75,7 +85,7 @@ class NewMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     message: Annotated[Text, Meta(min_length=1)]
 
 
-class Said(Struct, frozen=True):
+class NumberedMessage(Struct, frozen=True):
     """A message and its number in the session."""
 
     number: int
@@ -85,7 +95,7 @@ class Said(Struct, frozen=True):
 class MessagePage(Struct, frozen=True):
     """A page of messages, in order."""
 
-    items: tuple[Said, ...]
+    items: tuple[NumberedMessage, ...]
     next: int | None = None
     """The value of `start` for the next page; null on the last page."""
 
@@ -106,13 +116,13 @@ def _view(
     )
 
 
-def _talks(parts: Parts, caller: Caller) -> Conversations:
-    return given(parts.talks, "sessions").of(caller.tenant)
+def _conversations(parts: ApiDependencies, caller: Caller) -> Conversations:
+    return require(parts.conversations, "sessions").of(caller.tenant)
 
 
-async def own_session(parts: Parts, caller: Caller, session_id: str) -> SessionView:
+async def own_session(parts: ApiDependencies, caller: Caller, session_id: str) -> SessionView:
     """A session that the caller may see; `ApiError` 404 for any other."""
-    listed = await _talks(parts, caller).store.look(session_id)
+    listed = await _conversations(parts, caller).store.summary(session_id)
     if listed is None or not is_own(caller, listed.session.owner):
         raise not_found("session")
     last = listed.last
@@ -121,26 +131,29 @@ async def own_session(parts: Parts, caller: Caller, session_id: str) -> SessionV
     return _view(listed.session, listed.messages, last.id, last.is_open)
 
 
-@get("/v1/sessions", scope=Scope.SESSIONS_READ, tags=TAGS)
+@get("/v1/sessions", scope=TokenScope.SESSIONS_READ, tags=TAGS)
 async def list_sessions(
-    parts: Need,
-    caller: Who,
-    agent: IdOrNone = "",
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    agent: IdFilter = "",
     owner: Annotated[
-        str, QueryParameter(max_length=200, pattern=PLAIN, description="The owner; empty: you.")
+        str,
+        QueryParameter(
+            max_length=200, pattern=NO_NUL_PATTERN, description="The owner; empty: you."
+        ),
     ] = "",
     before: Cursor = "",
-    limit: Most = 50,
+    limit: PageLimit = 50,
 ) -> SessionPage:
     """List your sessions, the newest first; an admin may list those of another user."""
     user = owner or caller.principal.user
     if not is_own(caller, user):
-        raise Refused(403, "forbidden", "Only an admin may list the sessions of another user.")
-    store = _talks(parts, caller).store
+        raise ApiError(403, "forbidden", "Only an admin may list the sessions of another user.")
+    store = _conversations(parts, caller).store
     last = await store.session(before) if before else None
     if before and (last is None or last.owner != user):
         text = "The session of this page was deleted. Start again with the first page."
-        raise Refused(404, "not_found", text)
+        raise ApiError(404, "not_found", text)
     found = await store.sessions(user, agent=agent, before=before, limit=limit + 1)
     views = [
         _view(listed.session, listed.messages)
@@ -152,56 +165,66 @@ async def list_sessions(
     return SessionPage(tuple(page), page[-1].id if len(views) > limit else "")
 
 
-@post("/v1/sessions", scope=Scope.SESSIONS_WRITE, tags=TAGS)
-async def open_session(parts: Need, caller: Who, data: JSONBody[NewSession]) -> SessionView:
+@post("/v1/sessions", scope=TokenScope.SESSIONS_WRITE, tags=TAGS)
+async def create_session(
+    parts: InjectedDependencies, caller: InjectedCaller, data: JSONBody[NewSession]
+) -> SessionView:
     """Create a session with an agent."""
-    session = await _talks(parts, caller).open(
+    session = await _conversations(parts, caller).open(
         data.agent, owner=caller.principal.user, title=data.title
     )
     return _view(session)
 
 
-@get("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_READ, tags=TAGS)
-async def show_session(parts: Need, caller: Who, session_id: Id) -> SessionView:
+@get("/v1/sessions/{session_id:str}", scope=TokenScope.SESSIONS_READ, tags=TAGS)
+async def show_session(
+    parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
+) -> SessionView:
     """Show one session."""
     return await own_session(parts, caller, session_id)
 
 
-@get("/v1/sessions/{session_id:str}/messages", scope=Scope.SESSIONS_READ, tags=TAGS)
+@get("/v1/sessions/{session_id:str}/messages", scope=TokenScope.SESSIONS_READ, tags=TAGS)
 async def read_messages(
-    parts: Need,
-    caller: Who,
-    session_id: Id,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: PathId,
     start: Annotated[
         int, QueryParameter(ge=0, le=1 << 53, description="The number of the first message.")
     ] = 0,
-    limit: Most = 100,
+    limit: PageLimit = 100,
 ) -> MessagePage:
     """List the messages of a session, in order."""
     session = await own_session(parts, caller, session_id)
-    found = await _talks(parts, caller).store.messages(session.id, start, limit + 1)
-    page = [Said(number, message) for number, message in found]
+    found = await _conversations(parts, caller).store.messages(session.id, start, limit + 1)
+    page = [NumberedMessage(number, message) for number, message in found]
     more = page[limit].number if len(page) > limit else None
     return MessagePage(tuple(page[:limit]), more)
 
 
-@patch("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_WRITE, tags=TAGS)
+@patch("/v1/sessions/{session_id:str}", scope=TokenScope.SESSIONS_WRITE, tags=TAGS)
 async def rename_session(
-    parts: Need, caller: Who, session_id: Id, data: JSONBody[Renaming]
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: PathId,
+    data: JSONBody[RenameSessionRequest],
 ) -> SessionView:
     """Rename a session."""
     await own_session(parts, caller, session_id)
-    await _talks(parts, caller).rename(session_id, data.title)
+    await _conversations(parts, caller).rename(session_id, data.title)
     return await own_session(parts, caller, session_id)
 
 
-@post("/v1/sessions/{session_id:str}/branch", scope=Scope.SESSIONS_WRITE, tags=TAGS)
+@post("/v1/sessions/{session_id:str}/branch", scope=TokenScope.SESSIONS_WRITE, tags=TAGS)
 async def branch_session(
-    parts: Need, caller: Who, session_id: Id, data: JSONBody[Branching]
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: PathId,
+    data: JSONBody[BranchSessionRequest],
 ) -> SessionView:
     """Create a new session with the messages of this one, up to a given message."""
     session = await own_session(parts, caller, session_id)
-    conversations = _talks(parts, caller)
+    conversations = _conversations(parts, caller)
     last = session.messages - 1 if data.at_message is None else data.at_message
     created = await conversations.branch(session_id, last)
     if data.title:
@@ -211,26 +234,32 @@ async def branch_session(
 
 @post(
     "/v1/sessions/{session_id:str}/messages",
-    scope=Scope.RUNS_WRITE,
+    scope=TokenScope.RUNS_WRITE,
     tags=TAGS,
     status_code=201,
-    responses=BEGUN_BEFORE,
-    response_headers=LOCATION,
+    responses=SAME_KEY_RESPONSES,
+    response_headers=LOCATION_HEADER,
 )
-async def say(
-    parts: Need, caller: Who, session_id: Id, data: JSONBody[NewMessage], key: Key = ""
+async def send_message(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: PathId,
+    data: JSONBody[NewMessage],
+    key: IdempotencyKey = "",
 ) -> Response[RunView]:
     """Send a message in a session: starts a run, after the session's earlier runs have ended."""
     session = await own_session(parts, caller, session_id)
-    run_request = Errand(message=data.message, session_id=session_id, agent=session.agent)
-    return await begin(parts, caller, run_request, key)
+    run_request = RunRequest(message=data.message, session_id=session_id, agent=session.agent)
+    return await start_requested(parts, caller, run_request, key)
 
 
-@delete("/v1/sessions/{session_id:str}", scope=Scope.SESSIONS_WRITE, tags=TAGS)
-async def forget_session(parts: Need, caller: Who, session_id: Id) -> None:
+@delete("/v1/sessions/{session_id:str}", scope=TokenScope.SESSIONS_WRITE, tags=TAGS)
+async def delete_session(
+    parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
+) -> None:
     """Delete a session with its messages, runs, canvas and notes; the audit log stays."""
     session = await own_session(parts, caller, session_id)
-    deleted = await _talks(parts, caller).forget(session_id)
+    deleted = await _conversations(parts, caller).delete(session_id)
     if parts.canvases is not None:
         for deleted_id in deleted:
             await parts.canvases.clear(caller.tenant, deleted_id)
@@ -242,11 +271,11 @@ async def forget_session(parts: Need, caller: Who, session_id: Id) -> None:
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     list_sessions,
-    open_session,
+    create_session,
     show_session,
     read_messages,
     rename_session,
     branch_session,
-    say,
-    forget_session,
+    send_message,
+    delete_session,
 )

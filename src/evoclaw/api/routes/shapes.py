@@ -7,11 +7,11 @@ from typing import Annotated
 from litestar.params import HeaderParameter, PathParameter, QueryParameter
 from msgspec import Meta
 
-PLAIN = r"^[^\u0000]*$"
+NO_NUL_PATTERN = r"^[^\u0000]*$"
 """Any text without NUL, which PostgreSQL cannot store."""
-NAMED = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
 
-Id = Annotated[str, PathParameter(pattern=NAMED, description="The id, as in the list.")]
+PathId = Annotated[str, PathParameter(pattern=ID_PATTERN, description="The id, as in the list.")]
 """An id in a path."""
 Cursor = Annotated[
     str,
@@ -20,15 +20,15 @@ Cursor = Annotated[
         description="The `next` of the previous page; empty starts with the newest.",
     ),
 ]
-Most = Annotated[int, QueryParameter(ge=1, le=200, description="The maximum number of items.")]
-IdOrNone = Annotated[
+PageLimit = Annotated[int, QueryParameter(ge=1, le=200, description="The maximum number of items.")]
+IdFilter = Annotated[
     str,
     QueryParameter(
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})?$",
         description="Only items with this id; empty: all.",
     ),
 ]
-Key = Annotated[
+IdempotencyKey = Annotated[
     str,
     HeaderParameter(
         name="Idempotency-Key",
@@ -36,10 +36,10 @@ Key = Annotated[
         description="A key of your choice: a repeated request with it returns the first result.",
     ),
 ]
-After = Annotated[
+AfterRecord = Annotated[
     int, QueryParameter(ge=0, le=1 << 53, description="Start after the record with this number.")
 ]
-LastEvent = Annotated[
+LastEventId = Annotated[
     int,
     HeaderParameter(
         name="Last-Event-ID",
@@ -49,10 +49,10 @@ LastEvent = Annotated[
     ),
 ]
 
-Text = Annotated[str, Meta(pattern=PLAIN)]
+Text = Annotated[str, Meta(pattern=NO_NUL_PATTERN)]
 """Free text; its length is limited by the size of the body."""
-Line = Annotated[str, Meta(max_length=200, pattern=PLAIN)]
+ShortText = Annotated[str, Meta(max_length=200, pattern=NO_NUL_PATTERN)]
 """A title or a name."""
-Reason = Annotated[str, Meta(max_length=2_000, pattern=PLAIN)]
-Name = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@/-]{0,127})?$")]
+Reason = Annotated[str, Meta(max_length=2_000, pattern=NO_NUL_PATTERN)]
+OptionalId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@/-]{0,127})?$")]
 """An id in a body; empty: not set."""

@@ -10,13 +10,13 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 from msgspec import Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import given, not_found
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import not_found, require
 from evoclaw.api.needs import SkillProblem, SkillView
-from evoclaw.api.routes.shapes import PLAIN, Id, IdOrNone
+from evoclaw.api.routes.shapes import NO_NUL_PATTERN, IdFilter, PathId
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.people.access import Scope
+from evoclaw.orchestrator.people.access import TokenScope
 
 
 class ToolView(Struct, frozen=True):
@@ -35,7 +35,7 @@ class ToolView(Struct, frozen=True):
     version: str
 
 
-class AbsentTool(Struct, frozen=True):
+class UnavailableToolView(Struct, frozen=True):
     """A tool that is not available."""
 
     name: str
@@ -51,7 +51,7 @@ class ToolList(Struct, frozen=True):
     """The available tools, and the unavailable ones with the reason."""
 
     items: tuple[ToolView, ...]
-    absent: tuple[AbsentTool, ...]
+    absent: tuple[UnavailableToolView, ...]
 
 
 class SkillList(Struct, frozen=True):
@@ -82,12 +82,12 @@ def tool_view(tool: Tool) -> ToolView:
     )
 
 
-@get("/v1/tools", scope=Scope.TOOLS_READ, tags=["tools"])
-async def list_tools(parts: Need, caller: Who) -> ToolList:
+@get("/v1/tools", scope=TokenScope.TOOLS_READ, tags=["tools"])
+async def list_tools(parts: InjectedDependencies, caller: InjectedCaller) -> ToolList:
     """List the tools of this orchestrator, and the unavailable ones with the reason."""
-    tools = given(parts.tools, "tools")
+    tools = require(parts.tools, "tools")
     absent = tuple(
-        AbsentTool(
+        UnavailableToolView(
             tool.name, reason, tool.description, tool.parameters, tuple(sorted(tool.permissions))
         )
         for tool, reason in ((found.tool, found.why) for found in tools.absent())
@@ -95,37 +95,39 @@ async def list_tools(parts: Need, caller: Who) -> ToolList:
     return ToolList(tuple(tool_view(tool) for tool in tools.offered()), absent)
 
 
-@get("/v1/tools/{name:str}", scope=Scope.TOOLS_READ, tags=["tools"])
-async def show_tool(parts: Need, caller: Who, name: Id) -> ToolView:
+@get("/v1/tools/{name:str}", scope=TokenScope.TOOLS_READ, tags=["tools"])
+async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> ToolView:
     """Show one tool."""
-    for tool in given(parts.tools, "tools").offered():
+    for tool in require(parts.tools, "tools").offered():
         if tool.name == name:
             return tool_view(tool)
     raise not_found("tool")
 
 
-@get("/v1/skills", scope=Scope.SKILLS_READ, tags=["skills"])
-async def list_skills(parts: Need, caller: Who) -> SkillList:
+@get("/v1/skills", scope=TokenScope.SKILLS_READ, tags=["skills"])
+async def list_skills(parts: InjectedDependencies, caller: InjectedCaller) -> SkillList:
     """List the skills of this orchestrator, and the unavailable ones with the reason."""
-    skills = given(parts.skills, "skills")
+    skills = require(parts.skills, "skills")
     return SkillList(tuple(skills.all()), tuple(skills.problems()))
 
 
-@get("/v1/skills/{name:str}", scope=Scope.SKILLS_READ, tags=["skills"])
-async def show_skill(parts: Need, caller: Who, name: Id) -> SkillView:
+@get("/v1/skills/{name:str}", scope=TokenScope.SKILLS_READ, tags=["skills"])
+async def show_skill(
+    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+) -> SkillView:
     """Show one skill with its instructions."""
-    found = given(parts.skills, "skills").find(name)
+    found = require(parts.skills, "skills").find(name)
     if found is None:
         raise not_found("skill")
     return found
 
 
-@get("/v1/memory", scope=Scope.SESSIONS_READ, tags=["memory"])
+@get("/v1/memory", scope=TokenScope.SESSIONS_READ, tags=["memory"])
 async def search_memory(
-    parts: Need,
-    caller: Who,
-    wanted: Annotated[
-        str, QueryParameter(name="query", min_length=1, max_length=1_000, pattern=PLAIN)
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    memory_query: Annotated[
+        str, QueryParameter(name="query", min_length=1, max_length=1_000, pattern=NO_NUL_PATTERN)
     ],
     level: Annotated[
         Literal["index", "timeline", "full"],
@@ -134,12 +136,12 @@ async def search_memory(
     top_k: Annotated[
         int, QueryParameter(ge=1, le=100, description="The maximum number of notes.")
     ] = 5,
-    agent: IdOrNone = "",
-    session_id: IdOrNone = "",
+    agent: IdFilter = "",
+    session_id: IdFilter = "",
 ) -> MemoryList:
     """Search the notes that your agents keep between sessions."""
-    memory = given(parts.memory, "memories")(caller.tenant, caller.principal.user)
-    found = await memory.search(wanted, level, top_k, agent=agent, session_id=session_id)
+    memory = require(parts.memory, "memories")(caller.tenant, caller.principal.user)
+    found = await memory.search(memory_query, level, top_k, agent=agent, session_id=session_id)
     return MemoryList(tuple(msgspec.to_builtins(note) for note in found))
 
 

@@ -9,13 +9,13 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from evoclaw.api.auth import ANY_CALLER, Need, Who
-from evoclaw.api.errors import Refused, not_found
-from evoclaw.api.routes.shapes import PLAIN, Id, Line
-from evoclaw.orchestrator.people.access import Caller, Scope
+from evoclaw.api.auth import ANY_CALLER, InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import ApiError, not_found
+from evoclaw.api.routes.shapes import NO_NUL_PATTERN, PathId, ShortText
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 TAGS = ["tokens"]
-Short = Annotated[str, Meta(max_length=128, pattern=PLAIN)]
+AccountName = Annotated[str, Meta(max_length=128, pattern=NO_NUL_PATTERN)]
 
 
 class TokenView(Struct, frozen=True):
@@ -42,19 +42,19 @@ class TokenList(Struct, frozen=True):
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A token to create."""
 
-    name: Annotated[Line, Meta(min_length=1)]
+    name: Annotated[ShortText, Meta(min_length=1)]
     """A name for people: what the token is for."""
-    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=50)]
+    scopes: Annotated[tuple[TokenScope, ...], Meta(min_length=1, max_length=50)]
     """The scopes of the token; you cannot grant a scope that you do not hold."""
-    user: Short = ""
+    user: AccountName = ""
     """The user on whose behalf it acts."""
-    tenant: Short = ""
+    tenant: AccountName = ""
     """The tenant whose data it opens; empty: yours. Only the operator may name another."""
     expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
     """Seconds until it expires; default: never."""
 
 
-class MadeToken(Struct, frozen=True):
+class CreatedToken(Struct, frozen=True):
     """A token that was created."""
 
     id: str
@@ -71,8 +71,8 @@ class Whoami(Struct, frozen=True):
     scopes: tuple[str, ...]
 
 
-@get("/v1/tokens", scope=Scope.ADMIN, tags=TAGS)
-async def list_tokens(parts: Need, caller: Who) -> TokenList:
+@get("/v1/tokens", scope=TokenScope.ADMIN, tags=TAGS)
+async def list_tokens(parts: InjectedDependencies, caller: InjectedCaller) -> TokenList:
     """List the tokens of your tenant, including revoked ones."""
     found = await parts.access.list(caller.tenant)
     return TokenList(
@@ -86,37 +86,41 @@ async def list_tokens(parts: Need, caller: Who) -> TokenList:
     )  # fmt: skip
 
 
-@post("/v1/tokens", scope=Scope.ADMIN, tags=TAGS)
-async def make_token(parts: Need, caller: Who, data: JSONBody[NewToken]) -> MadeToken:
+@post("/v1/tokens", scope=TokenScope.ADMIN, tags=TAGS)
+async def create_token(
+    parts: InjectedDependencies, caller: InjectedCaller, data: JSONBody[NewToken]
+) -> CreatedToken:
     """Create a token. Its secret is shown only once."""
     tenant = data.tenant or caller.tenant
-    if caller.tenant not in (tenant, parts.operator):
-        raise Refused(403, "forbidden", "Only the operator may create tokens for another tenant.")
-    _check(caller, data.scopes)
-    created = await parts.access.new(data.name, tenant, data.user, data.scopes, data.expires_in)
-    return MadeToken(*created)
+    if caller.tenant not in (tenant, parts.operator_tenant):
+        raise ApiError(403, "forbidden", "Only the operator may create tokens for another tenant.")
+    _check_scopes(caller, data.scopes)
+    created = await parts.access.create(data.name, tenant, data.user, data.scopes, data.expires_in)
+    return CreatedToken(*created)
 
 
-def _check(caller: Caller, scopes: tuple[Scope, ...]) -> None:
+def _check_scopes(caller: Caller, scopes: tuple[TokenScope, ...]) -> None:
     """Refuse scopes that the caller does not hold; this includes `human`."""
     lacking = [str(scope) for scope in scopes if not caller.may(scope)]
     if lacking:
         text = f"You cannot grant scopes that you do not hold: {', '.join(sorted(lacking))}."
-        raise Refused(403, "forbidden", text, details={"scopes": sorted(lacking)})
+        raise ApiError(403, "forbidden", text, details={"scopes": sorted(lacking)})
 
 
-@delete("/v1/tokens/{token_id:str}", scope=Scope.ADMIN, tags=TAGS)
-async def revoke_token(parts: Need, caller: Who, token_id: Id) -> None:
+@delete("/v1/tokens/{token_id:str}", scope=TokenScope.ADMIN, tags=TAGS)
+async def revoke_token(
+    parts: InjectedDependencies, caller: InjectedCaller, token_id: PathId
+) -> None:
     """Revoke a token; it takes effect at once."""
     if not await parts.access.revoke(caller.tenant, token_id):
         raise not_found("token")
 
 
 @get("/v1/me", scope=ANY_CALLER, tags=TAGS)
-async def who_am_i(caller: Who) -> Whoami:
+async def who_am_i(caller: InjectedCaller) -> Whoami:
     """Show the identity and scopes of your token."""
     principal = caller.principal
     return Whoami(principal.tenant, principal.user, caller.token, tuple(sorted(caller.scopes)))
 
 
-ROUTES: tuple[HTTPRouteHandler, ...] = (list_tokens, make_token, revoke_token, who_am_i)
+ROUTES: tuple[HTTPRouteHandler, ...] = (list_tokens, create_token, revoke_token, who_am_i)

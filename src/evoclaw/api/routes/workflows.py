@@ -12,26 +12,26 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Struct
 
-from evoclaw.api.auth import Need, Who
-from evoclaw.api.errors import given, not_found
-from evoclaw.api.needs import Parts
-from evoclaw.api.routes.runs import Cancelled, is_own
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.errors import not_found, require
+from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.routes.runs import CancelResult, is_own
 from evoclaw.api.routes.shapes import (
-    After,
+    AfterRecord,
     Cursor,
-    Id,
-    IdOrNone,
-    Key,
-    LastEvent,
-    Line,
-    Most,
+    IdempotencyKey,
+    IdFilter,
+    LastEventId,
+    PageLimit,
+    PathId,
     Reason,
+    ShortText,
 )
-from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame, streams
+from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.people.access import Caller, Scope
-from evoclaw.workflows.events import Decision
-from evoclaw.workflows.views import State, WorkflowView
+from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.workflows.events import StepDecision
+from evoclaw.workflows.views import WorkflowState, WorkflowView
 
 TAGS = ["workflows"]
 
@@ -55,7 +55,7 @@ class DefinitionList(Struct, frozen=True):
     items: tuple[DefinitionView, ...]
 
 
-class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StartWorkflowRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The inputs of a workflow run."""
 
     inputs: dict[str, JSON] = {}
@@ -72,23 +72,23 @@ class WorkflowPage(Struct, frozen=True):
 class StepAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's answer to a step that waits."""
 
-    step: Line
-    decision: Decision
+    step: ShortText
+    decision: StepDecision
     reason: Reason = ""
 
 
-async def _own(parts: Parts, caller: Caller, workflow_id: str) -> WorkflowView:
+async def _own_workflow(parts: ApiDependencies, caller: Caller, workflow_id: str) -> WorkflowView:
     """A workflow run that the caller may see; `ApiError` 404 for any other."""
-    view = await given(parts.workflows, "workflows").look(caller.tenant, workflow_id)
+    view = await require(parts.workflows, "workflows").get(caller.tenant, workflow_id)
     if view is None or not is_own(caller, view.user):
         raise not_found("workflow")
     return view
 
 
-@get("/v1/workflows", scope=Scope.WORKFLOWS_READ, tags=TAGS)
-async def list_definitions(parts: Need, caller: Who) -> DefinitionList:
+@get("/v1/workflows", scope=TokenScope.WORKFLOWS_READ, tags=TAGS)
+async def list_definitions(parts: InjectedDependencies, caller: InjectedCaller) -> DefinitionList:
     """List the workflow definitions, with the problems of invalid ones."""
-    found = await given(parts.workflows, "workflows").definitions()
+    found = await require(parts.workflows, "workflows").definitions()
     views: list[DefinitionView] = []
     for definition in found:
         name, problem, workflow = definition.name, definition.problem, definition.workflow
@@ -103,31 +103,35 @@ async def list_definitions(parts: Need, caller: Who) -> DefinitionList:
     return DefinitionList(tuple(views))
 
 
-@post("/v1/workflows/{name:str}/runs", scope=Scope.WORKFLOWS_RUN, tags=TAGS)
+@post("/v1/workflows/{name:str}/runs", scope=TokenScope.WORKFLOWS_RUN, tags=TAGS)
 async def start_workflow(
-    parts: Need, caller: Who, name: Id, data: JSONBody[Starting], key: Key = ""
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: PathId,
+    data: JSONBody[StartWorkflowRequest],
+    key: IdempotencyKey = "",
 ) -> WorkflowView:
     """Start a workflow. It is stored before the response; the same key returns the same run."""
-    workflows = given(parts.workflows, "workflows")
+    workflows = require(parts.workflows, "workflows")
     return await workflows.start(caller.principal, name, data.inputs, key=key)
 
 
-@get("/v1/workflow-runs", scope=Scope.WORKFLOWS_READ, tags=TAGS)
+@get("/v1/workflow-runs", scope=TokenScope.WORKFLOWS_READ, tags=TAGS)
 async def list_workflows(
-    parts: Need,
-    caller: Who,
-    name: IdOrNone = "",
-    stands: Annotated[State | None, QueryParameter(name="state")] = None,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: IdFilter = "",
+    workflow_state: Annotated[WorkflowState | None, QueryParameter(name="state")] = None,
     before: Cursor = "",
-    limit: Most = 50,
+    limit: PageLimit = 50,
 ) -> WorkflowPage:
     """List your workflow runs, the newest first; an admin sees those of the whole tenant."""
-    workflows = given(parts.workflows, "workflows")
+    workflows = require(parts.workflows, "workflows")
     own: list[WorkflowView] = []
     # Skips the runs of other users and fills the page; only the last page is short.
     while len(own) < limit:
         found = await workflows.list(
-            caller.tenant, name=name, state=stands, before=before, limit=limit
+            caller.tenant, name=name, state=workflow_state, before=before, limit=limit
         )
         own += [view for view in found if is_own(caller, view.user)]
         if len(found) < limit:
@@ -136,37 +140,39 @@ async def list_workflows(
     return WorkflowPage(tuple(own[:limit]), own[limit - 1].id if len(own) >= limit else "")
 
 
-@get("/v1/workflow-runs/{workflow_id:str}", scope=Scope.WORKFLOWS_READ, tags=TAGS)
-async def show_workflow(parts: Need, caller: Who, workflow_id: Id) -> WorkflowView:
+@get("/v1/workflow-runs/{workflow_id:str}", scope=TokenScope.WORKFLOWS_READ, tags=TAGS)
+async def show_workflow(
+    parts: InjectedDependencies, caller: InjectedCaller, workflow_id: PathId
+) -> WorkflowView:
     """Show one workflow run with its steps."""
-    return await _own(parts, caller, workflow_id)
+    return await _own_workflow(parts, caller, workflow_id)
 
 
 @get(
     "/v1/workflow-runs/{workflow_id:str}/events",
-    scope=Scope.WORKFLOWS_READ,
+    scope=TokenScope.WORKFLOWS_READ,
     tags=TAGS,
     media_type=EVENT_STREAM,
-    responses=streams("One event per record, until the workflow run has ended."),
+    responses=event_stream_responses("One event per record, until the workflow run has ended."),
 )
 async def watch_workflow(
     request: Request[Any, Any, Any],
-    parts: Need,
-    caller: Who,
-    workflow_id: Id,
-    after: After = 0,
-    last_event_id: LastEvent = 0,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    workflow_id: PathId,
+    after: AfterRecord = 0,
+    last_event_id: LastEventId = 0,
 ) -> EventStream:
     """Stream the records of a workflow run: the past ones, then new ones as they happen."""
-    view = await _own(parts, caller, workflow_id)
+    view = await _own_workflow(parts, caller, workflow_id)
     frames = _frames(parts, caller.tenant, view.id, last_event_id or after)
     return event_stream(request, frames)
 
 
 async def _frames(
-    parts: Parts, tenant: str, workflow_id: str, after: int
+    parts: ApiDependencies, tenant: str, workflow_id: str, after: int
 ) -> AsyncGenerator[bytes, None]:
-    records = given(parts.workflows, "workflows").watch(tenant, workflow_id, after)
+    records = require(parts.workflows, "workflows").watch(tenant, workflow_id, after)
     async with aclosing(records):
         async for record in records:
             yield frame(str(type(record.event).__struct_config__.tag), record, record.seq)
@@ -174,25 +180,32 @@ async def _frames(
 
 @post(
     "/v1/workflow-runs/{workflow_id:str}/cancel",
-    scope=Scope.WORKFLOWS_RUN,
+    scope=TokenScope.WORKFLOWS_RUN,
     tags=TAGS,
     status_code=200,
 )
-async def cancel_workflow(parts: Need, caller: Who, workflow_id: Id) -> Cancelled:
+async def cancel_workflow(
+    parts: InjectedDependencies, caller: InjectedCaller, workflow_id: PathId
+) -> CancelResult:
     """Cancel a workflow run and the runs that it started."""
-    view = await _own(parts, caller, workflow_id)
+    view = await _own_workflow(parts, caller, workflow_id)
     by = caller.principal.user or caller.token
-    workflows = given(parts.workflows, "workflows")
-    return Cancelled(await workflows.cancel(caller.tenant, view.id, by=by))
+    workflows = require(parts.workflows, "workflows")
+    return CancelResult(await workflows.cancel(caller.tenant, view.id, by=by))
 
 
-@post("/v1/workflow-runs/{workflow_id:str}/answer", scope=Scope.HUMAN, tags=TAGS, status_code=200)
+@post(
+    "/v1/workflow-runs/{workflow_id:str}/answer", scope=TokenScope.HUMAN, tags=TAGS, status_code=200
+)
 async def answer_step(
-    parts: Need, caller: Who, workflow_id: Id, data: JSONBody[StepAnswer]
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    workflow_id: PathId,
+    data: JSONBody[StepAnswer],
 ) -> WorkflowView:
     """Answer a step that waits for a person. The first answer counts."""
-    view = await _own(parts, caller, workflow_id)
-    workflows = given(parts.workflows, "workflows")
+    view = await _own_workflow(parts, caller, workflow_id)
+    workflows = require(parts.workflows, "workflows")
     return await workflows.answer(caller.answerer(), view.id, data.step, data.decision, data.reason)
 
 

@@ -288,7 +288,7 @@ class SessionBrowser:
     async def close(self) -> None:
         """Forget all pages, cookies and refs."""
         async with self._lock:
-            self._rouse()
+            self._cancel_idle_timer()
             # Once begun it is brought to its end, also when nobody waits for it any more.
             await asyncio.shield(self._chromium.unwatched(self._drop()))
 
@@ -299,7 +299,7 @@ class SessionBrowser:
 
         try:
             async with asyncio.timeout(seconds), self._lock:
-                self._rouse()
+                self._cancel_idle_timer()
                 try:
                     visit = await self._ready(begin=begin)
                     visit.allow(seconds)
@@ -307,7 +307,7 @@ class SessionBrowser:
                 except Error as problem:
                     raise await self._explained(problem, seconds) from None
                 finally:
-                    self._doze()
+                    self._start_idle_timer()
         except TimeoutError:
             raise _late(seconds) from None
 
@@ -345,12 +345,12 @@ class SessionBrowser:
         obeys = await visit.end() if visit is not None else True
         await self._chromium.leave(self, obeys=obeys)
 
-    def _rouse(self) -> None:
+    def _cancel_idle_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _doze(self) -> None:
+    def _start_idle_timer(self) -> None:
         """Close after a while without an act."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(

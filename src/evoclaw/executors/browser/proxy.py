@@ -82,7 +82,7 @@ class GuardedProxy:
         """Keep why a URL was refused, for whoever wonders why the page did not come."""
         if len(self.refusals) >= MAX_REMEMBERED_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
-        place = place_of(url)
+        place = target_of(url)
         self.refusals.pop(place, None)
         self.refusals[place] = failure
 
@@ -140,7 +140,7 @@ def _uncounted(_size: int) -> bool:
     return True
 
 
-def place_of(url: str) -> str:
+def target_of(url: str) -> str:
     """Host and port of a URL, to compare with."""
     try:
         split = urlsplit(url)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.browser.proxy import GuardedProxy, place_of, refused
+from evoclaw.executors.browser.proxy import GuardedProxy, refused, target_of
 
 if TYPE_CHECKING:
     from playwright.async_api import (
@@ -287,7 +287,7 @@ class SessionPages:
         """Why a page did not come: refused on its way, or something of the net."""
         place = self._asked.url if self._asked is not None else url
         for text in (place, url):
-            if (failure := self._proxy.refusals.get(place_of(text))) is not None:
+            if (failure := self._proxy.refusals.get(target_of(text))) is not None:
                 return failure
         said = str(problem) if problem is not None else ""
         if "Download is starting" in said:

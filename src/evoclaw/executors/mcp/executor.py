@@ -97,7 +97,7 @@ class McpExecutor:
         from evoclaw.executors.mcp.connection import CallNotRun, McpConnectionLost
         from evoclaw.executors.mcp.results import to_result
 
-        if call.resumed and not call.harmless:
+        if call.resumed and not call.safe_to_repeat:
             # Servers keep no journal: what was begun before a crash, nobody can know.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
         connection = await self._connected()
@@ -105,10 +105,10 @@ class McpExecutor:
         try:
             answer = await connection.call(offered.remote, call.arguments, call.timeout, progress)
         except CallNotRun:
-            await self._bury(connection, "it forgot our session")
+            await self._drop_connection(connection, "it forgot our session")
             raise self._offline("It did not run this call; ask again.") from None
         except McpConnectionLost as lost:
-            await self._bury(connection, str(lost))
+            await self._drop_connection(connection, str(lost))
             raise self._lost(call) from None
         self._failures = 0
         return to_result(call, answer, self.server.name)
@@ -166,7 +166,7 @@ class McpExecutor:
         except McpUnreachable as problem:
             if self._connection is not connection:
                 raise
-            await self._bury(connection, str(problem))
+            await self._drop_connection(connection, str(problem))
             raise self._offline("Go on without it or explain to the user.") from None
         offers, self.left_out = choose(listed, self._terms, self._pins)
         found = {offer.tool.name: offer for offer in offers}
@@ -187,7 +187,7 @@ class McpExecutor:
             with suppress(ToolFailure):
                 await self._list(connection)
 
-    async def _bury(self, connection: McpConnection, reason: str) -> None:
+    async def _drop_connection(self, connection: McpConnection, reason: str) -> None:
         """Let go of a connection that is of no use, and wait until nothing is left of it."""
         self._give_up(connection, reason)
         await connection.close()
@@ -217,7 +217,7 @@ class McpExecutor:
         )
 
     def _lost(self, call: Call) -> ToolFailure:
-        if call.harmless:
+        if call.safe_to_repeat:
             return self._offline("It went away during the call; ask again if it is still needed.")
         return ToolFailure(
             ErrorKind.UNKNOWN,

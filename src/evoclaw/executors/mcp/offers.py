@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import SchemaError
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.core.schema import MAX_DEPTH, compile_schema
+from evoclaw.core.schema import MAX_SCHEMA_DEPTH, compile_schema
 from evoclaw.core.tools import Effect, Tool
 
 MAX_TOOL_NAME_CHARS = 64
@@ -184,8 +184,8 @@ def _tool(listed: ListedTool, terms: ServerTerms) -> Tool:
 
 def _tidied(node: JSON, name: str, depth: int = 1) -> JSON:
     """The same schema, its texts each made one line."""
-    if depth > MAX_DEPTH + 1:
-        raise SchemaError(name, f"the schema is nested deeper than {MAX_DEPTH}")
+    if depth > MAX_SCHEMA_DEPTH + 1:
+        raise SchemaError(name, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}")
     if is_array(node):
         return [_tidied(child, name, depth + 1) for child in node]
     if not is_object(node):

@@ -20,7 +20,7 @@ from evoclaw.core.messages import (
     is_object,
 )
 from evoclaw.core.tools import Call
-from evoclaw.core.truncate import head_and_tail
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, one_line
 
 MAX_RESULT_CHARS = 64_000
@@ -127,7 +127,7 @@ def _bounded(blocks: Iterable[Block]) -> tuple[Block, ...]:
             fits = picture_bytes >= 0
             kept.append(block if fits else _binary("image", block.media_type, block.data))
         elif chars > 0:
-            text = head_and_tail(block.text, chars)
+            text = truncate_middle(block.text, chars)
             chars -= len(text)
             kept.append(TextBlock(text))
     return tuple(kept)

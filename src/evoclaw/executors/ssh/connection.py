@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.finishing import finish
+from evoclaw.executors.finishing import wait_uncancelled
 
 if TYPE_CHECKING:
     from asyncssh import SFTPClient, SSHClientConnection, SSHKey
@@ -330,7 +330,7 @@ async def whole(work: Awaitable[T], spare: Callable[[T], Awaitable[object]]) -> 
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        await finish(asyncio.create_task(_put_away(task, spare)))
+        await wait_uncancelled(asyncio.create_task(_put_away(task, spare)))
         raise
     return await task
 

@@ -20,7 +20,7 @@ from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.files import MAX_READ_BYTES
-from evoclaw.executors.finishing import finish
+from evoclaw.executors.finishing import wait_uncancelled
 from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Root, check_path, explained, outside
 from evoclaw.executors.ssh.atomic_write import drop, fill, look, make_folder
@@ -92,7 +92,7 @@ class SshFiles:
             await asyncio.wait([writing])
         except asyncio.CancelledError:
             writing.cancel()
-            await finish(writing)
+            await wait_uncancelled(writing)
             raise
         await writing
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import Completed
-from evoclaw.executors.finishing import finish
+from evoclaw.core.ops import CompletedProcess
+from evoclaw.executors.finishing import wait_uncancelled
 from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
 from evoclaw.executors.processes import MAX_SHOWN_OUTPUT_BYTES
 from evoclaw.executors.roots import check_path, outside
@@ -185,7 +185,7 @@ class SshProcesses:
         stdin: bytes | None = None,
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Run a program to its end, its leftovers included."""
         order = self._order(tuple(argv), cwd, {**self._env, **(env or {})}, stdin)
         watch = ProcessWatch(max_output, self._max_bytes, on_output)
@@ -199,7 +199,7 @@ class SshProcesses:
                 await asyncio.wait([living])
             except asyncio.CancelledError:
                 watch.wake.set()
-                await finish(living)
+                await wait_uncancelled(living)
                 raise
             await living
         if watch.overflowed:
@@ -207,7 +207,9 @@ class SshProcesses:
         if remote.code is None:
             raise self._ssh.broke(remote.problem)
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
-        return Completed(remote.code, out.content(), err.content(), out.total, err.total, ISOLATION)
+        return CompletedProcess(
+            remote.code, out.content(), err.content(), out.total, err.total, ISOLATION
+        )
 
     async def _live(self, channel: SshChannel, remote: RemoteSession) -> None:
         watch = remote.watch
@@ -348,7 +350,7 @@ async def _opened(
         async with asyncio.timeout(SCRIPT_TIMEOUT_S):
             await remote.heard.wait()
     except BaseException:
-        await finish(asyncio.create_task(_closed(channel)))
+        await wait_uncancelled(asyncio.create_task(_closed(channel)))
         raise
     if remote.answer is None and connection.is_closed():
         raise ConnectionLost("the connection broke")

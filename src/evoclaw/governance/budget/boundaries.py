@@ -13,7 +13,7 @@ from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import ALLOW, Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Effect
 from evoclaw.governance.budget.measuring import clean_path, named_files, writes_files
-from evoclaw.governance.budget.settings import Allowed
+from evoclaw.governance.budget.settings import AllowedLocations
 
 
 class EnforcementResult(StrEnum):
@@ -27,7 +27,7 @@ class EnforcementResult(StrEnum):
     """Only a person can decide."""
 
 
-class Finding(Struct, frozen=True, gc=False):
+class BoundaryFinding(Struct, frozen=True, gc=False):
     """The result of one enforcement point, with its reason."""
 
     result: EnforcementResult
@@ -36,16 +36,16 @@ class Finding(Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-FINE = Finding(EnforcementResult.ALLOWED)
-CommandCheck = Callable[[str], Finding]
+WITHIN_BOUNDARIES = BoundaryFinding(EnforcementResult.ALLOWED)
+CommandCheck = Callable[[str], BoundaryFinding]
 """Checks a command line: EF-03."""
 _HOST_KEYS = frozenset({"url", "urls", "uri", "address", "domain", "host", "hostname"})
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
-def verdict_of(finding: Finding) -> Verdict:
+def verdict_of(finding: BoundaryFinding) -> Verdict:
     """The verdict for a finding: allow, deny or ask."""
-    if finding is FINE:
+    if finding is WITHIN_BOUNDARIES:
         return ALLOW
     match finding.result:
         case EnforcementResult.ALLOWED:
@@ -59,90 +59,90 @@ def verdict_of(finding: Finding) -> Verdict:
 class Boundaries:
     """Checks the paths, commands and hosts that a call names in its arguments."""
 
-    def __init__(self, allowed: Allowed, commands: CommandCheck | None = None) -> None:
+    def __init__(self, allowed: AllowedLocations, commands: CommandCheck | None = None) -> None:
         self._read = None if allowed.read is None else _patterns(allowed.read)
         self._write = None if allowed.write is None else _patterns(allowed.write)
         self._domains = None if allowed.domains is None else tuple(map(_host, allowed.domains))
         self._commands = commands
-        self._anywhere = self._read is self._write is self._domains is None and commands is None
+        self._unrestricted = self._read is self._write is self._domains is None and commands is None
 
-    def check(self, call: Call) -> Finding:
+    def check(self, call: Call) -> BoundaryFinding:
         """The first finding that does not allow the call."""
-        if self._anywhere:
-            return FINE
+        if self._unrestricted:
+            return WITHIN_BOUNDARIES
         for finding in self._findings(call):
             if finding.result is not EnforcementResult.ALLOWED:
                 return finding
-        return FINE
+        return WITHIN_BOUNDARIES
 
-    def _findings(self, call: Call) -> Iterator[Finding]:
+    def _findings(self, call: Call) -> Iterator[BoundaryFinding]:
         held = call.tool.permissions
         if "shell" in held:
             yield self._shell(call)
         if writes_files(call):
             yield from (self.check_file_write(path) for path in named_files(call) or (".",))
         elif "file_read" in held and call.tool.effect is Effect.READ:
-            yield from (self.check_file_read(path) for path in _places(call))
+            yield from (self.check_file_read(path) for path in _read_paths(call))
         if "network" in held:
             yield from self._network(call)
 
-    def check_file_read(self, path: str) -> Finding:
+    def check_file_read(self, path: str) -> BoundaryFinding:
         """EF-01: may this be read?"""
-        return _within(self._read, path, "EF-01", "read")
+        return _check_path(self._read, path, "EF-01", "read")
 
-    def check_file_write(self, path: str) -> Finding:
+    def check_file_write(self, path: str) -> BoundaryFinding:
         """EF-02: may this be written?"""
-        return _within(self._write, path, "EF-02", "written")
+        return _check_path(self._write, path, "EF-02", "written")
 
-    def check_command(self, command: str) -> Finding:
+    def check_command(self, command: str) -> BoundaryFinding:
         """EF-03: may this command run?"""
         if self._commands is not None:
             return self._commands(command)
         if self._read is self._write is self._domains is None:
-            return FINE
+            return WITHIN_BOUNDARIES
         # A command may reach any path or host; this check cannot tell that it stays inside.
         text = "a command is not bound by the paths and hosts of this budget"
-        return Finding(EnforcementResult.ESCALATED, "EF-03", text)
+        return BoundaryFinding(EnforcementResult.ESCALATED, "EF-03", text)
 
-    def check_network(self, domain: str) -> Finding:
+    def check_network(self, domain: str) -> BoundaryFinding:
         """EF-04: may this host be reached?"""
-        if self._domains is None or _covered(_host(domain), self._domains):
-            return FINE
+        if self._domains is None or _matches_domain(_host(domain), self._domains):
+            return WITHIN_BOUNDARIES
         allowed = ", ".join(self._domains) or "none"
         text = f"this run may not reach the host {domain[:100]!r} (allowed: {allowed})"
-        return Finding(EnforcementResult.BLOCKED, "EF-04", text)
+        return BoundaryFinding(EnforcementResult.BLOCKED, "EF-04", text)
 
-    def _shell(self, call: Call) -> Finding:
+    def _shell(self, call: Call) -> BoundaryFinding:
         command = call.arguments.get("command")
         return self.check_command(command if isinstance(command, str) else "")
 
-    def _network(self, call: Call) -> Iterator[Finding]:
+    def _network(self, call: Call) -> Iterator[BoundaryFinding]:
         if self._domains is None:
             return
         hosts = list(_hosts(call.arguments))
         if not hosts:
             text = f"{call.name} does not say which host it reaches"
-            yield Finding(EnforcementResult.ESCALATED, "EF-04", text)
+            yield BoundaryFinding(EnforcementResult.ESCALATED, "EF-04", text)
         yield from (self.check_network(host) for host in hosts)
 
 
-def _places(call: Call) -> tuple[str, ...]:
+def _read_paths(call: Call) -> tuple[str, ...]:
     """The paths that a call reads; the workspace if it names none."""
     if not call.tool.resources:
         return ()
     return named_files(call) or (".",)
 
 
-def _within(
+def _check_path(
     patterns: tuple[re.Pattern[str], ...] | None, path: str, point: str, done: str
-) -> Finding:
+) -> BoundaryFinding:
     if patterns is None:
-        return FINE
+        return WITHIN_BOUNDARIES
     clean = clean_path(path)
     if any(pattern.fullmatch(clean) for pattern in patterns):
-        return FINE
+        return WITHIN_BOUNDARIES
     text = f"{path[:200]!r} is outside of what may be {done} in this run; name a path inside"
-    return Finding(EnforcementResult.BLOCKED, point, text)
+    return BoundaryFinding(EnforcementResult.BLOCKED, point, text)
 
 
 def _patterns(given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
@@ -192,7 +192,7 @@ def _host(name: str) -> str:
         return "?"
 
 
-def _covered(host: str, domains: Iterable[str]) -> bool:
+def _matches_domain(host: str, domains: Iterable[str]) -> bool:
     return any(
         host.endswith(domain[1:]) if domain.startswith("*.") else host == domain
         for domain in domains

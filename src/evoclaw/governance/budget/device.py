@@ -9,7 +9,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.ledgers import FILES, NOTHING, Ledger, Limit, Path, Refusal
+from evoclaw.core.ledgers import FILES, NO_AMOUNTS, AccountPath, InsufficientFunds, Ledger, Limit
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.pipeline import AroundStep, Execution
 from evoclaw.core.ports import Deny, Policy, Verdict
@@ -17,22 +17,28 @@ from evoclaw.core.tools import Call
 from evoclaw.core.wording import denied
 from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, CommandCheck, verdict_of
-from evoclaw.governance.budget.measuring import Measured, file_id, matcher, measure, really
+from evoclaw.governance.budget.measuring import (
+    CallUsage,
+    action_matcher,
+    actual_usage,
+    estimate_usage,
+    file_id,
+)
 from evoclaw.governance.budget.settings import BudgetSettings, limits_of
-from evoclaw.governance.budget.terms import denied as denial_of
+from evoclaw.governance.budget.terms import budget_denial as denial_of
 
-DEVICE = "device"
+DEVICE_ACCOUNT = "device"
 """The account of all callers together; physical actions are bounded here."""
-MOST_RUNS = 256
+MAX_OPEN_RUNS = 256
 """Runs whose accounts are kept open."""
 
 
-class Reserved(Struct, frozen=True):
+class DeviceReservation(Struct, frozen=True):
     """What is reserved for a call."""
 
     id: str
-    path: Path
-    measured: Measured
+    path: AccountPath
+    measured: CallUsage
     files: dict[str, bool]
     """The ids of its files, and whether this call was the first to reserve each."""
 
@@ -51,7 +57,7 @@ class DeviceBudget(Policy):
         self.settings = settings or BudgetSettings()
         self._ledger = ledger
         self._boundaries = Boundaries(self.settings.allowed, commands)
-        self._actions = matcher(self.settings.actions)
+        self._actions = action_matcher(self.settings.actions)
         self._open: dict[str, None] = {}
         """Open accounts, the most recently used last."""
 
@@ -60,31 +66,31 @@ class DeviceBudget(Policy):
         verdict = verdict_of(self._boundaries.check(call))
         if isinstance(verdict, Deny):
             return verdict
-        path, measured = await self._path(call), self._measured(call)
-        left = self._ledger.left(path)
+        path, measured = await self._path(call), self._estimate(call)
+        left = self._ledger.remaining(path)
         for kind, wanted in measured.amounts.items():
             bound = left.get(kind)
             if bound is not None and wanted > bound.left:
-                short = Refusal(kind, bound.account, bound.left, wanted, self._per(kind))
+                short = InsufficientFunds(kind, bound.account, bound.left, wanted, self._per(kind))
                 return denial_of(short)
         return verdict
 
-    async def reserve(self, call: Call) -> Reserved:
+    async def reserve(self, call: Call) -> DeviceReservation:
         """Reserve what a call takes, when it starts; raises `ToolFailure` if there is no room."""
-        path, measured = await self._path(call), self._measured(call)
+        path, measured = await self._path(call), self._estimate(call)
         files = [file_id(path[-1], name) for name in measured.files]
         also = {id: (path, {FILES: 1}) for id in files}
         found = await self._ledger.reserve(path, measured.amounts, _id(call), also=also)
-        if isinstance(found, Refusal):
-            text = denied(call, wordings.refused(found))
+        if isinstance(found, InsufficientFunds):
+            text = denied(call, wordings.refusal_for_model(found))
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text, budget=found.kind)
-        return Reserved(_id(call), path, measured, {id: id in found.also for id in files})
+        return DeviceReservation(_id(call), path, measured, {id: id in found.also for id in files})
 
-    def settle(self, reserved: Reserved, result: ToolResult | None) -> None:
+    def settle(self, reserved: DeviceReservation, result: ToolResult | None) -> None:
         """Settle what a call took; without a result, all that was reserved."""
         real, changed = reserved.measured.amounts, True
         if result is not None:
-            real, changed = really(reserved.measured, result)
+            real, changed = actual_usage(reserved.measured, result)
         self._ledger.settle(reserved.id, real)
         for id, first in reserved.files.items():
             if changed:
@@ -92,34 +98,34 @@ class DeviceBudget(Policy):
             elif first:
                 self._ledger.release(id)
 
-    def _measured(self, call: Call) -> Measured:
-        found = measure(call)
+    def _estimate(self, call: Call) -> CallUsage:
+        found = estimate_usage(call)
         actions = self._actions(call)
-        return Measured({**found.amounts, **actions}, found.files) if actions else found
+        return CallUsage({**found.amounts, **actions}, found.files) if actions else found
 
     def _per(self, kind: str) -> float:
-        return self.settings.of_actions().get(kind, Limit(0)).per
+        return self.settings.action_limits().get(kind, Limit(0)).per
 
-    async def _path(self, call: Call) -> Path:
-        tenant = f"{DEVICE}/tenant:{quote(call.context.principal.tenant, safe='')}"
+    async def _path(self, call: Call) -> AccountPath:
+        tenant = f"{DEVICE_ACCOUNT}/tenant:{quote(call.context.principal.tenant, safe='')}"
         run = f"{tenant}/run:{call.run_id}"
         if run not in self._open:
-            if DEVICE not in self._open:
-                await self._ledger.open(DEVICE, self.settings.of_actions(), NOTHING)
-                self._open[DEVICE] = None
+            if DEVICE_ACCOUNT not in self._open:
+                await self._ledger.open(DEVICE_ACCOUNT, self.settings.action_limits(), NO_AMOUNTS)
+                self._open[DEVICE_ACCOUNT] = None
             if tenant not in self._open:
-                await self._ledger.open(tenant, limits_of(self.settings.tenant), NOTHING)
+                await self._ledger.open(tenant, limits_of(self.settings.tenant), NO_AMOUNTS)
                 self._open[tenant] = None
-            await self._ledger.open(run, self.settings.of_run(), NOTHING)
+            await self._ledger.open(run, self.settings.run_limits(), NO_AMOUNTS)
         self._open.pop(run, None)
         self._open[run] = None
-        self._let_go()
-        return DEVICE, tenant, run
+        self._close_oldest_runs()
+        return DEVICE_ACCOUNT, tenant, run
 
-    def _let_go(self) -> None:
-        if len(self._open) > 2 * MOST_RUNS:
+    def _close_oldest_runs(self) -> None:
+        if len(self._open) > 2 * MAX_OPEN_RUNS:
             runs = [name for name in self._open if "/run:" in name]
-            for name in runs[:-MOST_RUNS]:
+            for name in runs[:-MAX_OPEN_RUNS]:
                 del self._open[name]
                 self._ledger.close(name)
 
@@ -146,4 +152,4 @@ class MeterDevice(AroundStep):
 
 def _id(call: Call) -> str:
     """The id of the device's reservation, distinct from the orchestrator's."""
-    return f"{DEVICE}.{call.request_id}"
+    return f"{DEVICE_ACCOUNT}.{call.request_id}"

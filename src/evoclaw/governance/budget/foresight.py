@@ -18,20 +18,20 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.history import size_of
-from evoclaw.core.ledgers import DOLLARS, PARTS, TOKENS
+from evoclaw.core.ledgers import DOLLARS, TOKENS, UNITS_PER_KIND
 from evoclaw.core.messages import Reply, Usage
 from evoclaw.core.profile import Profile
 
 Price = Callable[[str, Usage], float | None]
 """`provider/model`, usage -> US dollars, or None when the model has no known price."""
 
-CAUTION = 3.0
+DEFAULT_CHARS_PER_TOKEN = 3.0
 """Characters per token before a provider has counted: lower than for most texts, to be safe."""
-MARGIN, FRAME = 1.1, 256
+ESTIMATE_MARGIN, FRAMING_TOKENS = 1.1, 256
 """Added to an estimate: a tenth, and the tokens around messages."""
 
 
-class Foresight:
+class CostEstimator:
     """Follows a run's events, and estimates its next reply in the worst case."""
 
     def __init__(self, price: Price | None = None) -> None:
@@ -39,16 +39,16 @@ class Foresight:
         self.model, self._profile, self._output = "", Profile(), Profile().max_output_tokens
         self._chars: int | None = None
         """The characters of the next request; None while unknown, as after a resume."""
-        self._tools, self._sent, self._ratio = 0, 0, CAUTION
+        self._tools, self._sent, self._ratio = 0, 0, DEFAULT_CHARS_PER_TOKEN
 
-    def see(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         """Update the estimate from an event."""
         match event:
             case RunStarted(messages=messages):
                 self._chars = sum(size_of(message) for message in messages)
-                self._begin(event)
+                self._start(event)
             case RunResumed():
-                self._begin(event)
+                self._start(event)
             case ToolsChanged(tools):
                 size = sum(
                     len(t.description) + len(msgspec.json.encode(t.parameters)) for t in tools
@@ -66,7 +66,7 @@ class Foresight:
             case _:
                 pass
 
-    def _begin(self, event: RunStarted | RunResumed) -> None:
+    def _start(self, event: RunStarted | RunResumed) -> None:
         self.model, self._profile = event.model, event.profile
         self._output = event.settings.max_tokens or event.profile.max_output_tokens
 
@@ -80,47 +80,47 @@ class Foresight:
         self._grow(size_of(reply))
 
     @property
-    def usage(self) -> Usage:
+    def max_usage(self) -> Usage:
         """The most tokens that the next reply may use, as input and output."""
         context = self._profile.context_tokens
         if self._chars is None:
             return Usage(context, self._output)
-        estimate = math.ceil(self._chars / self._ratio * MARGIN) + FRAME
+        estimate = math.ceil(self._chars / self._ratio * ESTIMATE_MARGIN) + FRAMING_TOKENS
         return Usage(min(context, estimate), self._output)
 
-    def tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The most tokens of the next reply, input and output together."""
-        usage = self.usage
+        usage = self.max_usage
         return usage.input + usage.output
 
-    def dollars(self) -> int | None:
+    def max_cost(self) -> int | None:
         """The highest cost of the next reply, in microdollars; None without a known price."""
         if self._price is None:
             return None
-        usage = self.usage
+        usage = self.max_usage
         # Some providers charge more for a prompt that is written to their cache.
         cached = Usage(usage.input, usage.output, cache_write=usage.input)
         costs = [self._price(self.model, case) for case in (usage, cached)]
         known = [cost for cost in costs if cost is not None]
-        return micros(max(known)) if known else None
+        return to_microdollars(max(known)) if known else None
 
     def cost_of(self, usage: Usage) -> int | None:
         """The cost of the used tokens, in microdollars; None without a known price."""
         cost = None if self._price is None else self._price(self.model, usage)
-        return None if cost is None else micros(cost)
+        return None if cost is None else to_microdollars(cost)
 
 
-def micros(dollars: float) -> int:
+def to_microdollars(dollars: float) -> int:
     """Dollars as microdollars, rounded up."""
-    return max(0, math.ceil(round(dollars * PARTS[DOLLARS], 6)))
+    return max(0, math.ceil(round(dollars * UNITS_PER_KIND[DOLLARS], 6)))
 
 
-def used(usage: Usage) -> dict[str, int]:
+def token_amounts(usage: Usage) -> dict[str, int]:
     """The tokens of a usage as a ledger amount."""
     return {TOKENS: usage.input + usage.output}
 
 
-def dearest(prices: Sequence[Price]) -> Price:
+def highest_price(prices: Sequence[Price]) -> Price:
     """The price when any of several models may answer: the highest; None if one is unknown."""
 
     def price(model: str, usage: Usage) -> float | None:

@@ -10,14 +10,14 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from evoclaw.core.ledgers import ACTION, BYTES, CALLS, LINES
+from evoclaw.core.ledgers import ACTION_PREFIX, BYTES, CALLS, LINES
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, ToolResult, is_array, is_object
-from evoclaw.core.tools import EVERYTHING, Call, Effect
+from evoclaw.core.tools import ANY_RESOURCE, Call, Effect
 from evoclaw.governance.budget.settings import ActionLimit
 
-RESULT = 64_000
+RESERVED_RESULT_BYTES = 64_000
 """Bytes reserved for a result before its size is known."""
-UNDONE = frozenset(
+NO_CHANGE_ERRORS = frozenset(
     {
         ErrorKind.INVALID_PARAMS,
         ErrorKind.NOT_FOUND,
@@ -28,14 +28,14 @@ UNDONE = frozenset(
     }
 )
 """Errors after which no file was changed."""
-_BEGIN = "*** Begin Patch"
-_OURS = ("*** Update File: ", "*** Add File: ", "*** Delete File: ", "*** Move to: ")
-_UNIFIED = ("+++ ", "--- ", "rename from ", "rename to ")
+_PATCH_START = "*** Begin Patch"
+_PATCH_HEADERS = ("*** Update File: ", "*** Add File: ", "*** Delete File: ", "*** Move to: ")
+_UNIFIED_HEADERS = ("+++ ", "--- ", "rename from ", "rename to ")
 _PREFIX = re.compile(r"^[ab]/")
 _PATCH = "patch"
 
 
-class Measured(Struct, frozen=True, gc=False):
+class CallUsage(Struct, frozen=True, gc=False):
     """The most that a call uses."""
 
     amounts: dict[str, int]
@@ -43,24 +43,24 @@ class Measured(Struct, frozen=True, gc=False):
     """The files that it changes."""
 
 
-Matcher = Callable[[Call], dict[str, int]]
+ActionMatcher = Callable[[Call], dict[str, int]]
 
 
-def measure(call: Call) -> Measured:
+def estimate_usage(call: Call) -> CallUsage:
     """Estimate a call by its arguments: the text in them is the most it can write."""
     if not writes_files(call):
-        return Measured({CALLS: 1, BYTES: RESULT})
-    lines, size = 0, RESULT
+        return CallUsage({CALLS: 1, BYTES: RESERVED_RESULT_BYTES})
+    lines, size = 0, RESERVED_RESULT_BYTES
     for text in _texts(call):
         lines += _lines(text)
         size += _bytes(text)
     patch = call.arguments.get(_PATCH)
     if isinstance(patch, str):
         if call.arguments.get("dry_run") is True:
-            return Measured({CALLS: 1, BYTES: RESULT})
-        files, lines = _patched(patch)
-        return Measured({CALLS: 1, BYTES: size, LINES: lines}, files)
-    return Measured({CALLS: 1, BYTES: size, LINES: lines}, named_files(call))
+            return CallUsage({CALLS: 1, BYTES: RESERVED_RESULT_BYTES})
+        files, lines = _read_patch(patch)
+        return CallUsage({CALLS: 1, BYTES: size, LINES: lines}, files)
+    return CallUsage({CALLS: 1, BYTES: size, LINES: lines}, named_files(call))
 
 
 def writes_files(call: Call) -> bool:
@@ -68,14 +68,14 @@ def writes_files(call: Call) -> bool:
     tool = call.tool
     if tool.effect is not Effect.WRITE or "file_write" not in tool.permissions:
         return False
-    return EVERYTHING not in tool.resources or isinstance(call.arguments.get(_PATCH), str)
+    return ANY_RESOURCE not in tool.resources or isinstance(call.arguments.get(_PATCH), str)
 
 
 def named_files(call: Call) -> tuple[str, ...]:
     """The files that a call names in its resource arguments, or in its patch."""
     patch = call.arguments.get(_PATCH)
     if isinstance(patch, str) and writes_files(call):
-        return _patched(patch)[0]
+        return _read_patch(patch)[0]
     given = [call.arguments.get(name) for name in call.tool.resources]
     return tuple(clean_path(path) for path in given if isinstance(path, str))
 
@@ -91,24 +91,24 @@ def clean_path(path: str) -> str:
     return posixpath.normpath(path) if path else "."
 
 
-def really(call: Measured, result: ToolResult) -> tuple[dict[str, int], bool]:
+def actual_usage(call: CallUsage, result: ToolResult) -> tuple[dict[str, int], bool]:
     """What a finished call used, and whether it may have changed files."""
     real = dict(call.amounts)
-    real[BYTES] = real.get(BYTES, RESULT) - RESULT + _size(result)
-    if result.error in UNDONE:
+    real[BYTES] = real.get(BYTES, RESERVED_RESULT_BYTES) - RESERVED_RESULT_BYTES + _size(result)
+    if result.error in NO_CHANGE_ERRORS:
         if LINES in real:
             real[LINES] = 0
         return real, False
     if result.error is None and LINES in real:
-        real[LINES] = _told_lines(result.details, real[LINES])
+        real[LINES] = _reported_lines(result.details, real[LINES])
     return real, True
 
 
-def matcher(actions: Mapping[str, ActionLimit]) -> Matcher:
+def action_matcher(actions: Mapping[str, ActionLimit]) -> ActionMatcher:
     """Return a function that counts the physical actions of a call, by kind."""
     if not actions:
         return lambda call: {}
-    rules = [(ACTION + name, limit) for name, limit in actions.items()]
+    rules = [(ACTION_PREFIX + name, limit) for name, limit in actions.items()]
 
     def match(call: Call) -> dict[str, int]:
         names = (call.tool.name, *call.tool.aliases)
@@ -125,7 +125,9 @@ def matcher(actions: Mapping[str, ActionLimit]) -> Matcher:
 def _times(rule: ActionLimit, arguments: Mapping[str, JSON]) -> int:
     if not rule.times:
         return 1
-    counts = [value for value in _at(arguments, rule.times) if isinstance(value, int | float)]
+    counts = [
+        value for value in _values_at(arguments, rule.times) if isinstance(value, int | float)
+    ]
     return max(
         [1, *[int(count) + (count != int(count)) for count in counts if abs(count) < 1 << 53]]
     )
@@ -134,7 +136,7 @@ def _times(rule: ActionLimit, arguments: Mapping[str, JSON]) -> int:
 def _fits(wanted: JSON, arguments: Mapping[str, JSON], key: str) -> bool:
     """Whether an argument is one of the wanted values, or contains it; in doubt it matches."""
     choices = wanted if is_array(wanted) else [wanted]
-    return any(_same(choice, given) for given in _at(arguments, key) for choice in choices)
+    return any(_same(choice, given) for given in _values_at(arguments, key) for choice in choices)
 
 
 def _same(wanted: JSON, given: JSON) -> bool:
@@ -150,7 +152,7 @@ def _plain(value: JSON) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _at(arguments: Mapping[str, JSON], key: str) -> Iterator[JSON]:
+def _values_at(arguments: Mapping[str, JSON], key: str) -> Iterator[JSON]:
     """The values at a key such as `a.b`; of an array, each item."""
     found: list[JSON] = [arguments]
     for part in key.split("."):
@@ -169,28 +171,28 @@ def _lines(text: str) -> int:
     return text.count("\n") + (text != "" and not text.endswith("\n"))
 
 
-def _patched(patch: str) -> tuple[tuple[str, ...], int]:
+def _read_patch(patch: str) -> tuple[tuple[str, ...], int]:
     """The files that a patch names, and the number of lines it adds and removes."""
     files: dict[str, None] = {}
-    lines, headers = 0, _OURS if _BEGIN in patch else _UNIFIED
+    lines, headers = 0, _PATCH_HEADERS if _PATCH_START in patch else _UNIFIED_HEADERS
     for line in patch.splitlines():
         header = next((prefix for prefix in headers if line.startswith(prefix)), None)
         if header is not None:
-            if name := _named(line.removeprefix(header), header):
+            if name := _path_in_header(line.removeprefix(header), header):
                 files[name] = None
         elif line.startswith(("+", "-")):
             lines += 1
     return tuple(files), lines
 
 
-def _named(text: str, header: str) -> str:
+def _path_in_header(text: str, header: str) -> str:
     name = text.partition("\t")[0].strip().strip('"')
     if name == "/dev/null" or not name:
         return ""
     return clean_path(_PREFIX.sub("", name) if header in ("+++ ", "--- ") else name)
 
 
-def _told_lines(details: Mapping[str, JSON], otherwise: int) -> int:
+def _reported_lines(details: Mapping[str, JSON], otherwise: int) -> int:
     added, removed = details.get("lines_added"), details.get("lines_removed")
     if isinstance(added, int) and isinstance(removed, int):
         return max(0, added) + max(0, removed)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from evoclaw.core.events import (
-    PIECES,
+    DELTA_EVENTS,
     ApprovalAnswered,
     CallFinished,
     CallJudged,
@@ -23,37 +23,48 @@ from evoclaw.core.events import (
     StopReason,
     TurnStarted,
 )
-from evoclaw.core.labels import LOCAL, Principal
+from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.ledgers import (
-    ACTION,
+    ACTION_PREFIX,
     DOLLARS,
     FILES,
-    NO_MORE,
-    NOTHING,
-    PARTS,
+    NO_AMOUNTS,
+    NO_RESERVATIONS,
     SECONDS,
     TOKENS,
     TURNS,
+    UNITS_PER_KIND,
+    AccountPath,
     Amounts,
+    InsufficientFunds,
     Ledger,
-    Left,
     Limit,
-    Path,
-    Refusal,
+    RemainingBudget,
 )
 from evoclaw.core.messages import JSON, ToolResult, Usage
 from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, verdict_of
-from evoclaw.governance.budget.foresight import Foresight, micros, used
-from evoclaw.governance.budget.measuring import Measured, file_id, matcher, measure, really
+from evoclaw.governance.budget.foresight import CostEstimator, to_microdollars, token_amounts
+from evoclaw.governance.budget.measuring import (
+    CallUsage,
+    action_matcher,
+    actual_usage,
+    estimate_usage,
+    file_id,
+)
 from evoclaw.governance.budget.settings import BudgetSettings, limits_of
-from evoclaw.governance.budget.terms import USUAL, Terms, denied, path_of
+from evoclaw.governance.budget.terms import (
+    DEFAULT_OPTIONS,
+    BudgetOptions,
+    account_path,
+    budget_denial,
+)
 
-WARNED = "budget_warned"
+WARNED_CODE = "budget_warned"
 """The code of a verdict which says that a limit is near."""
-UNPRICED = (
+UNPRICED_REASON = (
     "a reply of {model} has no known price, and the budget limits dollars. Configure a price for "
     'the model, or set unpriced = "allow"'
 )
@@ -61,23 +72,23 @@ FREE_FAILURES = frozenset(
     {"rate_limited", "quota_exhausted", "auth_error", "model_not_found", "context_too_long"}
 )
 """Provider errors that cost nothing."""
-Level = tuple[str, int]
+Threshold = tuple[str, int]
 """A kind, and the number of a threshold before its limit: 1 warns, 2 asks again."""
 
 
-class _Open(Struct):
+class _PendingCall(Struct):
     """A judged call whose result is pending."""
 
     request_id: str
-    measured: Measured
+    measured: CallUsage
     files: dict[str, bool]
     """The ids of its files, and whether this call was the first to reserve each."""
     seconds: int
     started: bool = False
-    asked: frozenset[Level] = frozenset()
+    asked: frozenset[Threshold] = frozenset()
 
 
-class Budget(Policy):
+class RunBudget(Policy):
     """Reserves what a call or reply takes, and denies what the budget of the run has no room for.
 
     Also a sink: it needs the run's records to settle what was really used.
@@ -88,11 +99,11 @@ class Budget(Policy):
         ledger: Ledger,
         run_id: str,
         settings: BudgetSettings | None = None,
-        terms: Terms = USUAL,
+        options: BudgetOptions = DEFAULT_OPTIONS,
         *,
-        principal: Principal = LOCAL,
-        above: Budget | None = None,
-        spent: Amounts = NOTHING,
+        principal: Principal = LOCAL_PRINCIPAL,
+        parent: RunBudget | None = None,
+        spent: Amounts = NO_AMOUNTS,
     ) -> None:
         """Choose the parts.
 
@@ -105,97 +116,97 @@ class Budget(Policy):
             parent: The budget of the parent run, for a sub-run.
             spent: What the run has already used, if the ledger does not know the run.
         """
-        self.settings = settings or (BudgetSettings() if above is None else above.settings)
-        own = path_of(principal, run_id)
-        self.path: Path = own if above is None else (*above.path, own[-1])
-        self._root: Path = own if above is None else above._root
-        self._above_it: int = 0 if above is None else above._above_it + 1
+        self.settings = settings or (BudgetSettings() if parent is None else parent.settings)
+        own = account_path(principal, run_id)
+        self.path: AccountPath = own if parent is None else (*parent.path, own[-1])
+        self._root: AccountPath = own if parent is None else parent._root
+        self._depth: int = 0 if parent is None else parent._depth + 1
         """The number of ancestor runs: one turn is left for each, to answer with."""
-        self._ledger, self._run_id, self._above, self._spent = ledger, run_id, above, spent
-        self._terms, self._foresight = terms, Foresight(terms.price)
-        self._boundaries = Boundaries(self.settings.allowed, terms.commands)
-        self._actions = matcher(self.settings.actions)
+        self._ledger, self._run_id, self._parent, self._spent = ledger, run_id, parent, spent
+        self._options, self._estimator = options, CostEstimator(options.price)
+        self._boundaries = Boundaries(self.settings.allowed, options.commands)
+        self._actions = action_matcher(self.settings.actions)
         self._is_open = False
-        self._counted_to = terms.clock()
-        self._calls: dict[str, _Open] = {}
+        self._counted_until = options.clock()
+        self._calls: dict[str, _PendingCall] = {}
         """By call id."""
-        self._turn: tuple[str, dict[str, int], frozenset[Level]] | None = None
+        self._turn: tuple[str, dict[str, int], frozenset[Threshold]] | None = None
         """The requested reply: its id, what is reserved, the thresholds a person is asked about."""
-        self._turn_began = False
+        self._turn_started = False
         self._segment = 0
-        self._cleared: set[Level] = set()
+        self._cleared: set[Threshold] = set()
         """The thresholds beyond which the run may continue."""
-        self._told: set[Level] = set()
-        self._below: list[str] = []
+        self._notified: set[Threshold] = set()
+        self._subrun_accounts: list[str] = []
         """The accounts of sub-runs, to close those that a cancelled sub-run left open."""
-        if above is not None:
-            above._below.append(self.path[-1])
+        if parent is not None:
+            parent._subrun_accounts.append(self.path[-1])
 
     async def judge(self, call: Call) -> Verdict:
         """Reserve what a call says it will use."""
-        if not self._is_open or self._terms.stops:
-            stopped = await self._begin()
+        if not self._is_open or self._options.stops:
+            stopped = await self._open_unless_stopped()
             if stopped is not None:
                 return stopped
         verdict = verdict_of(self._boundaries.check(call))
         if isinstance(verdict, Deny):
             return verdict
-        measured, seconds = measure(call), self._elapsed()
+        measured, seconds = estimate_usage(call), self._elapsed()
         if actions := self._actions(call):
-            measured = Measured({**measured.amounts, **actions}, measured.files)
+            measured = CallUsage({**measured.amounts, **actions}, measured.files)
         wanted = {**measured.amounts, SECONDS: seconds}
         files = [file_id(self._root[-1], path) for path in measured.files]
-        also = {id: (self._root, {FILES: 1}) for id in files} if files else NO_MORE
+        also = {id: (self._root, {FILES: 1}) for id in files} if files else NO_RESERVATIONS
         found = await self._ledger.reserve(self.path, wanted, call.request_id, also=also)
-        if isinstance(found, Refusal):
-            return denied(found)
-        seconds = self._count(seconds, found.fresh)
-        known = self._calls[call.id] = _Open(
+        if isinstance(found, InsufficientFunds):
+            return budget_denial(found)
+        seconds = self._count_seconds(seconds, found.is_new)
+        known = self._calls[call.id] = _PendingCall(
             call.request_id, measured, {id: id in found.also for id in files}, seconds
         )
-        near, asked = self._near(found.before)
+        near, asked = self._near_limits(found.remaining_before)
         if isinstance(verdict, Ask) or not near or call.resumed:
             return verdict  # a resumed call is already paid for: too late to ask a person
         known.asked = asked
-        return self._warned(near, asked)
+        return self._warning(near, asked)
 
     async def admit(self, turn: int) -> Verdict:
         """Reserve a turn, and what the reply costs in the worst case."""
-        stopped = await self._begin()
+        stopped = await self._open_unless_stopped()
         if stopped is not None:
             return stopped
         seconds = self._elapsed()
-        wanted = {TURNS: 1, TOKENS: self._foresight.tokens(), SECONDS: seconds}
-        bounded = self._ledger.left(self.path)
+        wanted = {TURNS: 1, TOKENS: self._estimator.max_tokens(), SECONDS: seconds}
+        bounded = self._ledger.remaining(self.path)
         if DOLLARS in bounded:
-            cost = self._foresight.dollars()
+            cost = self._estimator.max_cost()
             if cost is None and self.settings.unpriced == "refuse":
-                text = UNPRICED.format(model=self._foresight.model or "the model")
+                text = UNPRICED_REASON.format(model=self._estimator.model or "the model")
                 return Deny("budget_unpriced", text)
             wanted[DOLLARS] = cost or 0
         id = f"{self._run_id}.turn.{turn}.{self._segment}"
-        leaving = {TURNS: self._above_it} if self._above_it else NOTHING
+        leaving = {TURNS: self._depth} if self._depth else NO_AMOUNTS
         found = await self._ledger.reserve(self.path, wanted, id, leaving=leaving)
-        if isinstance(found, Refusal):
-            return denied(found)
-        wanted[SECONDS] = self._count(seconds, found.fresh)
-        near, asked = self._near(found.before)
-        self._turn, self._turn_began = (id, wanted, asked), False
-        return self._warned(near, asked) if near else ALLOW
+        if isinstance(found, InsufficientFunds):
+            return budget_denial(found)
+        wanted[SECONDS] = self._count_seconds(seconds, found.is_new)
+        near, asked = self._near_limits(found.remaining_before)
+        self._turn, self._turn_started = (id, wanted, asked), False
+        return self._warning(near, asked) if near else ALLOW
 
     def receive(self, record: Record) -> None:
         """Settle the reservations that a record completes."""
-        if type(record.event) not in PIECES:
-            self._take(record)
-            self._foresight.see(record.event)
+        if type(record.event) not in DELTA_EVENTS:
+            self._settle(record)
+            self._estimator.observe(record.event)
 
-    def _take(self, record: Record) -> None:
+    def _settle(self, record: Record) -> None:
         event = record.event
         match event:
             case RunStarted() | RunResumed():
                 self._segment = record.seq
             case TurnStarted():
-                self._turn_began = True
+                self._turn_started = True
                 if self._turn is not None:
                     self._cleared |= self._turn[2]
             case Replied(reply):
@@ -203,23 +214,23 @@ class Budget(Policy):
             case ReplyFailed(kind, usage=usage):
                 self._settle_turn(usage, None, free=kind in FREE_FAILURES)
             case ContextTrimmed(usage=usage, cost=cost) if usage != Usage():
-                real = used(usage) | {DOLLARS: self._cost(usage, cost, 0)}
+                real = token_amounts(usage) | {DOLLARS: self._cost(usage, cost, 0)}
                 self._ledger.settle(f"{self._run_id}.trim.{record.seq}", real, self.path)
             case CallJudged() | ApprovalAnswered() | CallStarted():
-                self._note(event)
+                self._update_call(event)
             case CallFinished(result):
-                self.finished(result)
+                self.settle_call(result)
             case RunFinished(stop):
                 self._finish(stop)
             case _:
                 pass
 
-    def recall(self, records: Iterable[Record]) -> None:
+    def restore(self, records: Iterable[Record]) -> None:
         """Restore the cost estimate from earlier records of a resumed run; counts nothing."""
         for record in records:
-            self._foresight.see(record.event)
+            self._estimator.observe(record.event)
 
-    def finished(self, result: ToolResult) -> None:
+    def settle_call(self, result: ToolResult) -> None:
         """Settle a call by its result."""
         call = self._calls.pop(result.call_id, None)
         if call is None:
@@ -229,7 +240,7 @@ class Budget(Policy):
             for id in [id for id, first in call.files.items() if first]:
                 self._ledger.release(id)
             return
-        real, changed = really(call.measured, result)
+        real, changed = actual_usage(call.measured, result)
         self._ledger.settle(call.request_id, real | {SECONDS: call.seconds}, self.path)
         for id, first in call.files.items():
             if changed:
@@ -237,42 +248,42 @@ class Budget(Policy):
             elif first:
                 self._ledger.release(id)
 
-    def left(self) -> dict[str, Left]:
+    def left(self) -> dict[str, RemainingBudget]:
         """What is left of each bounded kind, in the account that has the least."""
-        return self._ledger.left(self.path)
+        return self._ledger.remaining(self.path)
 
-    def figures(self) -> dict[str, JSON]:
+    def remaining(self) -> dict[str, JSON]:
         """What is left, in units that people use."""
-        return wordings.figures(self.left())
+        return wordings.remaining_amounts(self.left())
 
     @property
     def turns_left(self) -> int:
         """The number of turns left."""
         return left.left if (left := self.left().get(TURNS)) is not None else sys.maxsize
 
-    def share(self) -> float:
+    def remaining_share(self) -> float:
         """The share of dollars or tokens that is left, whichever is smaller."""
         left = self.left()
         return min([left[kind].share for kind in (DOLLARS, TOKENS) if kind in left], default=1.0)
 
-    def news(self) -> str:
+    def notice(self) -> str:
         """The notice for the model, once for each threshold; empty if there is none."""
-        found: list[Left] = []
+        found: list[RemainingBudget] = []
         for left in self.left().values():
             share, steps = left.share, self.settings.tell_at
             level = (
                 0 if share >= steps else 1 if share >= steps / 2 else 2 if share >= steps / 4 else 3
             )
-            if level and (left.kind, level) not in self._told:
-                self._told.update((left.kind, below) for below in range(1, level + 1))
+            if level and (left.kind, level) not in self._notified:
+                self._notified.update((left.kind, below) for below in range(1, level + 1))
                 found.append(left)
-        return wordings.told(found) if found else ""
+        return wordings.budget_notice(found) if found else ""
 
-    async def _begin(self) -> Deny | None:
+    async def _open_unless_stopped(self) -> Deny | None:
         """Open the accounts, and check the stop conditions."""
         if not self._is_open:
             await self.open()
-        for stop in self._terms.stops:
+        for stop in self._options.stops:
             if reason := stop():
                 return Deny("budget_stop", reason)
         return None
@@ -280,27 +291,29 @@ class Budget(Policy):
     async def open(self) -> None:
         """Open the accounts; the first reservation does this too."""
         settings, limits = self.settings, dict[str, Mapping[str, Limit]]()
-        if self._above is not None and not self._above._is_open:
-            await self._above.open()  # after a resume, a sub-run may start before its root
-        if self._above is None:
+        if self._parent is not None and not self._parent._is_open:
+            await self._parent.open()  # after a resume, a sub-run may start before its root
+        if self._parent is None:
             for name in self.path[:-1]:
                 level = name.rpartition("/")[2].partition(":")[0]
                 limits[name] = limits_of(getattr(settings, level))
-            limits[self.path[0]] = {**limits[self.path[0]], **settings.of_actions()}
-            limits[self.path[-1]] = settings.of_run()
+            limits[self.path[0]] = {**limits[self.path[0]], **settings.action_limits()}
+            limits[self.path[-1]] = settings.run_limits()
         for name, these in limits.items():
-            spent = self._spent if name == self.path[-1] else NOTHING
+            spent = self._spent if name == self.path[-1] else NO_AMOUNTS
             await self._ledger.open(name, these, spent)
         self._is_open = True
 
-    def _near(self, before: Iterable[Left]) -> tuple[list[Left], frozenset[Level]]:
+    def _near_limits(
+        self, before: Iterable[RemainingBudget]
+    ) -> tuple[list[RemainingBudget], frozenset[Threshold]]:
         """The limits that are near and not cleared by a person, and their thresholds."""
         settings = self.settings
-        near: list[Left] = []
-        asked: set[Level] = set()
+        near: list[RemainingBudget] = []
+        asked: set[Threshold] = set()
         for left in before:
             spent = 1 - left.share
-            if spent < settings.warn_at or left.kind.startswith(ACTION) or not left.most:
+            if spent < settings.warn_at or left.kind.startswith(ACTION_PREFIX) or not left.most:
                 continue
             level = (left.kind, 2 if spent >= settings.ask_at else 1)
             if level not in self._cleared:
@@ -308,29 +321,31 @@ class Budget(Policy):
                 asked.update((left.kind, step) for step in range(1, level[1] + 1))
         return near, frozenset(asked)
 
-    def _warned(self, near: list[Left], asked: frozenset[Level]) -> Verdict:
-        text = wordings.nearly(near)
-        if self._terms.attended:
-            return Ask(WARNED, text)
+    def _warning(self, near: list[RemainingBudget], asked: frozenset[Threshold]) -> Verdict:
+        text = wordings.near_limit_warning(near)
+        if self._options.attended:
+            return Ask(WARNED_CODE, text)
         if self.settings.unattended == "refuse":
-            return Deny(WARNED, f"{text}, and no person can be asked whether to continue")
+            return Deny(WARNED_CODE, f"{text}, and no person can be asked whether to continue")
         self._cleared |= asked
-        return Allow(WARNED)
+        return Allow(WARNED_CODE)
 
     def _elapsed(self) -> int:
         """The uncounted time so far; 0 for a sub-run, whose time its root counts."""
-        if self._above is not None:
+        if self._parent is not None:
             return 0
-        return max(0, round((self._terms.clock() - self._counted_to) * PARTS[SECONDS]))
+        return max(
+            0, round((self._options.clock() - self._counted_until) * UNITS_PER_KIND[SECONDS])
+        )
 
-    def _count(self, seconds: int, fresh: bool) -> int:
+    def _count_seconds(self, seconds: int, fresh: bool) -> int:
         """The time that this reservation counts; 0 if it is not a new one."""
         if not fresh:
             return 0
-        self._counted_to += seconds / PARTS[SECONDS]
+        self._counted_until += seconds / UNITS_PER_KIND[SECONDS]
         return seconds
 
-    def _note(self, event: CallJudged | ApprovalAnswered | CallStarted) -> None:
+    def _update_call(self, event: CallJudged | ApprovalAnswered | CallStarted) -> None:
         call = self._calls.get(event.call_id)
         if call is None:
             return
@@ -338,7 +353,7 @@ class Budget(Policy):
             call.started = True
         elif isinstance(event, CallJudged):
             # Another policy asked the person, about something else.
-            call.asked = call.asked if event.code == WARNED else frozenset()
+            call.asked = call.asked if event.code == WARNED_CODE else frozenset()
         elif event.decision in ("once", "session"):
             self._cleared |= call.asked
 
@@ -351,26 +366,26 @@ class Budget(Policy):
             real = {**held, TOKENS: 0, DOLLARS: 0} if free else held
         else:
             worst = held.get(DOLLARS, 0)
-            real = {**held, **used(usage), DOLLARS: self._cost(usage, cost, worst)}
+            real = {**held, **token_amounts(usage), DOLLARS: self._cost(usage, cost, worst)}
         self._ledger.settle(id, real, self.path)
 
     def _cost(self, usage: Usage, cost: float | None, worst: int) -> int:
         if cost is not None:
-            return micros(cost)
+            return to_microdollars(cost)
         if DOLLARS not in self.left():
             return 0
-        known = self._foresight.cost_of(usage)
+        known = self._estimator.cost_of(usage)
         return worst if known is None else known
 
     def _finish(self, stop: StopReason) -> None:
         if self._turn is not None:
             id, held, _ = self._turn
-            if self._turn_began:
+            if self._turn_started:
                 self._ledger.settle(id, held)
             else:
                 self._ledger.settle(id, {SECONDS: held[SECONDS]})
             self._turn = None
         if stop is not StopReason.WAITING:
             self._calls.clear()
-            for account in (*self._below, self.path[-1]):
+            for account in (*self._subrun_accounts, self.path[-1]):
                 self._ledger.close(account)

@@ -9,16 +9,16 @@ from msgspec import Meta, Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ledgers import (
-    ACTION,
+    ACTION_PREFIX,
     BYTES,
     CALLS,
     DOLLARS,
     FILES,
     LINES,
-    PARTS,
     SECONDS,
     TOKENS,
     TURNS,
+    UNITS_PER_KIND,
     Limit,
 )
 from evoclaw.core.messages import JSON
@@ -45,7 +45,7 @@ class ActionLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The argument that says how often one call does the action [once]."""
 
 
-class Kinds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AccountLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of an account above runs; a kind that is not given has no limit here."""
 
     turns: Count | None = None
@@ -68,7 +68,7 @@ class Kinds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sliding window of the limits, such as `1h` or `7d`; without it they never reset."""
 
 
-class Allowed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AllowedLocations(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The paths and hosts that a run may use; None leaves that to the other policies."""
 
     read: tuple[str, ...] | None = None
@@ -100,27 +100,27 @@ class BudgetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tell_at: Share = 0.2
     """The model gets a notice when less than this share of a limit is left."""
     actions: dict[str, ActionLimit] = {}
-    allowed: Allowed = Allowed()
-    tenant: Kinds = Kinds()
+    allowed: AllowedLocations = AllowedLocations()
+    tenant: AccountLimits = AccountLimits()
     """For all runs of a tenant together; without `per` the limits never reset."""
-    user: Kinds = Kinds()
-    agent: Kinds = Kinds()
+    user: AccountLimits = AccountLimits()
+    agent: AccountLimits = AccountLimits()
 
-    def of_run(self) -> dict[str, Limit]:
+    def run_limits(self) -> dict[str, Limit]:
         """The limits of a run and its sub-runs together."""
         return _limits(self, 0.0)
 
-    def of_actions(self) -> dict[str, Limit]:
+    def action_limits(self) -> dict[str, Limit]:
         """The limits of physical actions."""
         return {
-            ACTION + name: Limit(action.most, seconds_of(action.per))
+            ACTION_PREFIX + name: Limit(action.most, parse_duration(action.per))
             for name, action in self.actions.items()
         }
 
 
-def limits_of(kinds: Kinds) -> dict[str, Limit]:
+def limits_of(kinds: AccountLimits) -> dict[str, Limit]:
     """The limits of an account above runs."""
-    return _limits(kinds, seconds_of(kinds.per) if kinds.per else 0.0)
+    return _limits(kinds, parse_duration(kinds.per) if kinds.per else 0.0)
 
 
 def check_budget(settings: BudgetSettings) -> None:
@@ -131,16 +131,16 @@ def check_budget(settings: BudgetSettings) -> None:
             raise ConfigError(f"{where}: a name has letters, digits, _ and -, at most 64")
         if not action.tools:
             raise ConfigError(f"{where}: tools is empty, so nothing is limited; name a tool")
-        seconds_of(action.per, where)
+        parse_duration(action.per, where)
     for where in ("tenant", "user", "agent"):
-        kinds: Kinds = getattr(settings, where)
+        kinds: AccountLimits = getattr(settings, where)
         if kinds.per:
-            seconds_of(kinds.per, f"budget.{where}")
+            parse_duration(kinds.per, f"budget.{where}")
     if settings.ask_at < settings.warn_at:
         raise ConfigError("budget: ask_at is below warn_at; ask_at must be the larger one")
 
 
-def seconds_of(text: str, where: str = "budget") -> float:
+def parse_duration(text: str, where: str = "budget") -> float:
     """The seconds of a duration such as `30s`, `10m`, `1h` or `7d`."""
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
@@ -149,7 +149,7 @@ def seconds_of(text: str, where: str = "budget") -> float:
     return seconds
 
 
-def _limits(given: Kinds | BudgetSettings, per: float) -> dict[str, Limit]:
+def _limits(given: AccountLimits | BudgetSettings, per: float) -> dict[str, Limit]:
     found: dict[str, float | None] = {
         TURNS: given.turns,
         CALLS: given.calls,
@@ -161,7 +161,7 @@ def _limits(given: Kinds | BudgetSettings, per: float) -> dict[str, Limit]:
         SECONDS: None if given.minutes is None else given.minutes * 60,
     }
     return {
-        kind: Limit(round(most * PARTS.get(kind, 1)), per)
+        kind: Limit(round(most * UNITS_PER_KIND.get(kind, 1)), per)
         for kind, most in found.items()
         if most is not None
     }

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from evoclaw.core.labels import Principal
-from evoclaw.core.ledgers import ACTION, Path, Refusal
+from evoclaw.core.ledgers import ACTION_PREFIX, AccountPath, InsufficientFunds
 from evoclaw.core.ports import Deny
 from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import CommandCheck
@@ -20,7 +20,7 @@ StopCondition: TypeAlias = Callable[[], str]
 """Returns why a run must stop now; empty if it may continue."""
 
 
-class Terms(Struct, frozen=True):
+class BudgetOptions(Struct, frozen=True):
     """How a budget is enforced, beside its limits."""
 
     price: Price | None = None
@@ -35,10 +35,10 @@ class Terms(Struct, frozen=True):
     """A monotonic clock, in seconds."""
 
 
-USUAL = Terms()
+DEFAULT_OPTIONS = BudgetOptions()
 
 
-def path_of(principal: Principal, run_id: str) -> Path:
+def account_path(principal: Principal, run_id: str) -> AccountPath:
     """The accounts of a run: tenant, user, agent, run; a level without a name is left out."""
     names = [f"tenant:{quote(principal.tenant, safe='')}"]
     for level, name in (("user", principal.user), ("agent", principal.agent)):
@@ -47,7 +47,7 @@ def path_of(principal: Principal, run_id: str) -> Path:
     return (*names, f"run:{run_id}")
 
 
-def denied(refusal: Refusal) -> Deny:
+def budget_denial(refusal: InsufficientFunds) -> Deny:
     """The verdict on a call or turn that the budget has no room for."""
-    code = "budget_" + refusal.kind.replace(ACTION, "action_")
-    return Deny(code, wordings.refused(refusal), wordings.for_people(refusal))
+    code = "budget_" + refusal.kind.replace(ACTION_PREFIX, "action_")
+    return Deny(code, wordings.refusal_for_model(refusal), wordings.refusal_for_people(refusal))

@@ -2,63 +2,79 @@
 
 from __future__ import annotations
 
-from evoclaw.core.ledgers import ACTION, DOLLARS, PARTS, SECONDS, Left, Refusal
+from evoclaw.core.ledgers import (
+    ACTION_PREFIX,
+    DOLLARS,
+    SECONDS,
+    UNITS_PER_KIND,
+    InsufficientFunds,
+    RemainingBudget,
+)
 from evoclaw.core.messages import JSON
 
-POINTS = {"turns": "EF-05", "seconds": "EF-06", "files": "EF-07", "lines": "EF-08"}
+ENFORCEMENT_POINTS = {"turns": "EF-05", "seconds": "EF-06", "files": "EF-07", "lines": "EF-08"}
 
 
-def units(kind: str, amount: int) -> float | int:
+def in_display_units(kind: str, amount: int) -> float | int:
     """An amount in the unit shown to people: dollars, seconds, or a count."""
-    return amount / PARTS[kind] if kind in PARTS else amount
+    return amount / UNITS_PER_KIND[kind] if kind in UNITS_PER_KIND else amount
 
 
-def shown(kind: str, amount: int) -> str:
+def format_amount(kind: str, amount: int) -> str:
     """An amount with its unit."""
     if kind == DOLLARS:
-        return f"${amount / PARTS[DOLLARS]:,.4f}"
+        return f"${amount / UNITS_PER_KIND[DOLLARS]:,.4f}"
     if kind == SECONDS:
-        return f"{amount / PARTS[SECONDS]:,.0f} seconds"
-    if kind.startswith(ACTION):
-        return f"{amount:,} times {kind.removeprefix(ACTION)}"
+        return f"{amount / UNITS_PER_KIND[SECONDS]:,.0f} seconds"
+    if kind.startswith(ACTION_PREFIX):
+        return f"{amount:,} times {kind.removeprefix(ACTION_PREFIX)}"
     return f"{amount:,} {kind if amount != 1 else kind.removesuffix('s')}"
 
 
-def refused(refusal: Refusal) -> str:
+def refusal_for_model(refusal: InsufficientFunds) -> str:
     """For the model: what is used up, and what to do."""
     kind = refusal.kind
-    if kind.startswith(ACTION):
-        name = kind.removeprefix(ACTION)
+    if kind.startswith(ACTION_PREFIX):
+        name = kind.removeprefix(ACTION_PREFIX)
         text = f"{name} may not be done more often within {refusal.per:,.0f} seconds"
         return f"{text}. Do not try again now; tell the user."
     if not refusal.left:
         what = f"the {'time' if kind == SECONDS else kind} that this run and its sub-runs have "
         return f"{what}together are used up. Answer with what you have."
-    left = shown(kind, refusal.left)
-    return f"only {left} left, and it takes up to {shown(kind, refusal.wanted)}. Do less at once."
+    left = format_amount(kind, refusal.left)
+    return f"only {left} left, and it takes up to {format_amount(kind, refusal.wanted)}. Do less at once."
 
 
-def for_people(refusal: Refusal) -> str:
+def refusal_for_people(refusal: InsufficientFunds) -> str:
     """For people: which account has too little left."""
-    point = POINTS.get(refusal.kind, "")
-    wanted, left = shown(refusal.kind, refusal.wanted), shown(refusal.kind, refusal.left)
+    point = ENFORCEMENT_POINTS.get(refusal.kind, "")
+    wanted, left = (
+        format_amount(refusal.kind, refusal.wanted),
+        format_amount(refusal.kind, refusal.left),
+    )
     over = f" within {refusal.per:,.0f} seconds" if refusal.per else ""
-    text = f"{refused(refusal)} ({refusal.account}: {left} left{over}, {wanted} wanted)"
+    text = f"{refusal_for_model(refusal)} ({refusal.account}: {left} left{over}, {wanted} wanted)"
     return f"{point}: {text}" if point else text
 
 
-def nearly(found: list[Left]) -> str:
+def near_limit_warning(found: list[RemainingBudget]) -> str:
     """For a person who is asked whether to continue."""
-    parts = [f"{shown(left.kind, left.left)} of {shown(left.kind, left.most)}" for left in found]
+    parts = [
+        f"{format_amount(left.kind, left.left)} of {format_amount(left.kind, left.most)}"
+        for left in found
+    ]
     return f"the budget is nearly used: {', '.join(parts)} left"
 
 
-def told(found: list[Left]) -> str:
+def budget_notice(found: list[RemainingBudget]) -> str:
     """For the model, appended to a result."""
-    parts = [f"{shown(left.kind, left.left)} of {units(left.kind, left.most):,}" for left in found]
+    parts = [
+        f"{format_amount(left.kind, left.left)} of {in_display_units(left.kind, left.most):,}"
+        for left in found
+    ]
     return f"[Budget: {'; '.join(parts)} left. Do what matters most, then answer.]"
 
 
-def figures(left: dict[str, Left]) -> dict[str, JSON]:
+def remaining_amounts(left: dict[str, RemainingBudget]) -> dict[str, JSON]:
     """What is left, for `session_status`."""
-    return {kind: units(kind, entry.left) for kind, entry in left.items()}
+    return {kind: in_display_units(kind, entry.left) for kind, entry in left.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Set
 
-_MEANINGS = (
+_SYNONYMS = (
     # sending a message
     "send write post message mail email reply respond answer tell notify inform forward share text "
     "submit announce publish remind broadcast",
@@ -36,7 +36,7 @@ _MEANINGS = (
     "upload publish attach",
     "press click type fill navigate",
 )
-_ODD = {
+_IRREGULAR_FORMS = {
     "sent": "send", "wrote": "write", "written": "write", "told": "tell", "paid": "pay",
     "gave": "give", "given": "give", "made": "make", "making": "make", "bought": "buy",
     "ran": "run", "built": "build", "payment": "pay", "reservation": "reserve",
@@ -44,21 +44,21 @@ _ODD = {
     "cancellation": "cancel", "reply": "reply", "replies": "reply", "replied": "reply",
     "modified": "modify", "notified": "notify", "copied": "copy", "e-mail": "email",
 }  # fmt: skip
-_BREAK = re.compile(r"[^a-z0-9]+")
-_SHORT = 2
+_WORD_BREAK = re.compile(r"[^a-z0-9]+")
+_MAX_IGNORED_WORD_CHARS = 2
 _SUFFIXES = ("ing", "ed", "es", "s", "d")
 
 
-def _meanings() -> dict[str, frozenset[str]]:
+def _synonyms_by_word() -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    for line in _MEANINGS:
+    for line in _SYNONYMS:
         words = line.split()
         for word in words:
             found.setdefault(word, set()).update(words)
     return {word: frozenset(same) for word, same in found.items()}
 
 
-class Asking:
+class ToolVerbs:
     """Finds the verbs and objects in tool names, with their synonyms."""
 
     __slots__ = ("_extra", "_objects", "_synonyms", "_verbs")
@@ -66,29 +66,29 @@ class Asking:
     def __init__(self, extra: dict[str, tuple[str, ...]]) -> None:
         """`extra` are further verbs of each tool, from the configuration."""
         self._extra = extra
-        self._synonyms = _meanings()
+        self._synonyms = _synonyms_by_word()
         self._verbs: dict[str, frozenset[str]] = {}
         self._objects: dict[str, frozenset[str]] = {}
 
     def verbs(self, tool: str) -> frozenset[str]:
         """The verbs of a tool, of which the user must have written one; never empty."""
         if tool not in self._verbs:
-            self._verbs[tool] = self._find(tool) | frozenset(self._extra.get(tool, ()))
+            self._verbs[tool] = self._find_verbs(tool) | frozenset(self._extra.get(tool, ()))
         return self._verbs[tool]
 
-    def _find(self, tool: str) -> frozenset[str]:
-        words = _parts(tool)
+    def _find_verbs(self, tool: str) -> frozenset[str]:
+        words = _words_of(tool)
         for word in words:
             if word in self._synonyms:
                 return self._synonyms[word]
         return frozenset(words[:1])
 
-    def kinds(self, tool: str) -> frozenset[str]:
+    def object_words(self, tool: str) -> frozenset[str]:
         """The words for what a tool acts on: its name without the verb."""
         if tool not in self._objects:
-            words = _parts(tool)
+            words = _words_of(tool)
             verb = next((word for word in words if word in self._synonyms), words[0])
-            rest = [word for word in words if word != verb and len(word) > _SHORT]
+            rest = [word for word in words if word != verb and len(word) > _MAX_IGNORED_WORD_CHARS]
             self._objects[tool] = frozenset(form for word in rest for form in (word, word + "s"))
         return self._objects[tool]
 
@@ -101,8 +101,8 @@ class Asking:
 
     def _stem(self, word: str) -> Iterable[str]:
         yield word
-        if word in _ODD:
-            yield _ODD[word]
+        if word in _IRREGULAR_FORMS:
+            yield _IRREGULAR_FORMS[word]
         for suffix in _SUFFIXES:
             if word.endswith(suffix):
                 root = word[: -len(suffix)]
@@ -111,12 +111,12 @@ class Asking:
                         yield stem
 
 
-def _parts(tool: str) -> list[str]:
+def _words_of(tool: str) -> list[str]:
     own = tool.rpartition("__")[2] or tool
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", own).lower()
-    return [word for word in _BREAK.split(split) if word] or [tool]
+    return [word for word in _WORD_BREAK.split(split) if word] or [tool]
 
 
-def says_one(verbs: Set[str], said: Set[str]) -> bool:
+def mentions_any(words: Set[str], written: Set[str]) -> bool:
     """Whether the user wrote one of the words."""
-    return not verbs.isdisjoint(said)
+    return not words.isdisjoint(written)

@@ -6,9 +6,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-_EDGES = "\"'`“”‘’«»()[]{}<>.,;:!?*_…|\\"
+_PUNCTUATION = "\"'`“”‘’«»()[]{}<>.,;:!?*_…|\\"
 _SPLIT = re.compile(r"[\"“”«»()\[\]{}<>;|—–]+|,(?=\D)|(?<=\D),")
-_UNUSUAL = re.compile(r"[\"“”«»()\[\]{}<>;|—–,]")
+_SEPARATORS = re.compile(r"[\"“”«»()\[\]{}<>;|—–,]")
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
     r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"
@@ -24,11 +24,11 @@ _CLOCK = re.compile(
     r"\b(\d{1,2})[:.](\d\d)(?::\d\d)?\s*([ap])\.?m\b|\b(\d{1,2}):(\d\d)(?::\d\d)?\b"
 )
 _HOUR = re.compile(r"\b(\d{1,2})\s*([ap])\.?m\b")
-_LENGTH = re.compile(
+_DURATION = re.compile(
     r"\b(\d{1,6}(?:\.\d{1,6})?|an?|one|two|three|four|five|six|seven|eight|nine|ten|half an)[\s-]*"
     r"(minute|min|hour|hr|h)s?\b"
 )
-_COUNTED: dict[str, float] = dict(
+_NUMBER_WORDS: dict[str, float] = dict(
     zip(
         ("half an", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
         (0.5, *range(1, 11)),
@@ -42,30 +42,30 @@ _NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?")
 _CURRENCY = "$€£¥%#"
 _DOMAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9-]+(?:[/:?#].*)?")
 _ANY_DIGIT = re.compile(r"\d")
-_LONG_DIGITS = 6
+_MIN_CODE_CHARS = 6
 
 Date = tuple[int, int, int | None]
 """Month, day, and the year if it was given."""
 
 
-def plain(text: str) -> str:
+def normalize(text: str) -> str:
     """Text in a normal form: NFKC, and without capitals."""
     return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
 
 
-def atoms(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """The words, numbers, addresses and links of a normalized text, without punctuation."""
-    if _UNUSUAL.search(text):
+    if _SEPARATORS.search(text):
         text = _SPLIT.sub(" ", text)
-    return [token for piece in text.split() if (token := piece.strip(_EDGES))]
+    return [token for piece in text.split() if (token := piece.strip(_PUNCTUATION))]
 
 
-def bare(token: str) -> str:
+def without_possessive(token: str) -> str:
     """A word without a possessive `'s`."""
     return token[:-2] if token.endswith(("'s", "’s")) else token
 
 
-def number(token: str) -> float | None:
+def parse_number(token: str) -> float | None:
     """The value of a token that is a number, with or without a currency sign."""
     digits = token.strip(_CURRENCY)
     return float(digits.replace(",", "")) if _NUMBER.fullmatch(digits) else None
@@ -74,22 +74,24 @@ def number(token: str) -> float | None:
 def is_address(token: str) -> bool:
     """Whether a token is an address: a link, a host, a mail address, a file name."""
     return (
-        "@" in token or "://" in token or (bool(_DOMAIN.fullmatch(token)) and number(token) is None)
+        "@" in token
+        or "://" in token
+        or (bool(_DOMAIN.fullmatch(token)) and parse_number(token) is None)
     )
 
 
-def is_code(token: str) -> bool:
+def is_long_code(token: str) -> bool:
     """Whether a token may be a secret or an account number: long, and with digits."""
-    if len(token) < _LONG_DIGITS or token.isalpha():
+    if len(token) < _MIN_CODE_CHARS or token.isalpha():
         return False
     digits = sum(char.isdigit() for char in token)
-    if not digits or moment(token) is not None:
+    if not digits or parse_moment(token) is not None:
         return False
     mixed = any(char.isalpha() for char in token)
-    return digits >= _LONG_DIGITS or (mixed and digits > 1)
+    return digits >= _MIN_CODE_CHARS or (mixed and digits > 1)
 
 
-def moment(value: str) -> tuple[Date | None, int | None] | None:
+def parse_moment(value: str) -> tuple[Date | None, int | None] | None:
     """The date and time of a normalized value; the time in minutes. None if it is neither."""
     found = _MOMENT.fullmatch(value)
     if found is None or not value:
@@ -101,7 +103,7 @@ def moment(value: str) -> tuple[Date | None, int | None] | None:
     return date, None if hour is None else int(hour) * 60 + int(minute)
 
 
-class Moments:
+class MentionedTimes:
     """The dates, times and durations that texts mention."""
 
     __slots__ = ("days", "durations", "times", "years")
@@ -116,12 +118,12 @@ class Moments:
     def add(self, text: str) -> str:
         """Record the times in a normalized text; returns the text without them."""
         if not _ANY_DIGIT.search(text):
-            return _LENGTH.sub(self._note, text) if "hour" in text else text
-        for pattern in (_ISO, _MONTH_FIRST, _DAY_FIRST, _YEAR_ALONE, _LENGTH, _CLOCK, _HOUR):
-            text = pattern.sub(self._note, text)
+            return _DURATION.sub(self._record, text) if "hour" in text else text
+        for pattern in (_ISO, _MONTH_FIRST, _DAY_FIRST, _YEAR_ALONE, _DURATION, _CLOCK, _HOUR):
+            text = pattern.sub(self._record, text)
         return text
 
-    def _note(self, found: re.Match[str]) -> str:
+    def _record(self, found: re.Match[str]) -> str:
         groups = found.groups()
         if found.re is _ISO:
             self._date(int(groups[1]), int(groups[2]), groups[0])
@@ -131,8 +133,10 @@ class Moments:
             self._date(MONTHS.index(groups[1][:3]) + 1, int(groups[0]), groups[2])
         elif found.re is _YEAR_ALONE:
             self.years.add(int(groups[0]))
-        elif found.re is _LENGTH:
-            count = _COUNTED.get(groups[0]) or (1 if groups[0] in ("a", "an") else float(groups[0]))
+        elif found.re is _DURATION:
+            count = _NUMBER_WORDS.get(groups[0]) or (
+                1 if groups[0] in ("a", "an") else float(groups[0])
+            )
             self.durations.add(round(count * (60 if groups[1].startswith("h") else 1)))
         elif found.re is _CLOCK:
             hour, minute, half, plain_hour, plain_minute = groups
@@ -165,9 +169,9 @@ class Moments:
         return any((time - duration) % (24 * 60) in self.times for duration in self.durations)
 
 
-def numbers(found: list[str]) -> Iterator[float]:
+def numbers_in(found: list[str]) -> Iterator[float]:
     """The numbers among tokens."""
     for token in found:
-        value = None if token.isalpha() else number(token)
+        value = None if token.isalpha() else parse_number(token)
         if value is not None:
             yield value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.flow.flags import reflagged
+from evoclaw.governance.flow.flags import with_configured_flags
 from evoclaw.governance.flow.settings import DEFAULT, EdgeRule, FlowSettings
 
 
@@ -19,16 +19,16 @@ class EdgeFlow(Policy):
         settings, label = self._settings, call.context.label
         if settings.edge is not EdgeRule.STRICT or not label.untrusted:
             return ALLOW
-        tool = reflagged(call.tool, settings)
-        if not (tool.presses or (tool.sends and label.private)):
+        tool = with_configured_flags(call.tool, settings)
+        if not (tool.has_side_effects or (tool.sends and label.private)):
             return ALLOW
         reason = (
-            f"this device runs nothing that acts once text from {told_by(call)} was read. "
+            f"this device runs nothing that acts once text from {untrusted_sources(call)} was read. "
             "Go on without it, and tell the user what you would have done."
         )
-        return Deny("untrusted", reason, f"{call.name} in a context with {told_by(call)}")
+        return Deny("untrusted", reason, f"{call.name} in a context with {untrusted_sources(call)}")
 
 
-def told_by(call: Call) -> str:
+def untrusted_sources(call: Call) -> str:
     """The tools that the untrusted part of a call's context came from."""
     return ", ".join(call.context.label.sources) or "another agent"

@@ -13,7 +13,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.governance.flow.settings import FlowSettings
 
 
-def reflagged(tool: Tool, settings: FlowSettings) -> Tool:
+def with_configured_flags(tool: Tool, settings: FlowSettings) -> Tool:
     """The tool with the flags that the settings give it; the same object if they give none."""
     if not (
         settings.trusted or settings.outside or settings.private or settings.acts
@@ -21,17 +21,19 @@ def reflagged(tool: Tool, settings: FlowSettings) -> Tool:
     ):  # fmt: skip
         return tool
     name = tool.name
-    outside = (tool.outside or _is(name, settings.outside)) and not _is(name, settings.trusted)
-    private = tool.private or _is(name, settings.private)
-    harmless = _is(name, settings.harmless)
-    acts = False if harmless else True if _is(name, settings.acts) else tool.acts
-    sends = (tool.sends or _is(name, settings.sends)) and not harmless
+    outside = (tool.outside or _matches_any(name, settings.outside)) and not _matches_any(
+        name, settings.trusted
+    )
+    private = tool.private or _matches_any(name, settings.private)
+    harmless = _matches_any(name, settings.harmless)
+    acts = False if harmless else True if _matches_any(name, settings.acts) else tool.acts
+    sends = (tool.sends or _matches_any(name, settings.sends)) and not harmless
     if (outside, private, acts, sends) == (tool.outside, tool.private, tool.acts, tool.sends):
         return tool
     return replace(tool, outside=outside, private=private, acts=acts, sends=sends)
 
 
-def _is(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -43,4 +45,4 @@ class FlowFlags(OfferStep):
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """The same tools with their flags."""
-        return [reflagged(tool, self.settings) for tool in tools]
+        return [with_configured_flags(tool, self.settings) for tool in tools]

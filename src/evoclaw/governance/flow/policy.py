@@ -13,20 +13,28 @@ from typing import NamedTuple
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import ALLOW, Ask, Policy, Verdict
 from evoclaw.core.tools import Call, Tool
-from evoclaw.core.truncate import head_and_tail
-from evoclaw.governance.flow.asked import Asking, says_one
-from evoclaw.governance.flow.atoms import atoms, bare, is_address, is_code, moment, number, plain
-from evoclaw.governance.flow.edge import told_by
-from evoclaw.governance.flow.flags import reflagged
-from evoclaw.governance.flow.schemas import choices, default_of
-from evoclaw.governance.flow.seen import Seen, is_id, leaves
+from evoclaw.core.truncate import truncate_middle
+from evoclaw.governance.flow.asked import ToolVerbs, mentions_any
+from evoclaw.governance.flow.atoms import (
+    is_address,
+    is_long_code,
+    normalize,
+    parse_moment,
+    parse_number,
+    tokenize,
+    without_possessive,
+)
+from evoclaw.governance.flow.edge import untrusted_sources
+from evoclaw.governance.flow.flags import with_configured_flags
+from evoclaw.governance.flow.schemas import allowed_values, default_of
+from evoclaw.governance.flow.seen import ConversationIndex, is_id, leaves
 from evoclaw.governance.flow.settings import DEFAULT, FlowSettings, Preset
 
-SHOWN = 80
+MAX_SHOWN_VALUE_CHARS = 80
 """Characters of a value that are shown to people."""
-SMALL = 100
+HARMLESS_NUMBER_LIMIT = 100
 """Numbers below this are harmless in text that people read."""
-_GLUE = frozenset(
+_FUNCTION_WORDS = frozenset(
     word
     for line in (
         "a an the this that these those and or but of to in on at by for from with about as into",
@@ -39,7 +47,7 @@ _GLUE = frozenset(
 """Words that carry no information of their own."""
 
 
-class Problem(NamedTuple):
+class UngroundedValue(NamedTuple):
     """A value of a call that neither the user nor the tool's schema gave."""
 
     parameter: str
@@ -58,47 +66,51 @@ class Flow(Policy):
         """`tools` lists the executor's tools, to know the effects of a resumed run's calls."""
         self._settings = settings
         self._tools = tools
-        self._asking = Asking(settings.words)
+        self._verbs = ToolVerbs(settings.words)
         self._known: dict[str, Tool] = {}
         self._prose = frozenset(settings.prose)
-        self._key = f"flow {id(self)}"
+        self._index_key = f"flow {id(self)}"
         """A history keeps one index per policy: another policy may know other tools."""
 
     async def judge(self, call: Call) -> Verdict:
         """Judge one call."""
         self._known[call.tool.name] = call.tool
-        tool = reflagged(call.tool, self._settings)
+        tool = with_configured_flags(call.tool, self._settings)
         preset = self._settings.preset
         if preset is Preset.OFF:
             return ALLOW
         if preset is Preset.RULE_OF_TWO:
             return self._rule_of_two(call, tool)
-        if not call.context.label.untrusted or not (tool.presses or tool.sends):
+        if not call.context.label.untrusted or not (tool.has_side_effects or tool.sends):
             return ALLOW
         if preset is Preset.STRICT or call.context.history is None:
-            leaks = tool.presses or call.context.label.private or call.context.history is None
+            leaks = (
+                tool.has_side_effects or call.context.label.private or call.context.history is None
+            )
             return _ask(call, None, "") if leaks else ALLOW
-        return self._grounded(call, tool, self._seen(call))
+        return self._grounded(call, tool, self._index_of(call))
 
-    def _seen(self, call: Call) -> Seen:
+    def _index_of(self, call: Call) -> ConversationIndex:
         assert call.context.history is not None
-        return call.context.history.written(self._key, lambda: Seen(self._look_up, self._asking))
+        return call.context.history.encoded(
+            self._index_key, lambda: ConversationIndex(self._look_up, self._verbs)
+        )
 
     def _look_up(self, name: str) -> Tool | None:
         if name not in self._known and self._tools is not None:
             self._known.update((tool.name, tool) for tool in self._tools())
         found = self._known.get(name)
-        return None if found is None else reflagged(found, self._settings)
+        return None if found is None else with_configured_flags(found, self._settings)
 
     def _rule_of_two(self, call: Call, tool: Tool) -> Verdict:
         label, history = call.context.label, call.context.history
-        acted = history is None or self._seen(call).acted
+        acted = history is None or self._index_of(call).acted
         before = (label.untrusted, label.private, acted)
-        acts = tool.presses or tool.sends
+        acts = tool.has_side_effects or tool.sends
         after = (before[0] or tool.outside, before[1] or tool.private, acted or acts)
         if not all(after) or (all(before) and not acts):
             return ALLOW
-        sources = told_by(call)
+        sources = untrusted_sources(call)
         reason = (
             "untrusted input, private data and acting may not come together in one run without a "
             f"person's approval. Untrusted or private text came through {sources}. "
@@ -107,112 +119,118 @@ class Flow(Policy):
         people = f"{call.name} would be the third of: untrusted input, private data, acting"
         return Ask("rule_of_two", reason, f"{people} (through {sources})")
 
-    def _grounded(self, call: Call, tool: Tool, seen: Seen) -> Verdict:
-        if tool.presses:
-            if not says_one(self._asking.verbs(tool.name), seen.user_stems):
-                return _ask(call, Problem("", tool.name, "the user did not ask for it"), "")
-            problem = self._weighed(call, tool, seen)
+    def _grounded(self, call: Call, tool: Tool, index: ConversationIndex) -> Verdict:
+        if tool.has_side_effects:
+            if not mentions_any(self._verbs.verbs(tool.name), index.user_stems):
+                return _ask(call, UngroundedValue("", tool.name, "the user did not ask for it"), "")
+            problem = self._ungrounded_argument(call, tool, index)
         elif call.context.label.private:
-            problem = _ungrounded(call, seen)
+            problem = _leaked_value(call, index)
         else:
-            problem = _new_address(call.arguments, seen)
+            problem = _new_address(call.arguments, index)
         if problem is None:
             return ALLOW
-        return _ask(call, problem, seen.source_of(problem.value))
+        return _ask(call, problem, index.source_of(problem.value))
 
-    def _weighed(self, call: Call, tool: Tool, seen: Seen) -> Problem | None:
-        check = _Weighing(call, seen, self._prose)
+    def _ungrounded_argument(
+        self, call: Call, tool: Tool, index: ConversationIndex
+    ) -> UngroundedValue | None:
+        check = _ArgumentCheck(call, index, self._prose)
         problem = check.problem()
-        kinds = self._asking.kinds(tool.name)
+        kinds = self._verbs.object_words(tool.name)
         if (
             problem is None
             and not check.anchored
             and kinds
-            and not says_one(kinds, seen.user_stems)
+            and not mentions_any(kinds, index.user_stems)
         ):
             # No value of the call is the user's own: then the user must have named its object.
-            return Problem("", tool.name, "the user did not speak of such a thing")
+            return UngroundedValue("", tool.name, "the user did not speak of such a thing")
         return problem
 
 
-class _Weighing:
+class _ArgumentCheck:
     """Checks the arguments of an acting call: which are the user's own."""
 
-    def __init__(self, call: Call, seen: Seen, prose: frozenset[str]) -> None:
-        self._call, self._seen, self._prose = call, seen, prose
+    def __init__(self, call: Call, index: ConversationIndex, prose: frozenset[str]) -> None:
+        self._call, self._index, self._prose = call, index, prose
         self.anchored = False
         """Whether the user named the target of the call; a number or a date names none."""
-        self._found_only = False
+        self._only_stored = False
         """Whether the target was only found in the user's stores."""
-        self._worded: list[tuple[str, str]] = []
+        self._prose_values: list[tuple[str, str]] = []
 
-    def problem(self) -> Problem | None:
+    def problem(self) -> UngroundedValue | None:
         """The first value that is not grounded."""
         for name, value in self._call.arguments.items():
             if value is not None and value == default_of(self._call.tool, name):
                 continue
-            problem = self._weigh(name, name, value)
+            problem = self._check(name, name, value)
             if problem is not None:
                 return problem
-        free = self.anchored and not self._found_only
-        for name, text in self._worded:
-            if (found := _strange(text, self._seen, free=free)) is not None:
-                return Problem(name, found, "" if free else "these words are not the user's")
+        free = self.anchored and not self._only_stored
+        for name, text in self._prose_values:
+            if (found := _ungrounded_token(text, self._index, free=free)) is not None:
+                return UngroundedValue(
+                    name, found, "" if free else "these words are not the user's"
+                )
             self.anchored = self.anchored or not free
         return None
 
-    def _weigh(self, name: str, key: str, value: JSON) -> Problem | None:
+    def _check(self, name: str, key: str, value: JSON) -> UngroundedValue | None:
         if is_object(value):
             parts = [(str(inner), child) for inner, child in value.items()]
         elif is_array(value):
             parts = [(key, child) for child in value]
         else:
-            return self._weigh_leaf(name, key, value)
+            return self._check_leaf(name, key, value)
         for inner, child in parts:
-            if (problem := self._weigh(name, inner, child)) is not None:
+            if (problem := self._check(name, inner, child)) is not None:
                 return problem
         return None
 
-    def _weigh_leaf(self, name: str, key: str, value: JSON) -> Problem | None:
-        seen = self._seen
+    def _check_leaf(self, name: str, key: str, value: JSON) -> UngroundedValue | None:
+        seen = self._index
         if value is None or value == "" or isinstance(value, bool):
             return None
-        text = plain(str(value)).strip()
+        text = normalize(str(value)).strip()
         if key in self._prose and isinstance(value, str):
-            self._worded.append((name, value))
+            self._prose_values.append((name, value))
         elif seen.grounded(value):
-            self.anchored = self.anchored or (number(text) is None and moment(text) is None)
+            self.anchored = self.anchored or (
+                parse_number(text) is None and parse_moment(text) is None
+            )
         elif is_id(key) and text in seen.named_ids:
             self.anchored = True
         elif is_id(key) and text in seen.stored_ids:
-            self._found_only = True
-        elif text in seen.stored_values or _as_figure(text) in seen.stored_values:
-            self._found_only = self._found_only or isinstance(value, str) or is_id(key)
-        elif value not in choices(self._call.tool, name):
-            return Problem(name, value, "")
+            self._only_stored = True
+        elif text in seen.stored_values or _other_number_spelling(text) in seen.stored_values:
+            self._only_stored = self._only_stored or isinstance(value, str) or is_id(key)
+        elif value not in allowed_values(self._call.tool, name):
+            return UngroundedValue(name, value, "")
         return None
 
 
-def _as_figure(text: str) -> str:
+def _other_number_spelling(text: str) -> str:
     """The other JSON spelling of the same number: `1` for `1.0`, and the reverse."""
-    value = number(text)
+    value = parse_number(text)
     if value is None:
         return ""
     return str(int(value)) if "." in text and value.is_integer() else str(value)
 
 
-def _strange(text: str, seen: Seen, *, free: bool) -> str | None:
+def _ungrounded_token(text: str, index: ConversationIndex, *, free: bool) -> str | None:
     """The first token of a prose value that is not grounded."""
-    for token in atoms(plain(text)):
-        if token in seen.public_words or (free and token.isalpha()):
+    for token in tokenize(normalize(text)):
+        if token in index.public_words or (free and token.isalpha()):
             continue
-        if is_address(token) or is_code(token):
+        if is_address(token) or is_long_code(token):
             return token
-        value = number(token)
-        if value is not None and (value < SMALL or value in seen.numbers):
+        value = parse_number(token)
+        if value is not None and (value < HARMLESS_NUMBER_LIMIT or value in index.numbers):
             continue
-        word = bare(token)
-        if free or seen.is_trusted(token) or seen.is_trusted(word) or word in _GLUE:
+        word = without_possessive(token)
+        if free or index.is_trusted(token) or index.is_trusted(word) or word in _FUNCTION_WORDS:
             continue
         if not _small_ordinal(token):
             return token
@@ -224,40 +242,42 @@ def _small_ordinal(token: str) -> bool:
     return digits.isdigit() and len(digits) < 3
 
 
-def _ungrounded(call: Call, seen: Seen) -> Problem | None:
+def _leaked_value(call: Call, index: ConversationIndex) -> UngroundedValue | None:
     """The first value a call would send out though it is not the user's own."""
     for name, value in call.arguments.items():
         for leaf in leaves(value):
-            if not isinstance(leaf, str) or leaf in choices(call.tool, name):
+            if not isinstance(leaf, str) or leaf in allowed_values(call.tool, name):
                 continue
-            if seen.grounded(leaf) or all(_is_said(token, seen) for token in atoms(plain(leaf))):
+            if index.grounded(leaf) or all(
+                _is_trusted_token(token, index) for token in tokenize(normalize(leaf))
+            ):
                 continue
-            return Problem(name, leaf, "private data was read, and this would carry it out")
+            return UngroundedValue(name, leaf, "private data was read, and this would carry it out")
     return None
 
 
-def _is_said(token: str, seen: Seen) -> bool:
-    return seen.is_trusted(token) or token in _GLUE
+def _is_trusted_token(token: str, index: ConversationIndex) -> bool:
+    return index.is_trusted(token) or token in _FUNCTION_WORDS
 
 
-def _new_address(arguments: Mapping[str, JSON], seen: Seen) -> Problem | None:
+def _new_address(arguments: Mapping[str, JSON], index: ConversationIndex) -> UngroundedValue | None:
     """The first address of a reading call that no trusted text names."""
     for name, value in arguments.items():
         for leaf in leaves(value):
-            for token in atoms(plain(leaf)) if isinstance(leaf, str) else ():
-                if is_address(token) and not seen.is_trusted(token):
-                    return Problem(name, leaf, "")
+            for token in tokenize(normalize(leaf)) if isinstance(leaf, str) else ():
+                if is_address(token) and not index.is_trusted(token):
+                    return UngroundedValue(name, leaf, "")
     return None
 
 
-def _ask(call: Call, problem: Problem | None, source: str) -> Ask:
-    sources = source or told_by(call)
+def _ask(call: Call, problem: UngroundedValue | None, source: str) -> Ask:
+    sources = source or untrusted_sources(call)
     if problem is None:
         what, fix = f"{call.name} acts", "Go on without it"
     elif not problem.parameter:
         what, fix = f"{call.name}: {problem.why}", "Go on without it"
     else:
-        shown = head_and_tail(str(problem.value), SHOWN)
+        shown = truncate_middle(str(problem.value), MAX_SHOWN_VALUE_CHARS)
         why = f" ({problem.why})" if problem.why else ""
         what = f"{call.name} with {problem.parameter} = {shown!r}, which the user did not give{why}"
         fix = "Use only values the user gave, or go on without it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.tools import Tool
 
-DEEPEST = 8
+MAX_SCHEMA_DEPTH = 8
 
 
 def default_of(tool: Tool, name: str) -> JSON:
@@ -14,9 +14,9 @@ def default_of(tool: Tool, name: str) -> JSON:
     return node.get("default")
 
 
-def choices(tool: Tool, name: str) -> tuple[JSON, ...]:
+def allowed_values(tool: Tool, name: str) -> tuple[JSON, ...]:
     """The values that the schema lists for a parameter."""
-    return tuple(_choices(tool, _property(tool, name), 0))
+    return tuple(_allowed_values(tool, _property(tool, name), 0))
 
 
 def _property(tool: Tool, name: str) -> dict[str, JSON]:
@@ -25,8 +25,8 @@ def _property(tool: Tool, name: str) -> dict[str, JSON]:
     return node if is_object(node) else {}
 
 
-def _choices(tool: Tool, node: JSON, depth: int) -> list[JSON]:
-    if not is_object(node) or depth > DEEPEST:
+def _allowed_values(tool: Tool, node: JSON, depth: int) -> list[JSON]:
+    if not is_object(node) or depth > MAX_SCHEMA_DEPTH:
         return []
     found: list[JSON] = []
     if is_array(listed := node.get("enum")):
@@ -36,13 +36,13 @@ def _choices(tool: Tool, node: JSON, depth: int) -> list[JSON]:
     for word in ("anyOf", "oneOf", "allOf"):
         if is_array(parts := node.get(word)):
             for part in parts:
-                found.extend(_choices(tool, part, depth + 1))
-    found.extend(_choices(tool, node.get("items"), depth + 1))
-    found.extend(_choices(tool, _referred(tool, node.get("$ref")), depth + 1))
+                found.extend(_allowed_values(tool, part, depth + 1))
+    found.extend(_allowed_values(tool, node.get("items"), depth + 1))
+    found.extend(_allowed_values(tool, _resolve_ref(tool, node.get("$ref")), depth + 1))
     return found
 
 
-def _referred(tool: Tool, ref: JSON) -> JSON:
+def _resolve_ref(tool: Tool, ref: JSON) -> JSON:
     if not isinstance(ref, str) or not ref.startswith("#/"):
         return None
     node: JSON = tool.parameters

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from evoclaw.core.arguments import BadArguments, parse_arguments
-from evoclaw.core.labels import MEMORY, Label
+from evoclaw.core.labels import MEMORY_SOURCE, Label
 from evoclaw.core.messages import (
     JSON,
     ErrorKind,
@@ -24,34 +24,36 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.tools import Effect, Tool
-from evoclaw.governance.flow.asked import Asking
+from evoclaw.governance.flow.asked import ToolVerbs
 from evoclaw.governance.flow.atoms import (
-    Moments,
-    atoms,
-    bare,
+    MentionedTimes,
     is_address,
-    is_code,
-    moment,
-    number,
-    numbers,
-    plain,
+    is_long_code,
+    normalize,
+    numbers_in,
+    parse_moment,
+    parse_number,
+    tokenize,
+    without_possessive,
 )
 
-MOST_TEXT = 400_000
+MAX_INDEXED_CHARS = 400_000
 """Characters of a trusted message that are indexed; text beyond them does not count as trusted."""
-MOST_FIELDS = 20_000
+MAX_INDEXED_FIELDS = 20_000
 """Fields of a result that are indexed."""
-LONGEST_NAME = 64
-NOT_DONE = frozenset({ErrorKind.PERMISSION_DENIED, ErrorKind.INVALID_PARAMS, ErrorKind.NOT_FOUND})
+MAX_NAME_CHARS = 64
+NO_EFFECT_ERRORS = frozenset(
+    {ErrorKind.PERMISSION_DENIED, ErrorKind.INVALID_PARAMS, ErrorKind.NOT_FOUND}
+)
 """Errors of calls that cannot have changed anything."""
 _SYNTAX = re.compile(r"[;|&<>$`(){}\[\]\\*\n\"=]")
-_OWNED = ("'s", "’s")
-_NAMES = ("name", "title", "subject", "label")
+_POSSESSIVES = ("'s", "’s")
+_NAME_KEYS = ("name", "title", "subject", "label")
 
-Lookup = Callable[[str], Tool | None]
+ToolLookup = Callable[[str], Tool | None]
 
 
-class Seen:
+class ConversationIndex:
     """An index of one history, which passes each message to `add` once."""
 
     __slots__ = (
@@ -60,7 +62,7 @@ class Seen:
         "stored_values", "tainted", "user_stems",
     )  # fmt: skip
 
-    def __init__(self, lookup: Lookup, asking: Asking) -> None:
+    def __init__(self, lookup: ToolLookup, asking: ToolVerbs) -> None:
         """Start empty; `lookup` finds tools by name."""
         self._lookup, self._verbs = lookup, asking
         self._pending_calls: dict[str, tuple[ToolCall, bool]] = {}
@@ -71,7 +73,7 @@ class Seen:
         self.public_words: set[str] = set()
         """Trusted words that are not private: a call may send them out."""
         self.numbers: set[float] = set()
-        self.moments = Moments()
+        self.moments = MentionedTimes()
         self.user_stems: set[str] = set()
         """The stems of the words that the user wrote."""
         self.stored_values: set[str] = set()
@@ -92,7 +94,7 @@ class Seen:
         """Index a message."""
         match message:
             case SystemMessage(text):
-                self._trust(text)
+                self._add_trusted(text)
             case UserMessage():
                 self._add_user(message)
             case Reply():
@@ -106,10 +108,12 @@ class Seen:
             if isinstance(block, ImageBlock):
                 self.tainted = self.tainted or block.label.untrusted
             elif block.label.untrusted:
-                self._distrust(block.text, block.label)
-            elif MEMORY not in block.label.sources:  # recalled notes are the model's own words
+                self._add_untrusted(block.text, block.label)
+            elif (
+                MEMORY_SOURCE not in block.label.sources
+            ):  # recalled notes are the model's own words
                 self.user_stems |= self._verbs.stems(
-                    self._trust(block.text, secret=block.label.private)
+                    self._add_trusted(block.text, secret=block.label.private)
                 )
 
     def _add_result(self, result: ToolResult) -> None:
@@ -121,18 +125,18 @@ class Seen:
             if isinstance(block, ImageBlock):
                 continue
             if label.untrusted:
-                self._distrust(block.text, label)
+                self._add_untrusted(block.text, label)
             elif clean and not self.laundered and result.error is None:
-                self._trust(block.text, secret=label.private)
+                self._add_trusted(block.text, secret=label.private)
         if label.untrusted:
             self.tainted = True
 
     def _note_effect(self, result: ToolResult, *, clean: bool) -> None:
         """Note what a call did: after it wrote untrusted text, later reads are untrusted too."""
         tool = self._lookup(result.name)
-        if result.error in NOT_DONE:
+        if result.error in NO_EFFECT_ERRORS:
             return
-        if tool is None or tool.presses or tool.sends:
+        if tool is None or tool.has_side_effects or tool.sends:
             self.acted = True
         writes = tool is None or tool.effect is Effect.WRITE
         self.laundered = self.laundered or (writes and not clean)
@@ -145,60 +149,64 @@ class Seen:
             return False
         return all(self.grounded(value) for value in leaves(arguments))
 
-    def _trust(self, text: str, *, secret: bool = False) -> list[str]:
-        normal = plain(text[:MOST_TEXT])
-        found = atoms(normal)
+    def _add_trusted(self, text: str, *, secret: bool = False) -> list[str]:
+        normal = normalize(text[:MAX_INDEXED_CHARS])
+        found = tokenize(normal)
         self._raw.append(normal)
         self._phrases.append(f" {' '.join(found)} ")
         words = self._private_words if secret else self.public_words
         words.update(found)
-        if any(mark in normal for mark in _OWNED):
-            words.update(map(bare, found))
+        if any(mark in normal for mark in _POSSESSIVES):
+            words.update(map(without_possessive, found))
         rest = self.moments.add(normal)
-        self.numbers.update(numbers(found if rest is normal else atoms(rest)))
-        return [bare(token) for token in found]
+        self.numbers.update(numbers_in(found if rest is normal else tokenize(rest)))
+        return [without_possessive(token) for token in found]
 
-    def _distrust(self, text: str, label: Label) -> None:
+    def _add_untrusted(self, text: str, label: Label) -> None:
         self.tainted = True
-        normal = plain(text)
+        normal = normalize(text)
         self.sources.append((normal, label.sources[-1] if label.sources else "another agent"))
         if label.private and normal[:1] in ("{", "["):
             try:
                 record = msgspec.json.decode(text)
             except (msgspec.DecodeError, RecursionError):
                 return
-            self._list(record)
+            self._index_record(record)
 
-    def _list(self, record: JSON) -> None:
+    def _index_record(self, record: JSON) -> None:
         """Index the fields that the store itself wrote: numbers, ids, names of one word."""
         pending: list[JSON] = [record]
-        left = MOST_FIELDS
+        left = MAX_INDEXED_FIELDS
         while pending and left:
             left -= 1
             node = pending.pop()
             if is_object(node):
-                self._list_record(node)
+                self._index_ids(node)
                 pending.extend(node.values())
             elif is_array(node):
                 pending.extend(node)
-            elif (name := _as_name(node)) is not None:
+            elif (name := _as_single_word(node)) is not None:
                 self.stored_values.add(name)
 
-    def _list_record(self, record: dict[str, JSON]) -> None:
+    def _index_ids(self, record: dict[str, JSON]) -> None:
         ids = [str(v) for k, v in record.items() if is_id(k) and isinstance(v, str | int)]
-        self.stored_ids.update(plain(id) for id in ids if len(id) <= LONGEST_NAME)
-        if ids and any(self._named(key, value) for key, value in record.items()):
-            self.named_ids.update(map(plain, ids))
+        self.stored_ids.update(normalize(id) for id in ids if len(id) <= MAX_NAME_CHARS)
+        if ids and any(self._is_user_given_name(key, value) for key, value in record.items()):
+            self.named_ids.update(map(normalize, ids))
 
-    def _named(self, key: str, value: JSON) -> bool:
+    def _is_user_given_name(self, key: str, value: JSON) -> bool:
         """Whether this field is the record's name, and the user has written it."""
-        if not isinstance(value, str) or not key.rstrip("_").lower().endswith(_NAMES):
+        if not isinstance(value, str) or not key.rstrip("_").lower().endswith(_NAME_KEYS):
             return False
-        text = plain(value)
+        text = normalize(value)
         stem = text.rpartition(".")[0]
         return any(
-            self._holds(found) and any(len(token) > 3 for token in found)
-            for found in (atoms(text), atoms(stem), atoms(stem.replace("-", " ").replace("_", " ")))
+            self._has_phrase(found) and any(len(token) > 3 for token in found)
+            for found in (
+                tokenize(text),
+                tokenize(stem),
+                tokenize(stem.replace("-", " ").replace("_", " ")),
+            )
             if found
         )
 
@@ -208,20 +216,20 @@ class Seen:
             return True
         if isinstance(value, int | float):
             return value in self.numbers
-        normal = plain(str(value)).strip()
-        if (parsed := number(normal)) is not None:
+        normal = normalize(str(value)).strip()
+        if (parsed := parse_number(normal)) is not None:
             return parsed in self.numbers
-        if (when := moment(normal)) is not None:
+        if (when := parse_moment(normal)) is not None:
             date, time = when
             known = date is None or self.moments.has_date(date)
             return known and (time is None or self.moments.has_time(time))
         if _SYNTAX.search(normal):
             # Programs interpret this syntax: the user must have written it exactly so.
             return any(normal in text for text in self._raw)
-        found = atoms(normal)
-        return not found or self._holds(found)
+        found = tokenize(normal)
+        return not found or self._has_phrase(found)
 
-    def _holds(self, found: list[str]) -> bool:
+    def _has_phrase(self, found: list[str]) -> bool:
         phrase = f" {' '.join(found)} "
         return any(phrase in text for text in self._phrases)
 
@@ -231,7 +239,7 @@ class Seen:
 
     def source_of(self, value: JSON) -> str:
         """The tool whose result contains a value; empty if none does."""
-        normal = plain(str(value)).strip()
+        normal = normalize(str(value)).strip()
         return next((source for text, source in self.sources if normal and normal in text), "")
 
 
@@ -255,12 +263,12 @@ def is_id(key: str) -> bool:
     )
 
 
-def _as_name(value: JSON) -> str | None:
+def _as_single_word(value: JSON) -> str | None:
     if isinstance(value, bool) or value is None:
         return None
-    text = plain(str(value)).strip()
-    if len(text) > LONGEST_NAME or any(char.isspace() for char in text):
+    text = normalize(str(value)).strip()
+    if len(text) > MAX_NAME_CHARS or any(char.isspace() for char in text):
         return None
     if isinstance(value, int | float):
         return text
-    return None if not text or is_address(text) or is_code(text) else text
+    return None if not text or is_address(text) or is_long_code(text) else text

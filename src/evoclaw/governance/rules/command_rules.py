@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.advance import InAdvance
+from evoclaw.governance.advance import PreApproval
 from evoclaw.governance.autonomy import Level
 
 if TYPE_CHECKING:
-    from evoclaw.governance.rules.document import Document
-    from evoclaw.governance.rules.policy import Rules
+    from evoclaw.governance.rules.document import RuleDocument
+    from evoclaw.governance.rules.policy import RulePolicy
 
-ELSEWHERE = "/workspace"
+REMOTE_WORKSPACE = "/workspace"
 """The workspace that relative paths refer to when calls run on another machine."""
 
-OWN = "~/.evoclaw"
+DATA_FOLDER = "~/.evoclaw"
 """The data folder as the shipped rules name it; an edge's workspace may be inside it."""
-BESIDE = (
+DATA_FOLDER_ENTRIES = (
     "*.*", "artifacts", "audit", "broker", "canvas", "lock", "pairing", "password", "rates",
     "runs", "skills", "tools",
 )  # fmt: skip
@@ -57,7 +57,7 @@ def command_rules(
     if file is not None:
         # Load the owner's rules now: their mistakes must be reported at start.
         rules.load()
-    return InAdvance(rules) if sandboxed and level is Level.FULL else rules
+    return PreApproval(rules) if sandboxed and level is Level.FULL else rules
 
 
 class CommandRules(Policy):
@@ -66,9 +66,9 @@ class CommandRules(Policy):
     def __init__(self, file: Path | None, workspace: Path | None) -> None:
         """Without a file, the shipped rules are loaded when the first call is judged."""
         self.file, self._workspace = file, workspace
-        self._rules: Rules | None = None
+        self._rules: RulePolicy | None = None
 
-    def load(self) -> Rules:
+    def load(self) -> RulePolicy:
         """Load the rules, unless they are loaded already."""
         if self._rules is None:
             self._rules = loaded_rules(self.file, self._workspace)
@@ -79,33 +79,36 @@ class CommandRules(Policy):
         return await (self._rules or self.load()).judge(call)
 
 
-def loaded_rules(file: Path | None, workspace: Path | None) -> Rules:
+def loaded_rules(file: Path | None, workspace: Path | None) -> RulePolicy:
     """The rules of a file, or the shipped ones, for calls in a workspace."""
-    from evoclaw.governance.rules.disk import ThisDisk
+    from evoclaw.governance.rules.disk import LocalPathResolver
     from evoclaw.governance.rules.document import shipped_rules
     from evoclaw.governance.rules.examples import load_rules
-    from evoclaw.governance.rules.policy import Rules
+    from evoclaw.governance.rules.policy import RulePolicy
 
     home = os.environ.get("HOME", "/")
-    root, disk = str(workspace or ELSEWHERE), None if workspace is None else ThisDisk()
+    root, disk = (
+        str(workspace or REMOTE_WORKSPACE),
+        None if workspace is None else LocalPathResolver(),
+    )
     if file is not None:
         return load_rules(file, workspace=root, home=home, disk=disk)
-    document = _around(shipped_rules(), Path(root), home)
-    return Rules(document, workspace=root, home=home, disk=disk)
+    document = _allow_inner_workspace(shipped_rules(), Path(root), home)
+    return RulePolicy(document, workspace=root, home=home, resolver=disk)
 
 
-def _around(document: Document, workspace: Path, home: str) -> Document:
+def _allow_inner_workspace(document: RuleDocument, workspace: Path, home: str) -> RuleDocument:
     """Rules that allow a workspace inside the data folder, but nothing else of that folder."""
     from msgspec.structs import replace
 
-    own = Path(home, OWN.partition("/")[2])
+    own = Path(home, DATA_FOLDER.partition("/")[2])
     if own not in workspace.parents:
         return document
     above = [folder for folder in workspace.parents if folder == own or own in folder.parents]
-    beside = tuple(f"{folder}/{name}" for folder in above for name in BESIDE)
+    beside = tuple(f"{folder}/{name}" for folder in above for name in DATA_FOLDER_ENTRIES)
     rules = tuple(
-        replace(rule, paths=(*(path for path in rule.paths if path != OWN), *beside))
-        if OWN in rule.paths
+        replace(rule, paths=(*(path for path in rule.paths if path != DATA_FOLDER), *beside))
+        if DATA_FOLDER in rule.paths
         else rule
         for rule in document.rules
     )

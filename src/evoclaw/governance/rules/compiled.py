@@ -9,21 +9,21 @@ from msgspec import Struct
 
 from evoclaw.core.tools import Call
 from evoclaw.governance.rules.conditions import (
-    Argument,
-    Domains,
-    Hit,
-    Names,
-    Paths,
-    Way,
-    Where,
+    ArgumentGlobs,
+    ArgumentPattern,
+    CandidatePath,
+    DomainPatterns,
+    NamePatterns,
+    PathPatterns,
+    RuleMatch,
+    candidate_path,
     is_glob,
-    program_hit,
-    way,
-    words_fit,
+    match_program,
+    match_words,
 )
-from evoclaw.governance.rules.disk import Disk
-from evoclaw.governance.rules.document import Reach, Rule, Then
-from evoclaw.governance.rules.patterns import is_plain, parts
+from evoclaw.governance.rules.disk import PathResolver
+from evoclaw.governance.rules.document import Rule, RuleAccess, RuleAction
+from evoclaw.governance.rules.patterns import is_plain, path_parts
 from evoclaw.shell.calls import SHELL_TOOLS
 from evoclaw.shell.effects import (
     Effects,
@@ -35,42 +35,44 @@ from evoclaw.shell.effects import (
     escape,
 )
 
-_NO = (Hit.NO, "")
+_NO_MATCH = (RuleMatch.NO, "")
 
 
-class Route(Struct, frozen=True, gc=False):
+class ResolvedPath(Struct, frozen=True, gc=False):
     """A path that a call touches, and every real path that it may be."""
 
-    place: PathEffect
-    ways: tuple[Way, ...] | None
+    effect: PathEffect
+    candidates: tuple[CandidatePath, ...] | None
     """None if it may be any path."""
 
 
-def routes_of(places: Sequence[PathEffect], disk: Disk | None) -> tuple[Route, ...]:
+def resolve_paths(
+    effects: Sequence[PathEffect], disk: PathResolver | None
+) -> tuple[ResolvedPath, ...]:
     """Resolve the paths of a call; each pattern is resolved once."""
-    found: dict[str, tuple[Way, ...] | None] = {"": None}
-    resolved: list[Route] = []
-    for place in places:
+    found: dict[str, tuple[CandidatePath, ...] | None] = {"": None}
+    resolved: list[ResolvedPath] = []
+    for place in effects:
         pattern = place.pattern
         if pattern not in found:
-            found[pattern] = _follow(pattern, disk)
-        resolved.append(Route(place, found[pattern]))
+            found[pattern] = _candidates(pattern, disk)
+        resolved.append(ResolvedPath(place, found[pattern]))
     return tuple(resolved)
 
 
-def _follow(pattern: str, disk: Disk | None) -> tuple[Way, ...] | None:
-    lexical = parts(pattern)
+def _candidates(pattern: str, disk: PathResolver | None) -> tuple[CandidatePath, ...] | None:
+    lexical = path_parts(pattern)
     if lexical is None:
         return None
-    ways = [way(lexical)]
+    ways = [candidate_path(lexical)]
     if disk is None:
         return tuple(ways)
-    real = disk.leads_to(pattern)
+    real = disk.resolve(pattern)
     if real is None:
         return None
     as_written = "/" + "/".join(lexical)
     ways += [
-        way(tuple(_escape_name(part) for part in path.split("/") if part))
+        candidate_path(tuple(_escape_name(part) for part in path.split("/") if part))
         for path in real
         if path != as_written
     ]
@@ -81,12 +83,12 @@ def _escape_name(name: str) -> str:
     return name if is_plain(name) else escape(name)
 
 
-class Seen(Struct, frozen=True, gc=False):
+class CallEffects(Struct, frozen=True, gc=False):
     """A call with its effects, matched against many rules."""
 
     call: Call
     effects: Effects
-    routes: tuple[Route, ...]
+    paths: tuple[ResolvedPath, ...]
 
     @property
     def shell(self) -> bool:
@@ -94,164 +96,172 @@ class Seen(Struct, frozen=True, gc=False):
         return self.call.tool.name in SHELL_TOOLS
 
 
-class Compiled:
+class CompiledRule:
     """A rule, prepared to match many calls."""
 
     def __init__(self, rule: Rule, workspace: str, home: str) -> None:
         self.rule = rule
-        strict = rule.then is not Then.ALLOW
-        self._tools = Names(rule.tools, fold=strict) if rule.tools else None
-        self._programs = Names(rule.programs, fold=strict) if rule.programs else None
-        self._arguments = tuple(Argument(pattern) for pattern in rule.arguments)
-        self._paths = Paths(rule.paths, workspace, home) if rule.paths else None
-        self._domains = Domains(rule.domains) if rule.domains else None
-        self._env = Names(rule.env, fold=strict) if rule.env else None
-        self._where = Where(rule.where) if rule.where else None
+        strict = rule.then is not RuleAction.ALLOW
+        self._tools = NamePatterns(rule.tools, fold=strict) if rule.tools else None
+        self._programs = NamePatterns(rule.programs, fold=strict) if rule.programs else None
+        self._arguments = tuple(ArgumentPattern(pattern) for pattern in rule.arguments)
+        self._paths = PathPatterns(rule.paths, workspace, home) if rule.paths else None
+        self._domains = DomainPatterns(rule.domains) if rule.domains else None
+        self._env = NamePatterns(rule.env, fold=strict) if rule.env else None
+        self._where = ArgumentGlobs(rule.where) if rule.where else None
         self.looks_at_paths = bool(rule.paths)
         """Whether the rule names paths."""
-        self._reach = None if rule.access is Reach.ANY else PathAccess(rule.access.value)
+        self._access = None if rule.access is RuleAccess.ANY else PathAccess(rule.access.value)
 
-    def about(self, call: Call) -> bool:
+    def applies_to(self, call: Call) -> bool:
         """Whether the rule applies to this tool and its arguments at all."""
-        if self._tools is not None and not self._tools.fit(call.tool.name):
+        if self._tools is not None and not self._tools.matches(call.tool.name):
             return False
-        return self._where is None or self._where.hit(call.arguments)
+        return self._where is None or self._where.matches(call.arguments)
 
-    def hit(self, seen: Seen) -> tuple[Hit, str]:
+    def match(self, seen: CallEffects) -> tuple[RuleMatch, str]:
         """Whether a rule that denies or asks matches the call, and by which effect."""
         effects = seen.effects
-        if (self._tools is not None or self._where is not None) and not self.about(seen.call):
-            return _NO
-        found, by = Hit.YES, ""
+        if (self._tools is not None or self._where is not None) and not self.applies_to(seen.call):
+            return _NO_MATCH
+        found, by = RuleMatch.YES, ""
         if self._paths is not None:
-            found, by = self._path(seen)
+            found, by = self._match_path(seen)
             if not found:
-                return _NO
+                return _NO_MATCH
         if self._domains is not None:
-            hit, host = self._host(effects.hosts, seen)
+            hit, host = self._match_host(effects.hosts, seen)
             if not hit:
-                return _NO
+                return _NO_MATCH
             found, by = min(found, hit), by or host
         elif self._programs is not None and self._paths is None:
-            found, by = self._program(effects.programs)
+            found, by = self._match_program(effects.programs)
             if not found:
-                return _NO
+                return _NO_MATCH
         if self._env is not None:
-            names = [setting.name for setting in effects.settings if self._env.fit(setting.name)]
+            names = [
+                setting.name for setting in effects.settings if self._env.matches(setting.name)
+            ]
             if not names:
-                return _NO
+                return _NO_MATCH
             by = by or names[0]
         return found, by or seen.call.tool.name
 
-    def _program(self, programs: Sequence[ProgramEffect]) -> tuple[Hit, str]:
-        best, names = _NO, self._programs
+    def _match_program(self, programs: Sequence[ProgramEffect]) -> tuple[RuleMatch, str]:
+        best, names = _NO_MATCH, self._programs
         for program in programs if names is not None else ():
-            hit = program_hit(names, self._arguments, program) if names is not None else Hit.NO
+            hit = (
+                match_program(names, self._arguments, program)
+                if names is not None
+                else RuleMatch.NO
+            )
             if hit > best[0]:
                 best = hit, program.shown
-                if hit is Hit.YES:
+                if hit is RuleMatch.YES:
                     break
         return best
 
-    def _path(self, seen: Seen) -> tuple[Hit, str]:
-        best, paths = _NO, self._paths
-        for resolved in seen.routes if paths is not None else ():
-            effect = resolved.place
-            if self._reach is not None and effect.access is not self._reach:
+    def _match_path(self, seen: CallEffects) -> tuple[RuleMatch, str]:
+        best, paths = _NO_MATCH, self._paths
+        for resolved in seen.paths if paths is not None else ():
+            effect = resolved.effect
+            if self._access is not None and effect.access is not self._access:
                 continue
-            hit = Hit.MAYBE
-            if resolved.ways is not None and paths is not None:
-                hit = max([paths.hit(path, tree=effect.tree) for path in resolved.ways])
+            hit = RuleMatch.MAYBE
+            if resolved.candidates is not None and paths is not None:
+                hit = max([paths.match(path, tree=effect.tree) for path in resolved.candidates])
             if hit > best[0] and self._programs is not None:
-                hit = min(hit, self._by(effect.by, seen))
+                hit = min(hit, self._match_actor(effect.by, seen))
             if hit > best[0]:
                 best = hit, _shown(resolved)
-                if hit is Hit.YES:
+                if hit is RuleMatch.YES:
                     break
         return best
 
-    def _host(self, hosts: Sequence[HostEffect], seen: Seen) -> tuple[Hit, str]:
-        best, domains = _NO, self._domains
+    def _match_host(self, hosts: Sequence[HostEffect], seen: CallEffects) -> tuple[RuleMatch, str]:
+        best, domains = _NO_MATCH, self._domains
         for host in hosts if domains is not None else ():
-            hit = domains.hit(host) if domains is not None else Hit.NO
-            hit = min(hit, self._by(host.by, seen))
+            hit = domains.match(host) if domains is not None else RuleMatch.NO
+            hit = min(hit, self._match_actor(host.by, seen))
             if hit > best[0]:
                 best = hit, host.name or "any host"
         return best
 
-    def _by(self, name: str, seen: Seen) -> Hit:
+    def _match_actor(self, name: str, seen: CallEffects) -> RuleMatch:
         """Whether the effect comes from a program that the rule names."""
         if self._programs is None:
-            return Hit.YES
+            return RuleMatch.YES
         if not name:
-            return Hit.MAYBE if seen.shell else Hit.NO
-        if not self._programs.fit(name):
-            return Hit.NO
+            return RuleMatch.MAYBE if seen.shell else RuleMatch.NO
+        if not self._programs.matches(name):
+            return RuleMatch.NO
         return max(
             (
-                words_fit(self._arguments, program.words)
+                match_words(self._arguments, program.words)
                 for program in seen.effects.programs
                 if program.name == name
             ),
-            default=Hit.MAYBE,
+            default=RuleMatch.MAYBE,
         )
 
-    def allows_program(self, program: ProgramEffect, seen: Seen) -> bool:
+    def allows_program(self, program: ProgramEffect, seen: CallEffects) -> bool:
         """Whether an allow rule covers a program and everything it touches."""
         if self._programs is None and (self._tools is None or self._env is not None):
             return False
-        if self._programs is not None and not (program.name and self._programs.fit(program.name)):
+        if self._programs is not None and not (
+            program.name and self._programs.matches(program.name)
+        ):
             return False
         if program.path and not program.path.startswith(("/bin/", "/usr/bin/", "/usr/local/bin/")):
             # Another program may have the same name; only the path identifies it.
             return False
-        if words_fit(self._arguments, program.words) is not Hit.YES:
+        if match_words(self._arguments, program.words) is not RuleMatch.YES:
             return False
-        return self._within(seen, program.name)
+        return self._covers(seen, program.name)
 
-    def allows_rest(self, seen: Seen) -> bool:
+    def allows_rest(self, seen: CallEffects) -> bool:
         """Whether an allow rule covers the effects of the shell itself, such as redirections."""
-        return self._programs is None and self._env is None and self._within(seen, "")
+        return self._programs is None and self._env is None and self._covers(seen, "")
 
-    def allows_call(self, seen: Seen) -> bool:
+    def allows_call(self, seen: CallEffects) -> bool:
         """Whether an allow rule covers a call of a tool other than the shell."""
         if self._programs is not None or self._env is not None:
             return False
-        return self._within(seen, "")
+        return self._covers(seen, "")
 
     def allows_setting(self, setting: SettingEffect) -> bool:
         """Whether an allow rule covers setting an environment variable."""
-        return self._env is not None and self._env.fit(setting.name)
+        return self._env is not None and self._env.matches(setting.name)
 
-    def _within(self, seen: Seen, by: str) -> bool:
+    def _covers(self, seen: CallEffects, by: str) -> bool:
         if self._paths is not None:
-            own = [path for path in seen.routes if path.place.by == by and path.place.sure]
+            own = [path for path in seen.paths if path.effect.by == by and path.effect.sure]
             if not own or not all(self._contains(path) for path in own):
                 return False
         if self._domains is not None:
             hosts = [host for host in seen.effects.hosts if host.by == by and host.sure]
             domains = self._domains
-            return bool(hosts) and all(domains.hit(host) is Hit.YES for host in hosts)
+            return bool(hosts) and all(domains.match(host) is RuleMatch.YES for host in hosts)
         return True
 
-    def _contains(self, resolved: Route) -> bool:
-        if resolved.ways is None or self._paths is None:
+    def _contains(self, resolved: ResolvedPath) -> bool:
+        if resolved.candidates is None or self._paths is None:
             return False
-        if self._reach is not None and resolved.place.access is not self._reach:
+        if self._access is not None and resolved.effect.access is not self._access:
             return False
-        return all(self._paths.contain(path) for path in resolved.ways)
+        return all(self._paths.contains(path) for path in resolved.candidates)
 
 
-def _shown(resolved: Route) -> str:
-    effect = resolved.place
+def _shown(resolved: ResolvedPath) -> str:
+    effect = resolved.effect
     path = effect.pattern.replace(chr(92), "") or "a path only known later"
     return f"{effect.access.value} {path}"
 
 
-class Sieve:
+class RuleIndex:
     """Finds the rules that may match a call; for most calls there are none."""
 
-    def __init__(self, rules: Sequence[Compiled], workspace: str, home: str) -> None:
+    def __init__(self, rules: Sequence[CompiledRule], workspace: str, home: str) -> None:
         self._rules = tuple((1 << number, rule) for number, rule in enumerate(rules))
         self._always = self._by_path = self._by_host = self._by_program = self._by_glob = 0
         self._by_name: dict[str, int] = {}
@@ -267,10 +277,12 @@ class Sieve:
                 globs += self._add_programs(compiled.rule.programs, bit)
             else:
                 self._always |= bit
-        self._globs = Names(globs, fold=True)
-        self._begins = tuple(re.split(r"[*?\[]", glob, maxsplit=1)[0].casefold() for glob in globs)
+        self._globs = NamePatterns(globs, fold=True)
+        self._glob_prefixes = tuple(
+            re.split(r"[*?\[]", glob, maxsplit=1)[0].casefold() for glob in globs
+        )
         """The literal prefixes of the globs; a name must start with one to match."""
-        self._paths = Paths(paths, workspace, home)
+        self._paths = PathPatterns(paths, workspace, home)
 
     def _add_programs(self, programs: Sequence[str], bit: int) -> list[str]:
         """Index a rule by its program names; returns those that are globs."""
@@ -283,18 +295,18 @@ class Sieve:
             self._by_glob |= bit
         return globs
 
-    def held(self, seen: Seen) -> Sequence[Compiled]:
+    def candidates(self, seen: CallEffects) -> Sequence[CompiledRule]:
         """The rules that may match a call, in their order; no other rule can."""
         effects, found = seen.effects, self._always
         if effects.hosts:
             found |= self._by_host
-        if seen.routes and self._holds_path(seen.routes):
+        if seen.paths and self._matches_path(seen.paths):
             found |= self._by_path
         if effects.programs and self._by_program:
-            found |= self._named(effects.programs)
+            found |= self._rules_for_programs(effects.programs)
         return [rule for bit, rule in self._rules if found & bit] if found else ()
 
-    def _named(self, programs: Sequence[ProgramEffect]) -> int:
+    def _rules_for_programs(self, programs: Sequence[ProgramEffect]) -> int:
         found, by_name = 0, self._by_name
         for program in programs:
             if not program.name:
@@ -308,17 +320,17 @@ class Sieve:
                 folded = name.casefold()
                 if folded in by_name:
                     found |= by_name[folded]
-                if folded.startswith(self._begins) and self._globs.fit(name):
+                if folded.startswith(self._glob_prefixes) and self._globs.matches(name):
                     found |= self._by_glob
         return found
 
-    def _holds_path(self, routes: Sequence[Route]) -> bool:
+    def _matches_path(self, routes: Sequence[ResolvedPath]) -> bool:
         """Whether some rule may match one of these paths."""
         paths = self._paths
         for resolved in routes:
-            if resolved.ways is None:
+            if resolved.candidates is None:
                 return True
-            for path in resolved.ways:
-                if paths.hit(path, tree=resolved.place.tree):
+            for path in resolved.candidates:
+                if paths.match(path, tree=resolved.effect.tree):
                     return True
         return False

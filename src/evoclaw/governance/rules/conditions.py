@@ -13,14 +13,14 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.governance.rules.patterns import covers, is_plain, meet
+from evoclaw.governance.rules.patterns import covers, is_plain, patterns_overlap
 from evoclaw.shell.effects import HostEffect, ProgramEffect, Word, escape
 from evoclaw.shell.hosts import canonical
 
 _CLUSTER = re.compile(r"-[A-Za-z0-9]+")
 
 
-class Hit(IntEnum):
+class RuleMatch(IntEnum):
     """Whether a rule matches: no, perhaps, or certainly."""
 
     NO = 0
@@ -28,7 +28,7 @@ class Hit(IntEnum):
     YES = 2
 
 
-class Names:
+class NamePatterns:
     """Names and globs that match names."""
 
     def __init__(self, globs: Sequence[str], *, fold: bool) -> None:
@@ -38,7 +38,7 @@ class Names:
         rest = [translate(glob) for glob in folded if glob not in self._plain]
         self._globs = re.compile("|".join(rest)) if rest else None
 
-    def fit(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether one of the patterns matches a name."""
         if self._fold:
             name = name.casefold()
@@ -52,7 +52,7 @@ def is_glob(name: str) -> bool:
     return any(sign in name for sign in "*?[")
 
 
-class Argument:
+class ArgumentPattern:
     """An entry of a rule's `arguments`: some word of the command must match it."""
 
     def __init__(self, text: str) -> None:
@@ -64,21 +64,21 @@ class Argument:
             pattern[1] for pattern in self._patterns if re.fullmatch(r"-[A-Za-z0-9]", pattern)
         )
 
-    def fits(self, word: Word) -> Hit:
+    def match(self, word: Word) -> RuleMatch:
         """Whether a word of the command matches."""
         text = word.text
         if text is None:
             if word.loose:
-                return Hit.MAYBE
-            possible = any(meet(word.pattern, pattern) for pattern in self._widened())
-            return Hit.MAYBE if possible else Hit.NO
+                return RuleMatch.MAYBE
+            possible = any(patterns_overlap(word.pattern, pattern) for pattern in self._widened())
+            return RuleMatch.MAYBE if possible else RuleMatch.NO
         if text in self._plain:
-            return Hit.YES
+            return RuleMatch.YES
         if self._globs is not None and self._globs.match(text):
-            return Hit.YES
+            return RuleMatch.YES
         if self._flags and _CLUSTER.fullmatch(text) and any(flag in text for flag in self._flags):
-            return Hit.YES
-        return Hit.NO
+            return RuleMatch.YES
+        return RuleMatch.NO
 
     def _widened(self) -> Iterable[str]:
         yield from self._patterns
@@ -86,46 +86,48 @@ class Argument:
             yield f"-*{flag}*"
 
 
-def words_fit(arguments: Sequence[Argument], words: Sequence[Word]) -> Hit:
+def match_words(arguments: Sequence[ArgumentPattern], words: Sequence[Word]) -> RuleMatch:
     """Whether every argument of a rule matches some word."""
     if not arguments:
-        return Hit.YES
+        return RuleMatch.YES
     maybe: list[set[int]] = []
     for argument in arguments:
-        hits = [argument.fits(word) for word in words]
-        if Hit.YES in hits:
+        hits = [argument.match(word) for word in words]
+        if RuleMatch.YES in hits:
             continue
-        possible = {index for index, hit in enumerate(hits) if hit is Hit.MAYBE}
+        possible = {index for index, hit in enumerate(hits) if hit is RuleMatch.MAYBE}
         if not possible:
-            return Hit.NO
+            return RuleMatch.NO
         maybe.append(possible)
     if not maybe:
-        return Hit.YES
+        return RuleMatch.YES
     # An unknown word can match only one argument, unless it expands to several words.
     if any(words[index].many for possible in maybe for index in possible):
-        return Hit.MAYBE
-    return Hit.MAYBE if len(set[int]().union(*maybe)) >= len(maybe) else Hit.NO
+        return RuleMatch.MAYBE
+    return RuleMatch.MAYBE if len(set[int]().union(*maybe)) >= len(maybe) else RuleMatch.NO
 
 
-def program_hit(names: Names, arguments: Sequence[Argument], program: ProgramEffect) -> Hit:
+def match_program(
+    names: NamePatterns, arguments: Sequence[ArgumentPattern], program: ProgramEffect
+) -> RuleMatch:
     """Whether a rule matches a program and its words."""
     if not program.name:
-        return Hit.MAYBE
-    if names.fit(program.name):
-        return words_fit(arguments, program.words)
+        return RuleMatch.MAYBE
+    if names.matches(program.name):
+        return match_words(arguments, program.words)
     if program.plain:
-        return Hit.NO
+        return RuleMatch.NO
     # An unknown program may run a program that its arguments name.
-    own = _own_word(program)
+    own = _subcommand_index(program)
     for index, word in enumerate(program.words):
         if index == own:
             continue
-        if word.text is not None and names.fit(word.text.rpartition("/")[2]):
-            return min(Hit.MAYBE, words_fit(arguments, program.words[index + 1 :]))
-    return Hit.NO
+        if word.text is not None and names.matches(word.text.rpartition("/")[2]):
+            return min(RuleMatch.MAYBE, match_words(arguments, program.words[index + 1 :]))
+    return RuleMatch.NO
 
 
-def _own_word(program: ProgramEffect) -> int:
+def _subcommand_index(program: ProgramEffect) -> int:
     """The index of git's subcommand: `git init` does not run a program `init`."""
     if program.name != "git":
         return -1
@@ -137,13 +139,13 @@ _Tree: TypeAlias = "dict[str, _Tree]"
 """A trie of path names; an empty name marks the end of a path."""
 
 
-def _grow(tree: _Tree, names: Iterable[str]) -> None:
+def _insert(tree: _Tree, names: Iterable[str]) -> None:
     for name in names:
         tree = tree.setdefault(name, {})
     tree[""] = {}
 
 
-def _meets(tree: _Tree, names: Iterable[str], *, above: bool) -> bool:
+def _tree_matches(tree: _Tree, names: Iterable[str], *, above: bool) -> bool:
     """Whether a path is in a trie, or below one that is; with `above`, also above one."""
     here = tree
     for name in names:
@@ -156,7 +158,7 @@ def _meets(tree: _Tree, names: Iterable[str], *, above: bool) -> bool:
     return "" in here or (above and bool(here))
 
 
-class Paths:
+class PathPatterns:
     """Paths and globs; each also covers what is below it."""
 
     def __init__(self, paths: Sequence[str], workspace: str, home: str) -> None:
@@ -166,7 +168,7 @@ class Paths:
         plain = frozenset(path for path in self._folded if all(map(is_plain, path)))
         self._tree: _Tree = {}
         for path in plain:
-            _grow(self._tree, path)
+            _insert(self._tree, path)
         globs = [path for path in self._folded if path not in plain]
         self._anywhere = tuple(path for path in globs if not is_plain(path[0]))
         self._below: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -174,28 +176,30 @@ class Paths:
             for first in {path[0] for path in globs if is_plain(path[0])}
         }
 
-    def hit(self, way: Way, *, tree: bool) -> Hit:
+    def match(self, way: CandidatePath, *, tree: bool) -> RuleMatch:
         """Whether a path is covered; with `tree`, also whether something below it is."""
         names = way.folded
         if not way.plain:
-            return self._slow(self._folded, names, tree=tree)
-        if _meets(self._tree, names, above=tree):
-            return Hit.YES
+            return self._match_patterns(self._folded, names, tree=tree)
+        if _tree_matches(self._tree, names, above=tree):
+            return RuleMatch.YES
         if not names:
-            return self._slow(self._folded, names, tree=tree)
+            return self._match_patterns(self._folded, names, tree=tree)
         globs = self._below.get(names[0], self._anywhere)
-        return self._slow(globs, names, tree=tree) if globs else Hit.NO
+        return self._match_patterns(globs, names, tree=tree) if globs else RuleMatch.NO
 
-    def _slow(self, rules: Sequence[tuple[str, ...]], names: tuple[str, ...], *, tree: bool) -> Hit:
-        found = Hit.NO
+    def _match_patterns(
+        self, rules: Sequence[tuple[str, ...]], names: tuple[str, ...], *, tree: bool
+    ) -> RuleMatch:
+        found = RuleMatch.NO
         for rule in rules:
             if covers(rule, names, tree=tree):
                 if _certainly(rule, names):
-                    return Hit.YES
-                found = Hit.MAYBE
+                    return RuleMatch.YES
+                found = RuleMatch.MAYBE
         return found
 
-    def contain(self, way: Way) -> bool:
+    def contains(self, way: CandidatePath) -> bool:
         """Whether a path is certainly covered."""
         return any(
             _certainly(rule, way.names) and covers(rule, way.names, tree=False)
@@ -203,7 +207,7 @@ class Paths:
         )
 
 
-class Way(Struct, frozen=True, gc=False):
+class CandidatePath(Struct, frozen=True, gc=False):
     """A path that an effect may touch, split into names."""
 
     names: tuple[str, ...]
@@ -212,11 +216,11 @@ class Way(Struct, frozen=True, gc=False):
     """Whether it has no wildcards and no escapes."""
 
 
-def way(names: tuple[str, ...]) -> Way:
+def candidate_path(names: tuple[str, ...]) -> CandidatePath:
     """Prepare a path for matching."""
     text = "/".join(names)
     folded = text.casefold()
-    return Way(
+    return CandidatePath(
         names, names if folded == text else tuple(folded.split("/")), is_plain(text) or not names
     )
 
@@ -251,7 +255,7 @@ def _absolute(path: str, workspace: str, home: str) -> tuple[str, ...]:
     return tuple(made)
 
 
-class Domains:
+class DomainPatterns:
     """Host names, domain suffixes and IP networks that match hosts."""
 
     def __init__(self, domains: Sequence[str]) -> None:
@@ -280,36 +284,38 @@ class Domains:
         else:
             self._names.add(name)
 
-    def hit(self, host: HostEffect) -> Hit:
+    def match(self, host: HostEffect) -> RuleMatch:
         """Whether a host matches."""
         name = host.name
         if not name:
-            return Hit.MAYBE if host.sure else Hit.NO
+            return RuleMatch.MAYBE if host.sure else RuleMatch.NO
         if name in self._names or any(name.endswith(suffix) for suffix in self._suffixes):
-            return Hit.YES
+            return RuleMatch.YES
         if not self._networks or not (name[-1].isdecimal() or ":" in name):
-            return Hit.NO
+            return RuleMatch.NO
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            return Hit.NO
-        return Hit.YES if any(address in network for network in self._networks) else Hit.NO
+            return RuleMatch.NO
+        return (
+            RuleMatch.YES if any(address in network for network in self._networks) else RuleMatch.NO
+        )
 
 
-class Where(Struct, frozen=True):
+class ArgumentGlobs(Struct, frozen=True):
     """Globs for the arguments of a tool, by name."""
 
     globs: dict[str, str]
 
-    def hit(self, arguments: dict[str, JSON]) -> bool:
+    def matches(self, arguments: dict[str, JSON]) -> bool:
         """Whether every glob matches its argument."""
         return all(
-            key in arguments and re.match(translate(glob), _said(arguments[key])) is not None
+            key in arguments and re.match(translate(glob), _as_text(arguments[key])) is not None
             for key, glob in self.globs.items()
         )
 
 
-def _said(value: JSON) -> str:
+def _as_text(value: JSON) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(value)

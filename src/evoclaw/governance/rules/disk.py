@@ -9,51 +9,51 @@ from typing import Protocol
 
 from evoclaw.shell.effects import unescape
 
-MOST_FOUND = 256
+MAX_GLOB_RESULTS = 256
 """Files that one pattern is expanded to; a pattern with more counts as any path."""
 
 _O_PATH: int | None = getattr(os, "O_PATH", None)
-_NO_NAMES = ("", ".", "..")
+_SPECIAL_NAMES = ("", ".", "..")
 
 
-class Disk(Protocol):
+class PathResolver(Protocol):
     """Resolves paths in the file system where calls run."""
 
-    def leads_to(self, pattern: str) -> tuple[str, ...] | None:
+    def resolve(self, pattern: str) -> tuple[str, ...] | None:
         """The real paths that an absolute pattern matches now; None if that is unknown."""
         ...
 
 
-class ThisDisk:
+class LocalPathResolver:
     """Resolves paths on this machine; for a policy that runs where calls run."""
 
-    def leads_to(self, pattern: str) -> tuple[str, ...] | None:
+    def resolve(self, pattern: str) -> tuple[str, ...] | None:
         """Follow the links of a path, or of all paths that a pattern matches."""
         text = unescape(pattern)
         try:
             if text is not None:
-                return (_real(text),)
+                return (_real_path(text),)
             if "**" in pattern:
                 return ()
             # These patterns escape with a backslash, those of `glob` with brackets.
             files = iglob(_for_glob(pattern), include_hidden=True)  # noqa: PTH207
-            found = list(islice(files, MOST_FOUND))
-            real = tuple(_real(path) for path in found)
+            found = list(islice(files, MAX_GLOB_RESULTS))
+            real = tuple(_real_path(path) for path in found)
         except (OSError, ValueError, RecursionError):
             return None
-        return None if len(found) == MOST_FOUND else real
+        return None if len(found) == MAX_GLOB_RESULTS else real
 
 
-def _real(path: str) -> str:
+def _real_path(path: str) -> str:
     """The path without links; one system call where possible, instead of one per folder."""
     if _O_PATH is None:
         return os.path.realpath(path)
     existing, missing, rest = path, "", ""
-    while (found := _asked(existing, _O_PATH)) is None:
+    while (found := _kernel_path(existing, _O_PATH)) is None:
         # The path does not exist yet: resolve its folder.
         missing = existing
         existing, _, name = existing.rpartition("/")
-        if not existing or name in _NO_NAMES:
+        if not existing or name in _SPECIAL_NAMES:
             return os.path.realpath(path)
         rest = f"/{name}{rest}"
     if not found or (missing and os.path.lexists(missing)):
@@ -62,7 +62,7 @@ def _real(path: str) -> str:
     return found + rest
 
 
-def _asked(path: str, flag: int) -> str | None:
+def _kernel_path(path: str, flag: int) -> str | None:
     """The real path by /proc; None if the path does not exist, empty if /proc cannot tell."""
     try:
         file = os.open(path, flag | os.O_CLOEXEC)

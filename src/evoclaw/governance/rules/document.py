@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.core.toml import MAX_BYTES, parse_toml
+from evoclaw.core.toml import MAX_TOML_BYTES, parse_toml
 
 
-class Then(StrEnum):
+class RuleAction(StrEnum):
     """What a rule does with a call, from the weakest to the strongest."""
 
     ALLOW = "allow"
@@ -27,10 +27,10 @@ class Then(StrEnum):
         return _WEIGHTS[self]
 
 
-_WEIGHTS = {Then.ALLOW: 0, Then.ASK: 1, Then.DENY: 2}
+_WEIGHTS = {RuleAction.ALLOW: 0, RuleAction.ASK: 1, RuleAction.DENY: 2}
 
 
-class Reach(StrEnum):
+class RuleAccess(StrEnum):
     """Which access to its paths a rule matches."""
 
     READ = "read"
@@ -49,7 +49,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A rule. All its conditions must match."""
 
     name: str
-    then: Then
+    then: RuleAction
     tools: tuple[str, ...] = ()
     """Names of tools, or globs; empty matches every tool."""
     programs: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Each must match a word of the command: globs, `a|b` for either, `-f` also within `-rf`."""
     paths: tuple[str, ...] = ()
     """Absolute, below `~/`, or relative to the workspace; each covers everything below it."""
-    access: Reach = Reach.ANY
+    access: RuleAccess = RuleAccess.ANY
     domains: tuple[str, ...] = ()
     """`example.org`, `*.example.org`, an address, or a network such as `10.0.0.0/8`."""
     env: tuple[str, ...] = ()
@@ -74,38 +74,38 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Commands or calls that it must match; for an allow rule, that must not be allowed."""
 
 
-class Document(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RuleDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A rules file."""
 
-    default: Then = Then.ALLOW
+    default: RuleAction = RuleAction.ALLOW
     """For programs that no rule matches; `deny` makes the allow rules an allowlist."""
-    other_tools: Then = Then.ALLOW
+    other_tools: RuleAction = RuleAction.ALLOW
     """For calls of tools other than the shell that no rule matches."""
-    unreadable: Then = Then.ASK
+    unreadable: RuleAction = RuleAction.ASK
     """For commands that cannot be analysed; never `allow`."""
-    code: Then = Then.ASK
+    code: RuleAction = RuleAction.ASK
     """For programs that get code of another language, which is not analysed."""
-    environment: Then = Then.ASK
+    environment: RuleAction = RuleAction.ASK
     """For environment variables that make programs load or run other code."""
     rules: tuple[Rule, ...] = ()
 
 
-def parse_rules(text: str, name: str) -> Document:
+def parse_rules(text: str, name: str) -> RuleDocument:
     """Read rules; invalid rules are a `ConfigError`."""
     table = parse_toml(text, name)
     try:
-        found = msgspec.convert(table, Document)
+        found = msgspec.convert(table, RuleDocument)
     except msgspec.ValidationError as problem:
         raise ConfigError(f"{name}: {_located(str(problem), table)}") from None
     _check(found, name)
     return found
 
 
-def read_rules(path: Path) -> Document:
+def read_rules(path: Path) -> RuleDocument:
     """Read a rules file."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_TOML_BYTES + 1)
         return parse_rules(data.decode(), str(path))
     except OSError as problem:
         raise ConfigError(f"cannot read the rules file {path}: {problem.strerror}") from None
@@ -113,7 +113,7 @@ def read_rules(path: Path) -> Document:
         raise ConfigError(f"{path} is not UTF-8 text") from None
 
 
-def shipped_rules() -> Document:
+def shipped_rules() -> RuleDocument:
     """The rules that come with this package."""
     return read_rules(Path(__file__).with_name("default.toml"))
 
@@ -130,8 +130,8 @@ def _located(problem: str, table: dict[str, JSON]) -> str:
     return f"rule {named or int(number) + 1}: {head}{rest}".replace(" - at `", ", at `")
 
 
-def _check(found: Document, name: str) -> None:
-    if found.unreadable is Then.ALLOW:
+def _check(found: RuleDocument, name: str) -> None:
+    if found.unreadable is RuleAction.ALLOW:
         raise ConfigError(f"{name}: `unreadable` may be ask or deny, never allow")
     seen: set[str] = set()
     for rule in found.rules:
@@ -146,7 +146,7 @@ def _check(found: Document, name: str) -> None:
             raise ConfigError(f"{where}: the rule has no condition, so it would match every call")
         if rule.arguments and not rule.programs:
             raise ConfigError(f"{where}: `arguments` needs `programs`; name them too")
-        if rule.access is not Reach.ANY and not rule.paths:
+        if rule.access is not RuleAccess.ANY and not rule.paths:
             raise ConfigError(f"{where}: `access` needs `paths`; name them too")
         if not rule.allows and not rule.denies:
             raise ConfigError(f"{where}: the rule has no examples; add `allows` or `denies`")

@@ -7,29 +7,31 @@ from pathlib import Path
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Allow
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.governance.rules.conditions import Hit
-from evoclaw.governance.rules.disk import Disk
+from evoclaw.governance.rules.conditions import RuleMatch
+from evoclaw.governance.rules.disk import PathResolver
 from evoclaw.governance.rules.document import (
     CallExample,
-    Document,
     Rule,
-    Then,
+    RuleAction,
+    RuleDocument,
     read_rules,
     shipped_rules,
 )
-from evoclaw.governance.rules.policy import Judgement, Rules
+from evoclaw.governance.rules.policy import Judgement, RulePolicy
 from evoclaw.shell.effects import names
 
-SOMEBODY = "/home/somebody"
-SOMEWHERE = f"{SOMEBODY}/work"
+EXAMPLE_HOME = "/home/somebody"
+EXAMPLE_WORKSPACE = f"{EXAMPLE_HOME}/work"
 """The home and workspace with which the examples of the shipped rules are checked."""
-_READING = names(
+_READING_TOOLS = names(
     """read glob grep image webfetch websearch codesearch git_status git_diff git_log todoread
     skill sessions_list sessions_history session_status agents_list"""
 )
 
 
-def load_rules(path: Path | None, *, workspace: str, home: str, disk: Disk | None = None) -> Rules:
+def load_rules(
+    path: Path | None, *, workspace: str, home: str, disk: PathResolver | None = None
+) -> RulePolicy:
     """Load a rules file and check its examples; None loads the shipped rules.
 
     The examples of the shipped rules are checked by EvoClaw's tests, so that a device which never
@@ -40,19 +42,19 @@ def load_rules(path: Path | None, *, workspace: str, home: str, disk: Disk | Non
     else:
         document = read_rules(path)
         check_examples(document, workspace=workspace, home=home)
-    return Rules(document, workspace=workspace, home=home, disk=disk)
+    return RulePolicy(document, workspace=workspace, home=home, resolver=disk)
 
 
-def check_examples(document: Document, *, workspace: str, home: str) -> int:
+def check_examples(document: RuleDocument, *, workspace: str, home: str) -> int:
     """Check every example; returns their number, or raises `ConfigError` for the first failure."""
     # By names alone: the files that exist now must not decide whether an example holds.
-    rules = Rules(document, workspace=workspace, home=home)
+    rules = RulePolicy(document, workspace=workspace, home=home)
     count = 0
     for rule in document.rules:
         for example in rule.allows:
-            _left_alone(rules, rule, example)
+            _check_allowed_example(rules, rule, example)
         for example in rule.denies:
-            _caught(rules, rule, example)
+            _check_denied_example(rules, rule, example)
         count += len(rule.allows) + len(rule.denies)
     return count
 
@@ -61,29 +63,29 @@ def example_call(example: str | CallExample) -> Call:
     """The call of an example; a text is a shell command."""
     if isinstance(example, str):
         example = CallExample("bash", {"command": example})
-    effect = Effect.READ if example.tool in _READING else Effect.WRITE
+    effect = Effect.READ if example.tool in _READING_TOOLS else Effect.WRITE
     tool = Tool(example.tool, "", {}, effect=effect)
     return Call("example", tool, example.arguments, "example.1.1.1", 1.0)
 
 
-def _left_alone(rules: Rules, rule: Rule, example: str | CallExample) -> None:
+def _check_allowed_example(rules: RulePolicy, rule: Rule, example: str | CallExample) -> None:
     call = example_call(example)
-    judged = rules.look(call)
-    if rule.then is Then.ALLOW:
+    judged = rules.evaluate(call)
+    if rule.then is RuleAction.ALLOW:
         if not isinstance(judged.verdict, Allow):
             _refuse(rule, "allows", example, judged)
-    elif rules.hits(call, rule.name) is not Hit.NO:
+    elif rules.match(call, rule.name) is not RuleMatch.NO:
         _refuse(rule, "allows", example, judged)
 
 
-def _caught(rules: Rules, rule: Rule, example: str | CallExample) -> None:
+def _check_denied_example(rules: RulePolicy, rule: Rule, example: str | CallExample) -> None:
     call = example_call(example)
-    judged = rules.look(call)
-    if rule.then is Then.ALLOW:
+    judged = rules.evaluate(call)
+    if rule.then is RuleAction.ALLOW:
         fine = not isinstance(judged.verdict, Allow)
     else:
         # An example that is only refused because it cannot be analysed tests nothing.
-        fine = rules.hits(call, rule.name) is Hit.YES
+        fine = rules.match(call, rule.name) is RuleMatch.YES
     if not fine:
         _refuse(rule, "denies", example, judged)
 
@@ -94,7 +96,7 @@ def _refuse(rule: Rule, key: str, example: str | CallExample, judged: Judgement)
     outcome = "it would be allowed"
     if decided is not None:
         outcome = f"the verdict is {decided.then} by {decided.code} ({decided.why})"
-    if key == "allows" and rule.then is not Then.ALLOW and not _mentions(judged, rule):
+    if key == "allows" and rule.then is not RuleAction.ALLOW and not _mentions(judged, rule):
         outcome = "the rule matches it"
     raise ConfigError(
         f"rule {rule.name!r}: its example {shown!r} under `{key}` does not hold: {outcome}; "

@@ -14,12 +14,12 @@ from typing import TypeAlias
 from evoclaw.shell.effects import unescape
 
 _TOKEN = re.compile(r"\\(.)|\[!?\]?(?:[^\]\\]|\\.)*\]|(.)", re.DOTALL)
-_ODD = re.compile(r"[\\*?\[\0]")
-_CLEAN = re.compile(r"(?:/[^/.\\*?\[\0][^/\\*?\[\0]*)+")
+_SPECIAL_CHARS = re.compile(r"[\\*?\[\0]")
+_PLAIN_PATH = re.compile(r"(?:/[^/.\\*?\[\0][^/\\*?\[\0]*)+")
 """A path without wildcards and escapes, in which no name starts with a dot."""
 Tokens: TypeAlias = tuple[str, ...]
 """Characters, `ANY_CHAR` and `ANY_CHARS`."""
-ONE, SOME = "one letter", "some letters"
+ANY_CHAR, ANY_CHARS = "one letter", "some letters"
 
 
 @lru_cache(4096)
@@ -31,9 +31,9 @@ def tokens(pattern: str) -> Tokens:
         if escaped is not None:
             made.append(escaped)
         elif plain is None or plain == "?":
-            made.append(ONE)
+            made.append(ANY_CHAR)
         elif plain in "*\0":
-            made.append(SOME)
+            made.append(ANY_CHARS)
         else:
             made.append(plain)
     return tuple(made)
@@ -41,52 +41,52 @@ def tokens(pattern: str) -> Tokens:
 
 def is_plain(pattern: str) -> bool:
     """Whether a pattern has no wildcards and no escapes."""
-    return _ODD.search(pattern) is None
+    return _SPECIAL_CHARS.search(pattern) is None
 
 
 @lru_cache(8192)
-def meet(one: str, two: str) -> bool:
+def patterns_overlap(first: str, second: str) -> bool:
     """Whether some text matches both patterns."""
-    if is_plain(one) and is_plain(two):
-        return one == two
-    return _meet(tokens(one), tokens(two))
+    if is_plain(first) and is_plain(second):
+        return first == second
+    return _tokens_overlap(tokens(first), tokens(second))
 
 
-def _meet(one: Tokens, two: Tokens) -> bool:
+def _tokens_overlap(first: Tokens, second: Tokens) -> bool:
     """Walk both token lists at once, over every pair of positions that can be reached."""
     reached = {(0, 0)}
     pending = [(0, 0)]
     while pending:
         i, j = pending.pop()
-        if i == len(one) and j == len(two):
+        if i == len(first) and j == len(second):
             return True
-        for step in _steps(one, two, i, j):
+        for step in _steps(first, second, i, j):
             if step not in reached:
                 reached.add(step)
                 pending.append(step)
     return False
 
 
-def _steps(one: Tokens, two: Tokens, i: int, j: int) -> list[tuple[int, int]]:
-    a = one[i] if i < len(one) else None
-    b = two[j] if j < len(two) else None
+def _steps(first: Tokens, second: Tokens, i: int, j: int) -> list[tuple[int, int]]:
+    a = first[i] if i < len(first) else None
+    b = second[j] if j < len(second) else None
     steps: list[tuple[int, int]] = []
-    if a == SOME:
+    if a == ANY_CHARS:
         steps.append((i + 1, j))
-        if b is not None and b != SOME:
+        if b is not None and b != ANY_CHARS:
             steps.append((i, j + 1))
-    if b == SOME:
+    if b == ANY_CHARS:
         steps.append((i, j + 1))
-        if a is not None and a != SOME:
+        if a is not None and a != ANY_CHARS:
             steps.append((i + 1, j))
-    if a is None or b is None or SOME in (a, b):
+    if a is None or b is None or ANY_CHARS in (a, b):
         return steps
-    if a == b or ONE in (a, b):
+    if a == b or ANY_CHAR in (a, b):
         steps.append((i + 1, j + 1))
     return steps
 
 
-def _simplest(part: str) -> str:
+def _without_escapes(part: str) -> str:
     """A name without needless escapes, so that equal names compare equal."""
     text = unescape(part)
     return text if text is not None and is_plain(text) else part
@@ -108,16 +108,16 @@ def _covers(rule: Tokens, path: Tokens, j: int, i: int, tree: bool) -> bool:
             return _covers(rule, path, j, i + 1, tree) or _covers(rule, path, j + 1, i, tree)
         if wide:
             return _covers(rule, path, j + 1, i, tree) or _covers(rule, path, j, i + 1, tree)
-        if rule[j] != path[i] and not meet(rule[j], path[i]):
+        if rule[j] != path[i] and not patterns_overlap(rule[j], path[i]):
             return False
         i, j = i + 1, j + 1
 
 
-def parts(path: str) -> tuple[str, ...] | None:
+def path_parts(path: str) -> tuple[str, ...] | None:
     """The names of an absolute path or pattern, without `.` and `..`; None if it may be any."""
-    if _CLEAN.fullmatch(path):
+    if _PLAIN_PATH.fullmatch(path):
         names = path[1:].split("/")
-        return None if names[0] == "proc" and _hidden(names) else tuple(names)
+        return None if names[0] == "proc" and _is_process_path(names) else tuple(names)
     made: list[str] = []
     for part in path.split("/"):
         if part in ("", ".", "\\."):
@@ -126,13 +126,13 @@ def parts(path: str) -> tuple[str, ...] | None:
             if made and made[-1] == "**":
                 return None
             del made[-1:]
-        elif part.startswith(".") and not is_plain(part) and meet(part, ".."):
+        elif part.startswith(".") and not is_plain(part) and patterns_overlap(part, ".."):
             return None
         else:
-            made.append(_simplest(part) if "\\" in part else part)
-    return None if made[:1] == ["proc"] and _hidden(made) else tuple(made)
+            made.append(_without_escapes(part) if "\\" in part else part)
+    return None if made[:1] == ["proc"] and _is_process_path(made) else tuple(made)
 
 
-def _hidden(names: Sequence[str]) -> bool:
+def _is_process_path(names: Sequence[str]) -> bool:
     """Whether a path is below a process in /proc, which links to the whole file system."""
     return len(names) > 2 and names[1] not in ("sys", "net", "bus", "irq", "fs")

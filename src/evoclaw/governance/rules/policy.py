@@ -6,20 +6,20 @@ from msgspec import Struct
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.rules.compiled import Compiled, Seen, Sieve, routes_of
-from evoclaw.governance.rules.conditions import Hit
-from evoclaw.governance.rules.disk import Disk
-from evoclaw.governance.rules.document import Document, Then
+from evoclaw.governance.rules.compiled import CallEffects, CompiledRule, RuleIndex, resolve_paths
+from evoclaw.governance.rules.conditions import RuleMatch
+from evoclaw.governance.rules.disk import PathResolver
+from evoclaw.governance.rules.document import RuleAction, RuleDocument
 from evoclaw.shell.calls import read_call
 from evoclaw.shell.effects import Effects
 
-INSTEAD = "Do it in another way, or tell the user what you would do and why."
+ALTERNATIVE_HINT = "Do it in another way, or tell the user what you would do and why."
 
 
-class Finding(Struct, frozen=True, gc=False):
+class RuleFinding(Struct, frozen=True, gc=False):
     """One reason for a verdict."""
 
-    then: Then
+    then: RuleAction
     code: str
     """`rule:NAME`, `maybe:NAME` if the match is not certain, `unreadable`, `code`, `environment`
     or `default`."""
@@ -34,16 +34,16 @@ class Judgement(Struct, frozen=True):
     """The effects of a call, and all findings of the rules."""
 
     effects: Effects
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleFinding, ...]
 
     @property
-    def decided(self) -> Finding | None:
+    def decided(self) -> RuleFinding | None:
         """The finding that decides: the first deny, else the first ask; None allows the call."""
-        strongest: Finding | None = None
+        strongest: RuleFinding | None = None
         for finding in self.findings:
-            if finding.then is Then.DENY:
+            if finding.then is RuleAction.DENY:
                 return finding
-            strongest = strongest or (finding if finding.then is Then.ASK else None)
+            strongest = strongest or (finding if finding.then is RuleAction.ASK else None)
         return strongest
 
     @property
@@ -53,16 +53,21 @@ class Judgement(Struct, frozen=True):
         if finding is None:
             return ALLOW
         people = finding.for_people or finding.why
-        if finding.then is Then.DENY:
+        if finding.then is RuleAction.DENY:
             return Deny(finding.code, finding.reason, people)
         return Ask(finding.code, finding.reason, people)
 
 
-class Rules(Policy):
+class RulePolicy(Policy):
     """Judges calls by their effects, according to a rules file."""
 
     def __init__(
-        self, document: Document, *, workspace: str, home: str, disk: Disk | None = None
+        self,
+        document: RuleDocument,
+        *,
+        workspace: str,
+        home: str,
+        resolver: PathResolver | None = None,
     ) -> None:
         """Compile the rules.
 
@@ -73,97 +78,107 @@ class Rules(Policy):
             resolver: Follows links where calls run on this machine; None compares names only.
         """
         self.document = document
-        self._workspace, self._home, self._disk = workspace, home, disk
-        compiled = [Compiled(rule, workspace, home) for rule in document.rules]
-        self._against = tuple(rule for rule in compiled if rule.rule.then is not Then.ALLOW)
-        self._for = tuple(rule for rule in compiled if rule.rule.then is Then.ALLOW)
+        self._workspace, self._home, self._resolver = workspace, home, resolver
+        compiled = [CompiledRule(rule, workspace, home) for rule in document.rules]
+        self._restricting = tuple(
+            rule for rule in compiled if rule.rule.then is not RuleAction.ALLOW
+        )
+        self._allowing = tuple(rule for rule in compiled if rule.rule.then is RuleAction.ALLOW)
         self._paths = any(rule.looks_at_paths for rule in compiled)
-        self._sieve = Sieve(self._against, workspace, home)
+        self._index = RuleIndex(self._restricting, workspace, home)
 
     async def judge(self, call: Call) -> Verdict:
         """Judge a call."""
-        judged = self.look(call)
+        judged = self.evaluate(call)
         return judged.verdict if judged.findings else ALLOW
 
-    def look(self, call: Call) -> Judgement:
+    def evaluate(self, call: Call) -> Judgement:
         """The effects of a call, and all findings of the rules."""
         effects = read_call(call, self._workspace, self._home)
-        routes = routes_of(effects.places, self._disk) if self._paths else ()
-        seen = Seen(call, effects, routes)
-        findings = self._hits(seen)
+        routes = resolve_paths(effects.places, self._resolver) if self._paths else ()
+        seen = CallEffects(call, effects, routes)
+        findings = self._match_rules(seen)
         if seen.shell:
-            self._command(seen, findings)
-        elif self.document.other_tools is not Then.ALLOW and not any(
-            rule.about(call) and rule.allows_call(seen) for rule in self._for
+            self._judge_command(seen, findings)
+        elif self.document.other_tools is not RuleAction.ALLOW and not any(
+            rule.applies_to(call) and rule.allows_call(seen) for rule in self._allowing
         ):
-            findings.append(self._default(self.document.other_tools, f"the tool {call.name}"))
+            findings.append(
+                self._default_finding(self.document.other_tools, f"the tool {call.name}")
+            )
         return Judgement(effects, tuple(findings))
 
-    def hits(self, call: Call, name: str) -> Hit:
+    def match(self, call: Call, name: str) -> RuleMatch:
         """Whether the rule of this name, which denies or asks, matches a call."""
         effects = read_call(call, self._workspace, self._home)
-        seen = Seen(call, effects, routes_of(effects.places, self._disk))
-        return next(rule.hit(seen)[0] for rule in self._against if rule.rule.name == name)
+        seen = CallEffects(call, effects, resolve_paths(effects.places, self._resolver))
+        return next(rule.match(seen)[0] for rule in self._restricting if rule.rule.name == name)
 
-    def _hits(self, seen: Seen) -> list[Finding]:
-        findings: list[Finding] = []
-        for compiled in self._sieve.held(seen):
-            hit, by = compiled.hit(seen)
-            if hit is Hit.NO:
+    def _match_rules(self, seen: CallEffects) -> list[RuleFinding]:
+        findings: list[RuleFinding] = []
+        for compiled in self._index.candidates(seen):
+            hit, by = compiled.match(seen)
+            if hit is RuleMatch.NO:
                 continue
             rule = compiled.rule
-            then = rule.then if hit is Hit.YES else _weaker(rule.then, self.document.unreadable)
-            if hit is Hit.YES:
+            then = (
+                rule.then if hit is RuleMatch.YES else _weaker(rule.then, self.document.unreadable)
+            )
+            if hit is RuleMatch.YES:
                 code, why, people = f"rule:{rule.name}", f"{rule.name}: {by}", rule.for_people
-                reason = rule.reason or f"the rule {rule.name!r} forbids it: {by}. {INSTEAD}"
+                reason = (
+                    rule.reason or f"the rule {rule.name!r} forbids it: {by}. {ALTERNATIVE_HINT}"
+                )
             else:
                 code, why = f"maybe:{rule.name}", f"{rule.name}: perhaps {by}"
                 people = f"it may be what {rule.name} is about: {by}"
                 reason = f"the rule {rule.name!r} may be about {by}. Say it in a plainer way."
-            findings.append(Finding(then, code, why, reason, people))
+            findings.append(RuleFinding(then, code, why, reason, people))
         return findings
 
-    def _command(self, seen: Seen, findings: list[Finding]) -> None:
+    def _judge_command(self, seen: CallEffects, findings: list[RuleFinding]) -> None:
         document, effects = self.document, seen.effects
         if effects.unreadable:
             why = effects.unreadable
             reason = f"the command cannot be judged: {why}. Write it in a plainer way."
-            findings.append(Finding(document.unreadable, "unreadable", why, reason))
-        rules = [rule for rule in self._for if rule.about(seen.call)]
+            findings.append(RuleFinding(document.unreadable, "unreadable", why, reason))
+        rules = [rule for rule in self._allowing if rule.applies_to(seen.call)]
         covered = {
             program.name
             for program in effects.programs
             if rules and any(rule.allows_program(program, seen) for rule in rules)
         }
-        if document.code is not Then.ALLOW:
+        if document.code is not RuleAction.ALLOW:
             for name in effects.code:
                 if name not in covered:
                     why = f"{name} is given code that is not looked into"
                     reason = f"{why}. Use plain commands, or a tool for files."
-                    findings.append(Finding(document.code, "code", why, reason))
-        for setting in effects.settings if document.environment is not Then.ALLOW else ():
+                    findings.append(RuleFinding(document.code, "code", why, reason))
+        for setting in effects.settings if document.environment is not RuleAction.ALLOW else ():
             if setting.dangerous and not any(rule.allows_setting(setting) for rule in rules):
                 why = f"it sets {setting.name}, by which programs load or run something else"
-                findings.append(Finding(document.environment, "environment", why, f"{why}."))
-        if document.default is not Then.ALLOW:
-            self._allowlist(seen, rules, findings)
+                findings.append(RuleFinding(document.environment, "environment", why, f"{why}."))
+        if document.default is not RuleAction.ALLOW:
+            self._judge_allowlist(seen, rules, findings)
 
-    def _allowlist(self, seen: Seen, rules: list[Compiled], findings: list[Finding]) -> None:
+    def _judge_allowlist(
+        self, seen: CallEffects, rules: list[CompiledRule], findings: list[RuleFinding]
+    ) -> None:
         then = self.document.default
         findings += [
-            self._default(then, f"the program {program.name or '?'}")
+            self._default_finding(then, f"the program {program.name or '?'}")
             for program in seen.effects.programs
             if not any(rule.allows_program(program, seen) for rule in rules)
         ]
         paths = [path for path in seen.effects.places if not path.by]
         hosts = [host for host in seen.effects.hosts if not host.by]
         if (paths or hosts) and not any(rule.allows_rest(seen) for rule in rules):
-            findings.append(self._default(then, "a redirection"))
+            findings.append(self._default_finding(then, "a redirection"))
 
-    def _default(self, then: Then, what: str) -> Finding:
+    def _default_finding(self, then: RuleAction, what: str) -> RuleFinding:
         why = f"no rule allows {what}"
-        return Finding(then, "default", why, f"{why}. {INSTEAD}")
+        return RuleFinding(then, "default", why, f"{why}. {ALTERNATIVE_HINT}")
 
 
-def _weaker(first: Then, second: Then) -> Then:
+def _weaker(first: RuleAction, second: RuleAction) -> RuleAction:
     return first if first.weight <= second.weight else second

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.events import (
-    PIECES,
+    DELTA_EVENTS,
     ApprovalAnswered,
     CallFinished,
     CallJudged,
@@ -28,7 +28,7 @@ from evoclaw.core.events import (
 from evoclaw.core.labels import CLEAN, Principal
 from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolCall, ToolResult, is_object, label_of
 from evoclaw.core.ports import Sink
-from evoclaw.core.redaction import Marks, marks_of
+from evoclaw.core.redaction import SecretFields, secret_fields_of
 from evoclaw.core.tools import Call, Tool
 from evoclaw.observe.audit.records import Fields
 
@@ -49,7 +49,7 @@ class AuditDraft(Struct, frozen=True):
     """Seconds of the monotonic clock."""
     fields: Fields
     parameters: JSON = None
-    marks: Marks | None = None
+    marks: SecretFields | None = None
     """Where the tool's schema says that a parameter is a secret."""
 
 
@@ -123,7 +123,7 @@ class AuditSink:
         self._run_id, self._turn = "", 0
         self._open: dict[str, _OpenCall] = {}
         self._tools: dict[str, Tool] = {}
-        self._marks: dict[str, Marks | None] = {}
+        self._marks: dict[str, SecretFields | None] = {}
         self._replaying = True
         for record in before:
             self.receive(record)
@@ -133,7 +133,7 @@ class AuditSink:
         """Audit a record of the run."""
         self._run_id = record.run_id
         event = record.event
-        if type(event) in PIECES:
+        if type(event) in DELTA_EVENTS:
             return
         match event:
             case CallJudged():
@@ -224,7 +224,7 @@ class AuditSink:
             return
         if name not in self._marks:
             tool = self._tools.get(name)
-            self._marks[name] = None if tool is None else marks_of(tool.parameters)
+            self._marks[name] = None if tool is None else secret_fields_of(tool.parameters)
         if call.started is not None:
             parameters: JSON = call.started.arguments
         else:
@@ -233,7 +233,7 @@ class AuditSink:
 
     def _note(
         self, kind: str, at: float, fields: Fields, parameters: JSON = None,
-        marks: Marks | None = None,
+        marks: SecretFields | None = None,
     ) -> None:  # fmt: skip
         if not self._replaying:
             fields = {**self._context, "run_id": self._run_id, **fields}
@@ -285,7 +285,7 @@ def audit_call(
     }
     principal = call.context.principal
     fields |= {"tenant": principal.tenant} | ({"user": principal.user} if principal.user else {})
-    marks = marks_of(call.tool.parameters)
+    marks = secret_fields_of(call.tool.parameters)
     log.note(AuditDraft("call", at, time.monotonic(), fields, call.arguments, marks))
 
 

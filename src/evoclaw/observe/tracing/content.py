@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evoclaw.core.messages import JSON, Message, Reply, SystemMessage, ToolResult, UserMessage
-from evoclaw.core.redaction import Marks, marks_of
+from evoclaw.core.redaction import SecretFields, secret_fields_of
 
 if TYPE_CHECKING:
     from evoclaw.core.redaction import Redactor
@@ -30,12 +30,14 @@ class Content:
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._unsent: list[Message] = []
-        self._marks: dict[str, Marks | None] = {}
+        self._marks: dict[str, SecretFields | None] = {}
 
     def tools(self, tools: Iterable[Tool]) -> None:
         """Take note of the parameters that are secrets."""
         self._marks = {
-            name: marks_of(tool.parameters) for tool in tools for name in (tool.name, *tool.aliases)
+            name: secret_fields_of(tool.parameters)
+            for tool in tools
+            for name in (tool.name, *tool.aliases)
         }
 
     def add(self, *messages: Message) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from evoclaw.core.tracing import here
+from evoclaw.core.tracing import current_trace
 
 
 class TraceIdFilter(logging.Filter):
@@ -14,7 +14,7 @@ class TraceIdFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Set `trace_id` and `span_id` in hexadecimal, or empty."""
-        place = here()
+        place = current_trace()
         record.trace_id = f"{place.trace_id:032x}" if place is not None else ""
         record.span_id = f"{place.span_id:016x}" if place is not None and place.span_id else ""
         return True

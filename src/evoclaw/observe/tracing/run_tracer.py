@@ -26,7 +26,14 @@ from evoclaw.core.events import (
     ToolsChanged,
     TurnStarted,
 )
-from evoclaw.core.tracing import Place, call_span, here, span_id_of, stand, trace_id_of
+from evoclaw.core.tracing import (
+    TraceContext,
+    call_span,
+    current_trace,
+    set_trace,
+    span_id_of,
+    trace_id_of,
+)
 from evoclaw.observe.tracing import attributes as attrs
 from evoclaw.observe.tracing.content import Content
 
@@ -96,7 +103,7 @@ class RunTracer:
         self._calls: dict[str, OpenSpan] = {}
         self._judged: dict[str, tuple[CallJudged, float]] = {}
         self._answers: dict[str, ApprovalAnswered] = {}
-        self._outside: Place | None = None
+        self._outside: TraceContext | None = None
         self._model, self._last = "", 0.0
         self._settings: LoopSettings | None = None
         self._content = None if traces.content is None else Content(traces.content)
@@ -138,15 +145,17 @@ class RunTracer:
         self._calls.clear()
 
     def _run_started(self, record: Record, event: RunStarted | RunResumed) -> None:
-        self._outside = here()
-        parent = self._outside or Place(trace_id_of(record.run_id))
+        self._outside = current_trace()
+        parent = self._outside or TraceContext(trace_id_of(record.run_id))
         self._model, self._settings = event.model, event.settings
         name, values = attrs.run_span(record.run_id, event.model, self._traced)
-        links: tuple[Place, ...] = ()
+        links: tuple[TraceContext, ...] = ()
         if isinstance(event, RunResumed):
             values[attrs.RESUMED] = True
             before = _opening(record.run_id, self._earlier.opened)
-            links = (Place(parent.trace_id, span_id_of(before)),) if self._earlier.opened else ()
+            links = (
+                (TraceContext(parent.trace_id, span_id_of(before)),) if self._earlier.opened else ()
+            )
         elif self._content is not None:
             self._content.add(*event.messages)
         self._run = self._spans.start(
@@ -157,7 +166,7 @@ class RunTracer:
             span_id=span_id_of(_opening(record.run_id, record.seq)),
             links=links,
         )
-        stand(self._run.place)
+        set_trace(self._run.place)
         self._traces.run_started(record.run_id, self)
 
     def _tools_changed(self, _record: Record, event: ToolsChanged) -> None:
@@ -191,13 +200,13 @@ class RunTracer:
                 attributes={attrs.TURN: self._number},
                 span_id=span_id_of(f"{_opening(record.run_id, record.seq)} turn"),
             )
-            stand(self._turn.place)
+            set_trace(self._turn.place)
         return self._turn
 
-    def _above(self, record: Record) -> Place:
+    def _above(self, record: Record) -> TraceContext:
         if self._run is not None:
             return self._run.place
-        return here() or Place(trace_id_of(record.run_id))
+        return current_trace() or TraceContext(trace_id_of(record.run_id))
 
     def _retried(self, record: Record, event: ReplyRetried) -> None:
         if self._chat is not None:
@@ -286,7 +295,7 @@ class RunTracer:
             self._run.set(values)
             self._run.end(record.at, error)
             self._run = None
-        stand(self._outside)
+        set_trace(self._outside)
         self._traces.run_ended(record.run_id)
 
 

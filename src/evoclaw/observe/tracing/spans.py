@@ -36,7 +36,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from evoclaw.core.tracing import Place
+from evoclaw.core.tracing import TraceContext
 from evoclaw.core.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class OpenSpan:
 
     __slots__ = ("_span", "place")
 
-    def __init__(self, span: Span, place: Place) -> None:
+    def __init__(self, span: Span, place: TraceContext) -> None:
         self._span, self.place = span, place
 
     def set(self, attributes: Attributes) -> None:
@@ -95,11 +95,11 @@ class Spans:
         name: str,
         *,
         at: float,
-        parent: Place,
+        parent: TraceContext,
         attributes: Attributes,
         kind: Kind = "internal",
         span_id: int = 0,
-        links: Sequence[Place] = (),
+        links: Sequence[TraceContext] = (),
     ) -> OpenSpan:
         """Start a span at a time; with a random id if none is given."""
         self._ids.trace_id, self._ids.span_id = parent.trace_id, span_id
@@ -115,7 +115,7 @@ class Spans:
             _nanoseconds(at),
         )
         own = span.get_span_context()
-        return OpenSpan(span, Place(own.trace_id, own.span_id, own.trace_flags.sampled))
+        return OpenSpan(span, TraceContext(own.trace_id, own.span_id, own.trace_flags.sampled))
 
     def flush(self) -> None:
         """Export ended spans; blocks until they are sent."""
@@ -158,7 +158,7 @@ def _resource(name: str) -> Resource:
     return found.merge(Resource({SERVICE_NAME: name}))
 
 
-def _context(place: Place) -> SpanContext:
+def _context(place: TraceContext) -> SpanContext:
     flags = TraceFlags(TraceFlags.SAMPLED if place.sampled else TraceFlags.DEFAULT)
     return SpanContext(place.trace_id, place.span_id, is_remote=True, trace_flags=flags)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.tracing import Place, read_traceparent, trace_id_of
+from evoclaw.core.tracing import TraceContext, read_traceparent, trace_id_of
 
 if TYPE_CHECKING:
     from evoclaw.core.events import Record
@@ -113,7 +113,7 @@ class Tracing:
         """Start the span of a command on an edge."""
         from evoclaw.observe.tracing import attributes as attrs
 
-        parent = read_traceparent(traceparent) or Place(trace_id_of(run_id or request_id))
+        parent = read_traceparent(traceparent) or TraceContext(trace_id_of(run_id or request_id))
         name, attributes = attrs.edge_span(agent_id, tool, request_id)
         span = self.spans.start(
             name, at=time.time(), parent=parent, attributes=attributes, kind="server"
@@ -139,7 +139,7 @@ class EdgeCallSpan:
         self._span = span
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TraceContext:
         """Its position in the trace."""
         return self._span.place
 

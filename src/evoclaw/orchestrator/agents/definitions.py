@@ -9,39 +9,46 @@ from typing import Annotated, Any, Protocol, TypeAlias
 from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
 
-from evoclaw.core.agent import ITERATIVE, Agent, Field, FieldType, LoopSettings, narrowed
+from evoclaw.core.agent import (
+    ITERATIVE_SETTINGS,
+    Agent,
+    Field,
+    FieldType,
+    LoopSettings,
+    intersect_capabilities,
+)
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.core.tools import ALL
+from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.governance.autonomy import Level
-from evoclaw.governance.budget.settings import BudgetSettings, Kinds
+from evoclaw.governance.budget.settings import AccountLimits, BudgetSettings
 
-DEFAULT = "evoclaw"
+DEFAULT_AGENT = "evoclaw"
 """The agent that exists if none is defined."""
-MOST_NAMES = 100
+MAX_LIST_ENTRIES = 100
 """Of one list in a definition."""
-MOST_PROBLEMS = 20
+MAX_REPORTED_PROBLEMS = 20
 """Invalid inputs in one error."""
 
 Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 Line: TypeAlias = Annotated[str, Meta(max_length=500)]
 Sentence: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2_000)]
-Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=MOST_NAMES)]
-_Few: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
+Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=MAX_LIST_ENTRIES)]
+_CountTo100: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
 
 
 class AgentLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of an agent's runs; those left out have the general defaults."""
 
-    max_turns: _Few | None = None
+    max_turns: _CountTo100 | None = None
     """Replies of the model with calls."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     """Duration of a run."""
-    max_calls_per_turn: _Few | None = None
+    max_calls_per_turn: _CountTo100 | None = None
     """Calls in one reply; further calls are refused, and the model may request them again."""
-    max_parallel: _Few | None = None
+    max_parallel: _CountTo100 | None = None
     """Calls at the same time."""
-    tool_error_limit: _Few | None = None
+    tool_error_limit: _CountTo100 | None = None
     """Failed turns in a row that end a run."""
     repeat_limit: Annotated[int, Meta(ge=2, le=100)] | None = None
     """Turns in a row with the same calls that end a run."""
@@ -79,13 +86,13 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     on: str = ""
     """The edge its tools run on; `any`: an edge that has the tool; `*`: the tool `edge_call`."""
     limits: AgentLimits = AgentLimits()
-    budget: Kinds = Kinds()
+    budget: AccountLimits = AccountLimits()
     """The budget of one run; it never exceeds `[budget]`."""
     inputs: dict[str, Field] = {}
     """The inputs it takes, by name: `type`, `description`, `required`."""
     outputs: dict[str, Field] = {}
     """The fields of its answer."""
-    constraints: Annotated[tuple[Sentence, ...], Meta(max_length=MOST_NAMES)] = ()
+    constraints: Annotated[tuple[Sentence, ...], Meta(max_length=MAX_LIST_ENTRIES)] = ()
     """Rules in its prompt, one sentence each; only policies are enforced."""
     spec_capabilities: Words = ()
     """Capabilities in the terms of your own catalogue; they grant nothing."""
@@ -95,7 +102,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Who is responsible for it."""
 
 
-class Tools(Protocol):
+class ToolLimits(Protocol):
     """Limits for the tools of all agents."""
 
     @property
@@ -104,7 +111,7 @@ class Tools(Protocol):
         ...
 
 
-class Driven(Protocol):
+class RunDefaults(Protocol):
     """The defaults of all runs."""
 
     @property
@@ -128,16 +135,16 @@ class Driven(Protocol):
         ...
 
     @property
-    def tools(self) -> Tools:
+    def tools(self) -> ToolLimits:
         """The limits of tools."""
         ...
 
 
-class Defined(Protocol):
+class AgentsConfig(Protocol):
     """The settings that agents are built from; `EvoClawConfig` is one."""
 
     @property
-    def orchestrator(self) -> Driven:
+    def orchestrator(self) -> RunDefaults:
         """The defaults of all agents."""
         ...
 
@@ -147,24 +154,27 @@ class Defined(Protocol):
         ...
 
 
-class Problem(Struct, frozen=True):
+class InputProblem(Struct, frozen=True):
     """A problem with one input."""
 
     field: str
     problem: str
 
 
-class BadInputs(EvoClawError):
+class InvalidAgentInputs(EvoClawError):
     """The inputs of a request do not fit the agent's definition."""
 
-    def __init__(self, agent: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, agent: str, problems: Sequence[InputProblem]) -> None:
         reasons = "; ".join(f"{problem.field}: {problem.problem}" for problem in problems)
         super().__init__(f"invalid inputs for agent {agent!r}: {reasons}")
         self.agent, self.problems = agent, tuple(problems)
 
 
 def agents_of(
-    config: Defined, *, model: str = "", capabilities: frozenset[str] = frozenset({ALL})
+    config: AgentsConfig,
+    *,
+    model: str = "",
+    capabilities: frozenset[str] = frozenset({ALL_PERMISSIONS}),
 ) -> Mapping[str, Agent]:
     """Build all agents, by id; the first is the default. `evoclaw` if none is defined.
 
@@ -173,16 +183,16 @@ def agents_of(
         model: The model of agents that name none; if empty, they get one with their provider.
         capabilities: Of `evoclaw`, if no agent is defined.
     """
-    defined = config.agents or (AgentConfig(id=DEFAULT, capabilities=capabilities),)
+    defined = config.agents or (AgentConfig(id=DEFAULT_AGENT, capabilities=capabilities),)
     return {agent.id: _agent(agent, config.orchestrator, model) for agent in defined}
 
 
 def default_of(agents: Mapping[str, Agent]) -> str:
     """The agent of requests that name none: the first."""
-    return next(iter(agents), DEFAULT)
+    return next(iter(agents), DEFAULT_AGENT)
 
 
-def level_of(agent: Agent, usual: Level = Level.SUPERVISED, most: Level = Level.FULL) -> Level:
+def level_of(agent: Agent, default: Level = Level.SUPERVISED, maximum: Level = Level.FULL) -> Level:
     """How much an agent may do without approval.
 
     Args:
@@ -191,33 +201,33 @@ def level_of(agent: Agent, usual: Level = Level.SUPERVISED, most: Level = Level.
         maximum: The highest level that the process allows.
     """
     order = list(Level)
-    wanted = Level(agent.autonomy) if agent.autonomy else usual
-    return min(wanted, most, key=order.index)
+    wanted = Level(agent.autonomy) if agent.autonomy else default
+    return min(wanted, maximum, key=order.index)
 
 
-def budget_of(agent: Agent, usual: BudgetSettings) -> BudgetSettings:
+def budget_of(agent: Agent, default: BudgetSettings) -> BudgetSettings:
     """The budget of an agent's run: for each kind the smaller of its own and the default."""
     smaller: dict[str, Any] = {}
     for kind, limit in agent.budget.items():
-        bound: float | None = getattr(usual, kind)
+        bound: float | None = getattr(default, kind)
         smaller[kind] = limit if bound is None else min(limit, bound)
-    return replace(usual, **smaller) if smaller else usual
+    return replace(default, **smaller) if smaller else default
 
 
-def iterative(agent: Agent) -> LoopSettings:
+def iterative_settings(agent: Agent) -> LoopSettings:
     """The settings of `invoke_iterative`: the agent's own, with more turns if it sets none."""
     settings = agent.settings
     is_default = settings.max_turns == LoopSettings().max_turns
-    turns = ITERATIVE.max_turns if is_default else settings.max_turns
-    return replace(settings, max_turns=turns, confirm=ITERATIVE.confirm)
+    turns = ITERATIVE_SETTINGS.max_turns if is_default else settings.max_turns
+    return replace(settings, max_turns=turns, confirm=ITERATIVE_SETTINGS.confirm)
 
 
-def check_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> tuple[Problem, ...]:
+def check_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> tuple[InputProblem, ...]:
     """The problems of some inputs; none if the agent does not define its inputs."""
     if not agent.inputs:
         return ()
     problems = [
-        Problem(name, "is missing; it is required")
+        InputProblem(name, "is missing; it is required")
         for name, field in agent.inputs.items()
         if field.required and inputs.get(name) is None
     ]
@@ -225,19 +235,19 @@ def check_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> tuple[Problem, ...
         field = agent.inputs.get(name)
         if field is None:
             known = ", ".join(agent.inputs)
-            problems.append(Problem(name[:200], f"is unknown; known inputs: {known}"))
-        elif value is not None and not _fits(value, field.type):
-            problems.append(Problem(name, f"must be of type {field.type}"))
-    return tuple(problems[:MOST_PROBLEMS])
+            problems.append(InputProblem(name[:200], f"is unknown; known inputs: {known}"))
+        elif value is not None and not _has_type(value, field.type):
+            problems.append(InputProblem(name, f"must be of type {field.type}"))
+    return tuple(problems[:MAX_REPORTED_PROBLEMS])
 
 
 def require_inputs(agent: Agent, inputs: Mapping[str, JSON]) -> None:
     """Raise `InvalidAgentInputs` if inputs do not fit an agent."""
     if problems := check_inputs(agent, inputs):
-        raise BadInputs(agent.name, problems)
+        raise InvalidAgentInputs(agent.name, problems)
 
 
-def _fits(value: JSON, kind: FieldType) -> bool:
+def _has_type(value: JSON, kind: FieldType) -> bool:
     is_boolean = isinstance(value, bool)  # a bool is an int in Python
     match kind:
         case FieldType.STRING:
@@ -257,14 +267,14 @@ def _fits(value: JSON, kind: FieldType) -> bool:
             return True
 
 
-def _agent(defined: AgentConfig, usual: Driven, model: str) -> Agent:
+def _agent(defined: AgentConfig, defaults: RunDefaults, model: str) -> Agent:
     models = (defined.model,) if isinstance(defined.model, str) else defined.model
     return Agent(
         defined.id,
         ",".join(filter(None, models)) or model,
         defined.prompt.strip(),
-        _held(defined.capabilities, usual),
-        _settings(defined, usual),
+        _allowed_capabilities(defined.capabilities, defaults),
+        _settings(defined, defaults),
         title=defined.name,
         description=defined.description,
         autonomy="" if defined.autonomy is None else str(defined.autonomy),
@@ -281,26 +291,26 @@ def _agent(defined: AgentConfig, usual: Driven, model: str) -> Agent:
     )
 
 
-def _held(wanted: frozenset[str], usual: Driven) -> frozenset[str]:
+def _allowed_capabilities(wanted: frozenset[str], defaults: RunDefaults) -> frozenset[str]:
     """An agent's capabilities within the general limit; none without the tool loop."""
-    if not usual.tool_loop_enabled:
+    if not defaults.tool_loop_enabled:
         return frozenset()
-    limit = usual.tools.granted
-    return wanted if limit is None else narrowed(wanted, limit)
+    limit = defaults.tools.granted
+    return wanted if limit is None else intersect_capabilities(wanted, limit)
 
 
-def _settings(defined: AgentConfig, usual: Driven) -> LoopSettings:
+def _settings(defined: AgentConfig, defaults: RunDefaults) -> LoopSettings:
     own = {name: value for name, value in asdict(defined.limits).items() if value is not None}
     general: dict[str, Any] = {
-        "max_turns": usual.max_tool_iterations,
-        "tool_error_limit": usual.tool_error_limit,
+        "max_turns": defaults.max_tool_iterations,
+        "tool_error_limit": defaults.tool_error_limit,
         "output_fields": tuple(defined.outputs),
-        "evidence": usual.evidence or UNSET,
+        "evidence": defaults.evidence or UNSET,
     }
     return replace(LoopSettings(), **(general | own))
 
 
-def _budget(kinds: Kinds) -> dict[str, float]:
+def _budget(kinds: AccountLimits) -> dict[str, float]:
     return {
         kind: limit for kind, limit in asdict(kinds).items() if kind != "per" and limit is not None
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from evoclaw.core.events import (
-    PIECES,
+    DELTA_EVENTS,
     ApprovalAnswered,
     CallFinished,
     CallJudged,
@@ -33,13 +33,13 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.ports import Decision
-from evoclaw.core.redaction import Redactor, marks_of
+from evoclaw.core.redaction import Redactor, secret_fields_of
 from evoclaw.core.tools import Tool
 from evoclaw.store.memory import EventType, Observation
 
-PRIVATE = "private"
+PRIVATE_TAG = "private"
 """The tag of observations that are never stored."""
-LONGEST_ARGUMENT = 500
+MAX_ARGUMENT_CHARS = 500
 """Of one text in a call's arguments."""
 _TAG = re.compile(r"<\s*(/?)\s*private\b[^>]{0,200}>", re.IGNORECASE)
 _FAILED = frozenset(
@@ -53,7 +53,7 @@ _FAILED = frozenset(
 )
 
 
-class Observing:
+class RunObserver:
     """Makes observations of one run; it receives every record once, in order.
 
     Each has the label of everything that the run had read by then. After a private text, all later
@@ -67,7 +67,7 @@ class Observing:
         keep: Callable[[Observation], None],
         *,
         redactor: Redactor,
-        most_chars: int,
+        max_chars: int,
         records: Iterable[Record] = (),
     ) -> None:
         """Start with the known records of the run.
@@ -81,7 +81,7 @@ class Observing:
             records: The records before the run was resumed.
         """
         self._session_id, self._agent, self._keep = session_id, agent, keep
-        self._redactor, self._most = redactor, most_chars
+        self._redactor, self._max_chars = redactor, max_chars
         self._label, self._private = CLEAN, False
         self._asked = ""
         self._arguments: dict[str, dict[str, JSON]] = {}
@@ -92,7 +92,7 @@ class Observing:
     def receive(self, record: Record) -> None:
         """Receive one record."""
         event = record.event
-        if type(event) in PIECES:
+        if type(event) in DELTA_EVENTS:
             return
         match event:
             case RunStarted(messages=messages):
@@ -148,7 +148,7 @@ class Observing:
             "tokens": reply.usage.input + reply.usage.output,
         }
         if not names:
-            asked = self._redactor.text(self._asked, self._most // 4)
+            asked = self._redactor.text(self._asked, self._max_chars // 4)
             return f"Asked: {asked}\nAnswered: {reply.text}", metadata
         text = f"{reply.text}\n" if reply.text else ""
         return f"{text}Called: {', '.join(names)}", metadata | {"calls": names}
@@ -157,10 +157,10 @@ class Observing:
         tool = self._tools.get(result.name)
         arguments = self._redactor.value(
             self._arguments.pop(result.call_id, {}),
-            None if tool is None else marks_of(tool.parameters),
-            limit=LONGEST_ARGUMENT,
+            None if tool is None else secret_fields_of(tool.parameters),
+            limit=MAX_ARGUMENT_CHARS,
         )
-        encoded = msgspec.json.encode(arguments).decode(errors="replace")[: self._most // 2]
+        encoded = msgspec.json.encode(arguments).decode(errors="replace")[: self._max_chars // 2]
         metadata: dict[str, JSON] = {"tool": result.name, "call_id": result.call_id}
         if result.error is not None:
             metadata["error"] = str(result.error)
@@ -175,9 +175,9 @@ class Observing:
                 self._session_id,
                 self._agent,
                 kind,
-                self._redactor.text(content, self._most),
+                self._redactor.text(content, self._max_chars),
                 {"run_id": record.run_id, **metadata},
-                (PRIVATE,) if self._private else (),
+                (PRIVATE_TAG,) if self._private else (),
                 record.at,
                 self._label,
             )

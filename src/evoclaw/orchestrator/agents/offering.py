@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
-from evoclaw.skills.disclosure import narrow
+from evoclaw.skills.disclosure import restrict_tools
 from evoclaw.skills.loading import Skill
 
 WAITING_PERMISSIONS = frozenset({"interact", "session"})
@@ -37,7 +37,7 @@ class AgentSkills(OfferStep):
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """The tools that all active skills allow."""
-        return narrow(tools, self.active)
+        return restrict_tools(tools, self.active)
 
 
 class DefaultTimeout(OfferStep):

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
-from evoclaw.core.tools import ALL
-from evoclaw.orchestrator.cleaning import plain
-from evoclaw.skills.disclosure import catalogue, instructions
+from evoclaw.core.tools import ALL_PERMISSIONS
+from evoclaw.orchestrator.cleaning import plain_text
+from evoclaw.skills.disclosure import skill_instructions, skill_list
 from evoclaw.skills.loading import Skill
 
-LONGEST_PROMPT = 200_000
+MAX_PROMPT_CHARS = 200_000
 """Of an agent's own instructions."""
-MOST_INSTRUCTIONS = 100_000
+MAX_INSTRUCTIONS_CHARS = 100_000
 """Of the instructions of all active skills together."""
 
 _RULES = """\
@@ -44,7 +44,7 @@ _LEVELS = {
 
 def system_prompt(workspace: Path | None, own: str = "") -> str:
     """The system prompt without an agent definition; no workspace is another machine."""
-    return _joined((_RULES, own, _place(workspace)))
+    return _joined((_RULES, own, _location(workspace)))
 
 
 def agent_prompt(
@@ -76,8 +76,8 @@ def agent_prompt(
             _execution(agent.settings) if agent.capabilities else "",
             _GUARDRAILS,
             _output(agent.outputs),
-            _place(workspace),
-            catalogue(skills),
+            _location(workspace),
+            skill_list(skills),
             *_active(agent, skills),
         )
     )
@@ -89,7 +89,7 @@ def active_skills(agent: Agent, skills: Iterable[Skill]) -> tuple[Skill, ...]:
     return tuple(known[name] for name in agent.skills if name in known)
 
 
-def absent_skills(agent: Agent, skills: Iterable[Skill]) -> tuple[str, ...]:
+def missing_skills(agent: Agent, skills: Iterable[Skill]) -> tuple[str, ...]:
     """The names of an agent's skills that are not available; the caller must report them."""
     known = {name for skill in skills for name in (skill.name, skill.key)}
     return tuple(name for name in agent.skills if name not in known)
@@ -99,7 +99,7 @@ def _joined(parts: Iterable[str]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _place(workspace: Path | None) -> str:
+def _location(workspace: Path | None) -> str:
     if workspace is None:
         return "You work on another machine; paths are relative to its workspace."
     return f"You work in {workspace} on {platform.system()}; paths are relative to it."
@@ -109,14 +109,14 @@ def _identity(agent: Agent) -> str:
     name = agent.title or agent.name
     lines = [f"# You are the agent {agent.name!r}" + (f" ({name})" if name != agent.name else "")]
     return "\n".join(
-        (*lines, *filter(None, (agent.description, plain(agent.prompt, LONGEST_PROMPT))))
+        (*lines, *filter(None, (agent.description, plain_text(agent.prompt, MAX_PROMPT_CHARS))))
     )
 
 
 def _capabilities(agent: Agent) -> str:
     if not agent.capabilities:
         return "You have no tools: answer from what you know and were told, and say so if unsure."
-    if ALL in agent.capabilities:
+    if ALL_PERMISSIONS in agent.capabilities:
         held = "Your capabilities: all; the tools you are offered are those there are."
     else:
         held = (
@@ -171,9 +171,9 @@ def _output(outputs: Mapping[str, Field]) -> str:
 
 
 def _active(agent: Agent, skills: Sequence[Skill]) -> Iterable[str]:
-    left = MOST_INSTRUCTIONS
+    left = MAX_INSTRUCTIONS_CHARS
     for skill in active_skills(agent, skills):
-        text = instructions(skill)
+        text = skill_instructions(skill)
         if len(text) > left:
             text = (
                 f"# Skill {skill.key}\n\nToo long to be shown here: load it with the tool `skill`."

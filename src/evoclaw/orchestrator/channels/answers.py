@@ -9,27 +9,36 @@ from msgspec.structs import replace
 from evoclaw.core import wording
 from evoclaw.core.errors import AgentNotFound, ConfigError, EvoClawError, ProviderError
 from evoclaw.core.events import StopReason
-from evoclaw.orchestrator.channels.letters import Answer, Letter, State
-from evoclaw.orchestrator.errands import Draining, KeyReused, TooMany
-from evoclaw.orchestrator.sessions.sessions import Busy
+from evoclaw.orchestrator.channels.letters import ChannelAnswer, InboundMessage, MessageState
+from evoclaw.orchestrator.errands import Draining, KeyReused, RunQueueFull
+from evoclaw.orchestrator.sessions.sessions import SessionBusy
 from evoclaw.tools.question import Question
 
-_WORDS: Mapping[type[EvoClawError], str] = {
-    Busy: "busy",
+_ERROR_CODES: Mapping[type[EvoClawError], str] = {
+    SessionBusy: "busy",
     Draining: "draining",
-    TooMany: "too_many",
+    RunQueueFull: "too_many",
     KeyReused: "conflict",
     AgentNotFound: "no_agent",
     ProviderError: "no_model",
     ConfigError: "misconfigured",
 }
 """The code that programs get when a run could not start."""
-_STATES = {StopReason.COMPLETED: State.ANSWER, StopReason.WAITING: State.WAITING}
+_STATES_BY_STOP = {
+    StopReason.COMPLETED: MessageState.ANSWER,
+    StopReason.WAITING: MessageState.WAITING,
+}
 
 
-def ended(
-    letter: Letter, run_id: str, seq: int, stop: StopReason, text: str, reason: str, now: float
-) -> Answer:
+def for_run_end(
+    message: InboundMessage,
+    run_id: str,
+    seq: int,
+    stop: StopReason,
+    text: str,
+    reason: str,
+    now: float,
+) -> ChannelAnswer:
     """The answer that reports how a run ended, or what it waits for.
 
     Args:
@@ -41,21 +50,21 @@ def ended(
         reason: The detailed cause, for a run without a text.
         now: Unix seconds.
     """
-    state = _STATES.get(stop, State.FAILED)
-    return Answer(
+    state = _STATES_BY_STOP.get(stop, MessageState.FAILED)
+    return ChannelAnswer(
         f"{run_id}.{seq}",
-        letter.agent,
-        letter.id,
+        message.agent,
+        message.id,
         state,
         text or wording.ending(stop, reason),
-        reason="" if state is State.ANSWER else str(stop),
-        session=letter.conversation,
+        reason="" if state is MessageState.ANSWER else str(stop),
+        session=message.conversation,
         run_id=run_id,
         timestamp=now,
     )
 
 
-def asking(answer: Answer, questions: Sequence[Question]) -> Answer:
+def with_question(answer: ChannelAnswer, questions: Sequence[Question]) -> ChannelAnswer:
     """Add the options of the first question; the sender's next message answers it."""
     lines = [
         f"{number}. {option}"
@@ -66,23 +75,25 @@ def asking(answer: Answer, questions: Sequence[Question]) -> Answer:
     return replace(answer, text="\n".join((answer.text, *lines, *hint)))
 
 
-def failed(letter: Letter, id_: str, problem: EvoClawError, now: float) -> Answer:
+def for_failure(
+    message: InboundMessage, id_: str, problem: EvoClawError, now: float
+) -> ChannelAnswer:
     """The answer that reports why no run could start; the sender may send the message again."""
-    return Answer(
+    return ChannelAnswer(
         id_,
-        letter.agent,
-        letter.id,
-        State.FAILED,
+        message.agent,
+        message.id,
+        MessageState.FAILED,
         f"Your message was not answered: {problem}.",
-        reason=word_for(problem),
-        session=letter.conversation,
+        reason=error_code(problem),
+        session=message.conversation,
         timestamp=now,
     )
 
 
-def word_for(problem: EvoClawError) -> str:
+def error_code(problem: EvoClawError) -> str:
     """The code of an error, for programs."""
     for kind in type(problem).__mro__:
-        if kind in _WORDS:
-            return _WORDS[kind]
+        if kind in _ERROR_CODES:
+            return _ERROR_CODES[kind]
     return "failed"

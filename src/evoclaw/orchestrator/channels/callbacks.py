@@ -13,10 +13,10 @@ from evoclaw.executors.url_guard import Resolve, UrlGuard, UrlTarget
 from evoclaw.executors.web_fetch import pinned
 from evoclaw.orchestrator.channels.letters import Undelivered
 
-LOOPBACK = ("127.0.0.0/8", "::1/128")
-SECONDS = 30.0
+LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
+CALLBACK_TIMEOUT_S = 30.0
 """For the whole request."""
-GONE = 410
+HTTP_GONE = 410
 """The only status after which an answer is not retried."""
 
 
@@ -40,15 +40,17 @@ class Callback:
             tls: The TLS context; by default the system's certificate authorities.
         """
         self._url, self._tls = url, tls
-        self._guard = UrlGuard((*LOOPBACK, *allow), resolve=resolve)
-        self._in_the_clear = tuple(ipaddress.ip_network(network) for network in (*LOOPBACK, *allow))
+        self._guard = UrlGuard((*LOOPBACK_NETWORKS, *allow), resolve=resolve)
+        self._plain_http_networks = tuple(
+            ipaddress.ip_network(network) for network in (*LOOPBACK_NETWORKS, *allow)
+        )
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Post a body; raise `Undelivered` unless the server answers with a 2xx status."""
         import aiohttp
 
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(CALLBACK_TIMEOUT_S):
                 target = await self._guard.target(self._url)
                 self._check(target)
                 await self._post(target, body, headers)
@@ -56,7 +58,9 @@ class Callback:
             final = problem.kind is not ErrorKind.EXECUTION_FAILED
             raise Undelivered(problem.message, final=final) from None
         except TimeoutError:
-            raise Undelivered(f"the callback URL did not answer within {SECONDS:g} s") from None
+            raise Undelivered(
+                f"the callback URL did not answer within {CALLBACK_TIMEOUT_S:g} s"
+            ) from None
         except (aiohttp.ClientError, OSError) as problem:
             reason = " ".join(str(problem).split())[:200] or type(problem).__name__
             raise Undelivered(f"the callback URL cannot be reached: {reason}") from None
@@ -65,7 +69,10 @@ class Callback:
         if target.url.startswith("https://"):
             return
         addresses = [ipaddress.ip_address(address) for address in target.addresses]
-        if all(any(address in network for network in self._in_the_clear) for address in addresses):
+        if all(
+            any(address in network for network in self._plain_http_networks)
+            for address in addresses
+        ):
             return
         raise Undelivered(
             "callback_url must use https unless it is on this machine or in an allowed network",
@@ -97,7 +104,7 @@ class Callback:
         if not 200 <= status < 300:
             raise Undelivered(
                 f"the callback URL answered with status {status}",
-                final=status == GONE,
+                final=status == HTTP_GONE,
                 retry_after=float(retry_after)
                 if retry_after.isdecimal() and len(retry_after) < 10
                 else None,

@@ -12,28 +12,33 @@ from contextlib import suppress
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.channels.letters import Answer, Channel, Letter, Undelivered
+from evoclaw.orchestrator.channels.letters import (
+    Channel,
+    ChannelAnswer,
+    InboundMessage,
+    Undelivered,
+)
 from evoclaw.orchestrator.cleaning import one_line
 from evoclaw.store.channels import DEAD, DUE, SENT, ChannelStore, StoredDelivery
 
 logger = logging.getLogger(__name__)
-FIRST, LONGEST = 1.0, 600.0
+FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 600.0
 """Before the second attempt, and between two attempts at most."""
-LEASE = 120.0
+DELIVERY_LEASE_S = 120.0
 """For one attempt; longer than any channel's own timeout."""
-AT_ONCE = 16
+DELIVERY_CONCURRENCY = 16
 """Attempts at the same time on one channel."""
-LONGEST_PROBLEM = 500
+MAX_PROBLEM_CHARS = 500
 
 
-class Deliveries:
+class DeliveryWorker:
     """Delivers the answers of one channel: a slow channel does not delay the others."""
 
     def __init__(
         self,
         store: ChannelStore,
         channel: Channel,
-        patience: float,
+        timeout_s: float,
         counts: Counter[str],
         *,
         jitter: Callable[[], float] = random.random,
@@ -47,7 +52,7 @@ class Deliveries:
             counts: Counters of the results.
             jitter: Gives numbers from 0 to 1, which spread the retries.
         """
-        self._store, self._channel, self._patience = store, channel, patience
+        self._store, self._channel, self._timeout_s = store, channel, timeout_s
         self._counts, self._jitter = counts, jitter
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,37 +66,39 @@ class Deliveries:
         try:
             while True:
                 self._woken.clear()
-                wait = await self._begin_some()
+                wait = await self._start_due()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._woken.wait()
-                self._look_at_ended()
+                self._reap_done()
         finally:
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
-    async def _begin_some(self) -> float:
+    async def _start_due(self) -> float:
         """Start due deliveries; return the seconds until the next one is due."""
-        free = AT_ONCE - len(self._tasks)
+        free = DELIVERY_CONCURRENCY - len(self._tasks)
         if not free:
-            return LONGEST  # the end of any delivery wakes the worker
+            return MAX_RETRY_DELAY_S  # the end of any delivery wakes the worker
         try:
-            claimed, next_at = await self._store.claim((self._channel.name,), LEASE, free)
+            claimed, next_at = await self._store.claim_deliveries(
+                (self._channel.name,), DELIVERY_LEASE_S, free
+            )
         except EvoClawError:
             # Nothing is lost: the answers are still stored, and the store is asked again soon.
             self._counts["the store failed"] += 1
-            return FIRST
+            return FIRST_RETRY_DELAY_S
         for delivery in claimed:
             task = asyncio.create_task(self._deliver(delivery))
             self._tasks.add(task)
             task.add_done_callback(lambda _: self.wake())
         if next_at is None:
-            return LONGEST
-        return max(0.0, min(LONGEST, next_at - self._store.clock()))
+            return MAX_RETRY_DELAY_S
+        return max(0.0, min(MAX_RETRY_DELAY_S, next_at - self._store.clock()))
 
-    def _look_at_ended(self) -> None:
+    def _reap_done(self) -> None:
         for task in tuple(self._tasks):
             if task.done():
                 self._tasks.discard(task)
@@ -102,33 +109,35 @@ class Deliveries:
                     )
                     self._counts["not delivered"] += 1
 
-    async def _deliver(self, owed: StoredDelivery) -> None:
-        message = msgspec.json.decode(owed.letter, type=Letter)
-        answer = msgspec.json.decode(owed.answer, type=Answer)
+    async def _deliver(self, delivery: StoredDelivery) -> None:
+        message = msgspec.json.decode(delivery.message, type=InboundMessage)
+        answer = msgspec.json.decode(delivery.answer, type=ChannelAnswer)
         problem: Undelivered | None = None
         try:
-            async with asyncio.timeout(LEASE / 2):
+            async with asyncio.timeout(DELIVERY_LEASE_S / 2):
                 await self._channel.send(message, answer)
         except Undelivered as error:
             problem = error
         except TimeoutError:
-            problem = Undelivered(f"the attempt took longer than {LEASE / 2:g} s")
+            problem = Undelivered(f"the attempt took longer than {DELIVERY_LEASE_S / 2:g} s")
         try:
-            await self._settle(owed, problem)
+            await self._settle(delivery, problem)
         except EvoClawError:
             self._counts["the store failed"] += 1  # the answer is delivered once more later
 
-    async def _settle(self, owed: StoredDelivery, problem: Undelivered | None) -> None:
+    async def _settle(self, delivery: StoredDelivery, problem: Undelivered | None) -> None:
         if problem is None:
             self._counts["delivered"] += 1
-            return await self._store.settle(owed.seq, SENT)
+            return await self._store.settle_delivery(delivery.seq, SENT)
         self._counts["not delivered"] += 1
-        reason, now = one_line(str(problem), LONGEST_PROBLEM), self._store.clock()
+        reason, now = one_line(str(problem), MAX_PROBLEM_CHARS), self._store.clock()
         # The stored count does not include this attempt.
-        wait = min(LONGEST, FIRST * 2 ** min(owed.attempts, 20)) * (0.5 + self._jitter() / 2)
+        wait = min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2 ** min(delivery.attempts, 20)) * (
+            0.5 + self._jitter() / 2
+        )
         if problem.retry_after is not None:
-            wait = max(wait, min(problem.retry_after, LONGEST))
-        if problem.final or now + wait > owed.made_at + self._patience:
+            wait = max(wait, min(problem.retry_after, MAX_RETRY_DELAY_S))
+        if problem.final or now + wait > delivery.made_at + self._timeout_s:
             self._counts["given up"] += 1
-            return await self._store.settle(owed.seq, DEAD, reason)
-        return await self._store.settle(owed.seq, DUE, reason, now + wait)
+            return await self._store.settle_delivery(delivery.seq, DEAD, reason)
+        return await self._store.settle_delivery(delivery.seq, DUE, reason, now + wait)

@@ -12,27 +12,27 @@ import msgspec
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.orchestrator.channels import answers
-from evoclaw.orchestrator.channels.letters import Answer, Letter
-from evoclaw.orchestrator.errands import NoRun, State
-from evoclaw.orchestrator.runs.hub import TooSlow
+from evoclaw.orchestrator.channels.letters import ChannelAnswer, InboundMessage
+from evoclaw.orchestrator.errands import RunNotFound, RunStatus
+from evoclaw.orchestrator.runs.hub import WatcherTooSlow
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.store.channels import DONE, ChannelStore, StoredLetter
+from evoclaw.store.channels import DONE, ChannelStore, StoredInboundMessage
 from evoclaw.tools.question import Question
 
-AGAIN, LONGEST = 1.0, 60.0
+FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0
 """After a failure, at first and at most."""
 
 
-class Following:
+class RunFollower:
     """Follows the run that answers one message."""
 
     def __init__(
         self,
         store: ChannelStore,
         runs: Runs,
-        kept: StoredLetter,
-        letter: Letter,
-        asked: Callable[[], Awaitable[Sequence[Question]]],
+        stored: StoredInboundMessage,
+        message: InboundMessage,
+        pending_questions: Callable[[], Awaitable[Sequence[Question]]],
         counts: Counter[str],
     ) -> None:
         """Prepare to follow a run.
@@ -45,52 +45,58 @@ class Following:
             pending_questions: Gives the unanswered questions of its session.
             counts: Counters of failures.
         """
-        self._store, self._runs, self._kept, self._letter = store, runs, kept, letter
-        self._asked, self._counts = asked, counts
-        self._after = 0
-        self._over = False
+        self._store, self._runs, self._stored, self._message = store, runs, stored, message
+        self._pending_questions, self._counts = pending_questions, counts
+        self._last_seq = 0
+        self._run_ended = False
 
-    async def told(self) -> AsyncGenerator[Answer, None]:
+    async def follow(self) -> AsyncGenerator[ChannelAnswer, None]:
         """Yield each answer once it is stored; return when the run has ended."""
-        wait = AGAIN
-        while not self._over:
+        wait = FIRST_RETRY_DELAY_S
+        while not self._run_ended:
             try:
-                async for answer in self._watched():
-                    wait = AGAIN
+                async for answer in self._watch():
+                    wait = FIRST_RETRY_DELAY_S
                     yield answer
-            except TooSlow as slow:
-                self._after = slow.after
+            except WatcherTooSlow as slow:
+                self._last_seq = slow.after
             except EvoClawError:
                 self._counts["the store failed"] += 1
-            if not self._over:
+            if not self._run_ended:
                 await asyncio.sleep(wait)
-                wait = min(LONGEST, wait * 2)
+                wait = min(MAX_RETRY_DELAY_S, wait * 2)
 
-    async def _watched(self) -> AsyncGenerator[Answer, None]:
-        tenant, run_id = self._kept.tenant, self._kept.run_id
+    async def _watch(self) -> AsyncGenerator[ChannelAnswer, None]:
+        tenant, run_id = self._stored.tenant, self._stored.run_id
         try:
-            watching = self._runs.watch(tenant, run_id, self._after, follow=True)
+            watching = self._runs.watch(tenant, run_id, self._last_seq, follow=True)
             async with aclosing(watching) as records:
                 async for record in records:
                     if isinstance(end := record.event, RunFinished):
-                        yield await self._tell(record.seq, end.stop, end.text, end.reason)
-                    self._after = record.seq
-            view = await self._runs.look(tenant, run_id)
-        except NoRun:
+                        yield await self._store_answer(record.seq, end.stop, end.text, end.reason)
+                    self._last_seq = record.seq
+            view = await self._runs.get(tenant, run_id)
+        except RunNotFound:
             lost = "the run was deleted"
-            yield await self._tell(self._after + 1, StopReason.ERROR, "", lost)
+            yield await self._store_answer(self._last_seq + 1, StopReason.ERROR, "", lost)
             return
-        if not self._over and view is not None and view.state is State.ENDED:
+        if not self._run_ended and view is not None and view.state is RunStatus.ENDED:
             stop = view.stop or StopReason.ERROR
-            yield await self._tell(self._after + 1, stop, view.text, view.reason)
+            yield await self._store_answer(self._last_seq + 1, stop, view.text, view.reason)
 
-    async def _tell(self, seq: int, stop: StopReason, text: str, reason: str) -> Answer:
+    async def _store_answer(
+        self, seq: int, stop: StopReason, text: str, reason: str
+    ) -> ChannelAnswer:
         waits = stop is StopReason.WAITING
         now = self._store.clock()
-        answer = answers.ended(self._letter, self._kept.run_id, seq, stop, text, reason, now)
+        answer = answers.for_run_end(
+            self._message, self._stored.run_id, seq, stop, text, reason, now
+        )
         if waits:
-            answer = answers.asking(answer, await self._asked())
+            answer = answers.with_question(answer, await self._pending_questions())
         closes = "" if waits else DONE
-        await self._store.owe(self._kept, answer.id, msgspec.json.encode(answer), closes=closes)
-        self._over = not waits
+        await self._store.add_delivery(
+            self._stored, answer.id, msgspec.json.encode(answer), message_state=closes
+        )
+        self._run_ended = not waits
         return answer

@@ -10,12 +10,12 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Principal
 from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 
-Answer = OutboxMessage
+ChannelAnswer = OutboxMessage
 """An answer; the same on every channel."""
-State = MailboxState
+MessageState = MailboxState
 
 
-class Letter(Struct, frozen=True, omit_defaults=True):
+class InboundMessage(Struct, frozen=True, omit_defaults=True):
     """A message from a person, received on a channel."""
 
     channel: str
@@ -40,10 +40,10 @@ class Letter(Struct, frozen=True, omit_defaults=True):
         return Principal(self.tenant, self.user)
 
 
-class Taken(Struct, frozen=True, omit_defaults=True):
+class AcceptResult(Struct, frozen=True, omit_defaults=True):
     """What `MessageHandler.accept` did with a message."""
 
-    state: State
+    state: MessageState
     run_id: str = ""
     fresh: bool = True
     """False if it was received before; then nothing new is started."""
@@ -53,7 +53,7 @@ class Taken(Struct, frozen=True, omit_defaults=True):
     """The same for people."""
 
 
-class Refused(EvoClawError):
+class MessageRefused(EvoClawError):
     """A message was refused: it is not stored, and no answer follows."""
 
     def __init__(self, reason: str, text: str) -> None:
@@ -77,10 +77,10 @@ class Undelivered(EvoClawError):
         self.final, self.retry_after = final, retry_after
 
 
-class Front(Protocol):
+class MessageHandler(Protocol):
     """Takes messages from channels; `ChannelDispatcher` is one."""
 
-    async def take(self, letter: Letter) -> Taken:
+    async def accept(self, message: InboundMessage) -> AcceptResult:
         """Store a message and start answering it; answers are sent with `Channel.send`.
 
         Returns once the message is stored, not once it is answered. Raises `MessageRefused` for a
@@ -89,11 +89,11 @@ class Front(Protocol):
         """
         ...
 
-    async def say_again(self, letter: Letter) -> bool:
+    async def resend_answer(self, message: InboundMessage) -> bool:
         """Send the last answer to a message once more; False if there is no answer yet."""
         ...
 
-    async def hurry(self, channel: str) -> None:
+    async def deliver_now(self, channel: str) -> None:
         """Deliver the pending answers of a channel now: it is connected again."""
         ...
 
@@ -107,15 +107,15 @@ class Channel(Protocol):
         ...
 
     @property
-    def repeats(self) -> bool:
+    def replayable(self) -> bool:
         """Whether an old message can be replayed; then message ids are stored for ever."""
         ...
 
-    async def serve(self, front: Front) -> None:
+    async def serve(self, handler: MessageHandler) -> None:
         """Receive messages until cancelled."""
         ...
 
-    async def send(self, letter: Letter, answer: Answer) -> None:
+    async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
         """Deliver an answer to the sender of a message; it may have been delivered before.
 
         Raises `Undelivered` if it could not be delivered.

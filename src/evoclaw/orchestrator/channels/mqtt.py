@@ -12,19 +12,26 @@ from secrets import token_hex
 from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.channels.letters import Answer, Front, Letter, Refused, State, Undelivered
+from evoclaw.orchestrator.channels.letters import (
+    ChannelAnswer,
+    InboundMessage,
+    MessageHandler,
+    MessageRefused,
+    MessageState,
+    Undelivered,
+)
 from evoclaw.orchestrator.channels.settings import ChannelSettings
 from evoclaw.transport.link import Incoming, Link, LinkDown, TooLarge, Will
 from evoclaw.transport.mailboxes import InboxMessage, encode_outbox, read_inbox
 from evoclaw.transport.topics import Mailbox, box_topic, every_box, read_box_topic
 from evoclaw.transport.wire import WireError
 
-AT_ONCE = 200
+RECEIVE_CONCURRENCY = 200
 """Messages in progress; further ones are dropped, and senders repeat what was not accepted."""
-SAME, MOST_TEXTS = 5.0, 1_000
+DUPLICATE_WINDOW_S, MAX_RECENT_TEXTS = 5.0, 1_000
 """For how long the same text without an id counts as a duplicate, and how many such texts are
 remembered."""
-CUT = "\n[Truncated: the answer was too long for the broker.]"
+TRUNCATION_NOTICE = "\n[Truncated: the answer was too long for the broker.]"
 
 
 class MqttChannel:
@@ -40,18 +47,18 @@ class MqttChannel:
             link: Its own connection to the broker: users cannot delay the messages of edges.
             clock: Unix seconds.
         """
-        self.name, self.repeats = settings.name, False
+        self.name, self.replayable = settings.name, False
         self._settings, self._link, self._clock = settings, link, clock
         self._client_id = f"orchestrator-inbox-{token_hex(8)}"
-        self._front: Front | None = None
+        self._handler: MessageHandler | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._texts: dict[str, tuple[float, str]] = {}
+        self._recent_texts: dict[str, tuple[float, str]] = {}
         self.counts: Counter[str] = Counter()
         """Messages that were dropped or refused, by reason."""
 
-    async def serve(self, front: Front) -> None:
+    async def serve(self, handler: MessageHandler) -> None:
         """Receive messages from the inboxes until cancelled."""
-        self._front = front
+        self._handler = handler
         try:
             await self._link.run(self)
         finally:
@@ -60,10 +67,10 @@ class MqttChannel:
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
-    async def send(self, letter: Letter, answer: Answer) -> None:
+    async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
         """Publish an answer to the sender's outbox; it is delivered once the broker has it."""
         try:
-            await self._publish(letter.agent, letter.sender, answer)
+            await self._publish(message.agent, message.sender, answer)
         except LinkDown as problem:
             raise Undelivered(str(problem)) from None
 
@@ -83,12 +90,12 @@ class MqttChannel:
 
     async def connected(self) -> None:
         """Deliver pending answers."""
-        self._spawn(self._hurry())
+        self._spawn(self._deliver_now())
 
-    async def _hurry(self) -> None:
-        assert self._front is not None  # set by `serve`, before any connection
+    async def _deliver_now(self) -> None:
+        assert self._handler is not None  # set by `serve`, before any connection
         try:
-            await self._front.hurry(self.name)
+            await self._handler.deliver_now(self.name)
         except EvoClawError:
             self.counts["the store failed"] += 1  # the answers are delivered at their next retry
 
@@ -108,81 +115,87 @@ class MqttChannel:
         try:
             inbox = read_inbox(message.payload)
             id_ = inbox.message_id
-            self._spawn(self._bring(self._letter(agent, user, inbox)))
+            self._spawn(self._dispatch(self._inbound(agent, user, inbox)))
         except WireError as problem:
             why = str(problem)
             self._spawn(self._refuse(agent, user, problem.request_id, str(problem.kind), why))
-        except Refused as problem:
+        except MessageRefused as problem:
             self._spawn(self._refuse(agent, user, id_, problem.reason, str(problem)))
 
-    def _letter(self, agent: str, user: str, said: InboxMessage) -> Letter:
+    def _inbound(self, agent: str, user: str, message: InboxMessage) -> InboundMessage:
         known = self._settings.user_of(user)
         if known is None:
-            raise Refused(
+            raise MessageRefused(
                 "unknown_sender",
                 "you may not use this channel; ask the operator to add you to its senders",
             )
         if self._settings.agent not in ("", agent):
-            raise Refused(
+            raise MessageRefused(
                 "no_agent", f"this channel reaches only the agent {self._settings.agent!r}"
             )
-        return Letter(
+        return InboundMessage(
             self.name,
-            said.message_id or self._made_id(agent, user, said),
+            message.message_id or self._generated_id(agent, user, message),
             user,
-            said.message,
+            message.message,
             self._settings.tenant,
             known,
             agent,
-            said.session,
+            message.session,
             self._settings.is_untrusted(user),
         )
 
-    def _made_id(self, agent: str, user: str, said: InboxMessage) -> str:
+    def _generated_id(self, agent: str, user: str, message: InboxMessage) -> str:
         """An id for a message without one: the broker delivers duplicates within seconds."""
         now = self._clock()
-        self._texts = {key: seen for key, seen in self._texts.items() if now - seen[0] < SAME}
-        key = sha256(f"{agent}/{user}/{said.session}/{said.message}".encode()).hexdigest()
-        if key not in self._texts and len(self._texts) < MOST_TEXTS:
-            self._texts[key] = now, f"text-{token_hex(8)}"
-        return self._texts[key][1] if key in self._texts else f"text-{token_hex(8)}"
+        self._recent_texts = {
+            key: seen
+            for key, seen in self._recent_texts.items()
+            if now - seen[0] < DUPLICATE_WINDOW_S
+        }
+        key = sha256(f"{agent}/{user}/{message.session}/{message.message}".encode()).hexdigest()
+        if key not in self._recent_texts and len(self._recent_texts) < MAX_RECENT_TEXTS:
+            self._recent_texts[key] = now, f"text-{token_hex(8)}"
+        return self._recent_texts[key][1] if key in self._recent_texts else f"text-{token_hex(8)}"
 
-    async def _bring(self, letter: Letter) -> None:
-        assert self._front is not None  # set by `serve`, before any message
-        agent, user = letter.agent, letter.sender
+    async def _dispatch(self, message: InboundMessage) -> None:
+        assert self._handler is not None  # set by `serve`, before any message
+        agent, user = message.agent, message.sender
         try:
-            result = await self._front.take(letter)
+            result = await self._handler.accept(message)
             if not result.fresh:
                 # The sender repeats it: the answer, or the notice that it was accepted, was lost.
-                await self._front.say_again(letter)
-        except Refused as problem:
-            await self._refuse(agent, user, letter.id, problem.reason, str(problem))
+                await self._handler.resend_answer(message)
+        except MessageRefused as problem:
+            await self._refuse(agent, user, message.id, problem.reason, str(problem))
         except EvoClawError as problem:
-            await self._refuse(agent, user, letter.id, "not_kept", str(problem))
+            await self._refuse(agent, user, message.id, "not_kept", str(problem))
         else:
-            if result.state is State.ACCEPTED:
+            if result.state is MessageState.ACCEPTED:
                 text = "Your message was accepted and will be answered."
-                answer = self._about(agent, letter.id, State.ACCEPTED, text)
-                await self._say(
-                    user, replace(answer, run_id=result.run_id, session=letter.conversation)
+                answer = self._status_answer(agent, message.id, MessageState.ACCEPTED, text)
+                await self._notify(
+                    user, replace(answer, run_id=result.run_id, session=message.conversation)
                 )
 
     async def _refuse(self, agent: str, user: str, id_: str, reason: str, why: str) -> None:
         self.counts[f"refused: {reason}"] += 1
-        answer = self._about(agent, id_, State.REFUSED, f"Your message was not accepted: {why}.")
-        await self._say(user, replace(answer, reason=reason))
+        answer = self._status_answer(
+            agent, id_, MessageState.REFUSED, f"Your message was not accepted: {why}."
+        )
+        await self._notify(user, replace(answer, reason=reason))
 
-    def _about(self, agent: str, id_: str, state: State, text: str) -> Answer:
-        return Answer(token_hex(8), agent, id_, state, text, timestamp=self._clock())
+    def _status_answer(self, agent: str, id_: str, state: MessageState, text: str) -> ChannelAnswer:
+        return ChannelAnswer(token_hex(8), agent, id_, state, text, timestamp=self._clock())
 
-    async def _say(self, user: str, answer: Answer) -> None:
+    async def _notify(self, user: str, answer: ChannelAnswer) -> None:
         """Send an answer that is not stored: a sender who misses it repeats the message."""
         try:
             await self._publish(answer.agent_id, user, answer)
         except (LinkDown, Undelivered):
             self.counts[f"unsaid: {answer.state}"] += 1
 
-    async def _publish(self, agent: str, user: str, answer: Answer) -> None:
+    async def _publish(self, agent: str, user: str, answer: ChannelAnswer) -> None:
         topic = box_topic(agent, Mailbox.OUTBOX, user)
         text = answer.text
         while True:
@@ -195,10 +208,10 @@ class MqttChannel:
                     raise Undelivered(
                         "the broker accepts no message of this size", final=True
                     ) from None
-                answer = replace(answer, text=text + CUT)
+                answer = replace(answer, text=text + TRUNCATION_NOTICE)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        if len(self._tasks) >= AT_ONCE:
+        if len(self._tasks) >= RECEIVE_CONCURRENCY:
             self.counts["too much at once"] += 1
             work.close()
             return

@@ -8,11 +8,11 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.channels.letters import Channel
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
-from evoclaw.orchestrator.channels.webhooks import Webhook
+from evoclaw.orchestrator.channels.webhooks import WebhookChannel
 from evoclaw.transport.link import Link
 
 
-def open_channels(
+def build_channels(
     settings: Sequence[ChannelSettings], env: Mapping[str, str], link: Callable[[], Link]
 ) -> Sequence[Channel]:
     """Build all channels; raise `ConfigError` for one that cannot work.
@@ -26,7 +26,7 @@ def open_channels(
     return [
         MqttChannel(channel, link())
         if channel.kind == "mqtt"
-        else Webhook(channel, read_secret(channel, env))
+        else WebhookChannel(channel, read_secret(channel, env))
         for channel in settings
     ]
 

@@ -9,7 +9,7 @@ from evoclaw.core.messages import JSON, is_array, is_object
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
-def find(document: JSON, pointer: str) -> JSON:
+def resolve(document: JSON, pointer: str) -> JSON:
     """The value that a pointer refers to; None if there is none."""
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -22,9 +22,9 @@ def find(document: JSON, pointer: str) -> JSON:
     return document
 
 
-def find_text(document: JSON, pointer: str) -> str:
+def resolve_text(document: JSON, pointer: str) -> str:
     """The string or the integer that a pointer refers to, as text; empty if there is none."""
-    found = find(document, pointer)
+    found = resolve(document, pointer)
     if isinstance(found, bool) or not isinstance(found, str | int):
         return ""
     return str(found)

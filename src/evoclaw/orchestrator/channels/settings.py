@@ -11,15 +11,15 @@ from msgspec import Meta, Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
-Scheme = Literal["evoclaw", "github", "slack"]
-Pointer = Annotated[str, Meta(pattern="^(/.*)?$", max_length=200)]
-ANYBODY = "*"
+SignatureScheme = Literal["evoclaw", "github", "slack"]
+JsonPointer = Annotated[str, Meta(pattern="^(/.*)?$", max_length=200)]
+ANY_SENDER = "*"
 
 
 class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a webhook's requests are signed and read, and where answers are posted."""
 
-    scheme: Scheme = "evoclaw"
+    scheme: SignatureScheme = "evoclaw"
     """How requests are signed; it also sets the default headers and pointers."""
     secret_env: str = ""
     """The environment variable with the secret …"""
@@ -29,13 +29,13 @@ class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     timestamp_header: str = ""
     window_s: Annotated[float, Meta(gt=0, le=3600)] = 300.0
     """Seconds by which a signed timestamp may differ; older requests may be replays."""
-    text: Pointer | None = None
+    text: JsonPointer | None = None
     """A JSON pointer to the text of the message …"""
-    sender: Pointer | None = None
+    sender: JsonPointer | None = None
     """… to the name of its sender …"""
-    conversation: Pointer | None = None
+    conversation: JsonPointer | None = None
     """… to its conversation …"""
-    message_id: Pointer | None = None
+    message_id: JsonPointer | None = None
     """… and to its unique id; if empty, the hash of the body is the id."""
     callback_url: str = ""
     """Where answers are posted; without it they can only be read by the id of the run."""
@@ -72,11 +72,11 @@ class ChannelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def is_open(self) -> bool:
         """Whether everybody may use the channel."""
-        return ANYBODY in self.senders
+        return ANY_SENDER in self.senders
 
     def is_untrusted(self, sender: str) -> bool:
         """Whether a sender is not listed by name; `*` is no name."""
-        return sender == ANYBODY or sender not in self.senders
+        return sender == ANY_SENDER or sender not in self.senders
 
 
 def check_channels(channels: Sequence[ChannelSettings]) -> None:

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from evoclaw.orchestrator.channels.letters import Refused
+from evoclaw.orchestrator.channels.letters import MessageRefused
 from evoclaw.orchestrator.channels.settings import WebhookSettings
 
-SHORTEST_SECRET = 16
+MIN_SECRET_BYTES = 16
 """A shorter secret can be guessed."""
-_TIME = re.compile(r"[0-9]{1,12}")
+_TIMESTAMP = re.compile(r"[0-9]{1,12}")
 
 
-class Form(Struct, frozen=True):
+class SignatureFormat(Struct, frozen=True):
     """How a scheme signs requests."""
 
     signature_header: str
@@ -25,31 +25,31 @@ class Form(Struct, frozen=True):
     """Before the signature in its header."""
     timestamp_header: str = ""
     """Empty if no timestamp is signed."""
-    before: bytes = b""
-    between: bytes = b""
+    before_timestamp: bytes = b""
+    after_timestamp: bytes = b""
     """What is signed before the timestamp, and between the timestamp and the body."""
 
 
-FORMS: Mapping[str, Form] = {
-    "evoclaw": Form("x-evoclaw-signature", "v1=", "x-evoclaw-timestamp", b"", b"."),
-    "github": Form("x-hub-signature-256", "sha256="),
-    "slack": Form("x-slack-signature", "v0=", "x-slack-request-timestamp", b"v0:", b":"),
+SIGNATURE_FORMATS: Mapping[str, SignatureFormat] = {
+    "evoclaw": SignatureFormat("x-evoclaw-signature", "v1=", "x-evoclaw-timestamp", b"", b"."),
+    "github": SignatureFormat("x-hub-signature-256", "sha256="),
+    "slack": SignatureFormat("x-slack-signature", "v0=", "x-slack-request-timestamp", b"v0:", b":"),
 }
 
 
-class Signatures:
+class WebhookSignatures:
     """Signs and verifies with one secret, in one format."""
 
     def __init__(self, settings: WebhookSettings, secret: bytes) -> None:
-        form = FORMS[settings.scheme]
-        self._form, self._secret, self._window = form, secret, settings.window_s
+        form = SIGNATURE_FORMATS[settings.scheme]
+        self._format, self._secret, self._window_s = form, secret, settings.window_s
         self._signature_header = settings.signature_header.lower() or form.signature_header
         self._timestamp_header = form.timestamp_header and (
             settings.timestamp_header.lower() or form.timestamp_header
         )
 
     @property
-    def timed(self) -> bool:
+    def has_timestamp(self) -> bool:
         """Whether a timestamp is signed, so that a replayed request is detected."""
         return bool(self._timestamp_header)
 
@@ -61,35 +61,39 @@ class Signatures:
             body: The exact bytes of the body.
             now: Unix seconds.
         """
-        timestamp = headers.get(self._timestamp_header, "") if self.timed else ""
-        if self.timed and not _TIME.fullmatch(timestamp):
-            raise _unsigned()
+        timestamp = headers.get(self._timestamp_header, "") if self.has_timestamp else ""
+        if self.has_timestamp and not _TIMESTAMP.fullmatch(timestamp):
+            raise _invalid_signature()
         signature = headers.get(self._signature_header, "")
         expected = self._signature(timestamp, body)
         # Compared before the timestamp is: only a caller who knows the secret learns more.
         if not hmac.compare_digest(signature.encode(), expected.encode()):
-            raise _unsigned()
-        if self.timed and abs(now - int(timestamp)) > self._window:
-            raise Refused(
+            raise _invalid_signature()
+        if self.has_timestamp and abs(now - int(timestamp)) > self._window_s:
+            raise MessageRefused(
                 "stale",
-                f"the signed timestamp differs by more than {self._window:g} s from the time here; "
+                f"the signed timestamp differs by more than {self._window_s:g} s from the time here; "
                 "check both clocks and sign the request again",
             )
 
     def headers(self, body: bytes, now: float) -> dict[str, str]:
         """The headers that sign a body."""
-        timestamp = str(int(now)) if self.timed else ""
+        timestamp = str(int(now)) if self.has_timestamp else ""
         signed = {self._signature_header: self._signature(timestamp, body)}
-        return signed | ({self._timestamp_header: timestamp} if self.timed else {})
+        return signed | ({self._timestamp_header: timestamp} if self.has_timestamp else {})
 
-    def _signature(self, said: str, body: bytes) -> str:
-        form = self._form
-        start = form.before + said.encode() + form.between if self.timed else b""
+    def _signature(self, timestamp: str, body: bytes) -> str:
+        form = self._format
+        start = (
+            form.before_timestamp + timestamp.encode() + form.after_timestamp
+            if self.has_timestamp
+            else b""
+        )
         digest = hmac.new(self._secret, start + body, hashlib.sha256).hexdigest()
         return form.prefix + digest
 
 
-def _unsigned() -> Refused:
-    return Refused(
+def _invalid_signature() -> MessageRefused:
+    return MessageRefused(
         "unsigned", "the signature is missing or wrong; sign the exact bytes of the body"
     )

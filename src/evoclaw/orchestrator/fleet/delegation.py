@@ -14,36 +14,36 @@ from evoclaw.executors.edge import EdgeExecutor
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import find_tool, load
 
-HANDLES = 1_000
+MAX_REMEMBERED_HANDLES = 1_000
 """Outputs whose edge is remembered."""
 
 
 @dataclass(eq=False, slots=True)
-class Stay:
+class EdgeAffinity:
     """Session affinity: the edges that a session used, for its next run."""
 
-    chosen: dict[str, str] = field(default_factory=dict[str, str])
+    edge_by_tool: dict[str, str] = field(default_factory=dict[str, str])
     """The edge of each tool, by its name."""
-    kept: dict[str, str] = field(default_factory=dict[str, str])
+    edge_by_handle: dict[str, str] = field(default_factory=dict[str, str])
     """The edge that stores each large output, by its handle."""
 
-    def keep(self, handle: str, agent_id: str) -> None:
+    def remember_output(self, handle: str, agent_id: str) -> None:
         """Remember the edge of an output; the oldest outputs are forgotten."""
-        self.kept[handle] = agent_id
-        while len(self.kept) > HANDLES:
-            del self.kept[next(iter(self.kept))]
+        self.edge_by_handle[handle] = agent_id
+        while len(self.edge_by_handle) > MAX_REMEMBERED_HANDLES:
+            del self.edge_by_handle[next(iter(self.edge_by_handle))]
 
 
-class Delegated:
+class FleetExecutor:
     """Runs calls on the least loaded edge that has the tool, on the same edge within a session."""
 
     def __init__(
         self,
         fleet: Fleet,
         edge: Callable[[str], EdgeExecutor],
-        asked_of: Callable[[str], Awaitable[str | None]],
+        edge_of_request: Callable[[str], Awaitable[str | None]],
         *,
-        besides: Collection[str] = (),
+        excluded: Collection[str] = (),
     ) -> None:
         """Make an executor for one run.
 
@@ -53,12 +53,12 @@ class Delegated:
             edge_of_request: The edge that a request was sent to before, if it was.
             excluded: Names of tools that are not offered, as other tools have them.
         """
-        self._fleet, self._edge, self._asked_of = fleet, edge, asked_of
-        self._besides = frozenset(besides)
+        self._fleet, self._edge, self._edge_of_request = fleet, edge, edge_of_request
+        self._excluded = frozenset(excluded)
         self._version = -1
         self._tools: Toolset = Toolset()
         self._originals: dict[str, Tool] = {}
-        self.stay = Stay()
+        self.affinity = EdgeAffinity()
         """Passed on to the next run of the session."""
 
     def tools(self) -> Sequence[Tool]:
@@ -69,7 +69,7 @@ class Delegated:
             self._originals = {}
             for member in self._fleet.online():
                 for tool in self._edge(member.agent_id).tools():
-                    if tool.name not in self._besides and tool.name not in offered:
+                    if tool.name not in self._excluded and tool.name not in offered:
                         offered[tool.name] = tool
                         original = find_tool(member, tool.name)
                         self._originals[tool.name] = tool if original is None else original
@@ -79,19 +79,19 @@ class Delegated:
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Send the call to an online edge that has its tool."""
         handle = call.arguments.get("handle")
-        holder = self.stay.kept.get(handle) if isinstance(handle, str) else None
-        chosen = await self._asked_of(call.request_id) or holder or self._choose(call)
+        holder = self.affinity.edge_by_handle.get(handle) if isinstance(handle, str) else None
+        chosen = await self._edge_of_request(call.request_id) or holder or self._choose(call)
         if holder is None:
-            self.stay.chosen[call.name] = chosen
+            self.affinity.edge_by_tool[call.name] = chosen
         result = await self._edge(chosen).execute(call, progress)
-        self._note(result, chosen)
+        self._remember_output(result, chosen)
         return result
 
-    def _note(self, result: ToolResult, agent_id: str) -> None:
+    def _remember_output(self, result: ToolResult, agent_id: str) -> None:
         artifact = result.details.get("artifact")
         handle = artifact.get("handle") if is_object(artifact) else None
         if isinstance(handle, str):
-            self.stay.keep(handle, agent_id)
+            self.affinity.remember_output(handle, agent_id)
 
     def _choose(self, call: Call) -> str:
         self.tools()
@@ -101,5 +101,5 @@ class Delegated:
         if not names:
             text = f"Error: No agent that has {call.name!r} is online. Explain to the user."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
-        before = self.stay.chosen.get(call.name)
+        before = self.affinity.edge_by_tool.get(call.name)
         return before if before in names else names[0]

@@ -20,13 +20,13 @@ from evoclaw.core.messages import ErrorKind, ToolCall, ToolResult
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor
 
-HANDLE = re.compile(r"sha256:([0-9a-f]{64})")
-TOOL = "artifact"
-PIECE = 150_000
+HANDLE_PATTERN = re.compile(r"sha256:([0-9a-f]{64})")
+ARTIFACT_TOOL = "artifact"
+CHUNK_BYTES = 150_000
 """Of one chunk, if a message can hold them."""
-SPARE = 8_192
+MESSAGE_OVERHEAD_BYTES = 8_192
 """Of a message, beside the chunk."""
-MOST = 1_000_000_000
+MAX_ARTIFACT_BYTES = 1_000_000_000
 """A larger artifact is not copied."""
 
 
@@ -34,13 +34,20 @@ class FetchFailed(EvoClawError):
     """An artifact could not be copied; the next attempt resumes with what was copied so far."""
 
 
-class _Piece(Struct, frozen=True):
+class _ArtifactChunk(Struct, frozen=True):
     data: bytes
-    kept: int
+    total_bytes: int
     """Of the whole artifact."""
 
 
-async def fetch(edge: EdgeExecutor, handle: str, path: Path, room: int, *, most: int = MOST) -> int:
+async def fetch_artifact(
+    edge: EdgeExecutor,
+    handle: str,
+    path: Path,
+    max_message_bytes: int,
+    *,
+    max_bytes: int = MAX_ARTIFACT_BYTES,
+) -> int:
     """Copy an artifact of an edge to a file; return its size in bytes.
 
     Args:
@@ -50,27 +57,27 @@ async def fetch(edge: EdgeExecutor, handle: str, path: Path, room: int, *, most:
         max_message_bytes: Of one message of the broker.
         max_bytes: Of the artifact; a larger one is not copied.
     """
-    match = HANDLE.fullmatch(handle)
+    match = HANDLE_PATTERN.fullmatch(handle)
     if match is None:
         raise FetchFailed(
             f"invalid handle {handle[:80]!r}: expected 'sha256:' and 64 hexadecimal digits"
         )
     part = path.with_name(f".{path.name}.{match[1][:16]}.part")
-    length = max(1, min(PIECE, (room - SPARE) * 3 // 4))
-    copy = await asyncio.to_thread(_Copy, part)
+    length = max(1, min(CHUNK_BYTES, (max_message_bytes - MESSAGE_OVERHEAD_BYTES) * 3 // 4))
+    copy = await asyncio.to_thread(_PartialDownload, part)
     try:
         while True:
-            piece = await _ask(edge, handle, copy.size, length)
-            if piece.kept > most:
+            piece = await _request_chunk(edge, handle, copy.size, length)
+            if piece.total_bytes > max_bytes:
                 raise FetchFailed(
-                    f"the artifact has {piece.kept:,} bytes; at most {most:,} can be copied"
+                    f"the artifact has {piece.total_bytes:,} bytes; at most {max_bytes:,} can be copied"
                 )
             await asyncio.to_thread(copy.add, piece.data)
-            if copy.size >= piece.kept:
+            if copy.size >= piece.total_bytes:
                 break
             if not piece.data:
                 raise FetchFailed(
-                    f"the edge sent no more data at byte {copy.size:,} of {piece.kept:,}; try again"
+                    f"the edge sent no more data at byte {copy.size:,} of {piece.total_bytes:,}; try again"
                 )
         await asyncio.to_thread(copy.finish, match[1], path)
     finally:
@@ -78,9 +85,11 @@ async def fetch(edge: EdgeExecutor, handle: str, path: Path, room: int, *, most:
     return copy.size
 
 
-async def _ask(edge: EdgeExecutor, handle: str, offset: int, length: int) -> _Piece:
+async def _request_chunk(
+    edge: EdgeExecutor, handle: str, offset: int, length: int
+) -> _ArtifactChunk:
     arguments = {"handle": handle, "action": "fetch", "offset": offset, "length": length}
-    asked = ToolCall("fetch", TOOL, msgspec.json.encode(arguments).decode())
+    asked = ToolCall("fetch", ARTIFACT_TOOL, msgspec.json.encode(arguments).decode())
     request_id = f"{token_hex(16)}.1.0.1"
     call = prepare(asked, Toolset.of(edge.tools()), request_id=request_id)
     try:
@@ -94,10 +103,10 @@ async def _ask(edge: EdgeExecutor, handle: str, offset: int, length: int) -> _Pi
             else ""
         )
         raise FetchFailed(why or result.text)
-    return _checked(result, offset)
+    return _verified_chunk(result, offset)
 
 
-def _checked(result: ToolResult, offset: int) -> _Piece:
+def _verified_chunk(result: ToolResult, offset: int) -> _ArtifactChunk:
     """The chunk in a result; raise `FetchFailed` if it is damaged."""
     kept, digest = result.details.get("kept"), result.details.get("sha256")
     try:
@@ -108,10 +117,10 @@ def _checked(result: ToolResult, offset: int) -> _Piece:
         raise FetchFailed("a chunk was damaged in transit; try again")
     if not isinstance(kept, int) or kept < 0:
         raise FetchFailed("the edge's answer does not contain the size of the artifact")
-    return _Piece(data, kept)
+    return _ArtifactChunk(data, kept)
 
 
-class _Copy:
+class _PartialDownload:
     """The file with what was copied so far."""
 
     def __init__(self, part: Path) -> None:

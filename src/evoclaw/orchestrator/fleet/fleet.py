@@ -18,31 +18,31 @@ from msgspec.structs import replace
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator.cleaning import one_line, plain
+from evoclaw.orchestrator.cleaning import one_line, plain_text
 from evoclaw.orchestrator.fleet.members import Member, find_tool, load
-from evoclaw.transport.clocks import steady
+from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.wire import Advert, Heartbeat, Status
 
-MISSED = 3
+MAX_MISSED_HEARTBEATS = 3
 """After which an edge is offline."""
-MOST_TOOLS = 200
+MAX_TOOLS_PER_EDGE = 200
 """Further tools of the edge are not offered."""
-LONGEST = 3600.0
+MAX_TOOL_TIMEOUT_S = 3600.0
 """The upper bound of an edge's tool timeouts."""
-SELDOM = 3600.0
+MAX_HEARTBEAT_INTERVAL_S = 3600.0
 """The upper bound of an edge's heartbeat interval."""
 
-Judged: TypeAlias = tuple[Sequence[Tool], str]
+UsableTools: TypeAlias = tuple[Sequence[Tool], str]
 """The tools of an edge that may be used, and why the others may not."""
-Permit: TypeAlias = Callable[[str, Sequence[Tool]], Awaitable[Judged]]
+Permit: TypeAlias = Callable[[str, Sequence[Tool]], Awaitable[UsableTools]]
 
 
-async def permit_all(agent_id: str, tools: Sequence[Tool]) -> Judged:
+async def permit_all(agent_id: str, tools: Sequence[Tool]) -> UsableTools:
     """Permit all tools of an edge."""
     return tools, ""
 
 
-class Presence(Struct, frozen=True):
+class PresenceChange(Struct, frozen=True):
     """An edge went online or offline."""
 
     agent_id: str
@@ -55,10 +55,10 @@ class Fleet:
     def __init__(
         self,
         *,
-        heartbeat: float = 30.0,
-        clock: Callable[[], float] = steady,
-        wall: Callable[[], float] = time.time,
-        changed: Callable[[Presence], None] = lambda _: None,
+        heartbeat_s: float = 30.0,
+        clock: Callable[[], float] = monotonic_clock,
+        wall_clock: Callable[[], float] = time.time,
+        on_presence_change: Callable[[PresenceChange], None] = lambda _: None,
         permit: Permit = permit_all,
     ) -> None:
         """Start without edges.
@@ -70,9 +70,9 @@ class Fleet:
             on_presence_change: Called when an edge goes online or offline.
             permit: Decides which tools of an edge may be used, and why the others may not.
         """
-        self._heartbeat = heartbeat
-        self._clock, self._wall = clock, wall
-        self._changed, self._permit = changed, permit
+        self._heartbeat_s = heartbeat_s
+        self._clock, self._wall_clock = clock, wall_clock
+        self._on_presence_change, self._permit = on_presence_change, permit
         self._members: dict[str, Member] = {}
         self._by_name: list[Member] = []
         """The members sorted by name, as of the last query; members are never removed."""
@@ -87,7 +87,7 @@ class Fleet:
         found = self._members.get(agent_id)
         if found is None:
             found = self._members[agent_id] = Member(agent_id)
-            self._mark(found)
+            self._bump_revision(found)
         return found
 
     def find(self, agent_id: str) -> Member | None:
@@ -125,59 +125,63 @@ class Fleet:
         able = [member for member in self.online() if find_tool(member, tool.name) == tool]
         return sorted(able, key=load)
 
-    def status(self, status: Status, *, retained: bool) -> bool:
+    def on_status(self, status: Status, *, retained: bool) -> bool:
         """Take in a birth message or a will; False if it is outdated, and was ignored."""
         if status.status == "online":
             # A retained birth may be old: the edge is online once it says hello.
-            return retained or self.alive(status.agent_id, status.boot_id, status.counter)
+            return retained or self.on_life_sign(status.agent_id, status.boot_id, status.counter)
         member = self.member(status.agent_id)
         if member.boot_id and member.boot_id != status.boot_id:
             return False  # the will of another process of the same edge
         if status.counter < member.counter:
             return False
-        member.take(status.boot_id, status.counter)
-        member.gone = status.boot_id, status.counter
-        self._set(member, online=False)
+        member.set_boot(status.boot_id, status.counter)
+        member.last_will = status.boot_id, status.counter
+        self._set_online(member, online=False)
         return True
 
-    def alive(self, agent_id: str, boot_id: str, counter: int) -> bool:
+    def on_life_sign(self, agent_id: str, boot_id: str, counter: int) -> bool:
         """Mark an edge as online; False if the sign is from an older boot or connection."""
         member = self.member(agent_id)
-        if not member.newer(boot_id, counter):
+        if not member.is_current(boot_id, counter):
             return False
-        member.take(boot_id, counter)
-        self._set(member, online=True)
+        member.set_boot(boot_id, counter)
+        self._set_online(member, online=True)
         return True
 
-    def beat(self, agent_id: str, heartbeat: Heartbeat) -> bool:
+    def on_heartbeat(self, agent_id: str, heartbeat: Heartbeat) -> bool:
         """Take in a heartbeat; False if it is from an older boot or connection."""
-        if not self.alive(agent_id, heartbeat.boot_id, heartbeat.counter):
+        if not self.on_life_sign(agent_id, heartbeat.boot_id, heartbeat.counter):
             return False
         member = self.member(agent_id)
-        member.beat(heartbeat)
-        self._mark(member)
+        member.on_heartbeat(heartbeat)
+        self._bump_revision(member)
         return True
 
-    def beats(self, agent_id: str, every: float | None) -> None:
+    def set_heartbeat_interval(self, agent_id: str, interval_s: float | None) -> None:
         """Set the heartbeat interval that an edge announced."""
-        interval = every if every is not None and math.isfinite(every) else 0.0
-        self.member(agent_id).every = min(max(interval, 0.0), SELDOM)
+        interval = interval_s if interval_s is not None and math.isfinite(interval_s) else 0.0
+        self.member(agent_id).heartbeat_interval_s = min(
+            max(interval, 0.0), MAX_HEARTBEAT_INTERVAL_S
+        )
 
-    def advert(self, advert: Advert) -> None:
+    def on_advert(self, advert: Advert) -> None:
         """Take in an edge's advert."""
         member = self.member(advert.agent_id)
         member.summary = one_line(advert.capabilities)
         member.agent_type = one_line(advert.agent_type, 64)
         member.has_model = advert.llm
         member.advertised = True
-        member.hashes = {tool.name: tool.hash for tool in advert.tools[:MOST_TOOLS]}
-        self._note(member)
+        member.advertised_hashes = {
+            tool.name: tool.hash for tool in advert.tools[:MAX_TOOLS_PER_EDGE]
+        }
+        self._bump_version(member)
 
     def outdated(self, agent_id: str) -> bool:
         """Whether an edge advertises tools whose schemas are unknown."""
         return self.member(agent_id).outdated
 
-    async def tools(
+    async def set_tools(
         self, agent_id: str, tools: Sequence[Tool], advertised: Mapping[str, str]
     ) -> None:
         """Set the tools of an edge; one invalid tool quarantines all of them.
@@ -186,77 +190,81 @@ class Fleet:
         """
         member = self.member(agent_id)
         try:
-            known = Toolset(tools[:MOST_TOOLS])
+            known = Toolset(tools[:MAX_TOOLS_PER_EDGE])
             judged = await self._permit(agent_id, known)
         except (SchemaError, DuplicateTool) as problem:
             self.quarantine(agent_id, str(problem), advertised)
             return
-        member.fetched, member.offered = dict(advertised), known
+        member.fetched_hashes, member.offered = dict(advertised), known
         self._offer(member, judged)
 
-    def judge_again(self, agent_id: str, permit: Callable[[str, Sequence[Tool]], Judged]) -> None:
+    def reapply_permit(
+        self, agent_id: str, permit: Callable[[str, Sequence[Tool]], UsableTools]
+    ) -> None:
         """Apply `permit` again to the tools of an edge, without fetching them."""
         member = self._members.get(agent_id)
         if member is not None and member.offered is not None:
             self._offer(member, permit(agent_id, member.offered))
 
-    def ask_again(self, agent_id: str) -> None:
+    def refetch_tools(self, agent_id: str) -> None:
         """Fetch the tools of an edge again at its next sign of life."""
         member = self._members.get(agent_id)
         if member is not None:
-            member.fetched = {}
+            member.fetched_hashes = {}
 
-    def _offer(self, member: Member, judged: Judged) -> None:
-        usable, member.problem = judged
-        member.tools = Toolset([_sound(tool) for tool in usable], like=member.offered or ())
-        self._note(member)
+    def _offer(self, member: Member, permitted: UsableTools) -> None:
+        usable, member.problem = permitted
+        member.tools = Toolset([_sanitized(tool) for tool in usable], like=member.offered or ())
+        self._bump_version(member)
 
     def quarantine(self, agent_id: str, problem: str, advertised: Mapping[str, str]) -> None:
         """Offer none of an edge's tools, for this reason."""
         member = self.member(agent_id)
-        member.fetched, member.tools, member.offered = dict(advertised), Toolset(), None
+        member.fetched_hashes, member.tools, member.offered = dict(advertised), Toolset(), None
         member.problem = one_line(problem)
-        self._note(member)
+        self._bump_version(member)
 
-    def sweep(self) -> None:
+    def mark_silent_offline(self) -> None:
         """Mark edges as offline that missed too many heartbeats."""
         now = self._clock()
         for member in self.online():
-            if member.seen < now - MISSED * max(self._heartbeat, member.every):
-                self._set(member, online=False)
+            if member.seen_at < now - MAX_MISSED_HEARTBEATS * max(
+                self._heartbeat_s, member.heartbeat_interval_s
+            ):
+                self._set_online(member, online=False)
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until an edge changes."""
         if self._next_change is None:
             self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_change)
 
-    def _mark(self, member: Member) -> None:
+    def _bump_revision(self, member: Member) -> None:
         self.revision += 1
         member.revision = self.revision
 
-    def _note(self, member: Member) -> None:
+    def _bump_version(self, member: Member) -> None:
         self.version += 1
-        self._mark(member)
+        self._bump_revision(member)
         if self._next_change is not None:
             self._next_change.set_result(None)
             self._next_change = None
 
-    def _set(self, member: Member, *, online: bool) -> None:
+    def _set_online(self, member: Member, *, online: bool) -> None:
         if online:
-            member.seen, member.last_seen = self._clock(), round(self._wall(), 3)
+            member.seen_at, member.last_seen = self._clock(), round(self._wall_clock(), 3)
         if member.online is not online:
             member.online = online
-            self._note(member)
-            self._changed(Presence(member.agent_id, online))
+            self._bump_version(member)
+            self._on_presence_change(PresenceChange(member.agent_id, online))
 
 
-def _sound(tool: Tool) -> Tool:
+def _sanitized(tool: Tool) -> Tool:
     """A tool as it is offered: its description cleaned, its timeouts bounded."""
-    max_timeout = min(max(tool.max_timeout, 0.001), LONGEST)
+    max_timeout = min(max(tool.max_timeout, 0.001), MAX_TOOL_TIMEOUT_S)
     sound = replace(
         tool,
-        description=plain(tool.description),
+        description=plain_text(tool.description),
         timeout=min(max(tool.timeout, 0.001), max_timeout),
         max_timeout=max_timeout,
         slack=0.0,

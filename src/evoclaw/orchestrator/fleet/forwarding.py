@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.forwarded import Forwarded
+from evoclaw.governance.forwarded import ForwardedCallsOf
 from evoclaw.orchestrator.fleet.fleet import Fleet
 
 
-def forwarded_calls(fleet: Fleet) -> Forwarded:
+def forwarded_calls(fleet: Fleet) -> ForwardedCallsOf:
     """Look calls up in the tools of all edges; which edge is called does not matter."""
 
     def forwarded(call: Call) -> Sequence[Call]:

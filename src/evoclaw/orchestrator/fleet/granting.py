@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evoclaw.core.tools import Call
-from evoclaw.transport.clocks import steady_wall
+from evoclaw.transport.clocks import monotonic_wall_clock
 from evoclaw.transport.wire import Command, digest
 from evoclaw.trust.grants import Grant, Signer
 
-LIFE = 86_400.0
+DEFAULT_GRANT_LIFETIME_S = 86_400.0
 """Of a grant for a command without a queue TTL."""
-LEEWAY = 60.0
+CLOCK_LEEWAY_S = 60.0
 """Added to the queue TTL, as clocks differ."""
 
 
-class Granting:
+class GrantSigner:
     """Signs grants for one orchestrator."""
 
     def __init__(self, signer: Signer, clock: Callable[[], float] | None = None) -> None:
-        self._signer, self._clock = signer, clock or steady_wall()
+        self._signer, self._clock = signer, clock or monotonic_wall_clock()
 
     def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
         """Sign a grant for this command and these arguments on this edge."""
@@ -36,6 +36,6 @@ class Granting:
                 args_sha256=digest(arguments),
                 permissions=tuple(sorted(call.tool.permissions)) if call is not None else (),
                 issued_at=self._clock(),
-                life_s=LIFE if ttl is None else ttl / 1000 + LEEWAY,
+                life_s=DEFAULT_GRANT_LIFETIME_S if ttl is None else ttl / 1000 + CLOCK_LEEWAY_S,
             )
         )

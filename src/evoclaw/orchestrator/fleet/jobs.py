@@ -19,14 +19,14 @@ from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, Outcome
 
 
-class NoJob(EvoClawError):
+class JobNotFound(EvoClawError):
     """There is no such job of the tenant on that edge."""
 
     def __init__(self, agent_id: str, job_id: str) -> None:
         super().__init__(f"agent {agent_id!r} has no job {job_id[:200]!r}")
 
 
-class Asked(Protocol):
+class JobCommands(Protocol):
     """The commands of one tenant."""
 
     async def get(self, request_id: str) -> StoredCommand | None:
@@ -38,7 +38,7 @@ class Asked(Protocol):
         ...
 
 
-class Job(Struct, frozen=True):
+class EdgeJob(Struct, frozen=True):
     """The status of a background job on an edge."""
 
     job_id: str
@@ -51,61 +51,63 @@ class Job(Struct, frozen=True):
     """What its edge reports while it runs."""
 
 
-async def look_up(asked: Asked, requests: Requests, agent_id: str, job_id: str) -> Job:
+async def find_job(
+    commands: JobCommands, requests: Requests, agent_id: str, job_id: str
+) -> EdgeJob:
     """The status of a job; raise `JobNotFound` if the tenant has no such job on this edge."""
-    row = await asked.get(job_id)
+    row = await commands.get(job_id)
     if row is None or row.agent_id != agent_id:
-        raise NoJob(agent_id, job_id)
+        raise JobNotFound(agent_id, job_id)
     if row.outcome is not None:
         outcome = msgspec.json.decode(row.outcome, type=Outcome)
         result = to_result(outcome, "job", outcome.tool)
         state = "succeeded" if result.error is None else str(result.error)
-        return Job(job_id, agent_id, state, ended=True, result=result)
+        return EdgeJob(job_id, agent_id, state, ended=True, result=result)
     if row.state == "expired":
-        return Job(job_id, agent_id, str(ErrorKind.EXPIRED), ended=True)
-    return await _ask(requests, agent_id, job_id)
+        return EdgeJob(job_id, agent_id, str(ErrorKind.EXPIRED), ended=True)
+    return await _query_edge(requests, agent_id, job_id)
 
 
-async def _ask(requests: Requests, agent_id: str, job_id: str) -> Job:
+async def _query_edge(requests: Requests, agent_id: str, job_id: str) -> EdgeJob:
     asked = Command("job", {"action": "read", "job_id": job_id}, f"job-{token_hex(8)}")
     try:
         outcome = await requests.query(agent_id, asked)
     except ToolFailure:
-        return Job(job_id, agent_id, "unknown")
+        return EdgeJob(job_id, agent_id, "unknown")
     found = outcome.result if is_object(outcome.result) else {}
     state = found.get("state")
     if not isinstance(state, str):
         state = "queued" if outcome.error_type == ErrorKind.NOT_FOUND else "unknown"
-    return Job(job_id, agent_id, state, details=found)
+    return EdgeJob(job_id, agent_id, state, details=found)
 
 
 class FleetJobs:
     """The jobs of the fleet, for the tool `jobs`."""
 
-    def __init__(self, of: Callable[[str], Asked], requests: Requests) -> None:
+    def __init__(self, commands_of: Callable[[str], JobCommands], requests: Requests) -> None:
         """`commands_of` gives the commands of a tenant: a call sees only its tenant's jobs."""
-        self._of, self._requests = of, requests
+        self._commands_of, self._requests = commands_of, requests
 
-    async def going_on(self, node: str, call: Call) -> list[dict[str, JSON]]:
+    async def list_running(self, node: str, call: Call) -> list[dict[str, JSON]]:
         """The unfinished jobs on one edge of the tenant that makes this call."""
-        found = await self._say(node, {"action": "list"})
+        found = await self._query(node, {"action": "list"})
         listed = found.get("jobs")
         jobs = [job for job in listed if is_object(job)] if is_array(listed) else []
-        own = await self._asked(call).known(str(job.get("job_id")) for job in jobs)
+        own = await self._commands(call).known(str(job.get("job_id")) for job in jobs)
         return [job for job in jobs if job.get("job_id") in own]
 
-    async def stands(self, node: str, job_id: str, call: Call, *, ended: bool) -> ToolResult:
+    async def status(self, node: str, job_id: str, call: Call, *, wait: bool) -> ToolResult:
         """The status of a job, at once or when it has ended."""
 
         async def is_closed() -> bool:
             return (await self._row(node, job_id, call)).state in CLOSED_STATES
 
-        if ended:
+        if wait:
             await self._requests.closed_waits.wait(job_id, is_closed)
         try:
-            job = await look_up(self._asked(call), self._requests, node, job_id)
-        except NoJob:
-            raise _unknown(node, job_id) from None
+            job = await find_job(self._commands(call), self._requests, node, job_id)
+        except JobNotFound:
+            raise _job_not_found(node, job_id) from None
         if job.result is not None:
             return replace(job.result, call_id=call.id, name=call.name)
         details = "".join(f"\n{key}: {value}" for key, value in job.details.items())
@@ -114,26 +116,26 @@ class FleetJobs:
     async def cancel(self, node: str, job_id: str, call: Call) -> ToolResult:
         """Cancel a job; return its state."""
         await self._row(node, job_id, call)
-        found = await self._say(node, {"action": "cancel", "job_id": job_id})
+        found = await self._query(node, {"action": "cancel", "job_id": job_id})
         state = found.get("state", "unknown")
         return call.ok(f"Job {job_id} is {state}.", **{str(key): found[key] for key in found})
 
-    def _asked(self, call: Call) -> Asked:
-        return self._of(call.context.principal.tenant)
+    def _commands(self, call: Call) -> JobCommands:
+        return self._commands_of(call.context.principal.tenant)
 
     async def _row(self, node: str, job_id: str, call: Call) -> StoredCommand:
-        row = await self._asked(call).get(job_id)
+        row = await self._commands(call).get(job_id)
         if row is None or row.agent_id != node:
-            raise _unknown(node, job_id)
+            raise _job_not_found(node, job_id)
         return row
 
-    async def _say(self, node: str, payload: dict[str, JSON]) -> dict[str, JSON]:
+    async def _query(self, node: str, payload: dict[str, JSON]) -> dict[str, JSON]:
         outcome = await self._requests.query(node, Command("job", payload, f"job-{token_hex(8)}"))
         if outcome.status != "success":
             raise ToolFailure(ErrorKind.NOT_FOUND, outcome.error or "The device knows no such job.")
         return outcome.result if is_object(outcome.result) else {}
 
 
-def _unknown(node: str, job_id: str) -> ToolFailure:
+def _job_not_found(node: str, job_id: str) -> ToolFailure:
     text = f"There is no job {job_id[:200]!r} of {node[:80]!r}; use `list` to see what goes on."
     return ToolFailure(ErrorKind.NOT_FOUND, text)

@@ -17,10 +17,10 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON
 from evoclaw.transport.wire import Command, Report, WireError, convert
-from evoclaw.trust.pairing import Devices, PairingRefused, Pairings
+from evoclaw.trust.pairing import Devices, Invitations, PairingRefused
 
 
-class Accounts(Protocol):
+class EdgeAccounts(Protocol):
     """The broker accounts of edges."""
 
     def renew(self, name: str, *, password: str = "") -> str:
@@ -28,7 +28,7 @@ class Accounts(Protocol):
         ...
 
 
-class Join(Struct, frozen=True):
+class JoinRequest(Struct, frozen=True):
     """The payload of a `join` report."""
 
     token: str
@@ -40,19 +40,19 @@ class Join(Struct, frozen=True):
     """The public key of its receipts."""
 
 
-class _Guest(Struct, frozen=True):
+class _JoiningEdge(Struct, frozen=True):
     nonce: str
     password: str
 
 
-class Joining:
+class JoinHandler:
     """Handles `join` reports."""
 
     def __init__(
         self,
-        pairings: Pairings,
+        pairings: Invitations,
         devices: Devices,
-        accounts: Accounts,
+        accounts: EdgeAccounts,
         send: Callable[[str, Command], Awaitable[bool]],
         public_key: str,
         pin: Callable[[str, str], Awaitable[None]] | None = None,
@@ -60,22 +60,24 @@ class Joining:
         """`pin` gets the receipt key of each edge that joined."""
         self._pairings, self._devices, self._accounts = pairings, devices, accounts
         self._send, self._public_key, self._pin = send, public_key, pin
-        self._guests: dict[str, _Guest] = {}
+        self._joining: dict[str, _JoiningEdge] = {}
         self.counts: Counter[str] = Counter()
 
-    async def take(self, report: Report) -> None:
+    async def on_join(self, report: Report) -> None:
         """Send a joining edge its password; once it is stored there, set it on the account."""
         try:
-            join = convert(report.payload, Join)
+            join = convert(report.payload, JoinRequest)
         except WireError:
             self.counts["unreadable join"] += 1
             return
         agent_id, now = report.agent_id, time.time()
         try:
-            invitation = self._pairings.look(join.token, now)
+            invitation = self._pairings.check(join.token, now)
             if invitation.agent_id not in (None, agent_id):
                 raise PairingRefused("this token is for another agent; ask for one of your own")
-            guest = self._guests.setdefault(agent_id, _Guest(join.nonce, secrets.token_urlsafe(24)))
+            guest = self._joining.setdefault(
+                agent_id, _JoiningEdge(join.nonce, secrets.token_urlsafe(24))
+            )
             if guest.nonce != join.nonce:
                 raise PairingRefused(
                     "another device is joining with this token; ask for a token of your own"
@@ -99,7 +101,7 @@ class Joining:
             except EvoClawError:
                 self.counts["the store failed"] += 1  # joined, but its tools need an approval
             self._accounts.renew(agent_id, password=guest.password)
-            del self._guests[agent_id]
+            del self._joining[agent_id]
             if self._pin is not None and join.key:
                 await self._pin(agent_id, join.key)
 

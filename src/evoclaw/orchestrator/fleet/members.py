@@ -12,13 +12,13 @@ from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.transport.wire import Heartbeat
 
-BOOTS = 16
+MAX_REMEMBERED_BOOTS = 16
 """Boot ids of an edge, so that messages of an older boot are ignored."""
-DOUBT = 2
+MAX_IGNORED_OLD_BOOT_SIGNS = 2
 """Messages of an older boot that are ignored while the newer boot is silent."""
-LOADS = 30
+MAX_LOAD_SAMPLES = 30
 """The number of heartbeats whose load is remembered."""
-_MOST = 1e15
+_MAX_NUMBER = 1e15
 """The upper bound of a number in a heartbeat."""
 
 
@@ -29,71 +29,75 @@ class Member:
         self.agent_id = agent_id
         self.online = False
         self.boot_id, self.counter = "", 0
-        self.seen = 0.0
+        self.seen_at = 0.0
         """The last sign of life, by the steady clock."""
         self.last_seen = 0.0
         """The last sign of life in Unix seconds, for people."""
         self.revision = 0
         """The fleet's revision at its last change or heartbeat."""
-        self.loads: deque[int] = deque(maxlen=LOADS)
+        self.loads: deque[int] = deque(maxlen=MAX_LOAD_SAMPLES)
         """Its load at its last heartbeats, the oldest first."""
         self.summary, self.agent_type = "", ""
         self.has_model = False
-        self.hashes: dict[str, str] = {}
+        self.advertised_hashes: dict[str, str] = {}
         """The hashes of its tools by name, as advertised."""
         self.tools: Toolset = Toolset()
         """The fetched tools that may be used."""
         self.offered: Toolset | None = None
         """All fetched tools; None if they are invalid or not fetched."""
         self.advertised = False
-        self.fetched: dict[str, str] = {}
+        self.fetched_hashes: dict[str, str] = {}
         """The advertised hashes for which the tools were fetched."""
         self.heartbeat: Heartbeat | None = None
         self.problem = ""
         """Why some of its tools are not offered; empty if all are."""
-        self.every: float = 0.0
+        self.heartbeat_interval_s: float = 0.0
         """As the edge announced it; 0 if it did not."""
-        self.journal = ""
+        self.journal_id = ""
         """The id of its journal, which changes if the journal is lost."""
-        self.greeted: tuple[str, int] | None = None
+        self.last_hello: tuple[str, int] | None = None
         """The boot and connection of its last hello."""
-        self.gone: tuple[str, int] | None = None
+        self.last_will: tuple[str, int] | None = None
         """The boot and connection of its last will, which is over."""
         self._boots: list[str] = []
-        self._doubted = 0
+        self._ignored_signs = 0
 
-    def beat(self, heartbeat: Heartbeat) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store a heartbeat, with its numbers bounded."""
-        self.heartbeat = beat = _sound(heartbeat)
+        self.heartbeat = beat = _sanitized(heartbeat)
         self.loads.append(beat.in_flight + beat.queued)
 
-    def newer(self, boot_id: str, counter: int) -> bool:
+    def is_current(self, boot_id: str, counter: int) -> bool:
         """Whether a message of this boot and connection is at least as new as the last one.
 
         Which of two boots is older is known only from the order of their messages. A delayed
         message may reverse it, so a boot that continues to send messages is accepted in the end.
         """
-        if self.gone is not None and boot_id == self.gone[0] and counter <= self.gone[1]:
+        if (
+            self.last_will is not None
+            and boot_id == self.last_will[0]
+            and counter <= self.last_will[1]
+        ):
             return False  # sent before its will, but delivered after it
         if boot_id == self.boot_id:
             return counter >= self.counter
         if boot_id not in self._boots:
             return True
-        self._doubted += 1
-        return self._doubted > DOUBT
+        self._ignored_signs += 1
+        return self._ignored_signs > MAX_IGNORED_OLD_BOOT_SIGNS
 
-    def take(self, boot_id: str, counter: int) -> None:
+    def set_boot(self, boot_id: str, counter: int) -> None:
         """Set the current boot and connection."""
         if boot_id != self.boot_id:
             others = [boot for boot in self._boots if boot != boot_id]
-            self._boots = [*others, boot_id][-BOOTS:]
-        self._doubted = 0
+            self._boots = [*others, boot_id][-MAX_REMEMBERED_BOOTS:]
+        self._ignored_signs = 0
         self.boot_id, self.counter = boot_id, counter
 
     @property
     def outdated(self) -> bool:
         """Whether it advertises tools whose schemas are unknown."""
-        return self.hashes != self.fetched
+        return self.advertised_hashes != self.fetched_hashes
 
     @property
     def is_known(self) -> bool:
@@ -107,21 +111,21 @@ def load(member: Member) -> tuple[int, str]:
     return (beat.in_flight + beat.queued if beat else 0, member.agent_id)
 
 
-def _sound(beat: Heartbeat) -> Heartbeat:
-    room = None if beat.room is None else round(_figure(beat.room))
+def _sanitized(beat: Heartbeat) -> Heartbeat:
+    room = None if beat.room is None else round(_bounded(beat.room))
     return replace(
         beat,
-        in_flight=round(_figure(beat.in_flight)),
-        queued=round(_figure(beat.queued)),
+        in_flight=round(_bounded(beat.in_flight)),
+        queued=round(_bounded(beat.queued)),
         room=room,
-        cpu_percent=_figure(beat.cpu_percent),
-        memory_mb=_figure(beat.memory_mb),
-        uptime_s=_figure(beat.uptime_s),
+        cpu_percent=_bounded(beat.cpu_percent),
+        memory_mb=_bounded(beat.memory_mb),
+        uptime_s=_bounded(beat.uptime_s),
     )
 
 
-def _figure(said: float) -> float:
-    return min(max(said, 0), _MOST) if math.isfinite(said) else 0.0
+def _bounded(value: float) -> float:
+    return min(max(value, 0), _MAX_NUMBER) if math.isfinite(value) else 0.0
 
 
 def names(members: Sequence[Member]) -> list[str]:

@@ -13,15 +13,15 @@ from evoclaw.orchestrator.cleaning import quoted
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.fleet import Fleet
 
-SENSES = "device"
+DEVICE_TOOL = "device"
 """The tool of an edge that reads its sensors."""
 
 
 class FleetNodes:
     """The online edges; their tools are called through `EdgeCall`."""
 
-    def __init__(self, fleet: Fleet, asking: EdgeCall) -> None:
-        self._fleet, self._asking = fleet, asking
+    def __init__(self, fleet: Fleet, edge_call: EdgeCall) -> None:
+        self._fleet, self._edge_call = fleet, edge_call
 
     def names(self) -> Sequence[str]:
         """The online edges."""
@@ -49,7 +49,7 @@ class FleetNodes:
     ) -> ToolResult:
         """Call a tool of an edge; an action that is no tool is a sense of its `device` tool."""
         tools = self._fleet.member(node).tools
-        if tools.find(action) is None and tools.find(SENSES) is not None:
-            action, params = SENSES, {**params, "what": action}
+        if tools.find(action) is None and tools.find(DEVICE_TOOL) is not None:
+            action, params = DEVICE_TOOL, {**params, "what": action}
         asked: dict[str, JSON] = {"agent_id": node, "action": action, "params": params}
-        return await self._asking.execute(replace(call, arguments=asked), progress)
+        return await self._edge_call.execute(replace(call, arguments=asked), progress)

@@ -12,14 +12,14 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.transport.wire import tool_hash
-from evoclaw.trust.pairing import Change, Device, Devices, DeviceState
+from evoclaw.trust.pairing import Device, Devices, DeviceState, ToolsChange
 
 logger = logging.getLogger(__name__)
-LOOK = 1.0
+APPROVAL_POLL_INTERVAL_S = 1.0
 """Between two checks for approvals and revocations, also of other processes."""
 
 
-class Permitted:
+class ApprovedTools:
     """Permits approved tools; a changed tool needs a new approval."""
 
     def __init__(self, devices: Devices) -> None:
@@ -28,10 +28,10 @@ class Permitted:
     async def __call__(self, agent_id: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
         """The tools that may be used, and why the others may not; new tools await an approval."""
         hashes = {tool.name: tool_hash(tool) for tool in tools}
-        surface = await self._devices.surface(agent_id, hashes.items(), time.time())
-        return (tools, "") if surface.change is Change.SAME else self.still(agent_id, tools)
+        surface = await self._devices.compare_tools(agent_id, hashes.items(), time.time())
+        return (tools, "") if surface.change is ToolsChange.SAME else self.recheck(agent_id, tools)
 
-    def still(self, agent_id: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
+    def recheck(self, agent_id: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
         """The same by the current approvals, without requesting new ones."""
         device = self._devices.get(agent_id)
         if device is not None and device.state is DeviceState.REVOKED:
@@ -48,24 +48,28 @@ def _may_use(device: Device | None, tool: Tool) -> bool:
 
 
 @asynccontextmanager
-async def following_approvals(
-    devices: Devices, permitted: Permitted, fleet: Fleet, *, every: float = LOOK
+async def watch_approvals(
+    devices: Devices,
+    approved: ApprovedTools,
+    fleet: Fleet,
+    *,
+    interval_s: float = APPROVAL_POLL_INTERVAL_S,
 ) -> AsyncGenerator[None]:
     """While the block runs, apply approvals and revocations, also those of other processes."""
 
     async def watch() -> None:
         while True:
             try:
-                for agent_id in await devices.look():
+                for agent_id in await devices.refresh():
                     device = devices.get(agent_id)
                     if device is not None and device.state is DeviceState.INVITED:
-                        fleet.ask_again(agent_id)  # the tools that it has now count as invited
+                        fleet.refetch_tools(agent_id)  # the tools that it has now count as invited
                     else:
-                        fleet.judge_again(agent_id, permitted.still)
+                        fleet.reapply_permit(agent_id, approved.recheck)
             except EvoClawError as problem:
                 # Without the store, nothing is sent to edges either.
                 logger.warning("reading the approvals of edges failed: %s", problem)
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval_s)
 
     watching = asyncio.create_task(watch(), name="edge approvals")
     try:

@@ -15,7 +15,7 @@ def _weight(sender: str, agent_id: str) -> bytes:
     return sha256(f"{sender}\0{agent_id}".encode()).digest()
 
 
-class Routes:
+class StickyRouting:
     """The edge of each session; it stays the same while that edge is eligible."""
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias
 from msgspec import Raw, Struct
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.seldom import Seldom, times
-from evoclaw.store.databases.changes import Mark
+from evoclaw.orchestrator.seldom import LogThrottle, repeat_suffix
+from evoclaw.store.databases.changes import CommitMark
 
 logger = logging.getLogger(__name__)
 MIN_POLL_INTERVAL_S = 0.5
@@ -78,7 +78,7 @@ class Feed:
     def __init__(
         self,
         sources: Sources,
-        written: Callable[[], Awaitable[Mark]],
+        written: Callable[[], Awaitable[CommitMark]],
         changes: Iterable[Change] = (),
         *,
         min_interval_s: float = MIN_POLL_INTERVAL_S,
@@ -100,8 +100,8 @@ class Feed:
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
         self._polling: asyncio.Task[None] | None = None
-        self._mark: Mark | None = None
-        self._seldom = Seldom()
+        self._mark: CommitMark | None = None
+        self._seldom = LogThrottle()
 
     @property
     def topics(self) -> frozenset[str]:
@@ -190,7 +190,9 @@ class Feed:
                     await self._poll()
                 except EvoClawError as problem:
                     if count := self._seldom.count(type(problem).__name__):
-                        logger.warning("polling for changes failed: %s%s", problem, times(count))
+                        logger.warning(
+                            "polling for changes failed: %s%s", problem, repeat_suffix(count)
+                        )
             await asyncio.sleep(self._min_interval_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._wait_s):

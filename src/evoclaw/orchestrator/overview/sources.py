@@ -15,11 +15,17 @@ from evoclaw.orchestrator.errands import RunView
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.overview.feed import FeedItem
-from evoclaw.orchestrator.people.approvals import Approvals, Case
+from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
 from evoclaw.orchestrator.people.questions import Question
-from evoclaw.orchestrator.runs.viewing import Views
+from evoclaw.orchestrator.runs.viewing import RunViews
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.store.databases.changes import ENDING, Mark, Stands, mark_of, stands_of
+from evoclaw.store.databases.changes import (
+    STOP_COLUMN,
+    CommitMark,
+    RunStatusRow,
+    commit_mark,
+    run_status_rows,
+)
 from evoclaw.store.sessions.sessions import SessionStore
 
 D = TypeVar("D")
@@ -36,14 +42,14 @@ VIEWS_REUSE_COUNT = 1_000
 """Runs that are shown before the cache of their sessions is dropped."""
 
 
-def store_mark(talks: Conversations | None) -> Callable[[], Awaitable[Mark]]:
+def store_mark(conversations: Conversations | None) -> Callable[[], Awaitable[CommitMark]]:
     """A function that gives another mark after each commit; without a store, each time."""
     numbers = count()
 
-    async def mark() -> Mark:
-        if talks is None:
+    async def mark() -> CommitMark:
+        if conversations is None:
             return next(numbers), ""
-        return await mark_of(talks.store.database)
+        return await commit_mark(conversations.store.database)
 
     return mark
 
@@ -59,8 +65,8 @@ class RunSource:
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
-        self._views, self._shown = Views(store), 0
-        self._known: dict[str, Stands] | None = None
+        self._views, self._shown = RunViews(store), 0
+        self._known: dict[str, RunStatusRow] | None = None
         self._unlisted: list[str] = []
         """Runs that have not ended, and may not be listed in the next poll."""
 
@@ -71,14 +77,14 @@ class RunSource:
     async def poll(self) -> Sequence[FeedItem]:
         """The runs whose status changed."""
         store = self._store
-        known = await stands_of(
+        known = await run_status_rows(
             store.database, store.tenant, NEWEST_RUNS, MAX_OPEN_RUNS, self._unlisted
         )
         before = known if self._known is None else self._known
         changed = [id_ for id_, stands in known.items() if before.get(id_) != stands]
         items = [await self._item(run_id) for run_id in reversed(changed)]
         self._known = known
-        active = [id_ for id_, stands in known.items() if stands[ENDING] in (None, "waiting")]
+        active = [id_ for id_, stands in known.items() if stands[STOP_COLUMN] in (None, "waiting")]
         self._unlisted = active[:MAX_FOLLOWED_RUNS]
         return [item for item in items if item is not None]
 
@@ -89,12 +95,12 @@ class RunSource:
             return None  # it was deleted meanwhile
         self._shown += 1
         if self._shown % VIEWS_REUSE_COUNT == 0:
-            self._views = Views(self._store)
-        return _run_item(await self._views.of(run))
+            self._views = RunViews(self._store)
+        return _run_item(await self._views.view(run))
 
     async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
         """The newest runs, the newest first."""
-        views = await Views(self._store).list("", None, owner, "", INITIAL_RUNS)
+        views = await RunViews(self._store).list("", None, owner, "", INITIAL_RUNS)
         return [_run_item(view) for view in views]
 
 
@@ -109,20 +115,20 @@ class ApprovalSource:
 
     def __init__(
         self,
-        approvals: Approvals,
+        approvals: CallApprovals,
         tenant: str,
-        show: Callable[[Case], Struct],
+        show: Callable[[ApprovalCase], Struct],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._approvals, self._tenant = approvals, tenant
         self._show, self._clock = show, clock
-        self._cases: Sequence[Case] | None = None
+        self._cases: Sequence[ApprovalCase] | None = None
         self._items: Sequence[FeedItem] = ()
 
     def is_due(self, written: bool) -> bool:
         """Whether anything was written, or an approval expired."""
         now, cases = self._clock(), self._cases or ()
-        return written or any(case.asking.expires_at <= now for case in cases)
+        return written or any(case.request.expires_at <= now for case in cases)
 
     async def poll(self) -> Sequence[FeedItem]:
         """All items if any changed, the removed ones if none is left; nothing if none changed."""
@@ -131,7 +137,7 @@ class ApprovalSource:
             return ()
         removed, self._cases = self._items, cases
         self._items = [
-            _item(case.asking.id, case.asking.scope.user, self._show(case)) for case in cases
+            _item(case.request.id, case.request.scope.user, self._show(case)) for case in cases
         ]
         return self._items or removed
 
@@ -145,10 +151,12 @@ class QuestionSource:
 
     always_whole = True
 
-    def __init__(self, talks: Conversations, show: Callable[[str, Question], Struct]) -> None:
+    def __init__(
+        self, conversations: Conversations, show: Callable[[str, Question], Struct]
+    ) -> None:
         """Take the sessions of a tenant."""
-        self._talks, self._show = talks, show
-        self._asked: Sequence[tuple[str, Question]] | None = None
+        self._conversations, self._show = conversations, show
+        self._pending: Sequence[tuple[str, Question]] | None = None
         self._items: Sequence[FeedItem] = ()
 
     def is_due(self, written: bool) -> bool:
@@ -157,11 +165,11 @@ class QuestionSource:
 
     async def poll(self) -> Sequence[FeedItem]:
         """All items if any changed, the removed ones if none is left; nothing if none changed."""
-        asked = await self._talks.questions.waiting()
-        if asked == self._asked:
+        asked = await self._conversations.questions.waiting()
+        if asked == self._pending:
             return ()
-        owners = await owners_of(self._talks, {session for session, _ in asked})
-        removed, self._asked = self._items, asked
+        owners = await owners_of(self._conversations, {session for session, _ in asked})
+        removed, self._pending = self._items, asked
         self._items = [
             _item(question.id, owners[session], self._show(session, question))
             for session, question in asked
@@ -173,9 +181,9 @@ class QuestionSource:
         return self._items
 
 
-async def owners_of(talks: Conversations, sessions: set[str]) -> dict[str, str]:
+async def owners_of(conversations: Conversations, sessions: set[str]) -> dict[str, str]:
     """The owner of each session; empty if it was deleted."""
-    found = {id_: await talks.store.session(id_) for id_ in sessions}
+    found = {id_: await conversations.store.session(id_) for id_ in sessions}
     return {id_: "" if session is None else session.owner for id_, session in found.items()}
 
 

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
-from evoclaw.governance.approvals import HUMAN, Answerer
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer
 from evoclaw.store.governing.tokens import StoredToken, TokenStore
 
-PREFIX = "ec"
-LONGEST = 8_192
+TOKEN_PREFIX = "ec"
+MAX_TOKEN_CHARS = 8_192
 """A longer bearer token is rejected without a lookup."""
-USED_EVERY = 60.0
+LAST_USED_INTERVAL_S = 60.0
 """Between two updates of when a token was last used."""
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     """What a token permits."""
 
     AGENTS_INVOKE = "agents:invoke"
@@ -38,7 +38,7 @@ class Scope(StrEnum):
     TOOLS_EXECUTE = "tools:execute"
     SKILLS_READ = "skills:read"
     APPROVALS_READ = "approvals:read"
-    HUMAN = HUMAN
+    HUMAN = HUMAN_SCOPE
     """Answer approvals and questions: only for the token of a person."""
     AUDIT_READ = "audit:read"
     BUDGETS_READ = "budgets:read"
@@ -50,14 +50,14 @@ class Scope(StrEnum):
     EVERYTHING = "*"
 
 
-SCOPES: frozenset[str] = frozenset(Scope)
+SCOPES: frozenset[str] = frozenset(TokenScope)
 
 
-def holds(held: Collection[str], scope: str) -> bool:
+def has_scope(held: Collection[str], scope: str) -> bool:
     """Whether a set of scopes includes one."""
-    if Scope.EVERYTHING in held or scope in held:
+    if TokenScope.EVERYTHING in held or scope in held:
         return True
-    return Scope.ADMIN in held and scope not in (Scope.HUMAN, Scope.EVERYTHING)
+    return TokenScope.ADMIN in held and scope not in (TokenScope.HUMAN, TokenScope.EVERYTHING)
 
 
 class Caller(Struct, frozen=True):
@@ -75,25 +75,25 @@ class Caller(Struct, frozen=True):
 
     def may(self, scope: str) -> bool:
         """Whether the caller has a scope."""
-        return holds(self.scopes, scope)
+        return has_scope(self.scopes, scope)
 
     def answerer(self) -> Answerer:
         """The caller as the answerer of approvals: a person only with the scope `human`."""
         name = self.principal.user or self.token
-        if not self.may(Scope.HUMAN):
+        if not self.may(TokenScope.HUMAN):
             return Answerer("agent", name, self.tenant)
-        return Answerer("person", name, self.tenant, frozenset({HUMAN}))
+        return Answerer("person", name, self.tenant, frozenset({HUMAN_SCOPE}))
 
 
-class Bearers(Protocol):
+class TokenVerifier(Protocol):
     """Verifies tokens of another kind, such as JWTs."""
 
-    def caller(self, bearer: str) -> Caller | None:
+    def authenticate(self, bearer: str) -> Caller | None:
         """The caller of a token; None if it is invalid."""
         ...
 
 
-class FixedToken(Struct, frozen=True):
+class ConfiguredToken(Struct, frozen=True):
     """A token from the configuration; it is valid as long as it is configured."""
 
     id: str
@@ -103,15 +103,15 @@ class FixedToken(Struct, frozen=True):
     scopes: frozenset[str] = frozenset()
 
 
-class Access:
+class AccessControl:
     """Authenticates callers by their tokens; creates, lists and revokes tokens."""
 
     def __init__(
         self,
         store: TokenStore,
         *,
-        fixed: Iterable[FixedToken] = (),
-        others: Bearers | None = None,
+        configured: Iterable[ConfiguredToken] = (),
+        external: TokenVerifier | None = None,
     ) -> None:
         """Choose which tokens are accepted.
 
@@ -120,40 +120,40 @@ class Access:
             configured: Tokens from the configuration.
             external: Verifies tokens that are not stored here, such as JWTs.
         """
-        self._store, self._others = store, others
-        self._fixed: dict[str, Caller] = {}
-        for token in fixed:
+        self._store, self._external = store, external
+        self._configured: dict[str, Caller] = {}
+        for token in configured:
             _check_scopes(token.scopes)
             caller = Caller(Principal(token.tenant, token.user), token.scopes, token.id)
-            self._fixed[_hash(token.secret)] = caller
+            self._configured[_hash(token.secret)] = caller
         # An unknown token is compared with this hash, so that it takes as long as a known one.
-        self._nobody = _hash(secrets.token_hex(32))
+        self._decoy_hash = _hash(secrets.token_hex(32))
 
-    async def caller(self, bearer: str) -> Caller | None:
+    async def authenticate(self, bearer: str) -> Caller | None:
         """The caller of a bearer token; None if it is invalid, for whatever reason."""
-        if not bearer or len(bearer) > LONGEST or not bearer.isascii():
+        if not bearer or len(bearer) > MAX_TOKEN_CHARS or not bearer.isascii():
             return None
         # Looked up by its hash: the time that takes does not reveal a nearly correct secret.
-        if (known := self._fixed.get(_hash(bearer))) is not None:
+        if (known := self._configured.get(_hash(bearer))) is not None:
             return known
         prefix, _, rest = bearer.partition("_")
-        if prefix != PREFIX:
-            return None if self._others is None else self._others.caller(bearer)
+        if prefix != TOKEN_PREFIX:
+            return None if self._external is None else self._external.authenticate(bearer)
         id_, _, secret = rest.partition("_")
-        return await self._kept(id_, secret)
+        return await self._authenticate_stored(id_, secret)
 
-    async def _kept(self, id_: str, secret: str) -> Caller | None:
+    async def _authenticate_stored(self, id_: str, secret: str) -> Caller | None:
         token = await self._store.get(id_)
-        expected = self._nobody if token is None else token.hash
+        expected = self._decoy_hash if token is None else token.hash
         same = hmac.compare_digest(expected, _hash(secret))
         now = self._store.now()
-        if token is None or not same or not token.is_good(now):
+        if token is None or not same or not token.is_valid(now):
             return None
-        if token.used_at is None or now - token.used_at >= USED_EVERY:
-            await self._store.used(id_)
+        if token.used_at is None or now - token.used_at >= LAST_USED_INTERVAL_S:
+            await self._store.mark_used(id_)
         return Caller(Principal(token.tenant, token.user), token.scopes, token.id)
 
-    async def new(
+    async def create(
         self,
         name: str,
         tenant: str,
@@ -179,7 +179,7 @@ class Access:
         await self._store.put(
             StoredToken(id_, tenant, name, user, held, _hash(secret), now, expires_at)
         )
-        return id_, f"{PREFIX}_{id_}_{secret}"
+        return id_, f"{TOKEN_PREFIX}_{id_}_{secret}"
 
     async def list(self, tenant: str) -> Sequence[StoredToken]:
         """The tokens of a tenant, the newest first, without their hashes."""
@@ -192,12 +192,14 @@ class Access:
 
 def _check_scopes(scopes: frozenset[str]) -> None:
     if not scopes:
-        raise ConfigError(f"a token needs at least one scope; known scopes: {_known()}")
+        raise ConfigError(f"a token needs at least one scope; known scopes: {_known_scopes()}")
     if unknown := scopes - SCOPES:
-        raise ConfigError(f"no such scope: {', '.join(sorted(unknown))}; known scopes: {_known()}")
+        raise ConfigError(
+            f"no such scope: {', '.join(sorted(unknown))}; known scopes: {_known_scopes()}"
+        )
 
 
-def _known() -> str:
+def _known_scopes() -> str:
     return ", ".join(sorted(SCOPES))
 
 

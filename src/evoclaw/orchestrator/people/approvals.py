@@ -14,42 +14,47 @@ from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.redaction import Redactor
 from evoclaw.core.tools import Call
 from evoclaw.governance.approvals import (
-    HUMAN,
-    NO_SECRETS_KNOWN,
-    Answered,
+    DEFAULT_REDACTOR,
+    HUMAN_SCOPE,
     Answerer,
+    ApprovalAnswer,
+    ApprovalRequest,
     ApprovalSettings,
-    Asking,
     call_digest,
+    displayed_arguments,
     scope_of,
-    shown,
 )
-from evoclaw.store.governing.approvals import ApprovalStore, Claim, Standing, StoredApproval
+from evoclaw.store.governing.approvals import (
+    ApprovalClaim,
+    ApprovalStatus,
+    ApprovalStore,
+    StoredApproval,
+)
 
-POLL = 0.5
+ANSWER_POLL_INTERVAL_S = 0.5
 """Between two checks for an answer that another process received."""
 
-_TOO_LATE = {
-    Standing.UNKNOWN: "there is no such approval; `evoclaw approvals` lists those that wait",
-    Standing.EXPIRED: "it has expired; the agent must ask again",
-    Standing.CLOSED: "its run no longer waits for the answer",
-    Standing.DENIED: "it was denied already",
-    Standing.ONCE: "it was approved already",
-    Standing.SESSION: "it was approved for the session already",
-    Standing.USED: "it was approved and used already",
+_PROBLEMS = {
+    ApprovalStatus.UNKNOWN: "there is no such approval; `evoclaw approvals` lists those that wait",
+    ApprovalStatus.EXPIRED: "it has expired; the agent must ask again",
+    ApprovalStatus.CLOSED: "its run no longer waits for the answer",
+    ApprovalStatus.DENIED: "it was denied already",
+    ApprovalStatus.ONCE: "it was approved already",
+    ApprovalStatus.SESSION: "it was approved for the session already",
+    ApprovalStatus.USED: "it was approved and used already",
 }
 
 
-class Case(Struct, frozen=True):
+class ApprovalCase(Struct, frozen=True):
     """A request for approval, its status, and the answer if there is one."""
 
-    asking: Asking
-    standing: Standing
-    answered: Answered | None
+    request: ApprovalRequest
+    status: ApprovalStatus
+    answer: ApprovalAnswer | None
     uses: int
 
 
-class Approvals:
+class CallApprovals:
     """Asks people to approve calls, at the terminal, the dashboard or the API."""
 
     def __init__(
@@ -57,9 +62,9 @@ class Approvals:
         store: ApprovalStore,
         settings: ApprovalSettings | None = None,
         *,
-        face: Approver | None = None,
-        redactor: Redactor = NO_SECRETS_KNOWN,
-        absent: str = "nobody is there to approve it",
+        local_approver: Approver | None = None,
+        redactor: Redactor = DEFAULT_REDACTOR,
+        absence_reason: str = "nobody is there to approve it",
     ) -> None:
         """Choose how people are asked.
 
@@ -70,25 +75,25 @@ class Approvals:
             redactor: Removes secrets from what is stored to be shown.
             absence_reason: The reason of a denial because no person can be asked.
         """
-        self._store, self._face, self._redactor = store, face, redactor
-        self.settings, self._absent = settings or ApprovalSettings(), absent
-        self._holder = secrets.token_hex(8)
-        self._one_at_a_time = asyncio.Lock()
-        self._waiters: dict[str, asyncio.Event] = {}
+        self._store, self._local_approver, self._redactor = store, local_approver, redactor
+        self.settings, self._absence_reason = settings or ApprovalSettings(), absence_reason
+        self._owner = secrets.token_hex(8)
+        self._prompt_lock = asyncio.Lock()
+        self._pending: dict[str, asyncio.Event] = {}
 
     def approver(self, session_id: str = "") -> Approver:
         """The approver of a session; without a session, each run is one of its own."""
-        return _ApproverOf(self, session_id)
+        return _SessionApprover(self, session_id)
 
-    async def waiting(self, tenant: str = "local") -> Sequence[Case]:
+    async def waiting(self, tenant: str = "local") -> Sequence[ApprovalCase]:
         """The unanswered requests of a tenant, the oldest first."""
         return [self._case(row) for row in await self._store.waiting(tenant)]
 
-    async def in_force(self, tenant: str = "local") -> Sequence[Case]:
+    async def session_approvals(self, tenant: str = "local") -> Sequence[ApprovalCase]:
         """The approvals for a session that are still valid."""
-        return [self._case(row) for row in await self._store.in_force(tenant)]
+        return [self._case(row) for row in await self._store.session_approvals(tenant)]
 
-    async def look(self, id_: str, tenant: str = "local") -> Case | None:
+    async def get(self, id_: str, tenant: str = "local") -> ApprovalCase | None:
         """The request with an id, and its status."""
         row = await self._store.get(id_, tenant)
         return None if row is None else self._case(row)
@@ -104,20 +109,20 @@ class Approvals:
         """
         if decision is Decision.PENDING:
             return "the answer must be to approve or to deny"
-        if problem := by.why_not(by.tenant):
+        if problem := by.refusal_reason(by.tenant):
             return problem
-        answered = Answered(decision, by, self._store.now(), reason)
+        answered = ApprovalAnswer(decision, by, self._store.now(), reason)
         status, is_first = await self._store.answer(
             id_, by.tenant, str(decision), msgspec.json.encode(answered)
         )
         if is_first:
             self._wake(id_)
             return ""
-        return _TOO_LATE.get(status, f"it is {status}")
+        return _PROBLEMS.get(status, f"it is {status}")
 
     async def withdraw(self, id_: str, by: Answerer) -> str:
         """Withdraw an unused approval; return the problem, or an empty text."""
-        if problem := by.why_not(by.tenant):
+        if problem := by.refusal_reason(by.tenant):
             return problem
         if not await self._store.close(id_, by.tenant):
             return "there is no such approval, or it was used or denied already"
@@ -126,28 +131,38 @@ class Approvals:
 
     async def decide(self, session_id: str, call: Call, ask: Ask) -> Approval:
         """Use an existing approval, or ask a person and wait as the settings say."""
-        asks = self._face is not None or self.settings.nobody == "wait" or self.settings.patience_s
-        claim = self._claim(session_id, call, ask, keep=bool(asks))
+        asks = (
+            self._local_approver is not None
+            or self.settings.nobody == "wait"
+            or self.settings.patience_s
+        )
+        claim = self._claim(session_id, call, ask, store_request=bool(asks))
         status, row = await self._store.claim(claim)
-        if status is Standing.WAITING and row is not None:
-            if self._face is not None or self.settings.patience_s:
+        if status is ApprovalStatus.WAITING and row is not None:
+            if self._local_approver is not None or self.settings.patience_s:
                 # A request from before keeps its id: its answer may be under way.
                 await self._wait_for(row.id, call, ask)
                 status, row = await self._store.claim(claim)
-            if status is Standing.WAITING and row is not None and self.settings.nobody != "wait":
+            if (
+                status is ApprovalStatus.WAITING
+                and row is not None
+                and self.settings.nobody != "wait"
+            ):
                 await self._store.close(row.id, row.tenant)
                 status, row = await self._store.claim(claim)
         return self._approval(status, row, claim)
 
-    def _claim(self, session_id: str, call: Call, ask: Ask, *, keep: bool) -> Claim:
+    def _claim(
+        self, session_id: str, call: Call, ask: Ask, *, store_request: bool
+    ) -> ApprovalClaim:
         scope, now = scope_of(call, ask, session_id), self._store.now()
-        request = Asking(
+        request = ApprovalRequest(
             id=secrets.token_hex(5),
             run_id=call.run_id,
             request_id=call.request_id,
             scope=scope,
             sha256=call_digest(call),
-            arguments=shown(call, self._redactor),
+            arguments=displayed_arguments(call, self._redactor),
             reason=ask.for_people or ask.reason,
             asked_at=now,
             expires_at=now + self.settings.expires_s,
@@ -161,109 +176,121 @@ class Approvals:
             msgspec.json.encode(request),
             request.expires_at,
         )
-        return Claim(row, call.epoch, self._holder, call.resumed, keep, self.settings.most)
+        return ApprovalClaim(
+            row, call.epoch, self._owner, call.resumed, store_request, self.settings.most
+        )
 
     async def _wait_for(self, id_: str, call: Call, ask: Ask) -> None:
         """Wait until a person has answered, or the time is over."""
         tenant = call.context.principal.tenant
-        woken = self._waiters[id_] = asyncio.Event()
-        prompting = asyncio.create_task(self._ask_face(id_, call, ask))
+        woken = self._pending[id_] = asyncio.Event()
+        prompting = asyncio.create_task(self._ask_locally(id_, call, ask))
         waking = asyncio.create_task(woken.wait())
         loop = asyncio.get_running_loop()
-        until = None if self._face is not None else loop.time() + self.settings.patience_s
+        until = None if self._local_approver is not None else loop.time() + self.settings.patience_s
         try:
             while not (prompting.done() or waking.done()):
-                left = POLL if until is None else min(POLL, until - loop.time())
+                left = (
+                    ANSWER_POLL_INTERVAL_S
+                    if until is None
+                    else min(ANSWER_POLL_INTERVAL_S, until - loop.time())
+                )
                 if left <= 0:
                     break
                 await asyncio.wait(
                     (prompting, waking), timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
                 row = await self._store.get(id_, tenant)
-                if row is None or row.standing(self._store.now()) is not Standing.WAITING:
+                if row is None or row.status(self._store.now()) is not ApprovalStatus.WAITING:
                     break
             if prompting.done():
                 prompting.result()
         finally:
-            self._waiters.pop(id_, None)
+            self._pending.pop(id_, None)
             for task in (prompting, waking):
                 task.cancel()
             await asyncio.wait((prompting, waking))
 
-    async def _ask_face(self, id_: str, call: Call, ask: Ask) -> None:
-        if self._face is None:
+    async def _ask_locally(self, id_: str, call: Call, ask: Ask) -> None:
+        if self._local_approver is None:
             await asyncio.Event().wait()
             return
-        async with self._one_at_a_time:
-            approval = await self._face.approve(call, ask)
+        async with self._prompt_lock:
+            approval = await self._local_approver.approve(call, ask)
         who = call.context.principal
-        by = Answerer("person", who.user or "at the terminal", who.tenant, frozenset({HUMAN}))
+        by = Answerer("person", who.user or "at the terminal", who.tenant, frozenset({HUMAN_SCOPE}))
         await self.answer(id_, approval.decision, by, approval.reason)
 
-    def _approval(self, standing: Standing, row: StoredApproval | None, claim: Claim) -> Approval:
+    def _approval(
+        self, status: ApprovalStatus, row: StoredApproval | None, claim: ApprovalClaim
+    ) -> Approval:
         case = None if row is None else self._case(row)
-        if case is not None and not _bound(case, row, claim, standing):
+        if case is not None and not _matches_claim(case, row, claim, status):
             return Approval(Decision.DENY, "the approval was given for something else")
-        reason = "" if case is None or case.answered is None else case.answered.reason
-        validity = _span(self.settings.expires_s)
-        match standing:
-            case Standing.ONCE:
+        reason = "" if case is None or case.answer is None else case.answer.reason
+        validity = _duration(self.settings.expires_s)
+        match status:
+            case ApprovalStatus.ONCE:
                 return Approval(Decision.ONCE, reason)
-            case Standing.SESSION:
+            case ApprovalStatus.SESSION:
                 return Approval(Decision.SESSION, reason or "approved for this session")
-            case Standing.DENIED:
+            case ApprovalStatus.DENIED:
                 return Approval(Decision.DENY, reason or "the user said no")
-            case Standing.EXPIRED:
+            case ApprovalStatus.EXPIRED:
                 return Approval(Decision.DENY, f"it was not approved and started within {validity}")
-            case Standing.USED:
+            case ApprovalStatus.USED:
                 return Approval(Decision.DENY, "its approval was for one use, and was used already")
-            case Standing.FULL:
+            case ApprovalStatus.FULL:
                 return Approval(Decision.DENY, "too many calls wait for an approval already")
-            case Standing.WAITING if case is not None:
-                return Approval(Decision.PENDING, _how(case.asking))
-            case Standing.CLOSED if case is not None and case.answered is not None:
+            case ApprovalStatus.WAITING if case is not None:
+                return Approval(Decision.PENDING, _instructions(case.request))
+            case ApprovalStatus.CLOSED if case is not None and case.answer is not None:
                 return Approval(Decision.DENY, "its approval was withdrawn")
             case _:
-                return Approval(Decision.DENY, self._absent)
+                return Approval(Decision.DENY, self._absence_reason)
 
-    def _case(self, row: StoredApproval) -> Case:
-        request = msgspec.json.decode(row.asked, type=Asking)
-        answered = None if row.answer is None else msgspec.json.decode(row.answer, type=Answered)
-        return Case(request, row.standing(self._store.now()), answered, row.uses)
+    def _case(self, row: StoredApproval) -> ApprovalCase:
+        request = msgspec.json.decode(row.asked, type=ApprovalRequest)
+        answered = (
+            None if row.answer is None else msgspec.json.decode(row.answer, type=ApprovalAnswer)
+        )
+        return ApprovalCase(request, row.status(self._store.now()), answered, row.uses)
 
     def _wake(self, id_: str) -> None:
-        if (answered := self._waiters.get(id_)) is not None:
+        if (answered := self._pending.get(id_)) is not None:
             answered.set()
 
 
-def _bound(case: Case, row: StoredApproval | None, claim: Claim, standing: Standing) -> bool:
+def _matches_claim(
+    case: ApprovalCase, row: StoredApproval | None, claim: ApprovalClaim, status: ApprovalStatus
+) -> bool:
     """Check at use that the stored, sealed request and answer are for this call."""
-    request, claimed = case.asking, claim.row
-    if standing is Standing.SESSION and (row is None or row.request_id != claimed.request_id):
-        return request.scope.key == claimed.scope and _says(case, Decision.SESSION)
+    request, claimed = case.request, claim.row
+    if status is ApprovalStatus.SESSION and (row is None or row.request_id != claimed.request_id):
+        return request.scope.key == claimed.scope and _has_decision(case, Decision.SESSION)
     same = (request.request_id, request.sha256) == (claimed.request_id, claimed.sha256)
-    if standing in (Standing.ONCE, Standing.SESSION):
-        same = same and _says(case, Decision(str(standing)))
+    if status in (ApprovalStatus.ONCE, ApprovalStatus.SESSION):
+        same = same and _has_decision(case, Decision(str(status)))
     return same
 
 
-def _says(case: Case, decision: Decision) -> bool:
-    answered = case.answered
+def _has_decision(case: ApprovalCase, decision: Decision) -> bool:
+    answered = case.answer
     return (
         answered is not None
         and answered.decision is decision
-        and not answered.by.why_not(case.asking.scope.tenant)
+        and not answered.by.refusal_reason(case.request.scope.tenant)
     )
 
 
-def _how(asking: Asking) -> str:
+def _instructions(request: ApprovalRequest) -> str:
     return (
-        f"{asking.scope.tool} waits for a person: `evoclaw approvals approve {asking.id}` or deny, "
-        f"within {_span(asking.expires_at - asking.asked_at)}"
+        f"{request.scope.tool} waits for a person: `evoclaw approvals approve {request.id}` or deny, "
+        f"within {_duration(request.expires_at - request.asked_at)}"
     )
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for size, name in ((3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:g} {name}"
@@ -271,8 +298,8 @@ def _span(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _ApproverOf:
-    approvals: Approvals
+class _SessionApprover:
+    approvals: CallApprovals
     session_id: str
 
     async def approve(self, call: Call, ask: Ask) -> Approval:

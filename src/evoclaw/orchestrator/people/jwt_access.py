@@ -13,15 +13,15 @@ from msgspec import Meta, Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, is_array
-from evoclaw.orchestrator.people.access import LONGEST, SCOPES, Caller
+from evoclaw.orchestrator.people.access import MAX_TOKEN_CHARS, SCOPES, Caller
 
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-SHORTEST_SECRET = 32
+MIN_SECRET_BYTES = 32
 """Of a shared secret: the size of the hash, as RFC 7518 requires."""
-MOST_KEYS = 100
-MAX_BYTES = 1 << 20
+MAX_KEYS = 100
+MAX_KEY_FILE_BYTES = 1 << 20
 SYMMETRIC = "HS256"
 
 Algorithm = Literal["EdDSA", "ES256", "RS256", "HS256"]
@@ -55,7 +55,7 @@ class _Jwks(Struct):
     keys: list[dict[str, Any]]
 
 
-class SignedTokens:
+class JwtVerifier:
     """Verifies JWTs; an invalid one has no caller."""
 
     def __init__(self, settings: JwtSettings, *, clock: Callable[[], float] = time.time) -> None:
@@ -75,11 +75,11 @@ class SignedTokens:
                 f"known scopes: {', '.join(sorted(SCOPES))}"
             )
 
-    def caller(self, bearer: str) -> Caller | None:
+    def authenticate(self, bearer: str) -> Caller | None:
         """The caller of a JWT; None if it is invalid, for whatever reason."""
         import jwt
 
-        if len(bearer) > LONGEST or bearer.count(".") != 2:
+        if len(bearer) > MAX_TOKEN_CHARS or bearer.count(".") != 2:
             return None
         try:
             header = jwt.get_unverified_header(bearer)
@@ -102,7 +102,7 @@ class SignedTokens:
             )
         except (jwt.PyJWTError, ValueError, RecursionError):
             return None
-        return self._meaning(claims) if self._is_now(claims) else None
+        return self._to_caller(claims) if self._is_current(claims) else None
 
     def _key(self, header: Mapping[str, Any]) -> tuple[PyJWK | bytes | None, str]:
         """The key and algorithm for a token's header, only from those configured."""
@@ -119,14 +119,14 @@ class SignedTokens:
             return None, ""
         return key, algorithm
 
-    def _is_now(self, claims: Mapping[str, JSON]) -> bool:
+    def _is_current(self, claims: Mapping[str, JSON]) -> bool:
         now, leeway = self._clock(), self._settings.leeway_s
         expires, starts = _number(claims.get("exp")), _number(claims.get("nbf", 0))
         if expires is None or starts is None:
             return False
         return now < expires + leeway and starts - leeway <= now
 
-    def _meaning(self, claims: Mapping[str, JSON]) -> Caller | None:
+    def _to_caller(self, claims: Mapping[str, JSON]) -> Caller | None:
         settings = self._settings
         tenant = settings.tenant or claims.get(settings.tenant_claim)
         user = claims.get(settings.user_claim)
@@ -137,8 +137,8 @@ class SignedTokens:
             return None
         return Caller(Principal(tenant, user), scopes, f"jwt:{user}"[:200])
 
-    def _scopes(self, said: JSON) -> frozenset[str]:
-        words = said.split() if isinstance(said, str) else said if is_array(said) else []
+    def _scopes(self, claim: JSON) -> frozenset[str]:
+        words = claim.split() if isinstance(claim, str) else claim if is_array(claim) else []
         named = [word for word in words if isinstance(word, str)]
         if self._settings.scopes:
             return frozenset(
@@ -156,11 +156,11 @@ def _number(value: JSON) -> float | None:
 def _read(path: Path, what: str) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as problem:
         raise ConfigError(f"[server.jwt] {what} {path}: {problem.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"[server.jwt] {what} {path} is larger than {MAX_BYTES:,} bytes")
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise ConfigError(f"[server.jwt] {what} {path} is larger than {MAX_KEY_FILE_BYTES:,} bytes")
     return data
 
 
@@ -170,9 +170,9 @@ def _secret(path: Path | None) -> bytes:
     secret = _read(path, "secret_file").strip()
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"[server.jwt] other users can read {path}; run `chmod 600 {path}`")
-    if len(secret) < SHORTEST_SECRET:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"[server.jwt] the secret in {path} must have at least {SHORTEST_SECRET} bytes"
+            f"[server.jwt] the secret in {path} must have at least {MIN_SECRET_BYTES} bytes"
         )
     return secret
 
@@ -186,7 +186,7 @@ def _keys(path: Path | None, algorithms: list[str]) -> dict[str, PyJWK]:
     except (msgspec.DecodeError, RecursionError) as problem:
         raise ConfigError(f"[server.jwt] {path} is not a valid JWKS file: {problem}") from None
     found: dict[str, PyJWK] = {}
-    for jwk in document.keys[:MOST_KEYS]:
+    for jwk in document.keys[:MAX_KEYS]:
         key, kid = _key(jwk), jwk.get("kid")
         if key is None or key.algorithm_name not in algorithms:
             continue

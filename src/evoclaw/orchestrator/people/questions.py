@@ -22,16 +22,16 @@ from evoclaw.core.ports import (
 from evoclaw.core.tools import Call
 from evoclaw.store.sessions.questions import QuestionStore, StoredQuestion
 from evoclaw.tools.question import (
-    NAME,
-    Answer,
-    Person,
+    QUESTION_TOOL,
     Question,
-    fault_of,
-    problem_of,
-    question_of,
+    UserAnswer,
+    UserPrompter,
+    answer_problem,
+    question_for_call,
+    question_problem,
 )
 
-CODE = "question"
+QUESTION_CODE = "question"
 """The code of the verdict that suspends a run until its question is answered."""
 
 
@@ -39,7 +39,11 @@ class Questions:
     """Asks the people of one tenant, at the terminal, the dashboard, the API or a channel."""
 
     def __init__(
-        self, store: QuestionStore, *, face: Person | None = None, parks: bool = False
+        self,
+        store: QuestionStore,
+        *,
+        local_person: UserPrompter | None = None,
+        suspends_runs: bool = False,
     ) -> None:
         """Choose how people are asked.
 
@@ -48,10 +52,10 @@ class Questions:
             local_person: Asks the person at the terminal, a user of this tenant.
             suspends_runs: Whether a run ends as `waiting`, and is resumed after `answer`.
         """
-        self._store, self._face, self.parks = store, face, parks
-        self._home = store.tenant
-        self._one_at_a_time = asyncio.Lock()
-        self._waiters: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._store, self._local_person, self.suspends_runs = store, local_person, suspends_runs
+        self._home_tenant = store.tenant
+        self._prompt_lock = asyncio.Lock()
+        self._pending: dict[tuple[str, str], asyncio.Future[None]] = {}
         """By tenant and question id; shared by the objects of all tenants."""
 
     def of(self, tenant: str) -> Questions:
@@ -61,12 +65,12 @@ class Questions:
         return others
 
     @property
-    def _here(self) -> Person | None:
-        return self._face if self._store.tenant == self._home else None
+    def _available_person(self) -> UserPrompter | None:
+        return self._local_person if self._store.tenant == self._home_tenant else None
 
-    def person(self, session_id: str) -> Person:
+    def person(self, session_id: str) -> UserPrompter:
         """The person who is asked in a session."""
-        return _PersonOf(self, session_id)
+        return _SessionPerson(self, session_id)
 
     async def waiting(self, session_id: str = "") -> Sequence[tuple[str, Question]]:
         """The unanswered questions, with their sessions."""
@@ -74,62 +78,64 @@ class Questions:
         return [
             (stored.session_id, _decoded(stored.question))
             for stored in found
-            if not _is_call(stored)
+            if not _is_caller_tool(stored)
         ]
 
-    async def answer(self, question_id: str, answer: Answer) -> str:
+    async def answer(self, question_id: str, answer: UserAnswer) -> str:
         """Answer a question; return the problem, or an empty text. The first answer counts."""
         stored = await self._store.get(question_id)
-        if stored is None or _is_call(stored):
+        if stored is None or _is_caller_tool(stored):
             return "there is no such question"
-        if problem := problem_of(_decoded(stored.question), answer):
+        if problem := answer_problem(_decoded(stored.question), answer):
             return problem
         if not await self._store.answer(question_id, msgspec.json.encode(answer)):
             return "it was answered already, or its run no longer waits for the answer"
-        pending = self._waiters.get((self._store.tenant, question_id))
+        pending = self._pending.get((self._store.tenant, question_id))
         if pending is not None and not pending.done():
             pending.set_result(None)
         return ""
 
-    async def given(self, session_id: str, question: Question) -> Answer | None:
+    async def stored_answer(self, session_id: str, question: Question) -> UserAnswer | None:
         """The answer to a question if there is one; the question is stored in any case."""
         stored = await self._store.ask(question.id, session_id, msgspec.json.encode(question))
-        return None if stored.answer is None else msgspec.json.decode(stored.answer, type=Answer)
+        return (
+            None if stored.answer is None else msgspec.json.decode(stored.answer, type=UserAnswer)
+        )
 
-    async def ask(self, session_id: str, question: Question) -> Answer | None:
+    async def ask(self, session_id: str, question: Question) -> UserAnswer | None:
         """Wait for an answer from any source; None if no person can be asked."""
-        answer = await self.given(session_id, question)
-        if answer is not None or (self._here is None and not self.parks):
+        answer = await self.stored_answer(session_id, question)
+        if answer is not None or (self._available_person is None and not self.suspends_runs):
             return answer
         pending, key = asyncio.get_running_loop().create_future(), (self._store.tenant, question.id)
-        self._waiters[key] = pending
-        asking = asyncio.create_task(self._ask_face(session_id, question))
+        self._pending[key] = pending
+        asking = asyncio.create_task(self._ask_locally(session_id, question))
         try:
             await asyncio.wait((pending, asking), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 asking.result()
         finally:
-            del self._waiters[key]
+            del self._pending[key]
             asking.cancel()
             await asyncio.wait([asking])
-        return await self.given(session_id, question)
+        return await self.stored_answer(session_id, question)
 
-    async def _ask_face(self, session_id: str, question: Question) -> None:
-        if (face := self._here) is None:
+    async def _ask_locally(self, session_id: str, question: Question) -> None:
+        if (face := self._available_person) is None:
             await asyncio.Event().wait()
             return
-        async with self._one_at_a_time:
+        async with self._prompt_lock:
             answer = await face.ask(question)
         if answer is not None:
             await self._store.answer(question.id, msgspec.json.encode(answer))
 
 
 @dataclass(frozen=True, slots=True)
-class _PersonOf:
+class _SessionPerson:
     questions: Questions
     session_id: str
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> UserAnswer | None:
         return await self.questions.ask(self.session_id, question)
 
 
@@ -144,27 +150,30 @@ class PendingQuestions(Policy):
 
     async def judge(self, call: Call) -> Verdict:
         """Allow a question when it has its answer."""
-        if call.name != NAME or not self.questions.parks:
+        if call.name != QUESTION_TOOL or not self.questions.suspends_runs:
             return ALLOW
-        question = question_of(call)
-        if fault_of(question) or await self.questions.given(self.session_id, question) is not None:
+        question = question_for_call(call)
+        if (
+            question_problem(question)
+            or await self.questions.stored_answer(self.session_id, question) is not None
+        ):
             return ALLOW
-        return Ask(CODE, question.text)
+        return Ask(QUESTION_CODE, question.text)
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Report a question as pending; pass other requests to the approver."""
-        if ask.code == CODE and call.name == NAME:
+        if ask.code == QUESTION_CODE and call.name == QUESTION_TOOL:
             return Approval(Decision.PENDING, ask.reason)
         return await self.approver.approve(call, ask)
 
 
-class _Kind(Struct):
+class _QuestionKind(Struct):
     caller: bool = False
 
 
-def _is_call(stored: StoredQuestion) -> bool:
+def _is_caller_tool(stored: StoredQuestion) -> bool:
     """Whether it is not a question, but a call that the caller's program runs."""
-    return msgspec.json.decode(stored.question, type=_Kind).caller
+    return msgspec.json.decode(stored.question, type=_QuestionKind).caller
 
 
 def _decoded(blob: bytes) -> Question:

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON
-from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore, TenantReceipts
+from evoclaw.store.calls.receipts import Pin, ReceiptStore, StoredReceipt, TenantReceipts
 from evoclaw.transport.outbox import Outbox, StoredCommand
 from evoclaw.transport.wire import Outcome, WireError, arguments_of, read_command
-from evoclaw.trust.receipts import ReceiptRefused, read
+from evoclaw.trust.receipts import ReceiptRefused, read_receipt
 
 
 class CheckedReceipt(Struct, frozen=True):
@@ -55,7 +55,7 @@ class ReceiptArchive:
             run_id: Only receipts of this run: then the chains have gaps.
         """
         pins = [pin for pin in await self.store.pins() if agent_id in ("", pin.agent_id)]
-        receipts = await self.store.listed(agent_id=agent_id, run_id=run_id)
+        receipts = await self.store.list_receipts(agent_id=agent_id, run_id=run_id)
         async for line in _bundle(pins, receipts, self._outbox):
             yield line
 
@@ -71,7 +71,7 @@ class TenantArchive:
         self, *, agent_id: str = "", run_id: str = ""
     ) -> AsyncGenerator[dict[str, JSON]]:
         """The lines of a file for `evoclaw verify`; chains have gaps for other tenants' calls."""
-        receipts = await self.receipts.listed(agent_id=agent_id, run_id=run_id)
+        receipts = await self.receipts.list_receipts(agent_id=agent_id, run_id=run_id)
         signers = {receipt.agent_id for receipt in receipts}
         pins = [pin for pin in await self._store.pins() if pin.agent_id in signers]
         async for line in _bundle(pins, receipts, self._outbox):
@@ -79,7 +79,7 @@ class TenantArchive:
 
     async def of_run(self, run_id: str) -> list[CheckedReceipt]:
         """The receipts of one run, each verified again with the known key of its device."""
-        receipts = await self.receipts.listed(run_id=run_id)
+        receipts = await self.receipts.list_receipts(run_id=run_id)
         keys = {pin.agent_id: pin.key for pin in await self._store.pins()}
         # Verifying takes a tenth of a millisecond: many would block the event loop.
         return await asyncio.to_thread(
@@ -87,34 +87,34 @@ class TenantArchive:
         )
 
 
-def _check(kept: Kept, run_id: str, key: str | None) -> CheckedReceipt:
+def _check(receipt: StoredReceipt, run_id: str, key: str | None) -> CheckedReceipt:
     return CheckedReceipt(
-        kept.request_id,
-        kept.agent_id,
-        kept.chain,
-        kept.counter,
-        kept.hash,
-        kept.at,
-        _is_valid(kept, run_id, key),
-        msgspec.json.decode(kept.body),
+        receipt.request_id,
+        receipt.agent_id,
+        receipt.chain,
+        receipt.counter,
+        receipt.hash,
+        receipt.at,
+        _is_valid(receipt, run_id, key),
+        msgspec.json.decode(receipt.body),
     )
 
 
-def _is_valid(kept: Kept, run_id: str, key: str | None) -> bool | None:
+def _is_valid(receipt: StoredReceipt, run_id: str, key: str | None) -> bool | None:
     """Whether it is signed with this key, and for a call of this run."""
-    if kept.flaw or kept.request_id.partition(".")[0] != run_id:
+    if receipt.flaw or receipt.request_id.partition(".")[0] != run_id:
         return False
     if key is None:
         return None
     try:
-        read({"body": kept.body, "signature": kept.signature}, key=key)
+        read_receipt({"body": receipt.body, "signature": receipt.signature}, key=key)
     except ReceiptRefused:
         return False
     return True
 
 
 async def _bundle(
-    pins: Iterable[Pin], receipts: Sequence[Kept], outbox: Outbox | None
+    pins: Iterable[Pin], receipts: Sequence[StoredReceipt], outbox: Outbox | None
 ) -> AsyncGenerator[dict[str, JSON]]:
     for pin in pins:
         yield {"type": "key", "agent_id": pin.agent_id, "key": pin.key, "trust": pin.trust}
@@ -139,7 +139,7 @@ def _call_of(row: StoredCommand, tenant: str) -> dict[str, JSON]:
         found: dict[str, JSON] = {"arguments": arguments_of(command)}
     except WireError:
         return {}
-    if (command.tenant or LOCAL.tenant) != tenant:
+    if (command.tenant or LOCAL_PRINCIPAL.tenant) != tenant:
         return {}
     outcome = None if row.outcome is None else msgspec.json.decode(row.outcome, type=Outcome)
     if outcome is not None and outcome.receipt is not None:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.receipts.verifier import stored_receipt, valid_receipt
-from evoclaw.store.calls.receipts import Kept, Place, ReceiptStore
+from evoclaw.store.calls.receipts import ChainPosition, ReceiptStore, StoredReceipt
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
-from evoclaw.trust.receipts import DeviceKey, Facts, describe, read
+from evoclaw.trust.receipts import CallFacts, DeviceKey, new_receipt, read_receipt
 
 LOCAL_AGENT_ID = "here"
 """The agent id of this machine's own receipts, if the store is not shared."""
@@ -55,7 +55,7 @@ class LocalReceiptSigner:
             await self._store.pin(self._name, self._key.public_key, "here")
             self._pinned = True
         payload = to_payload(result, call.request_id, round((ended - started) * 1000, 3))
-        facts = Facts(
+        facts = CallFacts(
             agent_id=self._name,
             boot_id=self._boot_id,
             request_id=call.request_id,
@@ -68,19 +68,19 @@ class LocalReceiptSigner:
             started_at=started,
             ended_at=ended,
         )
-        draft = describe(facts, payload, self._key.public_key)
+        draft = new_receipt(facts, payload, self._key.public_key)
         # Created once: a retried transaction must give the same receipt.
-        new_chain = Place(token_hex(8))
+        new_chain = ChainPosition(token_hex(8))
 
-        def make(place: Place) -> tuple[Kept, Place]:
+        def make(place: ChainPosition) -> tuple[StoredReceipt, ChainPosition]:
             key = self._key.public_key
             at = place if place.chain and place.key == key else new_chain
             receipt = replace(draft, chain=at.chain, counter=at.counter + 1, prev=at.hash)
             signed = self._key.sign(receipt)
             stored = stored_receipt(receipt, signed, ended, tenant=call.context.principal.tenant)
-            return stored, Place(at.chain, at.counter + 1, signed.hash, key)
+            return stored, ChainPosition(at.chain, at.counter + 1, signed.hash, key)
 
         machine = "" if self._name == LOCAL_AGENT_ID else self._name
         stored = await self._store.sign(make, machine=machine, wait=self._wait)
-        receipt, signed = read({"body": stored.body, "signature": stored.signature})
+        receipt, signed = read_receipt({"body": stored.body, "signature": stored.signature})
         return valid_receipt(receipt, signed.hash, "here")

@@ -17,10 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
-from evoclaw.store.calls.receipts import Kept, Pin, ReceiptStore
+from evoclaw.store.calls.receipts import Pin, ReceiptStore, StoredReceipt
 from evoclaw.transport.outbox import StoredCommand
 from evoclaw.transport.wire import (
     Command,
@@ -32,13 +32,13 @@ from evoclaw.transport.wire import (
     read_command,
 )
 from evoclaw.trust.receipts import (
-    Flaw,
     Receipt,
+    ReceiptFlaw,
     ReceiptRefused,
-    Signed,
-    bounded,
-    hash_of,
-    read,
+    SignedReceipt,
+    bounded_name,
+    canonical_hash,
+    read_receipt,
     result_hash,
     short_id,
 )
@@ -115,12 +115,12 @@ class ReceiptVerifier:
 
         An outcome contains its receipt, so no acknowledged outcome is ever without one.
         """
-        lost: list[Kept] = []
-        for outcome in await self.store.unbooked(since):
+        lost: list[StoredReceipt] = []
+        for outcome in await self.store.outcomes_without_receipt(since):
             found = msgspec.json.decode(outcome, type=Outcome)
             if found.checked.get("state") == "valid":
                 with suppress(ReceiptRefused):
-                    lost.append(stored_receipt(*read(found.receipt), time.time()))
+                    lost.append(stored_receipt(*read_receipt(found.receipt), time.time()))
         if lost:
             await self.store.add(*lost)
 
@@ -131,12 +131,16 @@ class ReceiptVerifier:
             await asyncio.wait(self._writing)
         self._closing.clear()
 
-    async def inspect(self, report: Report, asked: StoredCommand | None) -> Report:
+    async def inspect(self, report: Report, stored_command: StoredCommand | None) -> Report:
         """Verify the receipt of a result, store it, and add the verdict to the result."""
         payload = report.payload
-        if asked is None and payload.get("receipt") is None:
+        if stored_command is None and payload.get("receipt") is None:
             return report  # not the result of a call of ours
-        command = None if asked is None or asked.agent_id != report.agent_id else _command_of(asked)
+        command = (
+            None
+            if stored_command is None or stored_command.agent_id != report.agent_id
+            else _command_of(stored_command)
+        )
         receipt, signed, flaw, reason = None, None, "", ""
         try:
             receipt, signed = await self._read(report)
@@ -155,18 +159,18 @@ class ReceiptVerifier:
             return replace(report, report_type=ReportType.ERROR, payload=_refused(report, checked))
         return replace(report, payload={**payload, "checked": checked})
 
-    async def _read(self, report: Report) -> tuple[Receipt, Signed]:
+    async def _read(self, report: Report) -> tuple[Receipt, SignedReceipt]:
         agent_id, body = report.agent_id, report.payload.get("receipt")
-        found, signed = read(body)
+        found, signed = read_receipt(body)
         if found.agent_id != agent_id:
-            raise ReceiptRefused(Flaw.OTHER_AGENT, "the receipt belongs to another device")
+            raise ReceiptRefused(ReceiptFlaw.OTHER_AGENT, "the receipt belongs to another device")
         pin = (await self._known_pins()).get(agent_id)
         if pin is not None and pin.key != found.key:
             self._pins = None  # it may have joined again, at another orchestrator
             pin = (await self._known_pins()).get(agent_id)
         pin = pin or await self._trust(agent_id, found.key)
         if pin.key != found.key:
-            read(body, key=pin.key)  # raises ReceiptRefused
+            read_receipt(body, key=pin.key)  # raises ReceiptRefused
         return found, signed
 
     async def _trust(self, agent_id: str, key: str) -> Pin:
@@ -178,7 +182,7 @@ class ReceiptVerifier:
         pins[agent_id] = pin
         return pin
 
-    async def _compare_chain(self, receipt: Receipt, signed: Signed) -> None:
+    async def _compare_chain(self, receipt: Receipt, signed: SignedReceipt) -> None:
         """Check that the receipt follows the previous one, and the next one follows it."""
         if not receipt.counter:
             return
@@ -188,13 +192,19 @@ class ReceiptVerifier:
             for stored in await self.store.at(receipt.agent_id, receipt.chain, counter):
                 known[stored.counter] = stored.hash, stored.prev
         if counter in known and known[counter][0] != signed.hash:
-            raise ReceiptRefused(Flaw.FORK, f"there is another receipt with the number {counter}")
+            raise ReceiptRefused(
+                ReceiptFlaw.FORK, f"there is another receipt with the number {counter}"
+            )
         before, after = known.get(counter - 1), known.get(counter + 1)
         first = counter == 1 and receipt.prev != ""
         if first or (before is not None and before[0] != receipt.prev):
-            raise ReceiptRefused(Flaw.FORK, f"receipt {counter} does not follow the previous one")
+            raise ReceiptRefused(
+                ReceiptFlaw.FORK, f"receipt {counter} does not follow the previous one"
+            )
         if after is not None and after[1] != signed.hash:
-            raise ReceiptRefused(Flaw.FORK, f"receipt {counter + 1} does not follow this one")
+            raise ReceiptRefused(
+                ReceiptFlaw.FORK, f"receipt {counter + 1} does not follow this one"
+            )
 
     async def _chain(self, receipt: Receipt) -> _Chain:
         chains = self._chains.get(receipt.agent_id)
@@ -209,7 +219,7 @@ class ReceiptVerifier:
             chains[receipt.chain] = _Chain()
         return chains[receipt.chain]
 
-    def _extend_chain(self, receipt: Receipt, signed: Signed) -> None:
+    def _extend_chain(self, receipt: Receipt, signed: SignedReceipt) -> None:
         if receipt.counter:
             chain = self._chains[receipt.agent_id][receipt.chain]
             if receipt.counter > chain.top + 1:
@@ -235,12 +245,12 @@ class ReceiptVerifier:
         self,
         agent_id: str,
         receipt: Receipt | None,
-        signed: Signed | None,
+        signed: SignedReceipt | None,
         flaw: str,
         reason: str,
     ) -> dict[str, JSON]:
         if receipt is None or signed is None:
-            state = "absent" if flaw == Flaw.ABSENT else "invalid"
+            state = "absent" if flaw == ReceiptFlaw.ABSENT else "invalid"
             return {"state": state, "problem": reason, "agent": agent_id}
         pin = (await self._known_pins()).get(agent_id)
         found = valid_receipt(receipt, signed.hash, "" if pin is None else pin.trust)
@@ -253,7 +263,7 @@ class ReceiptVerifier:
         return self._pins
 
     async def _store_receipt(
-        self, receipt: Receipt, signed: Signed, flaw: str, tenant: str
+        self, receipt: Receipt, signed: SignedReceipt, flaw: str, tenant: str
     ) -> None:
         try:
             await self.store.add(stored_receipt(receipt, signed, time.time(), flaw, tenant))
@@ -262,7 +272,7 @@ class ReceiptVerifier:
 
     def _breach(self, agent_id: str, kind: str, text: str, request_id: str = "") -> None:
         self.counts[kind] += 1
-        if kind == Flaw.ABSENT and not self._required:
+        if kind == ReceiptFlaw.ABSENT and not self._required:
             return  # a device without a key, where receipts are not required
         self._on_breach(ReceiptBreach(agent_id, kind, text, request_id))
 
@@ -275,23 +285,25 @@ class ReceiptVerifier:
 
 def _compare(receipt: Receipt, report: Report, command: Command | None) -> None:
     """Check that a receipt is for this result of this command."""
-    if receipt.request_id != bounded(report.request_id):
+    if receipt.request_id != bounded_name(report.request_id):
         text = f"the receipt is for request {receipt.request_id!r}: it was used before"
-        raise ReceiptRefused(Flaw.OTHER_REQUEST, text)
+        raise ReceiptRefused(ReceiptFlaw.OTHER_REQUEST, text)
     try:
         result = result_hash(report.payload)
     except (ValueError, RecursionError):
         result = ""
     if receipt.result_sha256 != result:
-        raise ReceiptRefused(Flaw.OTHER_RESULT, "the receipt is for another result than this one")
+        raise ReceiptRefused(
+            ReceiptFlaw.OTHER_RESULT, "the receipt is for another result than this one"
+        )
     if command is None or not receipt.args_sha256:
         return
     if receipt.args_sha256 != _arguments_hash(command):
         text = "the receipt is for other arguments than those of the request"
-        raise ReceiptRefused(Flaw.OTHER_ARGUMENTS, text)
-    if (receipt.tenant or LOCAL.tenant) != bounded(_tenant_of(command)):
+        raise ReceiptRefused(ReceiptFlaw.OTHER_ARGUMENTS, text)
+    if (receipt.tenant or LOCAL_PRINCIPAL.tenant) != bounded_name(_tenant_of(command)):
         text = "the receipt is for another tenant than that of the request"
-        raise ReceiptRefused(Flaw.OTHER_REQUEST, text)
+        raise ReceiptRefused(ReceiptFlaw.OTHER_REQUEST, text)
 
 
 def _tenant_of(command: Command | None) -> str:
@@ -299,12 +311,12 @@ def _tenant_of(command: Command | None) -> str:
 
     It is never taken from the receipt: a device could add receipts to any tenant.
     """
-    return LOCAL.tenant if command is None else command.tenant or LOCAL.tenant
+    return LOCAL_PRINCIPAL.tenant if command is None else command.tenant or LOCAL_PRINCIPAL.tenant
 
 
-def _command_of(asked: StoredCommand) -> Command:
+def _command_of(stored_command: StoredCommand) -> Command:
     try:
-        return read_command(asked.payload)
+        return read_command(stored_command.payload)
     except WireError:
         return UNREADABLE
 
@@ -312,7 +324,7 @@ def _command_of(asked: StoredCommand) -> Command:
 def _arguments_hash(command: Command) -> str:
     """The hash of a command's arguments, as its receipt contains it."""
     try:
-        return "" if command is UNREADABLE else hash_of(arguments_of(command))
+        return "" if command is UNREADABLE else canonical_hash(arguments_of(command))
     except (WireError, ValueError, RecursionError):
         return ""
 
@@ -344,10 +356,10 @@ def valid_receipt(receipt: Receipt, hash: str, trust: str) -> dict[str, JSON]:
 
 
 def stored_receipt(
-    receipt: Receipt, signed: Signed, at: float, flaw: str = "", tenant: str = ""
-) -> Kept:
+    receipt: Receipt, signed: SignedReceipt, at: float, flaw: str = "", tenant: str = ""
+) -> StoredReceipt:
     """A receipt as it is stored, for a tenant; by default the one in the receipt."""
-    return Kept(
+    return StoredReceipt(
         receipt.agent_id,
         receipt.chain,
         receipt.counter,
@@ -355,7 +367,7 @@ def stored_receipt(
         receipt.prev,
         receipt.request_id,
         receipt.run_id,
-        tenant or receipt.tenant or LOCAL.tenant,
+        tenant or receipt.tenant or LOCAL_PRINCIPAL.tenant,
         at,
         signed.body,
         signed.signature,

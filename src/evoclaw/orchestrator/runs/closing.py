@@ -20,19 +20,21 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.output import parse_output
 from evoclaw.core.state import RunState, fold
 from evoclaw.core.tools import failure
-from evoclaw.core.tracing import enter
-from evoclaw.orchestrator.errands import errand_of
+from evoclaw.core.tracing import enter_run_trace
+from evoclaw.orchestrator.errands import decode_run_request
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import seq_after
-from evoclaw.store.sessions.sessions import Spent, StoredRun
+from evoclaw.orchestrator.sessions.subruns import last_used_seq
+from evoclaw.store.sessions.sessions import RunUsage, StoredRun
 
-ABOVE = "the parent run has ended"
+PARENT_ENDED_REASON = "the parent run has ended"
 """Why a sub-run without a driver is closed."""
-UNKNOWN = "Error: The call was started, and the run ended before its outcome was known."
+UNKNOWN_OUTCOME_TEXT = (
+    "Error: The call was started, and the run ended before its outcome was known."
+)
 
 
 async def close_run(
-    talks: Conversations,
+    conversations: Conversations,
     stored: StoredRun,
     stop: StopReason,
     reason: str = "",
@@ -50,29 +52,31 @@ async def close_run(
         reason: The explanation for people.
         epoch: The epoch of the claim, if several processes may drive the run.
     """
-    store = talks.store
+    store = conversations.store
     before = await store.records(stored.id)
     state = fold(before) if before else RunState(stored.id)
     session = await store.session(stored.session_id)
-    enter(stored.root_run, errand_of(await store.errand(stored.root_run)).traceparent)
-    sinks = () if session is None else talks.listeners(session, before)
-    bus = Bus(stored.id, sinks, seq=seq_after(before))
+    enter_run_trace(
+        stored.root_run, decode_run_request(await store.run_request(stored.root_run)).traceparent
+    )
+    sinks = () if session is None else conversations.sinks_of(session, before)
+    bus = Bus(stored.id, sinks, seq=last_used_seq(before))
     known = len(await store.messages(stored.session_id)) if state.started else 0
     records: list[Record] = []
-    for event in _events(state, before, stop, reason):
+    for event in _closing_events(state, before, stop, reason):
         state.apply(event)
         records.append(bus.publish(event))
     history, usage = state.history, state.usage
     messages = [(number, history[number]) for number in range(known, len(history))]
-    spent = Spent(state.turn, state.calls, usage.input, usage.output, state.cost)
+    spent = RunUsage(state.turn, state.calls, usage.input, usage.output, state.cost)
     await store.append(stored, records, messages, spent, stop, epoch=epoch)
-    await store.questions.give_up(stored.id)
-    if talks.approvals is not None:
-        await talks.approvals.give_up(stored.id, store.tenant)
+    await store.questions.close_waiting(stored.id)
+    if conversations.approvals is not None:
+        await conversations.approvals.close_waiting(stored.id, store.tenant)
     return records
 
 
-def _events(
+def _closing_events(
     state: RunState, before: Sequence[Record], stop: StopReason, reason: str
 ) -> Sequence[Event]:
     events: list[Event] = []
@@ -86,7 +90,7 @@ def _events(
     for _, call in state.unanswered:
         kind, why = ErrorKind.CANCELLED, wording.not_executed("the run has ended")
         if call.id in state.running:
-            kind, why = ErrorKind.UNKNOWN, UNKNOWN
+            kind, why = ErrorKind.UNKNOWN, UNKNOWN_OUTCOME_TEXT
         events.append(CallFinished(failure(call.id, call.name, kind, why)))
     text = wording.ending(stop, reason)
     end = RunFinished(

@@ -13,21 +13,21 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def this_process() -> str:
+def current_process_identity() -> str:
     """A name for this process that no other process ever has."""
-    return f"{_machine()}/{os.getpid()}/{_begun(os.getpid())}/{secrets.token_hex(4)}"
+    return f"{_machine_id()}/{os.getpid()}/{_start_ticks(os.getpid())}/{secrets.token_hex(4)}"
 
 
-def is_gone(holder: str) -> bool:
+def is_process_dead(identity: str) -> bool:
     """Whether the process of that name is certainly dead; False if in doubt."""
-    parts = holder.split("/")
-    if len(parts) != 4 or not parts[0] or parts[0] != _machine() or not parts[1].isdigit():
+    parts = identity.split("/")
+    if len(parts) != 4 or not parts[0] or parts[0] != _machine_id() or not parts[1].isdigit():
         return False
-    started = _begun(int(parts[1]))
+    started = _start_ticks(int(parts[1]))
     return started != parts[2]
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """The boot and PID namespace in which process ids are comparable; empty if unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -36,7 +36,7 @@ def _machine() -> str:
         return ""
 
 
-def _begun(pid: int) -> str:
+def _start_ticks(pid: int) -> str:
     """When a process started, in clock ticks since boot; empty if there is no such process."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()

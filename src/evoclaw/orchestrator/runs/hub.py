@@ -19,30 +19,30 @@ from typing import Protocol, TypeAlias
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
-from evoclaw.orchestrator.runs.together import Together
-from evoclaw.orchestrator.sessions.subruns import HELD, PASSING, Key
-from evoclaw.store.databases.notices import Kind, Notice, Notices
+from evoclaw.orchestrator.runs.together import SingleFlight
+from evoclaw.orchestrator.sessions.subruns import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS, TenantKey
+from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 
-PAGE = 500
+RECORDS_PER_PAGE = 500
 """Stored records that one read returns."""
-POLL = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two polls of a run that another process drives, or that has not started."""
-ASSURED = 5.0
+NOTIFIED_POLL_INTERVAL_S = 5.0
 """About how many seconds between two polls of such a run while notices come: one may be lost."""
-SELDOM = 10.0
+MAX_WAITING_POLL_INTERVAL_S = 10.0
 """Most seconds between two polls of a run that waits for a person: there may be thousands of them,
 for days. Records of runs in this process are delivered at once."""
-AGAIN = 15.0
+WATCH_NOTICE_INTERVAL_S = 15.0
 """Seconds between two notices that a run is watched; well before such a notice expires."""
 
 
 Announce: TypeAlias = Callable[[Sequence[Notice]], Awaitable[None]]
 """Sends notices to the other processes that share the store."""
-Page: TypeAlias = tuple[StopReason | None, Sequence[Record]]
+RecordPage: TypeAlias = tuple[StopReason | None, Sequence[Record]]
 """The stop reason of a run, and its next records."""
 
 
-class TooSlow(EvoClawError):
+class WatcherTooSlow(EvoClawError):
     """A watcher reads more slowly than its run produces records."""
 
     def __init__(self, after: int) -> None:
@@ -51,10 +51,10 @@ class TooSlow(EvoClawError):
         """The last record delivered: a watcher that continues from there misses nothing."""
 
 
-class Stored(Protocol):
+class RecordSource(Protocol):
     """The stored records of a run."""
 
-    async def stop(self) -> StopReason | None:
+    async def stop_reason(self) -> StopReason | None:
         """Why the run ended, or that it waits; None while it is active."""
         ...
 
@@ -66,65 +66,69 @@ class Stored(Protocol):
 class Topic:
     """One run: its recent records, and those not stored yet."""
 
-    def __init__(self, room: int, note: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, capacity: int, on_change: Callable[[], None] = lambda: None) -> None:
         """Keep `capacity` records; `on_change` is called when the view of the run may change."""
-        self._recent: deque[Record] = deque(maxlen=room)
-        self._note = note
-        self._said = asyncio.Event()
-        self.count = 0
+        self._recent: deque[Record] = deque(maxlen=capacity)
+        self._on_change = on_change
+        self._published = asyncio.Event()
+        self.published_count = 0
         """Records published since the topic exists."""
-        self.stirs = 0
+        self.notify_count = 0
         """How often all watchers were told to check."""
-        self.asked_at: float | None = None
+        self.announced_at: float | None = None
         """When other processes were last notified that the run is watched."""
-        self.tail: deque[Record] = deque(maxlen=HELD)
+        self.unstored: deque[Record] = deque(maxlen=MAX_BUFFERED_RECORDS)
         """Records that may not be stored yet: deltas of a reply or an output."""
-        self.live = False
+        self.is_local = False
         """This process drives the run."""
-        self.readers = 0
-        self.together: Together[Page] = Together()
+        self.users = 0
+        self.single_flight: SingleFlight[RecordPage] = SingleFlight()
 
     def publish(self, record: Record) -> None:
         """Deliver a record to all watchers; it must be stored already unless it is transient."""
-        self.tail.append(record)
-        if not isinstance(record.event, PASSING):
-            self.tail.clear()
+        self.unstored.append(record)
+        if not isinstance(record.event, TRANSIENT_EVENTS):
+            self.unstored.clear()
         self._recent.append(record)
-        self.count += 1
-        self._wake()
-        if not isinstance(record.event, PASSING):
-            self._note()
+        self.published_count += 1
+        self._wake_waiters()
+        if not isinstance(record.event, TRANSIENT_EVENTS):
+            self._on_change()
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Have all watchers check the run."""
-        self.stirs += 1
-        self._wake()
-        self._note()
+        self.notify_count += 1
+        self._wake_waiters()
+        self._on_change()
 
-    def _wake(self) -> None:
-        self._said.set()
-        self._said.clear()
+    def _wake_waiters(self) -> None:
+        self._published.set()
+        self._published.clear()
 
-    def since(self, place: int) -> Sequence[Record] | None:
+    def since(self, position: int) -> Sequence[Record] | None:
         """The records after a position; None if they are no longer in the buffer."""
-        missed = self.count - place
+        missed = self.published_count - position
         if missed > len(self._recent):
             return None
         start = len(self._recent) - missed
         return [self._recent[number] for number in range(start, len(self._recent))]
 
-    def is_due(self, now: float) -> bool:
+    def is_announcement_due(self, now: float) -> bool:
         """Whether the watch notice of this run can be repeated together with others."""
-        return not self.live and self.asked_at is not None and now > self.asked_at + AGAIN / 2
+        return (
+            not self.is_local
+            and self.announced_at is not None
+            and now > self.announced_at + WATCH_NOTICE_INTERVAL_S / 2
+        )
 
-    async def stirred(self, seconds: float | None = None) -> None:
+    async def wait(self, seconds: float | None = None) -> None:
         """Wait until something is published, or for so many seconds."""
         if seconds is None:
-            await self._said.wait()
+            await self._published.wait()
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._said.wait()
+                await self._published.wait()
 
 
 class Hub:
@@ -132,9 +136,9 @@ class Hub:
 
     def __init__(
         self,
-        slow: int = 1_000,
+        max_lag: int = 1_000,
         *,
-        poll: float = POLL,
+        poll_interval_s: float = POLL_INTERVAL_S,
         notices: Notices | None = None,
         announce: Announce | None = None,
     ) -> None:
@@ -146,82 +150,82 @@ class Hub:
             notices: The notices from other processes; see `on_notice`.
             announce: Notifies other processes that a run is watched.
         """
-        self._slow, self._poll = slow, poll
+        self._max_lag, self._poll_interval_s = max_lag, poll_interval_s
         self._notices, self._announce = notices or Notices(), announce
-        self._topics: dict[Key, Topic] = {}
+        self._topics: dict[TenantKey, Topic] = {}
         self._next_change: asyncio.Future[None] | None = None
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until the view of any run of this process may have changed."""
         if self._next_change is None:
             self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_change)
 
-    def _note(self) -> None:
+    def _notify_change(self) -> None:
         if self._next_change is not None:
             self._next_change.set_result(None)
             self._next_change = None
 
     @contextmanager
-    def topic(self, key: Key) -> Generator[Topic]:
+    def topic(self, key: TenantKey) -> Generator[Topic]:
         """The topic of a run, while the block lasts."""
         topic = self._topics.get(key)
         if topic is None:
-            topic = self._topics[key] = Topic(self._slow, self._note)
-        topic.readers += 1
+            topic = self._topics[key] = Topic(self._max_lag, self._notify_change)
+        topic.users += 1
         try:
             yield topic
         finally:
-            topic.readers -= 1
-            if not topic.readers:
+            topic.users -= 1
+            if not topic.users:
                 del self._topics[key]
 
-    def stir(self, key: Key) -> None:
+    def notify(self, key: TenantKey) -> None:
         """Have the watchers of a run check it."""
         if (topic := self._topics.get(key)) is not None:
-            topic.stir()
+            topic.notify()
 
-    def told(self, notice: Notice | None) -> None:
+    def on_notice(self, notice: Notice | None) -> None:
         """Have the watchers of a run check it; all watchers if notices may have been missed.
 
         A new process may drive any run, so it is notified again which runs are watched.
         """
-        kind = Kind.NEWCOMER if notice is None else notice.kind
-        if notice is None or kind == Kind.NEWCOMER:
+        kind = NoticeKind.LISTENER_JOINED if notice is None else notice.kind
+        if notice is None or kind == NoticeKind.LISTENER_JOINED:
             for topic in tuple(self._topics.values()):
-                topic.asked_at = None
-                topic.stir()
-        elif kind in (Kind.KEPT, Kind.STANDS):
+                topic.announced_at = None
+                topic.notify()
+        elif kind in (NoticeKind.RECORDS_STORED, NoticeKind.STATE_CHANGED):
             topic = self._topics.get((notice.tenant, notice.run_id))
-            if topic is not None and not topic.live:
-                topic.stir()
-        if kind not in (Kind.KEPT, Kind.WATCHED):
-            self._note()
+            if topic is not None and not topic.is_local:
+                topic.notify()
+        if kind not in (NoticeKind.RECORDS_STORED, NoticeKind.WATCHED):
+            self._notify_change()
 
-    def _rest(self, before: float, *, waits: bool) -> float:
+    def _poll_delay(self, before: float, *, is_waiting: bool) -> float:
         """Seconds until the next poll of a run without notices."""
-        least = ASSURED if self._notices.reach else self._poll
-        if waits and before:
-            return min(2 * before, SELDOM)
+        least = NOTIFIED_POLL_INTERVAL_S if self._notices.is_live else self._poll_interval_s
+        if is_waiting and before:
+            return min(2 * before, MAX_WAITING_POLL_INTERVAL_S)
         # Thousands may watch: spread their polls.
-        return least * random.uniform(0.8, 1.2) if self._notices.reach else least
+        return least * random.uniform(0.8, 1.2) if self._notices.is_live else least
 
-    async def _ask(self, key: Key, topic: Topic) -> None:
+    async def _announce_watch(self, key: TenantKey, topic: Topic) -> None:
         """Notify the other processes that a run is watched."""
-        if self._announce is None or topic.live:
+        if self._announce is None or topic.is_local:
             return
         now, keys = asyncio.get_running_loop().time(), [key]
-        if topic.asked_at is not None:
-            if now < topic.asked_at + AGAIN:
+        if topic.announced_at is not None:
+            if now < topic.announced_at + WATCH_NOTICE_INTERVAL_S:
                 return
             # Repeated for many runs at once, so that it costs next to nothing.
-            keys = [due for due, other in self._topics.items() if other.is_due(now)]
+            keys = [due for due, other in self._topics.items() if other.is_announcement_due(now)]
         for due in keys:
-            self._topics[due].asked_at = now
-        await self._announce([Notice(Kind.WATCHED, *due) for due in keys])
+            self._topics[due].announced_at = now
+        await self._announce([Notice(NoticeKind.WATCHED, *due) for due in keys])
 
     async def watch(
-        self, key: Key, stored: Stored, after: int = 0, *, follow: bool = False
+        self, key: TenantKey, source: RecordSource, after: int = 0, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
         """Every record after a number, each once: first the stored ones, then live.
 
@@ -231,31 +235,35 @@ class Hub:
             after: The number of the last record that the watcher has.
             follow: Whether to continue while the run waits for a person.
         """
-        reader, delay = _Reader(stored, after, follow), 0.0
+        reader, delay = _RecordReader(source, after, follow), 0.0
         with self.topic(key) as topic:
-            while not reader.over:
+            while not reader.finished:
                 # Records published up to now are stored or in `unstored`; the others come later.
-                position, notified, unstored = topic.count, topic.stirs, tuple(topic.tail)
-                for record in await reader.page(topic):
+                position, notified, unstored = (
+                    topic.published_count,
+                    topic.notify_count,
+                    tuple(topic.unstored),
+                )
+                for record in await reader.read_page(topic):
                     yield record
-                if reader.over or reader.behind or (recent := topic.since(position)) is None:
+                if reader.finished or reader.has_more or (recent := topic.since(position)) is None:
                     continue
-                if not (topic.live or recent):
-                    delay = self._rest(delay, waits=reader.waits)
-                    if not reader.waits:
-                        await self._ask(key, topic)
-                    if topic.stirs == notified:
-                        await topic.stirred(delay)
+                if not (topic.is_local or recent):
+                    delay = self._poll_delay(delay, is_waiting=reader.is_waiting)
+                    if not reader.is_waiting:
+                        await self._announce_watch(key, topic)
+                    if topic.notify_count == notified:
+                        await topic.wait(delay)
                     continue
                 delay = 0.0
-                for record in reader.new(unstored):
+                for record in reader.unseen(unstored):
                     yield record
                 async with aclosing(reader.listen(topic, position)) as records:
                     async for record in records:
                         yield record
 
-    async def until(
-        self, key: Key, there: Callable[[], Awaitable[bool]], *, told: bool = False
+    async def wait_until(
+        self, key: TenantKey, condition: Callable[[], Awaitable[bool]], *, notified: bool = False
     ) -> None:
         """Wait until a condition of a run holds; it is checked whenever the run changes.
 
@@ -266,63 +274,67 @@ class Hub:
         """
         with self.topic(key) as topic:
             while True:
-                before = topic.count, topic.stirs
-                if await there():
+                before = topic.published_count, topic.notify_count
+                if await condition():
                     return
-                if (topic.count, topic.stirs) == before:
-                    await topic.stirred(self._rest(0.0, waits=False) if told else self._poll)
+                if (topic.published_count, topic.notify_count) == before:
+                    await topic.wait(
+                        self._poll_delay(0.0, is_waiting=False)
+                        if notified
+                        else self._poll_interval_s
+                    )
 
 
-class _Reader:
+class _RecordReader:
     """The position of a watcher in the records of a run."""
 
-    def __init__(self, stored: Stored, after: int, follow: bool) -> None:
-        self._stored, self._after, self._follow = stored, after, follow
-        self.over = False
-        self.behind = False
+    def __init__(self, source: RecordSource, after: int, follow: bool) -> None:
+        self._source, self._after, self._follow = source, after, follow
+        self.finished = False
+        self.has_more = False
         """The store has more records."""
-        self.waits = False
+        self.is_waiting = False
         """The run waits for a person, as far as the store knows."""
 
-    async def page(self, topic: Topic) -> Sequence[Record]:
+    async def read_page(self, topic: Topic) -> Sequence[Record]:
         """Read stored records; finished if the run had ended before and no more are stored."""
-        after, live = self._after, topic.live
+        after, live = self._after, topic.is_local
         if live:
-            stop, page = await self._read(after, live=True)
+            stop, page = await self._read_source(after, live=True)
         else:
             # All watchers of a remote run are notified at once, and most are at the same position.
-            read = partial(self._read, after, live=False)
-            stop, page = await topic.together.read(after, read)
+            read = partial(self._read_source, after, live=False)
+            stop, page = await topic.single_flight.run(after, read)
         if page:
             self._after = page[-1].seq
-        self.behind, self.waits = len(page) == PAGE, stop is StopReason.WAITING
-        self.over = not self.behind and self._ends(stop)
+        self.has_more, self.is_waiting = len(page) == RECORDS_PER_PAGE, stop is StopReason.WAITING
+        self.finished = not self.has_more and self._ends(stop)
         return page
 
-    async def _read(self, after: int, *, live: bool) -> Page:
-        stop = None if live else await self._stored.stop()
-        return stop, await self._stored.records(after, PAGE)
+    async def _read_source(self, after: int, *, live: bool) -> RecordPage:
+        stop = None if live else await self._source.stop_reason()
+        return stop, await self._source.records(after, RECORDS_PER_PAGE)
 
-    def new(self, records: Sequence[Record]) -> Sequence[Record]:
+    def unseen(self, records: Sequence[Record]) -> Sequence[Record]:
         """The records that this watcher has not got yet."""
         fresh = [record for record in records if record.seq > self._after]
         if fresh:
             self._after = fresh[-1].seq
             if isinstance(end := fresh[-1].event, RunFinished):
-                self.over = self._ends(end.stop)
+                self.finished = self._ends(end.stop)
         return fresh
 
-    async def listen(self, topic: Topic, place: int) -> AsyncGenerator[Record, None]:
+    async def listen(self, topic: Topic, position: int) -> AsyncGenerator[Record, None]:
         """The records from a position on, while this process drives the run."""
-        while not self.over and (topic.live or place < topic.count):
-            records = topic.since(place)
+        while not self.finished and (topic.is_local or position < topic.published_count):
+            records = topic.since(position)
             if records is None:
-                raise TooSlow(self._after)
-            place += len(records)
-            for record in self.new(records):
+                raise WatcherTooSlow(self._after)
+            position += len(records)
+            for record in self.unseen(records):
                 yield record
             if not records:
-                await topic.stirred()
+                await topic.wait()
 
     def _ends(self, stop: StopReason | None) -> bool:
         if stop is None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, json, structs
 
-from evoclaw.core.agent import ITERATIVE, Agent, LoopSettings
+from evoclaw.core.agent import ITERATIVE_SETTINGS, Agent, LoopSettings
 from evoclaw.core.errors import AgentNotFound, EvoClawError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import (
     Record,
@@ -28,8 +28,8 @@ from evoclaw.core.ports import Ports
 from evoclaw.core.result import RunResult, result_of
 from evoclaw.core.run import run
 from evoclaw.governance.permissions import PermittedTools
-from evoclaw.orchestrator.agents.definitions import iterative, require_inputs
-from evoclaw.orchestrator.errands import Errand, RunView
+from evoclaw.orchestrator.agents.definitions import iterative_settings, require_inputs
+from evoclaw.orchestrator.errands import RunRequest, RunView
 
 
 class InvokeResponse(Struct, frozen=True):
@@ -86,7 +86,7 @@ class Invoker:
         return InvokeResponse(name, result.output, _tokens(result), self._ports.provider.model)
 
     async def invoke_iterative(
-        self, name: str, inputs: dict[str, JSON], settings: LoopSettings = ITERATIVE
+        self, name: str, inputs: dict[str, JSON], settings: LoopSettings = ITERATIVE_SETTINGS
     ) -> IterativeResponse:
         """Run the loop with the agent's tools; with double confirmation by default."""
         agent = self._agent(name)
@@ -107,7 +107,7 @@ class Invoker:
         return Ports(self._ports.provider, executor, self._ports.policy, self._ports.approver)
 
 
-class Outcome(Struct, frozen=True):
+class InvocationOutcome(Struct, frozen=True):
     """How a run ended: its result, the model, and why there was no reply, if so."""
 
     agent: str
@@ -115,14 +115,14 @@ class Outcome(Struct, frozen=True):
     model: str
     failed: ReplyFailed | None = None
 
-    def single(self) -> InvokeResponse:
+    def single_response(self) -> InvokeResponse:
         """The answer of one reply; raises `ProviderError` or `NoAnswer` if there is none."""
         self._require_reply()
         if self.result.stop is not StopReason.COMPLETED:
             raise NoAnswer(self.result)
         return InvokeResponse(self.agent, self.result.output, _tokens(self.result), self.model)
 
-    def looped(self) -> IterativeResponse:
+    def iterative_response(self) -> IterativeResponse:
         """The answer of the loop, with its stop reason; raises `ProviderError` without a reply."""
         self._require_reply()
         return _iterative_response(self.agent, self.model, self.result)
@@ -134,16 +134,16 @@ class Outcome(Struct, frozen=True):
             raise ProviderError(kind, self.failed.reason)
 
 
-class Begins(Protocol):
+class RunStarter(Protocol):
     """Starts stored runs: `Runs`."""
 
     async def start(
-        self, who: Principal, errand: Errand, *, key: str = "", run_id: str = ""
+        self, principal: Principal, request: RunRequest, *, key: str = "", run_id: str = ""
     ) -> tuple[RunView, bool]:
         """Start a run, or return the one that the key started; stored when this returns."""
         ...
 
-    def whole(self, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
+    def records(self, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
         """All records of a run, until it ends or waits."""
         ...
 
@@ -151,7 +151,7 @@ class Begins(Protocol):
 class Invocations:
     """Invokes agents by stored runs: a started run is answered, also after a restart."""
 
-    def __init__(self, runs: Begins, agents: Mapping[str, Agent]) -> None:
+    def __init__(self, runs: RunStarter, agents: Mapping[str, Agent]) -> None:
         self._runs, self._agents = runs, agents
 
     def agent(self, name: str) -> Agent:
@@ -161,9 +161,9 @@ class Invocations:
             raise AgentNotFound(name, tuple(self._agents))
         return found
 
-    async def begin(
+    async def start(
         self,
-        who: Principal,
+        principal: Principal,
         name: str,
         inputs: dict[str, JSON],
         *,
@@ -185,8 +185,8 @@ class Invocations:
         """
         agent = self.agent(name)
         require_inputs(agent, inputs)
-        defaults = agent.settings if single else iterative(agent)
-        request = Errand(
+        defaults = agent.settings if single else iterative_settings(agent)
+        request = RunRequest(
             message=json.encode(inputs).decode(),
             agent=name,
             title=f"invoke {name}",
@@ -194,32 +194,32 @@ class Invocations:
             model=model,
             single=single,
         )
-        view, _ = await self._runs.start(who, request, key=key)
+        view, _ = await self._runs.start(principal, request, key=key)
         return view
 
-    async def outcome(self, tenant: str, view: RunView) -> Outcome:
+    async def outcome(self, tenant: str, view: RunView) -> InvocationOutcome:
         """Wait until a run ends, or waits for a person."""
-        reader = Reading(view.agent)
+        reader = OutcomeReader(view.agent)
         async with aclosing(self.watch(tenant, view)) as records:
             async for record in records:
-                reader.see(record)
+                reader.receive(record)
         return reader.outcome()
 
     def watch(self, tenant: str, view: RunView) -> AsyncGenerator[Record, None]:
         """All records of a run, until it ends or waits for a person."""
-        return self._runs.whole(tenant, view.run_id)
+        return self._runs.records(tenant, view.run_id)
 
-    def of(self, who: Principal) -> InvokedFor:
+    def for_principal(self, principal: Principal) -> PrincipalInvocations:
         """The invocations of one principal, as workflows use them."""
-        return InvokedFor(self, who)
+        return PrincipalInvocations(self, principal)
 
 
 @dataclass(frozen=True, slots=True)
-class InvokedFor:
+class PrincipalInvocations:
     """Invokes agents on behalf of one principal."""
 
     invocations: Invocations
-    who: Principal
+    principal: Principal
 
     def has_tools(self, name: str) -> bool:
         """Whether an agent may use any tool; without one, the loop is one reply."""
@@ -227,16 +227,16 @@ class InvokedFor:
 
     async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
         """Get one reply without tools."""
-        view = await self.invocations.begin(self.who, name, inputs, single=True)
-        return (await self.invocations.outcome(self.who.tenant, view)).single()
+        view = await self.invocations.start(self.principal, name, inputs, single=True)
+        return (await self.invocations.outcome(self.principal.tenant, view)).single_response()
 
     async def invoke_iterative(self, name: str, inputs: dict[str, JSON]) -> IterativeResponse:
         """Run the loop."""
-        view = await self.invocations.begin(self.who, name, inputs)
-        return (await self.invocations.outcome(self.who.tenant, view)).looped()
+        view = await self.invocations.start(self.principal, name, inputs)
+        return (await self.invocations.outcome(self.principal.tenant, view)).iterative_response()
 
 
-class Reading:
+class OutcomeReader:
     """Builds the outcome of a run from its records."""
 
     def __init__(self, agent: str) -> None:
@@ -245,7 +245,7 @@ class Reading:
         self._end: RunFinished | None = None
         self._failed: ReplyFailed | None = None
 
-    def see(self, record: Record) -> None:
+    def receive(self, record: Record) -> None:
         """Read one record."""
         self._meter.receive(record)
         self._run_id = record.run_id
@@ -261,12 +261,12 @@ class Reading:
             case _:
                 pass
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> InvocationOutcome:
         """The outcome, after the last record."""
         if self._end is None:
             raise RuntimeError("the records of a run end with RunFinished")
         result = result_of(self._run_id, self._end, self._meter.metrics())
-        return Outcome(self._agent, result, self._model, self._failed)
+        return InvocationOutcome(self._agent, result, self._model, self._failed)
 
 
 def _iterative_response(agent: str, model: str, result: RunResult) -> IterativeResponse:

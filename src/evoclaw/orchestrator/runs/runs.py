@@ -19,50 +19,57 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.labels import Principal
 from evoclaw.core.metrics import RunMeter
 from evoclaw.core.result import RunResult, result_of
-from evoclaw.core.tracing import traceparent
+from evoclaw.core.tracing import current_traceparent
 from evoclaw.orchestrator.errands import (
-    Busy,
     Draining,
-    Errand,
+    EmptyMessage,
     KeyReused,
-    NoRun,
-    NoSession,
-    NothingAsked,
-    OtherHistory,
+    RunNotFound,
+    RunQueueFull,
+    RunRequest,
     RunSettings,
+    RunStatus,
     RunView,
-    State,
-    TooMany,
+    SessionBusy,
+    SessionHasHistory,
+    SessionNotFound,
 )
-from evoclaw.orchestrator.runs.driving import Driving, said
-from evoclaw.orchestrator.runs.holders import this_process
-from evoclaw.orchestrator.runs.hub import Hub, TooSlow
-from evoclaw.orchestrator.runs.job_turns import JobTurns
-from evoclaw.orchestrator.runs.tending import Tending
-from evoclaw.orchestrator.runs.turns import OwnTurns, Turns
-from evoclaw.orchestrator.runs.viewing import Kept, Views, standing
+from evoclaw.orchestrator.runs.driving import RunDriver, encode_user_message
+from evoclaw.orchestrator.runs.holders import current_process_identity
+from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
+from evoclaw.orchestrator.runs.job_turns import QueueScheduler
+from evoclaw.orchestrator.runs.tending import RunSupervisor
+from evoclaw.orchestrator.runs.turns import LocalScheduler, Scheduler
+from evoclaw.orchestrator.runs.viewing import RunViews, StoredRecords, stop_reason_of
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import run_id_of
+from evoclaw.orchestrator.sessions.subruns import tenant_run_id
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.job_queue import JobQueue
-from evoclaw.store.runs.queue import Bounds, Claim, Entry, Outcome, Placed, RunQueue
+from evoclaw.store.runs.queue import (
+    Claim,
+    EnqueueOutcome,
+    EnqueueResult,
+    QueuedRun,
+    QueueLimits,
+    RunQueue,
+)
 from evoclaw.store.sessions.sessions import Session
 
 __all__ = [
-    "Busy",
+    "SessionBusy",
     "Draining",
-    "Errand",
+    "RunRequest",
     "KeyReused",
-    "NoRun",
-    "NoSession",
-    "NothingAsked",
-    "OtherHistory",
+    "RunNotFound",
+    "SessionNotFound",
+    "EmptyMessage",
+    "SessionHasHistory",
     "RunSettings",
     "RunView",
     "Runs",
-    "State",
-    "TooMany",
-    "TooSlow",
+    "RunStatus",
+    "RunQueueFull",
+    "WatcherTooSlow",
 ]
 
 
@@ -71,11 +78,11 @@ class Runs:
 
     def __init__(
         self,
-        talks: Conversations,
+        conversations: Conversations,
         *,
         agent: str = "",
         settings: RunSettings | None = None,
-        holder: str = "",
+        process_identity: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Choose the parts.
@@ -90,42 +97,47 @@ class Runs:
             clock: The time in seconds since 1970.
         """
         self.settings = settings or RunSettings()
-        self._talks, self._agent = talks, agent
-        is_shared = talks.store.database.dialect == "postgres"
+        self._conversations, self._agent = conversations, agent
+        is_shared = conversations.store.database.dialect == "postgres"
         self._queue = (JobQueue if is_shared else RunQueue)(
-            talks.store, holder or this_process(), lease_s=self.settings.lease_s, clock=clock
+            conversations.store,
+            process_identity or current_process_identity(),
+            lease_s=self.settings.lease_s,
+            clock=clock,
         )
-        self._inbox = Inbox(talks.store, clock)
-        database = talks.store.database
+        self._inbox = Inbox(conversations.store, clock)
+        database = conversations.store.database
         self.hub = Hub(
             self.settings.slow_watcher, notices=database.notices, announce=database.announce
         )
-        self._driving = Driving(talks, self._queue, self._inbox, self.hub, self._poke)
-        self._turns = self._chosen_turns()
-        self._tending = Tending(
-            self._driving, self._queue, self._inbox, talks, self._turns, self.settings
+        self._driver = RunDriver(
+            conversations, self._queue, self._inbox, self.hub, self._trigger_scheduler
+        )
+        self._scheduler = self._make_scheduler()
+        self._supervisor = RunSupervisor(
+            self._driver, self._queue, self._inbox, conversations, self._scheduler, self.settings
         )
         self.draining = False
         """The process is shutting down and starts no more runs."""
 
-    def _chosen_turns(self) -> Turns:
-        database, queue = self._talks.store.database, self._queue
+    def _make_scheduler(self) -> Scheduler:
+        database, queue = self._conversations.store.database, self._queue
         if isinstance(queue, JobQueue):
-            return JobTurns(self._driving, queue, self.settings, database)
-        return OwnTurns(self._driving, queue, self.settings)
+            return QueueScheduler(self._driver, queue, self.settings, database)
+        return LocalScheduler(self._driver, queue, self.settings)
 
     @property
-    def default(self) -> str:
+    def default_agent(self) -> str:
         """The agent of a run request that names none."""
-        return self._agent or next(iter(self._talks.agents), "")
+        return self._agent or next(iter(self._conversations.agents), "")
 
     @property
-    def live(self) -> int:
+    def active_count(self) -> int:
         """The number of runs that this process drives."""
-        return len(self._driving.live)
+        return len(self._driver.active)
 
     async def start(
-        self, who: Principal, errand: Errand, *, key: str = "", run_id: str = ""
+        self, principal: Principal, request: RunRequest, *, key: str = "", run_id: str = ""
     ) -> tuple[RunView, bool]:
         """Start a run, or find the one that the same key or id started; stored when this returns.
 
@@ -145,84 +157,84 @@ class Runs:
         """
         if self.draining:
             raise Draining
-        if not (errand.message.strip() or errand.messages):
-            raise NothingAsked
-        if not errand.traceparent and (parent := traceparent()):
-            errand = msgspec.structs.replace(errand, traceparent=parent)
-        session, opens = await self._where(who, errand)
-        entry = Entry(
-            run_id_of(who.tenant, run_id or secrets.token_hex(16)),
+        if not (request.message.strip() or request.messages):
+            raise EmptyMessage
+        if not request.traceparent and (parent := current_traceparent()):
+            request = msgspec.structs.replace(request, traceparent=parent)
+        session, opens = await self._session_for(principal, request)
+        entry = QueuedRun(
+            tenant_run_id(principal.tenant, run_id or secrets.token_hex(16)),
             session,
             opens,
-            errand.asked,
-            msgspec.json.encode(errand),
-            who.user,
+            request.last_user_text,
+            msgspec.json.encode(request),
+            principal.user,
             key,
-            errand.digest(),
-            errand.label,
-            bool(errand.messages),
+            request.digest(),
+            request.label,
+            bool(request.messages),
         )
         # A caller that disconnects must not leave a run that is claimed and not driven.
-        placed = await asyncio.shield(asyncio.ensure_future(self._put(who.tenant, entry)))
-        self._refuse(placed, entry)
+        placed = await asyncio.shield(asyncio.ensure_future(self._enqueue(principal.tenant, entry)))
+        self._raise_if_rejected(placed, entry)
         assert placed.run is not None
-        views = Views(self._talks.store.of(who.tenant))
-        return await views.of(placed.run), placed.outcome is Outcome.NEW
+        views = RunViews(self._conversations.store.of(principal.tenant))
+        return await views.view(placed.run), placed.outcome is EnqueueOutcome.NEW
 
-    async def _where(self, who: Principal, errand: Errand) -> tuple[Session, bool]:
+    async def _session_for(self, principal: Principal, request: RunRequest) -> tuple[Session, bool]:
         """The session of a request, and whether it is to be created."""
-        if errand.session_id:
-            found = await self._talks.store.of(who.tenant).session(errand.session_id)
+        if request.session_id:
+            found = await self._conversations.store.of(principal.tenant).session(request.session_id)
             if found is None:
-                raise NoSession(errand.session_id)
+                raise SessionNotFound(request.session_id)
             return found, False
-        name, agents = errand.agent or self.default, self._talks.agents
+        name, agents = request.agent or self.default_agent, self._conversations.agents
         if name not in agents:
             raise AgentNotFound(name, tuple(agents))
         capabilities = agents[name].capabilities
-        title, id_ = errand.heading, secrets.token_hex(8)
-        return Session(id_, name, who.user, title, capabilities=capabilities), True
+        title, id_ = request.session_title, secrets.token_hex(8)
+        return Session(id_, name, principal.user, title, capabilities=capabilities), True
 
-    async def _put(self, tenant: str, entry: Entry) -> Placed:
+    async def _enqueue(self, tenant: str, entry: QueuedRun) -> EnqueueResult:
         limits = self.settings
-        bounds = Bounds(limits.queued, limits.queued_per_tenant, limits.queued_per_session)
-        with self._turns.room_for(tenant) as room:
-            placed = await self._queue.put(tenant, entry, bounds, claim=room)
+        bounds = QueueLimits(limits.queued, limits.queued_per_tenant, limits.queued_per_session)
+        with self._scheduler.reserve_slot(tenant) as room:
+            placed = await self._queue.enqueue(tenant, entry, bounds, claim=room)
             if placed.epoch:
-                self._driving.take(Claim(tenant, entry.run_id, placed.epoch))
-        self._poke()
+                self._driver.start(Claim(tenant, entry.run_id, placed.epoch))
+        self._trigger_scheduler()
         return placed
 
-    def _refuse(self, placed: Placed, entry: Entry) -> None:
+    def _raise_if_rejected(self, placed: EnqueueResult, entry: QueuedRun) -> None:
         limits = self.settings
         match placed.outcome:
-            case Outcome.OTHER:
+            case EnqueueOutcome.KEY_REUSED:
                 raise KeyReused(entry.key, "" if placed.run is None else placed.run.id)
-            case Outcome.NO_SESSION:
-                raise NoSession(entry.session.id)
-            case Outcome.NOT_EMPTY:
-                raise OtherHistory(entry.session.id)
-            case Outcome.FULL:
-                raise TooMany("all tenants", limits.queued)
-            case Outcome.FULL_TENANT:
-                raise TooMany("your tenant", limits.queued_per_tenant)
-            case Outcome.FULL_SESSION:
-                raise TooMany("this session", limits.queued_per_session)
-            case Outcome.NEW | Outcome.SAME:
+            case EnqueueOutcome.NO_SESSION:
+                raise SessionNotFound(entry.session.id)
+            case EnqueueOutcome.NOT_EMPTY:
+                raise SessionHasHistory(entry.session.id)
+            case EnqueueOutcome.FULL:
+                raise RunQueueFull("all tenants", limits.queued)
+            case EnqueueOutcome.FULL_TENANT:
+                raise RunQueueFull("your tenant", limits.queued_per_tenant)
+            case EnqueueOutcome.FULL_SESSION:
+                raise RunQueueFull("this session", limits.queued_per_session)
+            case EnqueueOutcome.NEW | EnqueueOutcome.EXISTING:
                 pass
 
-    async def look(self, tenant: str, run_id: str) -> RunView | None:
+    async def get(self, tenant: str, run_id: str) -> RunView | None:
         """The view of one run; None if the tenant has no run of that id."""
-        store = self._talks.store.of(tenant)
+        store = self._conversations.store.of(tenant)
         stored = await store.run(run_id)
-        return None if stored is None else await Views(store).of(stored)
+        return None if stored is None else await RunViews(store).view(stored)
 
     async def list(
         self,
         tenant: str,
         *,
         session_id: str = "",
-        state: State | None = None,
+        state: RunStatus | None = None,
         owner: str | None = None,
         parent_run: str = "",
         before: str = "",
@@ -239,7 +251,7 @@ class Runs:
             before: Only runs older than this one: the last run of the previous page.
             limit: The largest number of runs.
         """
-        views = Views(self._talks.store.of(tenant))
+        views = RunViews(self._conversations.store.of(tenant))
         return await views.list(session_id, state, owner, before, limit, parent_run)
 
     async def watch(
@@ -256,15 +268,17 @@ class Runs:
             after: The number of the last record that the watcher has.
             follow: Whether to continue while the run waits.
         """
-        store = self._talks.store.of(tenant)
+        store = self._conversations.store.of(tenant)
         if await store.run(run_id) is None:
-            raise NoRun(run_id)
-        watched = self.hub.watch((tenant, run_id), Kept(store, run_id), after, follow=follow)
+            raise RunNotFound(run_id)
+        watched = self.hub.watch(
+            (tenant, run_id), StoredRecords(store, run_id), after, follow=follow
+        )
         async with aclosing(watched) as records:
             async for record in records:
                 yield record
 
-    async def whole(
+    async def records(
         self, tenant: str, run_id: str, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
         """Every record of a run from the first on, for a reader that must not be dropped.
@@ -284,21 +298,23 @@ class Runs:
                         after = record.seq
                         yield record
                 return
-            except TooSlow as slow:
+            except WatcherTooSlow as slow:
                 after = slow.after
 
     async def result(self, tenant: str, run_id: str) -> RunResult:
         """Wait until a run ends or waits, and return its result. Raises `RunNotFound`."""
-        store = self._talks.store.of(tenant)
+        store = self._conversations.store.of(tenant)
 
         async def has_stopped() -> bool:
             stored = await store.run(run_id)
             if stored is None:
-                raise NoRun(run_id)
-            return standing(stored) is not None and (tenant, run_id) not in self._driving.live
+                raise RunNotFound(run_id)
+            return (
+                stop_reason_of(stored) is not None and (tenant, run_id) not in self._driver.active
+            )
 
         while True:
-            await self.hub.until((tenant, run_id), has_stopped, told=True)
+            await self.hub.wait_until((tenant, run_id), has_stopped, notified=True)
             meter, records = RunMeter(), await store.records(run_id)
             for record in records:
                 meter.receive(record)
@@ -313,7 +329,7 @@ class Runs:
         """
         if not await self._inbox.cancel(tenant, run_id):
             return False
-        await self._tending.end(tenant, run_id)
+        await self._supervisor.cancel(tenant, run_id)
         return True
 
     async def steer(self, tenant: str, run_id: str, message: str) -> None:
@@ -324,21 +340,23 @@ class Runs:
         run has ended.
         """
         if not message.strip():
-            raise NothingAsked
-        stored = await self._inbox.say(tenant, run_id, said(message))
+            raise EmptyMessage
+        stored = await self._inbox.add_message(tenant, run_id, encode_user_message(message))
         if stored is None:
-            raise NoRun(run_id)
+            raise RunNotFound(run_id)
         if not stored.is_open:
-            raise Busy(stored.session_id, "has ended that run; send the text as a new message")
-        if (active := self._driving.live.get((tenant, run_id))) is not None:
-            await self._driving.hear(active)
+            raise SessionBusy(
+                stored.session_id, "has ended that run; send the text as a new message"
+            )
+        if (active := self._driver.active.get((tenant, run_id))) is not None:
+            await self._driver.deliver_steering(active)
 
-    async def wake(self, tenant: str, run_id: str) -> None:
+    async def resume(self, tenant: str, run_id: str) -> None:
         """Resume a run whose answer is stored; does nothing for a run that does not wait."""
-        if await self._talks.store.of(tenant).run(run_id) is None:
-            raise NoRun(run_id)
+        if await self._conversations.store.of(tenant).run(run_id) is None:
+            raise RunNotFound(run_id)
         if not self.draining:
-            await self._tending.wake(tenant, run_id)
+            await self._supervisor.resume(tenant, run_id)
 
     async def drain(self, seconds: float | None = None) -> int:
         """Start no more runs, and let active ones end; returns how many were interrupted.
@@ -350,18 +368,18 @@ class Runs:
             seconds: How long active runs may take; `drain_s` of the settings if not given.
         """
         self.draining = True
-        self._turns.close()
+        self._scheduler.close()
         limit = self.settings.drain_s if seconds is None else seconds
-        tasks = [active.task for active in self._driving.live.values()]
+        tasks = [active.task for active in self._driver.active.values()]
         if tasks and limit > 0:
             await asyncio.wait(tasks, timeout=limit)
-        remaining = list(self._driving.live.values())
-        await self._driving.cut_off(remaining)
+        remaining = list(self._driver.active.values())
+        await self._driver.interrupt(remaining)
         return len(remaining)
 
-    async def left_any(self) -> bool:
+    async def has_unfinished(self) -> bool:
         """Whether any process has started runs that have not ended."""
-        return await self._queue.is_any_begun()
+        return await self._queue.has_started_runs()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
@@ -369,14 +387,14 @@ class Runs:
 
         Then active runs are interrupted: call `drain` first to let them end.
         """
-        database = self._talks.store.database
-        with database.notices.heard_by(self.hub.told):
-            async with database.listening(), self._tending.serving():
+        database = self._conversations.store.database
+        with database.notices.subscribe(self.hub.on_notice):
+            async with database.listening(), self._supervisor.serving():
                 try:
                     yield
                 finally:
                     await self.drain(0)
 
-    def _poke(self) -> None:
+    def _trigger_scheduler(self) -> None:
         if not self.draining:
-            self._turns.poke()
+            self._scheduler.trigger()

@@ -14,168 +14,177 @@ from functools import partial
 
 from evoclaw.core.events import StopReason
 from evoclaw.orchestrator.errands import RunSettings
-from evoclaw.orchestrator.runs.closing import ABOVE, close_run
-from evoclaw.orchestrator.runs.driving import Driving
-from evoclaw.orchestrator.runs.turns import Turns
-from evoclaw.orchestrator.runs.wishes import Wishes
-from evoclaw.orchestrator.seldom import Seldom, times
+from evoclaw.orchestrator.runs.closing import PARENT_ENDED_REASON, close_run
+from evoclaw.orchestrator.runs.driving import RunDriver
+from evoclaw.orchestrator.runs.turns import Scheduler
+from evoclaw.orchestrator.runs.wishes import ControlRequests
+from evoclaw.orchestrator.seldom import LogThrottle, repeat_suffix
 from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import Key
+from evoclaw.orchestrator.sessions.subruns import TenantKey
 from evoclaw.store.databases.database import StoreError
-from evoclaw.store.runs.claims import NOBODY
+from evoclaw.store.runs.claims import RESUMABLE
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import Claim, RunQueue
 from evoclaw.store.sessions.sessions import Fenced
 
 logger = logging.getLogger(__name__)
-SELDOM = 60.0
+CLEANUP_INTERVAL_S = 60.0
 """Seconds between two cleanups of the store."""
 
 
-class Tending:
+class RunSupervisor:
     """Background work for the runs of this process."""
 
     def __init__(
         self,
-        driving: Driving,
+        driver: RunDriver,
         queue: RunQueue,
         inbox: Inbox,
-        talks: Conversations,
-        turns: Turns,
+        conversations: Conversations,
+        scheduler: Scheduler,
         settings: RunSettings,
     ) -> None:
-        self._driving, self._queue, self._inbox = driving, queue, inbox
-        self._talks, self._turns, self._settings = talks, turns, settings
-        self._wishes = Wishes(driving, talks, inbox, end=self.end, wake=self.wake)
-        self._idle: frozenset[Claim] = frozenset()
-        self._seldom = Seldom()
+        self._driver, self._queue, self._inbox = driver, queue, inbox
+        self._conversations, self._scheduler, self._settings = conversations, scheduler, settings
+        self._control_requests = ControlRequests(
+            driver, conversations, inbox, cancel=self.cancel, resume=self.resume
+        )
+        self._undriven: frozenset[Claim] = frozenset()
+        self._log_throttle = LogThrottle()
 
-    async def wake(self, tenant: str, run_id: str) -> None:
+    async def resume(self, tenant: str, run_id: str) -> None:
         """Resume a waiting run as soon as a slot is free."""
-        active = self._driving.live.get((tenant, run_id))
+        active = self._driver.active.get((tenant, run_id))
         if active is not None:
-            active.woken = True
+            active.resume_requested = True
             return
-        stored = await self._talks.store.of(tenant).run(run_id)
+        stored = await self._conversations.store.of(tenant).run(run_id)
         if stored is None or stored.stop is not StopReason.WAITING:
             return
-        if stored.holder != NOBODY and await self._is_free(tenant, stored.root_run, run_id):
-            await self._turns.wake(tenant, run_id)
+        if stored.holder != RESUMABLE and await self._may_drive(tenant, stored.root_run, run_id):
+            await self._scheduler.resume(tenant, run_id)
 
-    async def _is_free(self, tenant: str, root_run: str, run_id: str) -> bool:
+    async def _may_drive(self, tenant: str, root_run: str, run_id: str) -> bool:
         """Whether a run may be driven by itself: a sub-run only after its root run has ended."""
         if root_run == run_id:
             return True
-        root = await self._talks.store.of(tenant).run(root_run)
+        root = await self._conversations.store.of(tenant).run(root_run)
         return root is None or not root.is_open
 
-    async def end(self, tenant: str, run_id: str) -> None:
+    async def cancel(self, tenant: str, run_id: str) -> None:
         """Cancel a run that this process drives, or that no process drives."""
         key = tenant, run_id
-        if (active := self._driving.live.get(key)) is not None:
+        if (active := self._driver.active.get(key)) is not None:
             active.cancel()
             return
-        if (child := self._talks.children.get(key)) is not None:
+        if (child := self._conversations.subruns.get(key)) is not None:
             child.deadline.cancel()
             return
-        stored = await self._talks.store.of(tenant).run(run_id)
+        stored = await self._conversations.store.of(tenant).run(run_id)
         if stored is None or not stored.is_open:
             return
-        if await self._is_free(tenant, stored.root_run, run_id):
+        if await self._may_drive(tenant, stored.root_run, run_id):
             claim = await self._queue.claim(tenant, run_id)
             if claim is not None:
-                self._driving.take(claim, cancelled=True)
+                self._driver.start(claim, cancelled=True)
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Supervise the runs until the block ends."""
-        await self._turns.begin()
-        await self._trying(self._turns.look)
-        requests = self._wishes.serve(self._trying)
-        scheduling = self._turns.serve(self._trying)
-        loops = (scheduling, self._put_back(), self._look(), self._renew(), requests)
+        await self._scheduler.open()
+        await self._attempt(self._scheduler.reclaim_abandoned)
+        requests = self._control_requests.serve(self._attempt)
+        scheduling = self._scheduler.serve(self._attempt)
+        loops = (scheduling, self._reclaim_loop(), self._poll_loop(), self._renew_loop(), requests)
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
-            with self._talks.store.database.notices.heard_by(self._wishes.told, own=False):
+            with self._conversations.store.database.notices.subscribe(
+                self._control_requests.on_notice, own=False
+            ):
                 yield
         finally:
-            self._turns.close()
+            self._scheduler.close()
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _renew(self) -> None:
+    async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.lease_s / 3)
-            await self._trying(self._renew_all)
+            await self._attempt(self._renew_claims)
 
-    async def _renew_all(self) -> None:
-        before = list(self._driving.live.values())
+    async def _renew_claims(self) -> None:
+        before = list(self._driver.active.values())
         held = await self._queue.renew()
-        live = self._driving.live
+        live = self._driver.active
         lost = [run for run in before if run.claim not in held and live.get(run.key) is run]
-        await self._driving.cut_off([run for run in lost if not run.released], release=False)
+        await self._driver.interrupt([run for run in lost if not run.released], release=False)
         # A claim without a driver, twice in a row: the request that claimed it was interrupted.
         undriven = held - {run.claim for run in (*before, *live.values())}
-        if abandoned := undriven & self._idle:
+        if abandoned := undriven & self._undriven:
             await self._queue.release(list(abandoned))
-        self._idle = undriven
+        self._undriven = undriven
 
-    async def _put_back(self) -> None:
+    async def _reclaim_loop(self) -> None:
         """Reclaim runs of dead processes; users notice how soon."""
         while True:
-            await self._trying(self._turns.look)
-            self._turns.poke()
+            await self._attempt(self._scheduler.reclaim_abandoned)
+            self._scheduler.trigger()
             await asyncio.sleep(self._settings.look_s / 2)
 
-    async def _look(self) -> None:
+    async def _poll_loop(self) -> None:
         until_cleanup = 0.0
         while True:
-            for step in (self._driving.let_go, self._cancels, self._hear, self._answered):
-                await self._trying(step)
+            for step in (
+                self._driver.release_suspended,
+                self._apply_cancellations,
+                self._deliver_steering,
+                self._resume_answered,
+            ):
+                await self._attempt(step)
             if until_cleanup <= 0.0:
-                until_cleanup = SELDOM
-                await self._trying(self._tidy)
+                until_cleanup = CLEANUP_INTERVAL_S
+                await self._attempt(self._clean_up)
             until_cleanup -= self._settings.look_s
             await asyncio.sleep(self._settings.look_s)
 
-    async def _cancels(self) -> None:
-        for tenant, run_id in await self._inbox.cancels():
-            await self.end(tenant, run_id)
+    async def _apply_cancellations(self) -> None:
+        for tenant, run_id in await self._inbox.cancelled_runs():
+            await self.cancel(tenant, run_id)
 
-    async def _hear(self) -> None:
-        for key, count in (await self._inbox.spoken_to(self._queue.holder)).items():
-            active = self._driving.live.get(key)
+    async def _deliver_steering(self) -> None:
+        for key, count in (await self._inbox.message_counts(self._queue.holder)).items():
+            active = self._driver.active.get(key)
             steering = None if active is None else active.steering
-            if active is not None and steering is not None and steering.known < count:
-                await self._driving.hear(active)
+            if active is not None and steering is not None and steering.received < count:
+                await self._driver.deliver_steering(active)
 
-    async def _answered(self) -> None:
-        for tenant, run_id in await self._inbox.answered():
-            await self.wake(tenant, run_id)
+    async def _resume_answered(self) -> None:
+        for tenant, run_id in await self._inbox.answered_runs():
+            await self.resume(tenant, run_id)
 
-    async def _tidy(self) -> None:
-        await self._queue.forget_keys(self._settings.keys_kept_s)
-        await self._inbox.tidy()
-        for key in await self._inbox.late():
-            await self._trying(partial(self._follow, key))
+    async def _clean_up(self) -> None:
+        await self._queue.delete_old_keys(self._settings.keys_kept_s)
+        await self._inbox.delete_old_cancels()
+        for key in await self._inbox.ended_with_messages():
+            await self._attempt(partial(self._queue_follow_up, key))
         for key in await self._queue.orphans():
-            await self._trying(partial(self._close_orphan, key))
+            await self._attempt(partial(self._close_orphan, key))
 
-    async def _follow(self, key: Key) -> None:
+    async def _queue_follow_up(self, key: TenantKey) -> None:
         tenant, run_id = key
-        stored = await self._talks.store.of(tenant).run(run_id)
+        stored = await self._conversations.store.of(tenant).run(run_id)
         if stored is not None:
-            await self._driving.follow(tenant, stored, stored.stop)
+            await self._driver.queue_follow_up(tenant, stored, stored.stop)
 
-    async def _close_orphan(self, key: Key) -> None:
+    async def _close_orphan(self, key: TenantKey) -> None:
         tenant, run_id = key
-        conversations = self._talks.of(tenant)
+        conversations = self._conversations.of(tenant)
         stored = await conversations.store.run(run_id)
-        if stored is not None and stored.is_open and key not in conversations.children:
-            await close_run(conversations, stored, StopReason.CANCELLED, ABOVE)
+        if stored is not None and stored.is_open and key not in conversations.subruns:
+            await close_run(conversations, stored, StopReason.CANCELLED, PARENT_ENDED_REASON)
 
-    async def _trying(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run work that may fail while the store is unavailable; it is repeated later.
 
         An internal error, or a fault in what is stored of one run, is logged; the other runs are
@@ -187,10 +196,10 @@ class Tending:
                 pass
             case Fenced():
                 logger.info("%s", problem)
-            case _ if not (count := self._seldom.count(type(problem).__name__)):
+            case _ if not (count := self._log_throttle.count(type(problem).__name__)):
                 pass  # logged a moment ago: a full disk is not to be filled by its own error
             case StoreError():
-                logger.warning("run supervision failed: %s%s", problem, times(count))
+                logger.warning("run supervision failed: %s%s", problem, repeat_suffix(count))
             case _:
                 text = "run supervision failed with an internal error%s"
-                logger.error(text, times(count), exc_info=problem)
+                logger.error(text, repeat_suffix(count), exc_info=problem)

@@ -9,39 +9,39 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class _Reading(Generic[T]):
+class _Flight(Generic[T]):
     def __init__(self, task: asyncio.Task[T]) -> None:
         self.task = task
-        self.readers = 0
+        self.waiters = 0
 
 
-class Together(Generic[T]):
+class SingleFlight(Generic[T]):
     """Shares a read among callers that ask before it starts; later callers start the next read."""
 
     def __init__(self) -> None:
-        self._coming: dict[Hashable, _Reading[T]] = {}
+        self._pending: dict[Hashable, _Flight[T]] = {}
 
-    async def read(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
         """Run the work once for all callers with the same key that ask before it starts."""
-        flight = self._coming.get(key)
+        flight = self._pending.get(key)
         if flight is None:
-            task = asyncio.create_task(self._begin(key, work))
-            flight = self._coming[key] = _Reading(task)
-        flight.readers += 1
+            task = asyncio.create_task(self._start(key, work))
+            flight = self._pending[key] = _Flight(task)
+        flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
         finally:
-            flight.readers -= 1
-            if not (flight.readers or flight.task.done()):
-                await self._end(key, flight)
+            flight.waiters -= 1
+            if not (flight.waiters or flight.task.done()):
+                await self._abandon(key, flight)
 
-    async def _begin(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
-        del self._coming[key]
+    async def _start(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        del self._pending[key]
         return await work()
 
-    async def _end(self, key: Hashable, flight: _Reading[T]) -> None:
+    async def _abandon(self, key: Hashable, flight: _Flight[T]) -> None:
         """Cancel work that no caller waits for any more."""
-        if self._coming.get(key) is flight:
-            del self._coming[key]
+        if self._pending.get(key) is flight:
+            del self._pending[key]
         flight.task.cancel()
         await asyncio.wait([flight.task])

@@ -6,54 +6,54 @@ from collections.abc import Sequence
 from typing import Literal
 
 from evoclaw.core.events import Record, RunFinished, StopReason
-from evoclaw.orchestrator.errands import RunView, State
+from evoclaw.orchestrator.errands import RunStatus, RunView
 from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 
-_IN_STORE: dict[State | None, Literal["", "open", "waiting", "ended"]] = {
+_STORE_STATE: dict[RunStatus | None, Literal["", "open", "waiting", "ended"]] = {
     None: "",
-    State.QUEUED: "open",
-    State.RUNNING: "open",
-    State.WAITING: "waiting",
-    State.ENDED: "ended",
+    RunStatus.QUEUED: "open",
+    RunStatus.RUNNING: "open",
+    RunStatus.WAITING: "waiting",
+    RunStatus.ENDED: "ended",
 }
 
 
-def state_of(stored: StoredRun) -> State:
+def status_of(stored: StoredRun) -> RunStatus:
     """The status of a run. An interrupted run counts as running: a process will resume it."""
     if stored.stop is None:
-        return State.RUNNING if stored.epoch else State.QUEUED
-    return State.WAITING if stored.stop is StopReason.WAITING else State.ENDED
+        return RunStatus.RUNNING if stored.epoch else RunStatus.QUEUED
+    return RunStatus.WAITING if stored.stop is StopReason.WAITING else RunStatus.ENDED
 
 
-def standing(stored: StoredRun) -> StopReason | None:
+def stop_reason_of(stored: StoredRun) -> StopReason | None:
     """Why a run ended, or that it waits; None if it is active or about to be resumed."""
     is_held = stored.stop is StopReason.WAITING and stored.holder != ""
     return None if is_held else stored.stop
 
 
-class Views:
+class RunViews:
     """Views of the runs of one tenant."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
         self._sessions: dict[str, Session | None] = {}
 
-    async def of(self, stored: StoredRun) -> RunView:
+    async def view(self, stored: StoredRun) -> RunView:
         """The view of one run."""
-        session, state = await self._session(stored.session_id), state_of(stored)
+        session, state = await self._session(stored.session_id), status_of(stored)
         text = reason = ""
-        if state in (State.WAITING, State.ENDED):
+        if state in (RunStatus.WAITING, RunStatus.ENDED):
             record = await self._store.last_record(stored.id)
             if record is not None and isinstance(end := record.event, RunFinished):
                 text, reason = end.text, end.reason
-        spent = stored.spent
+        spent = stored.usage
         return RunView(
             stored.id,
             stored.session_id,
             "" if session is None else session.agent,
             state,
             stored.stop,
-            stored.asked,
+            stored.message,
             text,
             reason,
             spent.turns,
@@ -62,7 +62,7 @@ class Views:
             spent.tokens_out,
             spent.cost,
             stored.began_at,
-            None if state is State.WAITING else stored.ended_at,
+            None if state is RunStatus.WAITING else stored.ended_at,
             stored.parent_run,
             "" if session is None else session.owner,
         )
@@ -70,7 +70,7 @@ class Views:
     async def list(
         self,
         session_id: str,
-        state: State | None,
+        state: RunStatus | None,
         owner: str | None,
         before: str,
         limit: int,
@@ -81,15 +81,15 @@ class Views:
         while len(found) < limit:
             page = await self._store.runs(
                 session_id=session_id,
-                state=_IN_STORE[state],
+                state=_STORE_STATE[state],
                 owner=owner,
                 parent_run=parent_run,
                 before=before,
                 limit=limit,
             )
             for stored in page:
-                if state in (None, state_of(stored)) and len(found) < limit:
-                    found.append(await self.of(stored))
+                if state in (None, status_of(stored)) and len(found) < limit:
+                    found.append(await self.view(stored))
             if len(page) < limit:
                 break
             before = page[-1].id
@@ -101,16 +101,16 @@ class Views:
         return self._sessions[session_id]
 
 
-class Kept:
+class StoredRecords:
     """The stored records of one run."""
 
     def __init__(self, store: SessionStore, run_id: str) -> None:
         self._store, self._run_id = store, run_id
 
-    async def stop(self) -> StopReason | None:
+    async def stop_reason(self) -> StopReason | None:
         """Why the run ended, or that it waits; `CANCELLED` for a run that was deleted."""
         stored = await self._store.run(self._run_id)
-        return StopReason.CANCELLED if stored is None else standing(stored)
+        return StopReason.CANCELLED if stored is None else stop_reason_of(stored)
 
     async def records(self, after: int, limit: int) -> Sequence[Record]:
         """The records after a number, at most `limit`."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from evoclaw.core.agent import Agent, narrowed
+from evoclaw.core.agent import Agent, intersect_capabilities
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Record, RunFinished, StopReason
@@ -21,42 +21,48 @@ from evoclaw.core.wording import tool_not_found
 from evoclaw.orchestrator.cleaning import one_line, quoted
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.sessions.subruns import (
-    ALONE,
-    Child,
-    Hold,
-    Key,
-    Limits,
-    LiveRun,
-    run_id_of,
+    SOLE_DRIVER,
+    ActiveSubrun,
+    DriverContext,
+    RunLimits,
+    SessionRun,
+    TenantKey,
+    tenant_run_id,
 )
-from evoclaw.store.runs.queue import adopt
-from evoclaw.store.sessions.sessions import Listed, Session, SessionStore, Spent, StoredRun
+from evoclaw.store.runs.queue import adopt_subrun
+from evoclaw.store.sessions.sessions import (
+    RunUsage,
+    Session,
+    SessionStore,
+    SessionSummary,
+    StoredRun,
+)
 from evoclaw.tools import sessions as session_tools
-from evoclaw.tools.sessions import Brief, Said, State, Told
+from evoclaw.tools.sessions import SessionMessage, SessionState, SessionStatus, SubSessionRequest
 
-STARTERS = frozenset({session_tools.task.name, session_tools.sessions_spawn.name})
+SUBRUN_STARTING_TOOLS = frozenset({session_tools.task.name, session_tools.sessions_spawn.name})
 """The tools that start sub-runs."""
-ABOUT_SESSIONS = STARTERS | {
+SESSION_READING_TOOLS = SUBRUN_STARTING_TOOLS | {
     session_tools.sessions_send.name,
     session_tools.sessions_history.name,
     session_tools.session_status.name,
 }
 """The tools whose results contain messages of a session."""
-SHARE = 0.95
+SUBRUN_TIME_SHARE = 0.95
 """The part of its parent's time that a sub-run gets: it ends first, so the parent can report."""
-ABOUT = 120
+MAX_ABOUT_CHARS = 120
 """Longest description of an agent in a list."""
 
 
-class Host(Protocol):
+class SessionHost(Protocol):
     """Prepares and drives the runs of a tenant: `Conversations`."""
 
     store: SessionStore
     agents: Mapping[str, Agent]
     edges: Callable[[], Sequence[Member]]
-    limits: Limits
-    children: dict[Key, Child]
-    running: dict[Key, LiveRun]
+    limits: RunLimits
+    subruns: dict[TenantKey, ActiveSubrun]
+    running: dict[TenantKey, SessionRun]
 
     def agent(self, session: Session) -> Agent:
         """The agent of a session."""
@@ -67,46 +73,46 @@ class Host(Protocol):
         session: Session,
         stored: StoredRun,
         deadline: Deadline,
-        above: LiveRun | None,
-        brief: Brief | None,
-        hold: Hold = ALONE,
-    ) -> LiveRun:
+        parent: SessionRun | None,
+        brief: SubSessionRequest | None,
+        driver: DriverContext = SOLE_DRIVER,
+    ) -> SessionRun:
         """Prepare a run."""
         ...
 
-    def drive(self, run: LiveRun) -> AsyncGenerator[Record, None]:
+    def drive(self, run: SessionRun) -> AsyncGenerator[Record, None]:
         """Drive a run and yield its records."""
         ...
 
 
-class Delegates:
+class RunSessions:
     """The sessions as one run sees them: those of its tenant and owner."""
 
-    def __init__(self, host: Host, run: LiveRun) -> None:
+    def __init__(self, host: SessionHost, run: SessionRun) -> None:
         self._host, self._run, self._store = host, run, host.store
 
-    async def start(self, call: Call, brief: Brief, *, wait: bool) -> Told:
+    async def start(self, call: Call, brief: SubSessionRequest, *, wait: bool) -> SessionStatus:
         """Start a session with a sub-run, and wait for its answer if `wait` is set."""
         parent, agent = self._run, self._agent(brief.agent)
-        if parent.session.depth >= self._host.limits.depth:
+        if parent.session.depth >= self._host.limits.max_depth:
             text = "Error: Sub-agents may not go any deeper here. Do it yourself."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
-        await self._refuse_circle(agent.name)
+        await self._refuse_cycle(agent.name)
         session = await self._store.create(
             Session(
-                _derived("session", call)[:16],
+                _derived_id("session", call)[:16],
                 agent.name,
                 parent.session.owner,
                 brief.title,
                 parent.session.id,
                 parent.session.depth + 1,
-                narrowed(agent.capabilities, parent.capabilities),
+                intersect_capabilities(agent.capabilities, parent.capabilities),
                 self._narrowed_tools(brief.tools),
             )
         )
-        return await self._go(call, session, brief, wait=wait)
+        return await self._start_or_join(call, session, brief, wait=wait)
 
-    async def send(self, call: Call, session_id: str, message: str) -> Told:
+    async def send(self, call: Call, session_id: str, message: str) -> SessionStatus:
         """Send a message to a session that this run started, and wait for the answer."""
         listed = await self._visible(session_id)
         if session_id == self._run.session.id or not await self._is_below(listed.session):
@@ -114,49 +120,56 @@ class Delegates:
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         last, run_id = listed.last, self._run_id(call)
         if last is not None and last.is_open and last.id != run_id:
-            if self._child_of(session_id) is not None:
+            if self._subrun_of(session_id) is not None:
                 text = "Error: It is still answering. Wait for it with session_status, then send."
                 raise ToolFailure(ErrorKind.CONFLICT, text)
             await self._wait_for(self._launch(call, listed.session, last, None, wait=True))
-            now = await self._told(await self._visible(session_id))
+            now = await self._status(await self._visible(session_id))
             if now.state != "ended":
                 return now
-        return await self._go(call, listed.session, Brief(message), wait=True)
+        return await self._start_or_join(
+            call, listed.session, SubSessionRequest(message), wait=True
+        )
 
-    async def list(self, *, agent: str, state: State | None) -> Sequence[Told]:
+    async def list(self, *, agent: str, state: SessionState | None) -> Sequence[SessionStatus]:
         """The sessions, newest first; a sub-run sees only those below its own."""
         own = self._run.session
         within = own.id if own.depth else ""
         found = await self._store.sessions(own.owner, within=within, agent=agent)
-        summaries = [self._figures(listed) for listed in found]
+        summaries = [self._summary(listed) for listed in found]
         return [summary for summary in summaries if state in (None, summary.state)]
 
-    async def history(self, session_id: str, start: int | None, limit: int) -> Sequence[Said]:
+    async def history(
+        self, session_id: str, start: int | None, limit: int
+    ) -> Sequence[SessionMessage]:
         """Messages from number `start` on, or the last `limit` ones."""
         listed = await self._visible(session_id)
         first = max(0, listed.messages - limit) if start is None else start
         found = await self._store.messages(session_id, first, limit)
-        return [Said(number, *_spoken(message)) for number, message in found]
+        return [SessionMessage(number, *_role_and_text(message)) for number, message in found]
 
-    async def status(self, session_id: str, seconds: float) -> Told:
+    async def status(self, session_id: str, seconds: float) -> SessionStatus:
         """The status of a session, after waiting up to `seconds` for its run; empty is this one."""
         listed = await self._visible(session_id or self._run.session.id)
-        child = self._child_of(listed.session.id)
+        child = self._subrun_of(listed.session.id)
         if child is not None and seconds:
             await asyncio.wait([child.task], timeout=seconds)
             listed = await self._visible(listed.session.id)
-        return await self._told(listed)
+        return await self._status(listed)
 
-    async def agents(self) -> Sequence[session_tools.Listed]:
+    async def agents(self) -> Sequence[session_tools.AgentListing]:
         """The agents that can be asked: those defined here, and the edges of the fleet."""
         local = [
-            session_tools.Listed(
-                name, "local", session_tools.task.name, about=one_line(agent.prompt, ABOUT)
+            session_tools.AgentListing(
+                name,
+                "local",
+                session_tools.task.name,
+                about=one_line(agent.prompt, MAX_ABOUT_CHARS),
             )
             for name, agent in sorted(self._host.agents.items())
         ]
         edges = [
-            session_tools.Listed(
+            session_tools.AgentListing(
                 member.agent_id,
                 "edge",
                 "edge_call",
@@ -168,33 +181,35 @@ class Delegates:
         ]
         return [*local, *edges]
 
-    async def take_up(self) -> None:
+    async def resume_subruns(self) -> None:
         """Resume the background sub-runs of an interrupted run that is resumed."""
-        for stored in await self._store.left_behind(self._run.stored.id):
+        for stored in await self._store.open_background_runs(self._run.stored.id):
             session = await self._store.session(stored.session_id)
-            if session is not None and self._key(stored.id) not in self._host.children:
+            if session is not None and self._key(stored.id) not in self._host.subruns:
                 self._launch(None, session, stored, None, wait=False)
 
-    async def _go(self, call: Call, session: Session, brief: Brief, *, wait: bool) -> Told:
+    async def _start_or_join(
+        self, call: Call, session: Session, brief: SubSessionRequest, *, wait: bool
+    ) -> SessionStatus:
         """Start a sub-run, or join the one that this call started before."""
         run_id = self._run_id(call)
         stored = await self._store.run(run_id)
-        stored = stored or await self._begin(run_id, session, brief, wait, call.context.label)
+        stored = stored or await self._create_run(run_id, session, brief, wait, call.context.label)
         if stored.is_open:
-            child = self._host.children.get(self._key(run_id))
+            child = self._host.subruns.get(self._key(run_id))
             child = child or self._launch(call, session, stored, brief, wait=wait)
             if wait:
                 await self._wait_for(child)
-        return await self._told(await self._visible(session.id))
+        return await self._status(await self._visible(session.id))
 
-    async def _begin(
-        self, run_id: str, session: Session, brief: Brief, wait: bool, label: Label
+    async def _create_run(
+        self, run_id: str, session: Session, brief: SubSessionRequest, wait: bool, label: Label
     ) -> StoredRun:
-        self._make_room()
+        self._check_capacity()
         parent = self._run.stored
-        self._run.family.under_way += 1  # reserve the slot while the run is being stored
+        self._run.tree.active_count += 1  # reserve the slot while the run is being stored
         try:
-            return await self._store.begin(
+            return await self._store.create_run(
                 run_id,
                 session.id,
                 brief.prompt,
@@ -204,13 +219,13 @@ class Delegates:
                 label=label,
             )
         finally:
-            self._run.family.under_way -= 1
+            self._run.tree.active_count -= 1
 
-    def _make_room(self) -> None:
-        family = self._run.family
-        if family.under_way >= family.limits.at_once:
+    def _check_capacity(self) -> None:
+        family = self._run.tree
+        if family.active_count >= family.limits.max_active:
             text = (
-                f"Not executed: {family.under_way} sub-agents are at work already. "
+                f"Not executed: {family.active_count} sub-agents are at work already. "
                 "Wait for one to end, then ask again."
             )
             raise ToolFailure(ErrorKind.QUEUE_FULL, text)
@@ -223,22 +238,25 @@ class Delegates:
         call: Call | None,
         session: Session,
         stored: StoredRun,
-        brief: Brief | None,
+        brief: SubSessionRequest | None,
         *,
         wait: bool,
-    ) -> Child:
+    ) -> ActiveSubrun:
         parent, host = self._run, self._host
-        limits = [parent.deadline.left * SHARE, host.agent(session).settings.max_seconds]
+        limits = [
+            parent.deadline.left * SUBRUN_TIME_SHARE,
+            host.agent(session).settings.max_seconds,
+        ]
         if call is not None and wait:
-            limits.append(call.timeout * SHARE)
+            limits.append(call.timeout * SUBRUN_TIME_SHARE)
         if brief is not None and brief.seconds is not None:
             limits.append(brief.seconds)
         deadline = Deadline(min(limits))
         deadline.start()
 
         async def drive() -> None:
-            async with parent.places:
-                driver = await self._hold(stored)
+            async with parent.subrun_slots:
+                driver = await self._driver_context(stored)
                 run = await host.prepare(session, stored, deadline, parent, brief, driver)
                 async with aclosing(host.drive(run)) as records:
                     async for _ in records:
@@ -246,26 +264,32 @@ class Delegates:
 
         def ended(_: object) -> None:
             deadline.release()
-            parent.family.under_way -= 1
-            del host.children[self._key(stored.id)]
+            parent.tree.active_count -= 1
+            del host.subruns[self._key(stored.id)]
 
-        child = Child(stored.id, session.id, deadline, asyncio.create_task(drive(), name=stored.id))
-        parent.family.under_way += 1
-        parent.children.append(child)
-        host.children[self._key(stored.id)] = child
+        child = ActiveSubrun(
+            stored.id, session.id, deadline, asyncio.create_task(drive(), name=stored.id)
+        )
+        parent.tree.active_count += 1
+        parent.subruns.append(child)
+        host.subruns[self._key(stored.id)] = child
         child.task.add_done_callback(ended)
         return child
 
-    async def _hold(self, stored: StoredRun) -> Hold:
+    async def _driver_context(self, stored: StoredRun) -> DriverContext:
         """The driver context of a sub-run: it needs the claim of this run to be still valid."""
-        own, epoch = self._run.stored.id, self._run.hold.epoch
-        return ALONE if epoch is None else Hold(await adopt(self._store, stored.id, own, epoch))
+        own, epoch = self._run.stored.id, self._run.driver.epoch
+        return (
+            SOLE_DRIVER
+            if epoch is None
+            else DriverContext(await adopt_subrun(self._store, stored.id, own, epoch))
+        )
 
-    async def _wait_for(self, child: Child) -> None:
+    async def _wait_for(self, child: ActiveSubrun) -> None:
         try:
             await asyncio.shield(child.task)
         except asyncio.CancelledError:
-            await child.end(clean=self._run.deadline.over)
+            await child.stop(clean=self._run.deadline.over)
             raise
 
     def _agent(self, name: str) -> Agent:
@@ -277,7 +301,7 @@ class Delegates:
             raise ToolFailure(ErrorKind.NOT_FOUND, text)
         return found
 
-    async def _refuse_circle(self, name: str) -> None:
+    async def _refuse_cycle(self, name: str) -> None:
         """An agent may delegate to its own kind, but not back to an agent that waits for it."""
         session: Session | None = self._run.session
         if name == self._run.session.agent:
@@ -297,21 +321,21 @@ class Delegates:
                 raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(name, held))
         return frozenset(wanted)
 
-    def _child_of(self, session_id: str) -> Child | None:
+    def _subrun_of(self, session_id: str) -> ActiveSubrun | None:
         tenant = self._store.tenant
-        for (whose, _), child in self._host.children.items():
+        for (whose, _), child in self._host.subruns.items():
             if (whose, child.session_id) == (tenant, session_id):
                 return child
         return None
 
-    def _key(self, id_: str) -> Key:
+    def _key(self, id_: str) -> TenantKey:
         return self._store.tenant, id_
 
     def _run_id(self, call: Call) -> str:
-        return run_id_of(self._store.tenant, _derived("run", call)[:32])
+        return tenant_run_id(self._store.tenant, _derived_id("run", call)[:32])
 
-    async def _visible(self, session_id: str) -> Listed:
-        own, listed = self._run.session, await self._store.look(session_id)
+    async def _visible(self, session_id: str) -> SessionSummary:
+        own, listed = self._run.session, await self._store.summary(session_id)
         ours = listed is not None and listed.session.owner == own.owner
         if listed is not None and ours and (not own.depth or await self._is_below(listed.session)):
             return listed
@@ -326,20 +350,20 @@ class Delegates:
             session = await self._store.session(session.parent) if session.parent else None
         return False
 
-    async def _told(self, listed: Listed) -> Told:
+    async def _status(self, listed: SessionSummary) -> SessionStatus:
         """The status of a session, with its last answer."""
-        summary, last = self._figures(listed), listed.last
+        summary, last = self._summary(listed), listed.last
         record = None if last is None else await self._store.last_record(last.id)
         if record is None or not isinstance(end := record.event, RunFinished):
             return summary
         return replace(summary, text=end.text, reason=end.reason)
 
-    def _figures(self, listed: Listed) -> Told:
+    def _summary(self, listed: SessionSummary) -> SessionStatus:
         session, last = listed.session, listed.last
-        state, spent = self._state(listed), Spent() if last is None else last.spent
+        state, spent = self._state(listed), RunUsage() if last is None else last.usage
         stop = last.stop if last is not None and last.stop is not None else ""
-        budget = self._run.budget.figures() | {"seconds": round(self._run.deadline.left, 1)}
-        return Told(
+        budget = self._run.budget.remaining() | {"seconds": round(self._run.deadline.left, 1)}
+        return SessionStatus(
             session.id,
             session.agent,
             state,
@@ -355,11 +379,11 @@ class Delegates:
             budget=budget,
         )
 
-    def _state(self, listed: Listed) -> State:
+    def _state(self, listed: SessionSummary) -> SessionState:
         last, host = listed.last, self._host
         if (
             self._key(listed.session.id) in host.running
-            or self._child_of(listed.session.id) is not None
+            or self._subrun_of(listed.session.id) is not None
         ):
             return "running"
         if last is None:
@@ -369,13 +393,13 @@ class Delegates:
         return "waiting" if last.stop is StopReason.WAITING else "ended"
 
 
-def _derived(kind: str, call: Call) -> str:
+def _derived_id(kind: str, call: Call) -> str:
     """An id derived from a call, equal for each of its attempts: finds what the call started."""
     stem = call.request_id.rpartition(".")[0] or call.request_id
     return hashlib.sha256(f"{kind} {stem}".encode()).hexdigest()
 
 
-def _spoken(message: Message) -> tuple[str, str]:
+def _role_and_text(message: Message) -> tuple[str, str]:
     match message:
         case SystemMessage(text):
             return "system", text

@@ -14,10 +14,12 @@ from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 from evoclaw.tools.notes import Todo
 
 
-class Equip(Protocol):
+class PortsFactory(Protocol):
     """Builds the ports of a session's runs."""
 
-    def __call__(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+    def __call__(
+        self, agent: Agent, session: Session, dependencies: Mapping[type, object], /
+    ) -> Ports:
         """Return the provider, tools, rules and approver of a run.
 
         The session decides on whose behalf the run acts: of the principal of these ports only the
@@ -26,7 +28,7 @@ class Equip(Protocol):
         Args:
             agent: The agent, with the model of this run.
             session: The session and its owner.
-            given: The dependencies of the session's tools, by Protocol: `Todos`, `Person`,
+            dependencies: The dependencies of the session's tools, by Protocol: `Todos`, `Person`,
                 `Sessions`; and under `History` the messages before this run.
         """
         ...
@@ -43,7 +45,7 @@ class Recall(Protocol):
         ...
 
 
-async def nothing_recalled(agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
+async def no_recall(agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
     """Recall nothing: there is no memory."""
     return ()
 

@@ -13,21 +13,21 @@ from typing import Any
 
 from evoclaw.core.events import Record
 
-SOON = 0.05
+MIN_FLUSH_DELAY_S = 0.05
 """Seconds between two flushes for watchers in other processes."""
-LATEST = 1.0
+MAX_FLUSH_DELAY_S = 1.0
 """Most seconds between two flushes, when the store is busy."""
-SHARE = 5
+FLUSH_DELAY_FACTOR = 5
 """The flush delay is this many times the duration of the last flush."""
 
 
-class Pieces:
+class RecordBuffer:
     """The records of a run that are not stored yet, in order."""
 
     def __init__(
         self,
-        keep: Callable[[Sequence[Record]], Coroutine[Any, Any, None]],
-        wanted: Callable[[], bool],
+        store: Callable[[Sequence[Record]], Coroutine[Any, Any, None]],
+        is_watched: Callable[[], bool],
     ) -> None:
         """Choose where the records go.
 
@@ -35,64 +35,66 @@ class Pieces:
             store: Stores records; without records, it notifies watchers that there are none.
             is_watched: Whether another process watches the run.
         """
-        self._keep, self._wanted = keep, wanted
-        self._held: list[Record] = []
-        self._soon = SOON
+        self._store, self._is_watched = store, is_watched
+        self._records: list[Record] = []
+        self._flush_delay_s = MIN_FLUSH_DELAY_S
         self._timer: asyncio.TimerHandle | None = None
-        self._saving: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self._problem: BaseException | None = None
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._records)
 
     def add(self, record: Record) -> None:
         """Add a record."""
-        self._held.append(record)
-        if self._timer is None and self._wanted():
-            self.hurry(self._soon)
+        self._records.append(record)
+        if self._timer is None and self._is_watched():
+            self.schedule_flush(self._flush_delay_s)
 
-    def hurry(self, seconds: float = 0.0) -> None:
+    def schedule_flush(self, seconds: float = 0.0) -> None:
         """Flush in so many seconds."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._save)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._flush)
 
-    async def settled(self) -> None:
+    async def wait_flushed(self) -> None:
         """Wait for a flush that is under way; raise its error."""
-        while self._saving is not None:
-            await asyncio.wait([self._saving])
+        while self._flushing is not None:
+            await asyncio.wait([self._flushing])
         if self._problem is not None:
             raise self._problem
 
-    def take(self) -> list[Record]:
+    def drain(self) -> list[Record]:
         """Return and remove all records, for the caller to store; call `wait_flushed` first."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        records, self._held = self._held, []
+        records, self._records = self._records, []
         return records
 
     async def close(self) -> None:
         """Drop the records and cancel a flush that is under way."""
-        self.take()
-        if self._saving is not None:
-            self._saving.cancel()
-            await asyncio.wait([self._saving])
+        self.drain()
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.wait([self._flushing])
 
-    def _save(self) -> None:
+    def _flush(self) -> None:
         self._timer = None
-        if self._saving is not None or self._problem is not None:
+        if self._flushing is not None or self._problem is not None:
             return  # `_flushed` flushes the rest
-        records, self._held = self._held, []
+        records, self._records = self._records, []
         started = asyncio.get_running_loop().time()
-        self._saving = asyncio.create_task(self._keep(records))
-        self._saving.add_done_callback(partial(self._saved, started))
+        self._flushing = asyncio.create_task(self._store(records))
+        self._flushing.add_done_callback(partial(self._flushed, started))
 
-    def _saved(self, started: float, saving: asyncio.Task[None]) -> None:
-        self._saving = None
+    def _flushed(self, started: float, saving: asyncio.Task[None]) -> None:
+        self._flushing = None
         took = asyncio.get_running_loop().time() - started
-        self._soon = min(max(SOON, SHARE * took), LATEST)
+        self._flush_delay_s = min(
+            max(MIN_FLUSH_DELAY_S, FLUSH_DELAY_FACTOR * took), MAX_FLUSH_DELAY_S
+        )
         if not saving.cancelled():
             # Raised when the next durable record is stored.
             self._problem = saving.exception()
-        if self._held and self._problem is None:
-            self.hurry(self._soon)
+        if self._records and self._problem is None:
+            self.schedule_flush(self._flush_delay_s)

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from evoclaw.core.agent import Agent, LoopSettings, narrowed
+from evoclaw.core.agent import Agent, LoopSettings, intersect_capabilities
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import AgentNotFound
@@ -18,46 +18,56 @@ from evoclaw.core.events import Record, RunStarted
 from evoclaw.core.history import History
 from evoclaw.core.ledgers import Amounts, Ledger
 from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
-from evoclaw.core.pipeline import GivenRules, Pipeline
+from evoclaw.core.pipeline import ExtraPolicy, Pipeline
 from evoclaw.core.ports import Policy, Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
-from evoclaw.core.tracing import enter
+from evoclaw.core.tracing import enter_run_trace
 from evoclaw.governance.budget.foresight import Price
 from evoclaw.governance.budget.memory import MemoryLedger
 from evoclaw.governance.budget.notices import BudgetNotice
-from evoclaw.governance.budget.policy import Budget
-from evoclaw.governance.budget.terms import Terms
+from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.budget.terms import BudgetOptions
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.orchestrator.errands import LONGEST_TITLE, Busy, Errand, NoSession, errand_of
+from evoclaw.orchestrator.errands import (
+    MAX_TITLE_CHARS,
+    RunRequest,
+    SessionBusy,
+    SessionNotFound,
+    decode_run_request,
+)
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
-from evoclaw.orchestrator.sessions.callers import Callers, with_callers
-from evoclaw.orchestrator.sessions.delegates import ABOUT_SESSIONS, STARTERS, Delegates
-from evoclaw.orchestrator.sessions.equipping import Equip, Recall, StoredTodos, nothing_recalled
+from evoclaw.orchestrator.sessions.callers import CallerCallStore, with_caller_tools
+from evoclaw.orchestrator.sessions.delegates import (
+    SESSION_READING_TOOLS,
+    SUBRUN_STARTING_TOOLS,
+    RunSessions,
+)
+from evoclaw.orchestrator.sessions.equipping import PortsFactory, Recall, StoredTodos, no_recall
 from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
 from evoclaw.orchestrator.sessions.subruns import (
-    ALONE,
-    Child,
-    Family,
-    Hold,
-    Key,
-    Limits,
-    LiveRun,
-    heard_in,
-    run_id_of,
-    seq_after,
-    spent_before,
-    whole_turns,
+    SOLE_DRIVER,
+    ActiveSubrun,
+    DriverContext,
+    RunLimits,
+    SessionRun,
+    SubrunTree,
+    TenantKey,
+    drop_incomplete_turn,
+    last_used_seq,
+    prior_spend,
+    steering_count,
+    tenant_run_id,
 )
-from evoclaw.providers.thrifty import Thrifty
+from evoclaw.providers.thrifty import BudgetFallback
 from evoclaw.store.governing.approvals import ApprovalStore
 from evoclaw.store.sessions import changes as session_changes
 from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
-from evoclaw.tools.notes import Todos
-from evoclaw.tools.question import Person
-from evoclaw.tools.sessions import Brief, Sessions
+from evoclaw.tools.notes import TodoList
+from evoclaw.tools.question import UserPrompter
+from evoclaw.tools.sessions import Sessions, SubSessionRequest
 
 
 class Conversations:
@@ -67,20 +77,20 @@ class Conversations:
         self,
         store: SessionStore,
         agents: Mapping[str, Agent],
-        equip: Equip,
+        make_ports: PortsFactory,
         *,
         questions: Questions | None = None,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
         ledger: Ledger | None = None,
         price: Price | None = None,
         cheaper: Sequence[Provider] = (),
         attended: bool = False,
-        listening: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
+        sinks_for: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
         edges: Callable[[], Sequence[Member]] = lambda: (),
         prompt: Callable[[Agent], str] = lambda agent: agent.prompt,
-        recall: Recall = nothing_recalled,
+        recall: Recall = no_recall,
         approvals: ApprovalStore | None = None,
-        together: bool = False,
+        defer_commits: bool = False,
     ) -> None:
         """Choose the parts.
 
@@ -103,16 +113,16 @@ class Conversations:
                 the store.
         """
         self.store, self.agents, self.edges = store, agents, edges
-        self.limits = limits or Limits()
+        self.limits = limits or RunLimits()
         self.ledger: Ledger = ledger or MemoryLedger()
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
-        self._equip, self._prompt, self._listening = equip, prompt, listening
-        self._recall, self.approvals, self._together = recall, approvals, together
+        self._make_ports, self._prompt, self._sinks_for = make_ports, prompt, sinks_for
+        self._recall, self.approvals, self._defer_commits = recall, approvals, defer_commits
         self.cheaper = tuple(cheaper)
-        self.children: dict[Key, Child] = {}
+        self.subruns: dict[TenantKey, ActiveSubrun] = {}
         """Active sub-runs of all tenants in this process, by tenant and run id."""
-        self.running: dict[Key, LiveRun] = {}
+        self.running: dict[TenantKey, SessionRun] = {}
         """Active runs of all tenants in this process, by tenant and session id."""
 
     def of(self, tenant: str) -> Conversations:
@@ -140,9 +150,11 @@ class Conversations:
 
     async def rename(self, session_id: str, title: str) -> Session:
         """Change the title of a session: one line, cut to its limit."""
-        found = await session_changes.rename(self.store, session_id, one_line(title, LONGEST_TITLE))
+        found = await session_changes.rename(
+            self.store, session_id, one_line(title, MAX_TITLE_CHARS)
+        )
         if found is None:
-            raise NoSession(session_id)
+            raise SessionNotFound(session_id)
         return found
 
     async def branch(self, session_id: str, at_message: int) -> Session:
@@ -152,27 +164,27 @@ class Conversations:
         """
         session = await self.store.session(session_id)
         if session is None:
-            raise NoSession(session_id)
+            raise SessionNotFound(session_id)
         numbered = await self.store.messages(session_id, 0, max(0, at_message + 1))
-        messages = whole_turns([message for _, message in numbered])
+        messages = drop_incomplete_turn([message for _, message in numbered])
         new = replace(session, id=secrets.token_hex(8))
         return await session_changes.branch(self.store, new, messages)
 
-    async def forget(self, session_id: str) -> Sequence[str]:
+    async def delete(self, session_id: str) -> Sequence[str]:
         """Delete a session, the sessions started from it, and all their runs and records.
 
         Returns the ids of the deleted sessions, so that other stores can delete their data.
         """
         if await self.store.session(session_id) is None:
-            raise NoSession(session_id)
-        deleted = await session_changes.forget(self.store, session_id)
+            raise SessionNotFound(session_id)
+        deleted = await session_changes.delete_session(self.store, session_id)
         if deleted is None:
-            raise Busy(session_id, "has an unfinished run; cancel it first")
+            raise SessionBusy(session_id, "has an unfinished run; cancel it first")
         if self.approvals is not None:
-            await self.approvals.forget(deleted.runs, self.store.tenant)
+            await self.approvals.delete_for_runs(deleted.runs, self.store.tenant)
         return deleted.sessions
 
-    async def say(
+    async def send(
         self,
         session_id: str,
         message: str,
@@ -191,31 +203,31 @@ class Conversations:
             sinks: Further sinks.
             deadline: The deadline, to cancel the run by.
         """
-        listed = await self.store.look(session_id)
+        listed = await self.store.summary(session_id)
         if listed is None:
-            raise NoSession(session_id)
-        run_id = run_id_of(self.store.tenant, run_id or secrets.token_hex(16))
+            raise SessionNotFound(session_id)
+        run_id = tenant_run_id(self.store.tenant, run_id or secrets.token_hex(16))
         if listed.last is not None and listed.last.is_open and listed.last.id != run_id:
-            raise Busy(session_id, "has an unfinished run; resume or cancel it first")
-        stored = await self.store.begin(run_id, session_id, message)
+            raise SessionBusy(session_id, "has an unfinished run; resume or cancel it first")
+        stored = await self.store.create_run(run_id, session_id, message)
         async with aclosing(self._watch(listed.session, stored, sinks, deadline)) as records:
             async for record in records:
                 yield record
 
-    async def unfinished(self, session_id: str) -> bool:
+    async def has_unfinished_run(self, session_id: str) -> bool:
         """Whether the last run of a session was interrupted, or waits for a person."""
-        listed = await self.store.look(session_id)
+        listed = await self.store.summary(session_id)
         return listed is not None and listed.last is not None and listed.last.is_open
 
     async def resume(
         self, session_id: str, *, sinks: Sequence[Sink] = (), deadline: Deadline | None = None
     ) -> AsyncGenerator[Record, None]:
         """Resume the last run of a session that waited for a person or was interrupted."""
-        listed = await self.store.look(session_id)
+        listed = await self.store.summary(session_id)
         if listed is None:
-            raise NoSession(session_id)
+            raise SessionNotFound(session_id)
         if listed.last is None or not listed.last.is_open:
-            raise Busy(session_id, "has no unfinished run to resume; send a message")
+            raise SessionBusy(session_id, "has no unfinished run to resume; send a message")
         async with aclosing(self._watch(listed.session, listed.last, sinks, deadline)) as records:
             async for record in records:
                 yield record
@@ -235,25 +247,27 @@ class Conversations:
             async for record in records:
                 yield record
 
-    async def drive(self, run: LiveRun, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
+    async def drive(
+        self, run: SessionRun, sinks: Sequence[Sink] = ()
+    ) -> AsyncGenerator[Record, None]:
         """Drive a run; it is in `running` while this lasts."""
         key = (run.session.tenant, run.session.id)
         while (other := self.running.get(key)) is not None:
             if other.state.stop is None:
-                raise Busy(
+                raise SessionBusy(
                     run.session.id, "is answering another message; wait for it, or cancel it"
                 )
-            await other.left.wait()  # its loop has ended; only cleanup is left
+            await other.finished.wait()  # its loop has ended; only cleanup is left
         self.running[key] = run
         try:
             if run.state.started:
-                await Delegates(self, run).take_up()
+                await RunSessions(self, run).resume_subruns()
             async with aclosing(run.records(sinks)) as records:
                 async for record in records:
                     yield record
         finally:
             del self.running[key]
-            run.left.set()
+            run.finished.set()
 
     def agent(self, session: Session) -> Agent:
         """The agent of a session."""
@@ -267,10 +281,10 @@ class Conversations:
         session: Session,
         stored: StoredRun,
         deadline: Deadline | None,
-        above: LiveRun | None,
-        brief: Brief | None,
-        hold: Hold = ALONE,
-    ) -> LiveRun:
+        parent: SessionRun | None,
+        brief: SubSessionRequest | None,
+        driver: DriverContext = SOLE_DRIVER,
+    ) -> SessionRun:
         """Prepare a run to be driven: its ports, its budget, and its state so far.
 
         Args:
@@ -281,138 +295,141 @@ class Conversations:
             brief: What a sub-run was started with, if it is the first of its session.
             driver: The epoch and the steering messages of its driver.
         """
-        tenants = {session.tenant} if above is None else {session.tenant, above.session.tenant}
+        tenants = {session.tenant} if parent is None else {session.tenant, parent.session.tenant}
         if tenants != {self.store.tenant}:
-            raise NoSession(session.id)  # a run of another tenant is never driven
-        blob, before, earlier, records = await self.store.whole(stored)
-        request = errand_of(blob)
-        agent = _asked_for(self.agent(session), request)
-        capabilities = narrowed(agent.capabilities, session.capabilities)
-        family, spent = Family(self.limits), dict[str, int]()
-        if above is None:
-            enter(stored.root_run, request.traceparent)
-            spent = spent_before(before, self.limits.budget)
+            raise SessionNotFound(session.id)  # a run of another tenant is never driven
+        blob, before, earlier, records = await self.store.load_run(stored)
+        request = decode_run_request(blob)
+        agent = _agent_for(self.agent(session), request)
+        capabilities = intersect_capabilities(agent.capabilities, session.capabilities)
+        family, spent = SubrunTree(self.limits), dict[str, int]()
+        if parent is None:
+            enter_run_trace(stored.root_run, request.traceparent)
+            spent = prior_spend(before, self.limits.budget)
         else:
-            capabilities, family = narrowed(capabilities, above.capabilities), above.family
+            capabilities, family = (
+                intersect_capabilities(capabilities, parent.capabilities),
+                parent.tree,
+            )
         if records and isinstance(opening := records[0].event, RunStarted):
             state, settings = fold(records), opening.settings
         else:
             history = [message for _, message in earlier]
-            messages = await self._opening(agent, session, history, stored, request)
-            state, settings = new_run(messages, stored.id), _settings(agent, brief)
-        run = LiveRun(
+            messages = await self._opening_messages(agent, session, history, stored, request)
+            state, settings = new_run(messages, stored.id), _loop_settings(agent, brief)
+        run = SessionRun(
             self.store, session, stored, state, settings,
             deadline or Deadline(agent.settings.max_seconds), family, capabilities,
-            seq=seq_after(records), known=len(earlier), heard=heard_in(records),
-            hold=hold, together=self._together, approvals=self.approvals,
-            places=asyncio.Semaphore(self.limits.side_by_side),
+            seq=last_used_seq(records), stored_messages=len(earlier), steering_taken=steering_count(records),
+            driver=driver, defer_commits=self._defer_commits, approvals=self.approvals,
+            subrun_slots=asyncio.Semaphore(self.limits.max_concurrent_per_run),
         )  # fmt: skip
-        run.ports = self._ports(agent, run, above, spent, request)
-        run.budget.recall(records)
-        run.sinks = self.listeners(session, records)
+        run.ports = self._ports(agent, run, parent, spent, request)
+        run.budget.restore(records)
+        run.sinks = self.sinks_of(session, records)
         return run
 
-    def listeners(self, session: Session, records: Sequence[Record]) -> tuple[Sink, ...]:
+    def sinks_of(self, session: Session, records: Sequence[Record]) -> tuple[Sink, ...]:
         """The sinks of a run of a session, given its records so far."""
-        return tuple(self._listening(session, records))
+        return tuple(self._sinks_for(session, records))
 
-    async def _opening(
+    async def _opening_messages(
         self,
         agent: Agent,
         session: Session,
         earlier: list[Message],
         stored: StoredRun,
-        errand: Errand,
+        request: RunRequest,
     ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
             earlier = [SystemMessage(text)]
-        asked = [UserMessage((TextBlock(stored.asked, stored.label),))]
-        if errand.messages:
-            return [*earlier, *errand.messages, *(asked if errand.message else ())]
+        asked = [UserMessage((TextBlock(stored.message, stored.label),))]
+        if request.messages:
+            return [*earlier, *request.messages, *(asked if request.message else ())]
         return [*earlier, *await self._recall(agent, session, stored), *asked]
 
     def _ports(
         self,
         agent: Agent,
-        run: LiveRun,
-        above: LiveRun | None,
+        run: SessionRun,
+        parent: SessionRun | None,
         spent: Amounts,
-        errand: Errand,
+        request: RunRequest,
     ) -> Ports:
         session = run.session
         given: dict[type, object] = {
-            Todos: StoredTodos(self.store, session.id),
-            Person: self.questions.person(session.id),
-            Sessions: Delegates(self, run),
+            TodoList: StoredTodos(self.store, session.id),
+            UserPrompter: self.questions.person(session.id),
+            Sessions: RunSessions(self, run),
             History: run.state.history if run.state.started else History(run.state.opening),
         }
-        ports = self._equip(agent, session, given)
+        ports = self._make_ports(agent, session, given)
         user = session.owner or ports.principal.user
         principal = replace(ports.principal, tenant=session.tenant, user=user)
-        run.budget = Budget(
+        run.budget = RunBudget(
             self.ledger,
             run.stored.id,
             budget_of(agent, self.limits.budget),
-            Terms(price=self.price, attended=self.attended),
+            BudgetOptions(price=self.price, attended=self.attended),
             principal=principal,
-            above=None if above is None else above.budget,
+            parent=None if parent is None else parent.budget,
             spent=spent,
         )
         parking = PendingQuestions(self.questions, session.id, ports.approver)
-        pipeline = self._pipeline(run, above, ports, errand)
+        pipeline = self._pipeline(run, parent, ports, request)
         pipeline = pipeline.with_steps(parking, run.budget, BudgetNotice(run.budget))
         run.pipeline = pipeline
-        provider = Thrifty(ports.provider, run.budget.share, self.cheaper)
-        steering = run.hold.steering
+        provider = BudgetFallback(ports.provider, run.budget.remaining_share, self.cheaper)
+        steering = run.driver.steering
         made = Ports(provider, pipeline, pipeline.policy, parking, principal, steering=steering)
-        callers = Callers(self.store.questions)
-        return with_callers(made, errand.tools, callers, session.id, run.budget)
+        callers = CallerCallStore(self.store.questions)
+        return with_caller_tools(made, request.tools, callers, session.id, run.budget)
 
     def _pipeline(
-        self, run: LiveRun, above: LiveRun | None, ports: Ports, errand: Errand
+        self, run: SessionRun, parent: SessionRun | None, ports: Ports, request: RunRequest
     ) -> Pipeline:
         """The call pipeline of the agent, narrowed to this run."""
         session = run.session
-        is_deepest = session.depth >= self.limits.depth
+        is_deepest = session.depth >= self.limits.max_depth
         pipeline = Pipeline.of(ports.executor, ports.policy).with_steps(
             PermittedTools(run.capabilities),
             Permissions(run.capabilities),
-            SessionLabels(self.store, ABOUT_SESSIONS),
+            SessionLabels(self.store, SESSION_READING_TOOLS),
             RunTools(
-                None if above is None else above.pipeline,
-                frozenset() if errand.single else session.tools,
-                STARTERS if is_deepest else frozenset(),
+                None if parent is None else parent.pipeline,
+                frozenset() if request.single else session.tools,
+                SUBRUN_STARTING_TOOLS if is_deepest else frozenset(),
             ),
         )
-        inherited = () if above is None else _inherited(above.pipeline, pipeline)
+        inherited = () if parent is None else inherited_policies(parent.pipeline, pipeline)
         return pipeline.with_steps(ParentRules(Chain(inherited))) if inherited else pipeline
 
 
-def _inherited(above: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
+def inherited_policies(parent: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
     """The policies of the parent runs that this run does not have already, each once.
 
     Permissions are narrowed from run to run; questions, budgets and the caller's tools belong to
     each run itself.
     """
     found: list[Policy] = []
-    for policy in above.before:
+    for policy in parent.before:
         if isinstance(policy, ParentRules):
             found += policy.chain.policies
-        elif not isinstance(policy, Permissions | PendingQuestions | Budget):
-            found.append(policy.policy if isinstance(policy, GivenRules) else policy)
-    present = [rule.policy if isinstance(rule, GivenRules) else rule for rule in own.before]
+        elif not isinstance(policy, Permissions | PendingQuestions | RunBudget):
+            found.append(policy.policy if isinstance(policy, ExtraPolicy) else policy)
+    present = [rule.policy if isinstance(rule, ExtraPolicy) else rule for rule in own.before]
     return tuple(rule for rule in found if not any(rule is other for other in present))
 
 
-def _asked_for(agent: Agent, errand: Errand) -> Agent:
+def _agent_for(agent: Agent, request: RunRequest) -> Agent:
     """The agent with the model and settings of a run request."""
-    settings = errand.settings or agent.settings
-    if errand.single:
+    settings = request.settings or agent.settings
+    if request.single:
         settings = replace(settings, confirm=False)
-    return replace(agent, model=errand.model or agent.model, settings=settings)
+    return replace(agent, model=request.model or agent.model, settings=settings)
 
 
-def _settings(agent: Agent, brief: Brief | None) -> LoopSettings:
+def _loop_settings(agent: Agent, brief: SubSessionRequest | None) -> LoopSettings:
     settings = agent.settings
     if brief is None or brief.max_turns is None:
         return settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from evoclaw.core.chain import Chain
-from evoclaw.core.labels import joined
+from evoclaw.core.labels import join_labels
 from evoclaw.core.messages import ToolResult, label_of, labelled
 from evoclaw.core.pipeline import Execution, OfferStep, Pipeline, ResultStep
 from evoclaw.core.ports import Policy, Verdict
@@ -21,25 +21,25 @@ class RunTools(OfferStep):
 
     def __init__(
         self,
-        above: Pipeline | None,
+        parent: Pipeline | None,
         names: frozenset[str] | None,
-        besides: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> None:
         """`excluded` are never offered: a run at the deepest level starts no sub-runs."""
-        self._above, self._names, self._besides = above, names, besides
+        self._parent, self._names, self._excluded = parent, names, excluded
 
     def version(self) -> object:
         """Changes with the tools of the parent run."""
-        return None if self._above is None else self._above.tools()
+        return None if self._parent is None else self._parent.tools()
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Return the tools that this run may use."""
-        held = None if self._above is None else {tool.name for tool in self._above.tools()}
-        return [tool for tool in tools if self._may(tool.name, held)]
+        held = None if self._parent is None else {tool.name for tool in self._parent.tools()}
+        return [tool for tool in tools if self._is_offered(tool.name, held)]
 
-    def _may(self, name: str, held: set[str] | None) -> bool:
+    def _is_offered(self, name: str, held: set[str] | None) -> bool:
         named = self._names is None or name in self._names
-        return named and name not in self._besides and (held is None or name in held)
+        return named and name not in self._excluded and (held is None or name in held)
 
 
 class SessionLabels(ResultStep):
@@ -57,7 +57,7 @@ class SessionLabels(ResultStep):
         if not isinstance(session_id, str):
             return result
         messages = await self._store.messages(session_id)
-        label = joined(label_of(message) for _, message in messages)
+        label = join_labels(label_of(message) for _, message in messages)
         return replace(result, blocks=labelled(result.blocks, label))
 
 

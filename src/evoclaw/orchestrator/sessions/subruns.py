@@ -31,7 +31,7 @@ from evoclaw.core.events import (
     ToolsChanged,
     TurnStarted,
 )
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.ledgers import CALLS, DOLLARS, TOKENS, TURNS
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import (
@@ -41,80 +41,80 @@ from evoclaw.core.messages import (
     UserMessage,
 )
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.ports import Ports, Sink, nothing_said
+from evoclaw.core.ports import Ports, Sink, no_steering
 from evoclaw.core.state import RunState
-from evoclaw.governance.budget.foresight import micros
-from evoclaw.governance.budget.policy import Budget
+from evoclaw.governance.budget.foresight import to_microdollars
+from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.sessions.pieces import Pieces
-from evoclaw.store.databases.notices import Kind, Notice
+from evoclaw.orchestrator.sessions.pieces import RecordBuffer
+from evoclaw.store.databases.notices import Notice, NoticeKind
 from evoclaw.store.governing.approvals import ApprovalStore
-from evoclaw.store.sessions.sessions import Session, SessionStore, Spent, StoredRun
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 
-GRACE = 5.0
+SUBRUN_CANCEL_GRACE_S = 5.0
 """Seconds that a cancelled sub-run has to record how far it came."""
-PASSING = TextDelta | ReasoningDelta | CallOutput | ToolsChanged | TurnStarted | CallJudged
+TRANSIENT_EVENTS = TextDelta | ReasoningDelta | CallOutput | ToolsChanged | TurnStarted | CallJudged
 """Events whose records are stored together with the next durable one: if a crash loses them,
 nothing was done that they tell of."""
-HELD = 1_000
+MAX_BUFFERED_RECORDS = 1_000
 """Transient records that are buffered; more are stored without waiting for a durable one."""
-SKIPPED = 2 * HELD
+RESUME_SEQ_GAP = 2 * MAX_BUFFERED_RECORDS
 """Record numbers that a resumed run skips: a watcher may have seen records that were not stored,
 and must not take new records with the same numbers for those."""
 
 
-Key: TypeAlias = tuple[str, str]
+TenantKey: TypeAlias = tuple[str, str]
 """A tenant, and an id that is unique within it."""
-TAGGED = re.compile(r"t[0-9a-f]{16}-")
+TENANT_TAG = re.compile(r"t[0-9a-f]{16}-")
 """The prefix of run ids of tenants other than `local`."""
 
 
-def run_id_of(tenant: str, run_id: str) -> str:
+def tenant_run_id(tenant: str, run_id: str) -> str:
     """The id of a tenant's run: no run of another tenant can have it, whatever id a user chooses.
 
     Edges, ledgers and approvals know a run and its calls by the id alone. Runs of `local` keep the
     ids that were chosen for them.
     """
-    if tenant == LOCAL.tenant and not TAGGED.match(run_id):
+    if tenant == LOCAL_PRINCIPAL.tenant and not TENANT_TAG.match(run_id):
         return run_id
     tag = f"t{sha256(tenant.encode()).hexdigest()[:16]}-"
     return run_id if run_id.startswith(tag) else f"{tag}{run_id}"
 
 
-class Limits(Struct, frozen=True):
+class RunLimits(Struct, frozen=True):
     """What a run and all its sub-runs may spend together, and how many there may be."""
 
     budget: BudgetSettings = BudgetSettings()
-    depth: int = 3
+    max_depth: int = 3
     """Levels of sub-runs below a run."""
-    side_by_side: int = 4
+    max_concurrent_per_run: int = 4
     """Concurrent sub-runs of one run; the others wait for a slot."""
-    at_once: int = 16
+    max_active: int = 16
     """Active sub-runs of the whole tree; more are rejected."""
 
 
 @dataclass(eq=False, slots=True)
-class Family:
+class SubrunTree:
     """All sub-runs below a root run."""
 
-    limits: Limits
-    under_way: int = 0
+    limits: RunLimits
+    active_count: int = 0
     """Sub-runs that were started and have not ended."""
 
 
-def spent_before(spent: Spent, settings: BudgetSettings) -> dict[str, int]:
+def prior_spend(spent: RunUsage, settings: BudgetSettings) -> dict[str, int]:
     """What a run spent before a restart, for a ledger that does not know it."""
     found = {TURNS: spent.turns, CALLS: spent.calls, TOKENS: spent.tokens_in + spent.tokens_out}
     if spent.cost is not None:
-        found[DOLLARS] = micros(spent.cost)
+        found[DOLLARS] = to_microdollars(spent.cost)
     elif settings.dollars is not None and settings.unpriced == "refuse":
         # A reply had no known price: the whole budget counts as spent.
-        found[DOLLARS] = micros(settings.dollars)
+        found[DOLLARS] = to_microdollars(settings.dollars)
     return found
 
 
 @dataclass(eq=False, slots=True)
-class Child:
+class ActiveSubrun:
     """A sub-run that is active beside its parent run."""
 
     run_id: str
@@ -122,7 +122,7 @@ class Child:
     deadline: Deadline
     task: asyncio.Task[None]
 
-    async def end(self, *, clean: bool) -> None:
+    async def stop(self, *, clean: bool) -> None:
         """Stop the sub-run and wait for its task.
 
         Args:
@@ -131,45 +131,45 @@ class Child:
         """
         if clean:
             self.deadline.cancel()
-            await asyncio.wait([self.task], timeout=GRACE)
+            await asyncio.wait([self.task], timeout=SUBRUN_CANCEL_GRACE_S)
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait([self.task])
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class DriverContext:
     """What the driver of a run brings: its epoch, and its steering messages."""
 
     epoch: int | None = None
     """The epoch of the claim: writes are rejected once another process has a higher one. None for a
     process that has the store for itself."""
-    steering: Callable[[], Sequence[UserMessage]] = nothing_said
+    steering: Callable[[], Sequence[UserMessage]] = no_steering
 
 
-ALONE = Hold()
+SOLE_DRIVER = DriverContext()
 
 
-def seq_after(records: Sequence[Record]) -> int:
+def last_used_seq(records: Sequence[Record]) -> int:
     """The last record number that a run has used, also for records seen by watchers and lost."""
     if not records:
         return 0
     last = records[-1]
-    return last.seq if isinstance(last.event, RunFinished) else last.seq + SKIPPED
+    return last.seq if isinstance(last.event, RunFinished) else last.seq + RESUME_SEQ_GAP
 
 
-def _leads_on(event: Event) -> bool:
+def _commits_with_next(event: Event) -> bool:
     """Whether another record follows at once and is committed with it, before anything is done."""
     return isinstance(event, CallStarted) or (isinstance(event, Replied) and event.reply.has_calls)
 
 
-def heard_in(records: Sequence[Record]) -> int:
+def steering_count(records: Sequence[Record]) -> int:
     """How many steering messages a run has read."""
     events = [record.event for record in records]
     return sum(isinstance(event, Prompted) and event.why == "steer" for event in events)
 
 
-def whole_turns(messages: Sequence[Message]) -> Sequence[Message]:
+def drop_incomplete_turn(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages without a last reply whose calls are not all answered."""
     end = len(messages)
     while end and isinstance(messages[end - 1], ToolResult):
@@ -180,7 +180,7 @@ def whole_turns(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 @dataclass(eq=False, slots=True)
-class LiveRun:
+class SessionRun:
     """A run of a session in this process."""
 
     store: SessionStore
@@ -189,30 +189,30 @@ class LiveRun:
     state: RunState
     settings: LoopSettings
     deadline: Deadline
-    family: Family
+    tree: SubrunTree
     capabilities: frozenset[str]
-    places: asyncio.Semaphore
+    subrun_slots: asyncio.Semaphore
     seq: int = 0
     """The last record number used."""
-    known: int = 0
+    stored_messages: int = 0
     """How many messages are stored."""
-    heard: int = 0
+    steering_taken: int = 0
     """How many steering messages the run has read."""
-    hold: Hold = ALONE
-    together: bool = False
+    driver: DriverContext = SOLE_DRIVER
+    defer_commits: bool = False
     """Commit a reply, the budget reserved for its calls, and its commands together."""
     approvals: ApprovalStore | None = None
     """Where its calls wait for approval."""
-    children: list[Child] = field(default_factory=list[Child])
+    subruns: list[ActiveSubrun] = field(default_factory=list[ActiveSubrun])
     ports: Ports = field(init=False)
     """Set last: the tools get this run as a dependency."""
-    budget: Budget = field(init=False)
+    budget: RunBudget = field(init=False)
     """The budget of the run and its sub-runs."""
     pipeline: Pipeline = field(init=False)
     """The call pipeline; its policies also judge the sub-runs."""
     sinks: tuple[Sink, ...] = ()
     """Sinks of the run, whichever process drives it."""
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when this process no longer drives the run."""
 
     async def records(self, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
@@ -220,59 +220,66 @@ class LiveRun:
         bus = Bus(self.stored.id, (self.budget, *self.sinks, *sinks), seq=self.seq)
         events = run_loop(self.state, self.ports, self.settings, self.deadline)
         notices, key = self.store.database.notices, (self.store.tenant, self.stored.id)
-        buffer = Pieces(self._keep_pieces, partial(notices.is_wanted, *key))
+        buffer = RecordBuffer(self._store_transient, partial(notices.is_watched, *key))
         stop: StopReason | None = None
         try:
-            with notices.driven(*key, buffer.hurry):
+            with notices.register_driver(*key, buffer.schedule_flush):
                 async with aclosing(events):
                     async for event in events:
                         record = bus.publish(event)
                         if isinstance(event, RunFinished):
                             stop = event.stop
-                        if isinstance(event, PASSING) and len(buffer) < HELD - 1:
+                        if (
+                            isinstance(event, TRANSIENT_EVENTS)
+                            and len(buffer) < MAX_BUFFERED_RECORDS - 1
+                        ):
                             buffer.add(record)
                         else:
-                            await buffer.settled()
-                            await self._keep([*buffer.take(), record], stop)
+                            await buffer.wait_flushed()
+                            await self._store_records([*buffer.drain(), record], stop)
                         yield record
         finally:
             await buffer.close()
             clean = stop is not None and stop is not StopReason.WAITING
-            await self._end_children(clean=clean)
+            await self._stop_subruns(clean=clean)
 
-    async def _keep_pieces(self, records: Sequence[Record]) -> None:
+    async def _store_transient(self, records: Sequence[Record]) -> None:
         """Store records for watchers in other processes; without records, have them check again."""
         store, stored = self.store, self.stored
         if not records:
-            await store.database.announce((Notice(Kind.KEPT, store.tenant, stored.id),))
+            await store.database.announce(
+                (Notice(NoticeKind.RECORDS_STORED, store.tenant, stored.id),)
+            )
             return
         # No message is stored here: messages are stored with their durable records.
-        await store.append(stored, records, (), self._spent(), None, epoch=self.hold.epoch)
+        await store.append(stored, records, (), self._spent(), None, epoch=self.driver.epoch)
 
-    async def _keep(self, records: Sequence[Record], stop: StopReason | None) -> None:
+    async def _store_records(self, records: Sequence[Record], stop: StopReason | None) -> None:
         state = self.state
         history = state.history
-        messages = [(number, history[number]) for number in range(self.known, len(history))]
+        messages = [
+            (number, history[number]) for number in range(self.stored_messages, len(history))
+        ]
         spent = self._spent()
-        wait = not (self.together and _leads_on(records[-1].event))
+        wait = not (self.defer_commits and _commits_with_next(records[-1].event))
         await self.store.append(
-            self.stored, records, messages, spent, stop, epoch=self.hold.epoch, wait=wait
+            self.stored, records, messages, spent, stop, epoch=self.driver.epoch, wait=wait
         )
-        self.known = len(history)
+        self.stored_messages = len(history)
         if stop is not None and stop is not StopReason.WAITING:
-            await self.give_up()
+            await self.close_requests()
 
-    def _spent(self) -> Spent:
+    def _spent(self) -> RunUsage:
         state = self.state
-        return Spent(state.turn, state.calls, state.usage.input, state.usage.output, state.cost)
+        return RunUsage(state.turn, state.calls, state.usage.input, state.usage.output, state.cost)
 
-    async def give_up(self) -> None:
+    async def close_requests(self) -> None:
         """Close the open questions and approvals of the run."""
-        closing = [self.store.questions.give_up(self.stored.id)]
+        closing = [self.store.questions.close_waiting(self.stored.id)]
         if self.approvals is not None:
-            closing.append(self.approvals.give_up(self.stored.id, self.store.tenant))
+            closing.append(self.approvals.close_waiting(self.stored.id, self.store.tenant))
         await asyncio.gather(*closing)  # in one commit
 
-    async def _end_children(self, *, clean: bool) -> None:
-        running = [child for child in self.children if not child.task.done()]
-        await asyncio.gather(*(child.end(clean=clean) for child in running))
+    async def _stop_subruns(self, *, clean: bool) -> None:
+        running = [child for child in self.subruns if not child.task.done()]
+        await asyncio.gather(*(child.stop(clean=clean) for child in running))

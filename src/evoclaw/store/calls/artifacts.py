@@ -22,16 +22,16 @@ from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.store.databases.opening import StoreFull, sync_folder
 
 HANDLE = re.compile(r"sha256:([0-9a-f]{64})")
-PIECE = 256 << 10
+WRITE_CHUNK_BYTES = 256 << 10
 """Bytes that are buffered before a write in a thread."""
-LARGEST_READ = 1 << 20
-LONGEST_LINE = 500
+MAX_READ_BYTES = 1 << 20
+MAX_LINE_BYTES = 500
 """Bytes of a line in a search result."""
-ABANDONED_AFTER = 3600.0
+DRAFT_TIMEOUT_S = 3600.0
 """Seconds after which an unfinished draft counts as abandoned."""
 
 
-class NoArtifact(EvoClawError):
+class ArtifactNotFound(EvoClawError):
     """There is no artifact with this handle."""
 
     def __init__(self, handle: str, problem: str) -> None:
@@ -64,7 +64,7 @@ class Excerpt(Struct, frozen=True):
     """Bytes of the output that were not stored."""
 
 
-class Line(Struct, frozen=True):
+class GrepLine(Struct, frozen=True):
     """A line that matches."""
 
     number: int
@@ -72,24 +72,24 @@ class Line(Struct, frozen=True):
     """Without the line end; truncated if it is long."""
 
 
-class Found(Struct, frozen=True):
+class GrepResult(Struct, frozen=True):
     """The matching lines of an artifact."""
 
-    lines: list[Line]
+    lines: list[GrepLine]
     more: bool
     """Whether the search stopped before the end of the artifact."""
 
 
-class Artifacts:
+class ArtifactStore:
     """The artifacts in a folder."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        keep_bytes: int = 10_000_000,
-        total_bytes: int = 500_000_000,
-        life: float = 86_400,
+        max_artifact_bytes: int = 10_000_000,
+        max_total_bytes: int = 500_000_000,
+        retention_s: float = 86_400,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Set the folder and the limits.
@@ -101,21 +101,24 @@ class Artifacts:
             retention_s: Seconds that an artifact is kept.
             clock: Wall clock.
         """
-        self._folder, self._life, self._clock = folder, life, clock
-        self.keep_bytes, self._total_bytes = min(keep_bytes, total_bytes), total_bytes
-        self._changing = threading.Lock()
+        self._folder, self._retention_s, self._clock = folder, retention_s, clock
+        self.max_artifact_bytes, self._max_total_bytes = (
+            min(max_artifact_bytes, max_total_bytes),
+            max_total_bytes,
+        )
+        self._lock = threading.Lock()
 
     async def put(
         self, source: bytes | Iterable[bytes] | AsyncIterable[bytes], media_type: str
     ) -> Artifact:
         """Store bytes, or chunks of them, atomically."""
-        draft = _Draft(self._folder, self.keep_bytes)
+        draft = _ArtifactDraft(self._folder, self.max_artifact_bytes)
         try:
             buffer = bytearray()
-            async with aclosing(_each(source)) as chunks:
+            async with aclosing(_chunks(source)) as chunks:
                 async for chunk in chunks:
                     buffer += chunk
-                    if len(buffer) >= PIECE:
+                    if len(buffer) >= WRITE_CHUNK_BYTES:
                         await asyncio.to_thread(draft.add, bytes(buffer))
                         buffer.clear()
             await asyncio.to_thread(draft.add, bytes(buffer))
@@ -137,18 +140,18 @@ class Artifacts:
         """Bytes from an offset; fewer at the end, and at most a megabyte."""
         if offset < 0 or length < 0:
             raise ValueError("offset and length must not be negative")
-        return await asyncio.to_thread(self._with, handle, _read, offset, length)
+        return await asyncio.to_thread(self._with_file, handle, _read, offset, length)
 
     async def head_and_tail(self, handle: str, each: int = 24_576) -> Excerpt:
         """The first and the last bytes, `each` of both."""
         metadata = await self.get(handle)
-        head, tail = await asyncio.to_thread(self._with, handle, _ends, max(0, each))
+        head, tail = await asyncio.to_thread(self._with_file, handle, _head_and_tail, max(0, each))
         left_out = metadata.kept - len(head) - len(tail)
         return Excerpt(head, tail, left_out, metadata.size - metadata.kept)
 
-    async def tail(self, handle: str, lines: int, *, most_bytes: int = 65_536) -> bytes:
+    async def tail(self, handle: str, lines: int, *, max_bytes: int = 65_536) -> bytes:
         """The last lines, as many as fit."""
-        return await asyncio.to_thread(self._with, handle, _last_lines, lines, most_bytes)
+        return await asyncio.to_thread(self._with_file, handle, _last_lines, lines, max_bytes)
 
     async def grep(
         self,
@@ -156,12 +159,12 @@ class Artifacts:
         pattern: str,
         *,
         ignore_case: bool = False,
-        most: int = 200,
-        most_bytes: int = 65_536,
-    ) -> Found:
+        max_lines: int = 200,
+        max_bytes: int = 65_536,
+    ) -> GrepResult:
         """The lines that match an RE2 expression; `ConfigError` if it is invalid."""
-        search = _compiled(pattern, ignore_case=ignore_case)
-        return await asyncio.to_thread(self._with, handle, _grep, search, most, most_bytes)
+        search = _compile(pattern, ignore_case=ignore_case)
+        return await asyncio.to_thread(self._with_file, handle, _grep, search, max_lines, max_bytes)
 
     async def prune(self, now: float) -> int:
         """Delete expired artifacts; how many."""
@@ -170,32 +173,32 @@ class Artifacts:
     def _path(self, handle: str) -> Path:
         match = HANDLE.fullmatch(handle)
         if match is None:
-            raise NoArtifact(handle, "a handle is 'sha256:' and 64 hexadecimal digits")
+            raise ArtifactNotFound(handle, "a handle is 'sha256:' and 64 hexadecimal digits")
         return self._folder / match[1]
 
-    def _with(self, handle: str, function: Callable[..., Any], *arguments: object) -> Any:
+    def _with_file(self, handle: str, function: Callable[..., Any], *arguments: object) -> Any:
         path = self._path(handle)
         try:
             with path.open("rb") as file:
                 return function(file, *arguments)
         except FileNotFoundError:
-            raise NoArtifact(handle, "it has expired, or was never stored here") from None
+            raise ArtifactNotFound(handle, "it has expired, or was never stored here") from None
 
     def _get(self, handle: str) -> Artifact:
         path = self._path(handle)
-        metadata = _about(path)
+        metadata = _read_metadata(path)
         if metadata is None or not path.exists():
-            raise NoArtifact(handle, "it has expired, or was never stored here")
+            raise ArtifactNotFound(handle, "it has expired, or was never stored here")
         return metadata
 
-    def _finish(self, draft: _Draft, media_type: str) -> Artifact:
-        expires_at = self._clock() + self._life
+    def _finish(self, draft: _ArtifactDraft, media_type: str) -> Artifact:
+        expires_at = self._clock() + self._retention_s
         digest = draft.finish()
         artifact = Artifact(f"sha256:{digest}", draft.size, draft.kept, media_type, expires_at)
-        with self._changing:
-            self._make_room(draft.kept, besides=digest)
+        with self._lock:
+            self._make_room(draft.kept, keep=digest)
             # The metadata first: content without metadata is never found.
-            metadata = _Draft(self._folder, PIECE)
+            metadata = _ArtifactDraft(self._folder, WRITE_CHUNK_BYTES)
             try:
                 metadata.add(msgspec.json.encode(artifact))
                 metadata.finish()
@@ -206,10 +209,10 @@ class Artifacts:
             sync_folder(self._folder)
         return artifact
 
-    def _make_room(self, needed: int, *, besides: str) -> None:
-        others = [metadata for metadata in self._all() if not metadata.handle.endswith(besides)]
+    def _make_room(self, needed: int, *, keep: str) -> None:
+        others = [metadata for metadata in self._all() if not metadata.handle.endswith(keep)]
         others.sort(key=lambda metadata: metadata.expires_at)
-        room = self._total_bytes - needed - sum(metadata.kept for metadata in others)
+        room = self._max_total_bytes - needed - sum(metadata.kept for metadata in others)
         for metadata in others:
             if room >= 0:
                 break
@@ -217,7 +220,7 @@ class Artifacts:
             room += metadata.kept
 
     def _prune(self, now: float) -> int:
-        with self._changing:
+        with self._lock:
             expired = [metadata.handle for metadata in self._all() if metadata.expires_at <= now]
             for handle in expired:
                 self._remove(handle)
@@ -226,7 +229,7 @@ class Artifacts:
 
     def _sweep(self) -> None:
         """Delete what a crash left: drafts, and content or metadata without the other."""
-        oldest = time.time() - ABANDONED_AFTER
+        oldest = time.time() - DRAFT_TIMEOUT_S
         for path in self._folder.glob("*") if self._folder.exists() else ():
             name = path.name.removesuffix(".json")
             complete = (self._folder / name).exists() and (self._folder / f"{name}.json").exists()
@@ -235,7 +238,7 @@ class Artifacts:
                     path.unlink()
 
     def _all(self) -> list[Artifact]:
-        found = [_about(path.with_suffix("")) for path in self._folder.glob("*.json")]
+        found = [_read_metadata(path.with_suffix("")) for path in self._folder.glob("*.json")]
         return [metadata for metadata in found if metadata is not None]
 
     def _remove(self, handle: str) -> None:
@@ -244,7 +247,7 @@ class Artifacts:
         path.with_suffix(".json").unlink(missing_ok=True)
 
 
-class _Draft:
+class _ArtifactDraft:
     """A file being written under a temporary name."""
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -293,7 +296,7 @@ class _Draft:
                 self._path.unlink(missing_ok=True)
 
 
-async def _each(
+async def _chunks(
     source: bytes | Iterable[bytes] | AsyncIterable[bytes],
 ) -> AsyncGenerator[bytes, None]:
     if isinstance(source, bytes):
@@ -306,7 +309,7 @@ async def _each(
             yield chunk
 
 
-def _about(path: Path) -> Artifact | None:
+def _read_metadata(path: Path) -> Artifact | None:
     try:
         metadata = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Artifact)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -315,19 +318,19 @@ def _about(path: Path) -> Artifact | None:
 
 
 def _read(file: BinaryIO, offset: int, length: int) -> bytes:
-    return os.pread(file.fileno(), min(length, LARGEST_READ), offset)
+    return os.pread(file.fileno(), min(length, MAX_READ_BYTES), offset)
 
 
-def _ends(file: BinaryIO, each: int) -> tuple[bytes, bytes]:
+def _head_and_tail(file: BinaryIO, each: int) -> tuple[bytes, bytes]:
     size = os.fstat(file.fileno()).st_size
     if size <= 2 * each:
         return file.read(), b""
     return os.pread(file.fileno(), each, 0), os.pread(file.fileno(), each, size - each)
 
 
-def _last_lines(file: BinaryIO, lines: int, most_bytes: int) -> bytes:
+def _last_lines(file: BinaryIO, lines: int, max_bytes: int) -> bytes:
     size = os.fstat(file.fileno()).st_size
-    data = os.pread(file.fileno(), most_bytes, max(0, size - most_bytes))
+    data = os.pread(file.fileno(), max_bytes, max(0, size - max_bytes))
     end = len(data) - data.endswith(b"\n")
     start = end
     for _ in range(lines):
@@ -341,11 +344,11 @@ Search = Callable[[bytes, int], int | None]
 """The position of the next match."""
 
 
-def _grep(file: BinaryIO, search: Search, most: int, room: int) -> Found:
-    lines: list[Line] = []
+def _grep(file: BinaryIO, search: Search, max_lines: int, remaining_bytes: int) -> GrepResult:
+    lines: list[GrepLine] = []
     number, rest, chunk = 1, b"", b" "
     while chunk:
-        chunk = file.read(LARGEST_READ)
+        chunk = file.read(MAX_READ_BYTES)
         data = rest + chunk
         # The end of a line may be in the next chunk.
         cut = data.rfind(b"\n") + 1 if chunk else len(data)
@@ -357,17 +360,17 @@ def _grep(file: BinaryIO, search: Search, most: int, room: int) -> Found:
             end = data.find(b"\n", hit)
             end = len(data) if end < 0 else end
             number += data.count(b"\n", at, start)
-            text = data[start : min(end, start + LONGEST_LINE)]
-            room -= len(text)
-            if len(lines) == most or room < 0:
-                return Found(lines, True)
-            lines.append(Line(number, text))
+            text = data[start : min(end, start + MAX_LINE_BYTES)]
+            remaining_bytes -= len(text)
+            if len(lines) == max_lines or remaining_bytes < 0:
+                return GrepResult(lines, True)
+            lines.append(GrepLine(number, text))
             at, number = end + 1, number + 1
         number += data.count(b"\n", at)
-    return Found(lines, False)
+    return GrepResult(lines, False)
 
 
-def _compiled(pattern: str, *, ignore_case: bool) -> Search:
+def _compile(pattern: str, *, ignore_case: bool) -> Search:
     import re2  # pyright: ignore[reportMissingTypeStubs]
 
     engine = cast("Any", re2)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from evoclaw.store.databases.database import Schema
 
-WAITS = "settled_at IS NULL"
+NO_OUTCOME = "settled_at IS NULL"
 STATES = ("queued", "sent", "accepted", "cancelling", "settled", "expired")
 # Not `IN`: for that SQLite would build a temporary table at every write.
-CHECKED = " OR ".join(f"state = '{state}'" for state in STATES)
+STATE_CHECK = " OR ".join(f"state = '{state}'" for state in STATES)
 TABLES = (
     f"""CREATE TABLE commands (
         seq INTEGER PRIMARY KEY,
@@ -19,15 +19,15 @@ TABLES = (
         run_id TEXT NOT NULL,
         payload BLOB NOT NULL,
         expires_at REAL,
-        state TEXT NOT NULL CHECK ({CHECKED}),
+        state TEXT NOT NULL CHECK ({STATE_CHECK}),
         outcome BLOB,
         settled_at REAL,
         tenant TEXT NOT NULL DEFAULT 'local'
     ) STRICT""",
-    f"CREATE INDEX commands_waiting ON commands (agent_id, seq) WHERE {WAITS}",
+    f"CREATE INDEX commands_waiting ON commands (agent_id, seq) WHERE {NO_OUTCOME}",
     "CREATE INDEX commands_unsent ON commands (expires_at) WHERE state = 'queued'",
     "CREATE INDEX commands_closed ON commands (settled_at) WHERE settled_at IS NOT NULL",
-    f"CREATE INDEX commands_asked ON commands (tenant, seq) WHERE {WAITS}",
+    f"CREATE INDEX commands_asked ON commands (tenant, seq) WHERE {NO_OUTCOME}",
     """CREATE TABLE notes (
         seq INTEGER PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
     ) STRICT""",
@@ -39,14 +39,14 @@ TABLES = (
         PRIMARY KEY (tenant, agent_id)
     ) STRICT, WITHOUT ROWID""",
 )
-COUNT_ANEW = (
+RECOUNT_WAITING = (
     "DELETE FROM waiting",
     "INSERT INTO waiting (tenant, agent_id, n) SELECT tenant, agent_id, count(*) FROM commands "
-    f"WHERE {WAITS} GROUP BY tenant, agent_id",
+    f"WHERE {NO_OUTCOME} GROUP BY tenant, agent_id",
 )
 SCHEMA = Schema(
     "command store",
     (TABLES,),
-    sealed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
-    derived=(("waiting", COUNT_ANEW),),
+    checksummed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
+    derived_tables=(("waiting", RECOUNT_WAITING),),
 )

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from evoclaw.core.labels import LOCAL
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.store.databases.database import StoreError
 
 
@@ -23,9 +23,14 @@ class CommandState(StrEnum):
     """It expired before it was sent."""
 
 
-OPEN = (CommandState.QUEUED, CommandState.SENT, CommandState.ACCEPTED, CommandState.CANCELLING)
+OPEN_STATES = (
+    CommandState.QUEUED,
+    CommandState.SENT,
+    CommandState.ACCEPTED,
+    CommandState.CANCELLING,
+)
 """In the order in which a command passes through them; it never goes back."""
-CLOSED = (CommandState.SETTLED, CommandState.EXPIRED)
+FINAL_STATES = (CommandState.SETTLED, CommandState.EXPIRED)
 
 
 class QueueFull(StoreError):
@@ -52,26 +57,26 @@ class CommandRow(Struct, frozen=True):
     outcome: bytes | None
     """The first outcome that arrived; later ones do not count."""
     settled_at: float | None
-    tenant: str = LOCAL.tenant
+    tenant: str = LOCAL_PRINCIPAL.tenant
     """The tenant that asked for it."""
 
 
-class Kind(StrEnum):
+class CommandPutKind(StrEnum):
     """Whether a command was stored before."""
 
     NEW = "new"
     KNOWN = "known"
 
 
-class Stored(Struct, frozen=True):
+class CommandPutResult(Struct, frozen=True):
     """The result of putting a command into the store."""
 
-    kind: Kind
+    kind: CommandPutKind
     row: CommandRow | None = None
     """The command that was stored before, with its outcome if it has one."""
 
 
-class Settled(StrEnum):
+class SettleResult(StrEnum):
     """Whether an outcome settled its command."""
 
     FIRST = "first"
@@ -81,7 +86,7 @@ class Settled(StrEnum):
     """There is no such command, or it was sent to another agent."""
 
 
-class Note(Struct, frozen=True):
+class LateOutcome(Struct, frozen=True):
     """An outcome that arrived after the command was closed."""
 
     at: float

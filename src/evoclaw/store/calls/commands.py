@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from evoclaw.core.labels import LOCAL
-from evoclaw.store.calls.command_tables import SCHEMA, WAITS
+from evoclaw.core.labels import LOCAL_PRINCIPAL
+from evoclaw.store.calls.command_tables import NO_OUTCOME, SCHEMA
 from evoclaw.store.calls.command_values import (
-    CLOSED,
-    OPEN,
+    FINAL_STATES,
+    OPEN_STATES,
+    CommandPutKind,
+    CommandPutResult,
     CommandRow,
     CommandState,
-    Kind,
-    Note,
+    LateOutcome,
     QueueFull,
-    Settled,
-    Stored,
+    SettleResult,
 )
 from evoclaw.store.databases.database import (
-    EVERY,
+    NO_LIMIT,
     Connection,
     Database,
     StoreError,
-    sealed,
-    unsealed,
+    add_checksum,
+    verify_checksum,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
@@ -41,18 +41,18 @@ SELECT ?1, ?2, ?3, ?4, ?5, ?7, ?8
 WHERE coalesce((SELECT n FROM waiting WHERE tenant = ?8 AND agent_id = ?2), 0) < ?6
 ON CONFLICT (request_id) DO NOTHING
 """
-RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? AND {WAITS}"
+RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? AND {NO_OUTCOME}"
 SETTLE = f"""
 UPDATE commands SET state = ?, outcome = ?, settled_at = ?
-WHERE request_id = ? AND agent_id = ? AND {WAITS}
+WHERE request_id = ? AND agent_id = ? AND {NO_OUTCOME}
 RETURNING tenant
 """
-CAME = """
+INCREMENT_WAITING = """
 INSERT INTO waiting VALUES (?, ?, 1) ON CONFLICT (tenant, agent_id) DO UPDATE SET n = waiting.n + 1
 """
-WENT = "UPDATE waiting SET n = n - 1 WHERE tenant = ? AND agent_id = ?"
+DECREMENT_WAITING = "UPDATE waiting SET n = n - 1 WHERE tenant = ? AND agent_id = ?"
 # The same outcome again is ignored, and the number of different ones is limited.
-NOTE = """
+PUT_LATE_OUTCOME = """
 INSERT INTO notes (request_id, at, outcome) SELECT ?1, ?2, ?3
 WHERE NOT EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND outcome = ?3)
 AND NOT EXISTS (SELECT 1 FROM notes WHERE request_id = ?1 AND outcome = ?3)
@@ -63,16 +63,16 @@ UPDATE commands SET state = 'expired', settled_at = ?1 WHERE seq IN
     (SELECT seq FROM commands WHERE state = 'queued' AND expires_at <= ?1 LIMIT ?2)
 RETURNING request_id, tenant, agent_id
 """
-FORGET = """
+DELETE_CLOSED = """
 DELETE FROM commands WHERE seq IN (SELECT seq FROM commands WHERE settled_at < ? LIMIT ?)
 RETURNING request_id
 """
-NOTES_OF = """
+LATE_OUTCOMES = """
 SELECT at, outcome FROM notes WHERE request_id = ?1
 AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER BY seq
 """
-MOST_NOTES = 20
-AT_ONCE = 500
+MAX_LATE_OUTCOMES = 20
+BATCH_ROWS = 500
 """Rows that are expired or deleted in one transaction, so that other commands do not wait long."""
 
 
@@ -120,8 +120,8 @@ class CommandStore:
         *,
         sent: bool = False,
         cap: int = 10_000,
-        tenant: str = LOCAL.tenant,
-    ) -> Stored:
+        tenant: str = LOCAL_PRINCIPAL.tenant,
+    ) -> CommandPutResult:
         """Store a command until it is settled; `QueueFull` if its agent has too many of the tenant.
 
         `sent` marks it as sent at once, for a caller that sends it right after.
@@ -129,18 +129,18 @@ class CommandStore:
         The payload of a known command that still waits is replaced: after a restart the caller may
         drive the run under a new epoch.
         """
-        blob, tenant = sealed(payload), tenant or LOCAL.tenant
+        blob, tenant = add_checksum(payload), tenant or LOCAL_PRINCIPAL.tenant
 
-        def work(connection: Connection) -> Stored | None:
+        def work(connection: Connection) -> CommandPutResult | None:
             state = CommandState.SENT if sent else CommandState.QUEUED
             new = (request_id, agent_id, run_id, blob, expires_at, cap, state, tenant)
             if connection.execute(PUT, new).rowcount:
-                connection.execute(CAME, (tenant, agent_id))
-                return Stored(Kind.NEW)
+                connection.execute(INCREMENT_WAITING, (tenant, agent_id))
+                return CommandPutResult(CommandPutKind.NEW)
             row = self._find(connection, request_id)
             if row is not None and (row.agent_id, row.tenant) == (agent_id, tenant):
                 connection.execute(RENEW, (blob, expires_at, request_id))
-            return None if row is None else Stored(Kind.KNOWN, row)
+            return None if row is None else CommandPutResult(CommandPutKind.KNOWN, row)
 
         stored = await self.database.write(work)
         if stored is None:
@@ -159,9 +159,9 @@ class CommandStore:
 
         Mark a command as sent before sending it: an unmarked one may expire as never sent.
         """
-        if state not in OPEN[1:]:
+        if state not in OPEN_STATES[1:]:
             raise ValueError(f"cannot mark a command as {state}; use settle or expire")
-        before = OPEN[: OPEN.index(state)]
+        before = OPEN_STATES[: OPEN_STATES.index(state)]
         statement = (
             "UPDATE commands SET state = ? WHERE request_id = ? "
             f"AND state IN ({', '.join('?' * len(before))})"
@@ -176,23 +176,23 @@ class CommandStore:
         agent_id: str,
         outcome: bytes,
         state: CommandState = CommandState.SETTLED,
-    ) -> Settled:
+    ) -> SettleResult:
         """Store an outcome; only the first one counts, and only from the agent of the command."""
-        if state not in CLOSED:
+        if state not in FINAL_STATES:
             raise ValueError(f"{state} does not close a command")
-        blob, now = sealed(outcome), self._clock()
+        blob, now = add_checksum(outcome), self._clock()
         find = "SELECT agent_id FROM commands WHERE request_id = ?"
 
-        def work(connection: Connection) -> Settled:
+        def work(connection: Connection) -> SettleResult:
             values = (state, blob, now, request_id, agent_id)
             closed = connection.execute(SETTLE, values).fetchall()
             if closed:
-                connection.execute(WENT, (closed[0][0], agent_id))
-                return Settled.FIRST
+                connection.execute(DECREMENT_WAITING, (closed[0][0], agent_id))
+                return SettleResult.FIRST
             if connection.execute(find, (request_id,)).fetchone() != (agent_id,):
-                return Settled.FOREIGN
-            connection.execute(NOTE, (request_id, now, blob, MOST_NOTES))
-            return Settled.AGAIN
+                return SettleResult.FOREIGN
+            connection.execute(PUT_LATE_OUTCOME, (request_id, now, blob, MAX_LATE_OUTCOMES))
+            return SettleResult.AGAIN
 
         return await self.database.write(work)
 
@@ -200,20 +200,20 @@ class CommandStore:
         """A stored command."""
         return await self.database.read(lambda connection: self._find(connection, request_id))
 
-    async def notes(self, request_id: str) -> list[Note]:
+    async def late_outcomes(self, request_id: str) -> list[LateOutcome]:
         """Outcomes that arrived after the command was closed, in order."""
         statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY seq"
         found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
-        return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
+        return [LateOutcome(at, verify_checksum(outcome, self._name)) for at, outcome in found]
 
-    async def wanted(self, agent_id: str, now: float, limit: int = EVERY) -> list[CommandRow]:
+    async def wanted(self, agent_id: str, now: float, limit: int = NO_LIMIT) -> list[CommandRow]:
         """The commands that an agent should still execute, oldest first.
 
         Expired commands that were sent are among them: the agent does not start them any more, but
         it knows whether it has.
         """
         return await self._rows(
-            f"WHERE agent_id = ? AND {WAITS} AND state <> 'cancelling' "
+            f"WHERE agent_id = ? AND {NO_OUTCOME} AND state <> 'cancelling' "
             "AND (state <> 'queued' OR expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?",
             agent_id,
             now,
@@ -222,13 +222,13 @@ class CommandStore:
 
     async def overdue(self, now: float, limit: int = 500) -> list[CommandRow]:
         """Commands that were sent, have expired, and have no outcome."""
-        condition = f"WHERE {WAITS} AND state <> 'queued' AND expires_at <= ?"
+        condition = f"WHERE {NO_OUTCOME} AND state <> 'queued' AND expires_at <= ?"
         return await self._rows(f"{condition} ORDER BY expires_at LIMIT ?", now, limit)
 
     async def cancelling(self, agent_id: str) -> list[CommandRow]:
         """The commands that an agent should cancel."""
         return await self._rows(
-            f"WHERE agent_id = ? AND {WAITS} AND state = 'cancelling' ORDER BY seq", agent_id
+            f"WHERE agent_id = ? AND {NO_OUTCOME} AND state = 'cancelling' ORDER BY seq", agent_id
         )
 
     async def expire(self, now: float) -> list[str]:
@@ -236,7 +236,7 @@ class CommandStore:
 
         A command that was sent may have started: its pending request closes it, as unknown.
         """
-        return await self._in_pieces(EXPIRE, now)
+        return await self._in_batches(EXPIRE, now)
 
     async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
         """Those of some ids that are known, and their states."""
@@ -251,15 +251,15 @@ class CommandStore:
 
     async def prune(self, older_than: float) -> int:
         """Delete the commands that were closed before a time, with late outcomes; how many."""
-        return len(await self._in_pieces(FORGET, older_than))
+        return len(await self._in_batches(DELETE_CLOSED, older_than))
 
-    async def _in_pieces(self, statement: str, time_: float) -> list[str]:
+    async def _in_batches(self, statement: str, time_: float) -> list[str]:
         def work(connection: Connection) -> list[str]:
-            found = connection.execute(statement, (time_, AT_ONCE)).fetchall()
-            if statement is FORGET:
+            found = connection.execute(statement, (time_, BATCH_ROWS)).fetchall()
+            if statement is DELETE_CLOSED:
                 connection.executemany("DELETE FROM notes WHERE request_id = ?", found)
             else:
-                connection.executemany(WENT, [key for _, *key in found])
+                connection.executemany(DECREMENT_WAITING, [key for _, *key in found])
             return [row[0] for row in found]
 
         found: list[str] = []
@@ -291,10 +291,10 @@ class TenantCommands:
         found = await self._all(statement, request_id, self.tenant)
         return _row(found[0], self._name) if found else None
 
-    async def notes(self, request_id: str) -> list[Note]:
+    async def late_outcomes(self, request_id: str) -> list[LateOutcome]:
         """Outcomes that arrived after the command was closed, in order."""
-        found = await self._all(NOTES_OF, request_id, self.tenant)
-        return [Note(at, unsealed(outcome, self._name)) for at, outcome in found]
+        found = await self._all(LATE_OUTCOMES, request_id, self.tenant)
+        return [LateOutcome(at, verify_checksum(outcome, self._name)) for at, outcome in found]
 
     async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
         """Those of some ids that are known, and their states."""
@@ -307,10 +307,10 @@ class TenantCommands:
 
         return await self._database.read(work)
 
-    async def waiting(self, agent_id: str = "", limit: int = EVERY) -> list[CommandRow]:
+    async def waiting(self, agent_id: str = "", limit: int = NO_LIMIT) -> list[CommandRow]:
         """Commands without an outcome, of one agent or of all, oldest first."""
         statement = (
-            f"SELECT {COLUMNS} FROM commands WHERE tenant = ?1 AND {WAITS} "
+            f"SELECT {COLUMNS} FROM commands WHERE tenant = ?1 AND {NO_OUTCOME} "
             "AND (?2 = '' OR agent_id = ?2) ORDER BY seq LIMIT ?3"
         )
         found = await self._all(statement, self.tenant, agent_id, limit)
@@ -323,8 +323,8 @@ class TenantCommands:
 def _row(columns: tuple[Any, ...], name: str) -> CommandRow:
     id_, agent, run, payload, expires_at, state, outcome, settled_at, tenant = columns
     return CommandRow(
-        *(id_, agent, run, unsealed(payload, name), expires_at, CommandState(state)),
-        None if outcome is None else unsealed(outcome, name),
+        *(id_, agent, run, verify_checksum(payload, name), expires_at, CommandState(state)),
+        None if outcome is None else verify_checksum(outcome, name),
         settled_at,
         tenant,
     )

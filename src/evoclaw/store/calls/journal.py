@@ -14,8 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from evoclaw.store.calls.receipts import Draft, finish_in_chain
-from evoclaw.store.databases.database import Connection, Schema, sealed, unsealed
+from evoclaw.store.calls.receipts import UnsignedReport, finish_with_receipt
+from evoclaw.store.databases.database import Connection, Schema, add_checksum, verify_checksum
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
 
@@ -39,7 +39,7 @@ class CallState(StrEnum):
         return self not in (CallState.RECEIVED, CallState.RUNNING)
 
 
-class Entry(Struct, frozen=True):
+class JournalEntry(Struct, frozen=True):
     """A command to record."""
 
     request_id: str
@@ -51,7 +51,7 @@ class Entry(Struct, frozen=True):
     command: bytes
 
 
-class Row(Struct, frozen=True):
+class JournalRow(Struct, frozen=True):
     """A recorded call."""
 
     request_id: str
@@ -72,7 +72,7 @@ class Row(Struct, frozen=True):
     acked: bool
 
 
-class Kind(StrEnum):
+class ReceiveKind(StrEnum):
     """How the journal classifies a command."""
 
     NEW = "new"
@@ -85,11 +85,11 @@ class Kind(StrEnum):
     """New, but from a driver whose run was taken over."""
 
 
-class Received(Struct, frozen=True):
+class ReceiveResult(Struct, frozen=True):
     """The result of receiving a command."""
 
-    kind: Kind
-    row: Row | None = None
+    kind: ReceiveKind
+    row: JournalRow | None = None
     """The recorded call, if its id was known."""
 
 
@@ -102,7 +102,7 @@ class Version(Struct, frozen=True):
 
 
 # Not `IN`: for that SQLite would build a temporary table at every write, half of its cost.
-CHECKED = " OR ".join(f"state = '{state}'" for state in CallState)
+STATE_CHECK = " OR ".join(f"state = '{state}'" for state in CallState)
 SCHEMA = Schema(
     "journal",
     (
@@ -114,7 +114,7 @@ SCHEMA = Schema(
                 epoch INTEGER NOT NULL,
                 digest BLOB NOT NULL,
                 command BLOB,
-                state TEXT NOT NULL CHECK ({CHECKED}),
+                state TEXT NOT NULL CHECK ({STATE_CHECK}),
                 boot_id BLOB,
                 received_at REAL NOT NULL,
                 started_at REAL,
@@ -141,7 +141,7 @@ SCHEMA = Schema(
             ) STRICT""",
         ),
     ),
-    sealed=(
+    checksummed=(
         ("calls", ("run_id", "digest", "command", "boot_id", "report")),
         ("meta", ("value",)),
         ("versions", ("value",)),
@@ -176,18 +176,18 @@ ACKNOWLEDGE = """
 UPDATE calls SET acked = 1, command = NULL, report = NULL
 WHERE request_id = ? AND finished IS NOT NULL AND acked = 0
 """
-FORGET = """
+DELETE_ACKNOWLEDGED = """
 DELETE FROM calls WHERE seq IN
     (SELECT seq FROM calls WHERE acked = 1 ORDER BY finished_at LIMIT ?)
 """
-FORGET_FENCES = """
+DELETE_OLD_FENCES = """
 DELETE FROM fences WHERE seq IN (
     SELECT seq FROM (SELECT seq, at, row_number() OVER (ORDER BY at DESC) AS place FROM fences)
     WHERE place > ?1 OR (place > ?2 AND at < ?3))
 """
-FENCE_IS_FRESH = 3600.0
+FENCE_RENEWAL_INTERVAL_S = 3600.0
 """Seconds after which a running run renews its fence, so that it is not pruned."""
-PRUNED_AT_ONCE = 500
+PRUNE_BATCH_ROWS = 500
 """Calls that are deleted in one transaction, so that other calls do not wait long."""
 
 
@@ -222,7 +222,7 @@ class Journal:
         """Finish writing and close the file."""
         await self.database.close()
 
-    async def receive(self, entry: Entry, *, start: str | None = None) -> Received:
+    async def receive(self, entry: JournalEntry, *, start: str | None = None) -> ReceiveResult:
         """Record a command, unless its id is known or its run was taken over.
 
         A known call is returned and not started again. A command with a higher epoch comes from a
@@ -236,70 +236,74 @@ class Journal:
         now = self._clock()
         new = (
             entry.request_id,
-            sealed(entry.run_id.encode()),
+            add_checksum(entry.run_id.encode()),
             entry.epoch,
-            sealed(entry.digest.encode()),
-            sealed(entry.command),
+            add_checksum(entry.digest.encode()),
+            add_checksum(entry.command),
             now,
             CallState.RECEIVED if start is None else CallState.RUNNING,
-            None if start is None else sealed(start.encode()),
+            None if start is None else add_checksum(start.encode()),
             None if start is None else now,
         )
         return await self.database.write(lambda c: self._receive(c, entry, new, now))
 
     def _receive(
-        self, connection: Connection, entry: Entry, new: tuple[object, ...], now: float
-    ) -> Received:
+        self, connection: Connection, entry: JournalEntry, new: tuple[object, ...], now: float
+    ) -> ReceiveResult:
         find = "SELECT epoch, at FROM fences WHERE run_id = ?"
         fence = connection.execute(find, (entry.run_id,)).fetchone()
         fenced = fence is not None and fence[0] > entry.epoch
-        received = Received(Kind.NEW)
+        received = ReceiveResult(ReceiveKind.NEW)
         if fenced or not connection.execute(RECEIVE, new).rowcount:
             row = self._find(connection, entry.request_id)
             if row is None:
-                return Received(Kind.FENCED)
+                return ReceiveResult(ReceiveKind.FENCED)
             if (row.run_id, row.digest) != (entry.run_id, entry.digest):
-                return Received(Kind.CONFLICT, row)
-            received = Received(Kind.KNOWN, row)
-        if fence is None or fence[0] < entry.epoch or fence[1] < now - FENCE_IS_FRESH:
+                return ReceiveResult(ReceiveKind.CONFLICT, row)
+            received = ReceiveResult(ReceiveKind.KNOWN, row)
+        if fence is None or fence[0] < entry.epoch or fence[1] < now - FENCE_RENEWAL_INTERVAL_S:
             connection.execute(FENCE, (entry.run_id, entry.epoch, now))
         return received
 
     async def start(self, request_id: str, boot_id: str) -> bool:
         """Record that a call starts now; False if it has started or ended already."""
-        values = (sealed(boot_id.encode()), self._clock(), request_id)
+        values = (add_checksum(boot_id.encode()), self._clock(), request_id)
         return await self._changed(START, values)
 
-    async def finish(self, request_id: str, state: CallState, report: bytes | Draft) -> bool:
+    async def finish(
+        self, request_id: str, state: CallState, report: bytes | UnsignedReport
+    ) -> bool:
         """Record how a call ended; False if it had ended already, and then nothing changes."""
         if not state.terminal:
             raise ValueError(f"{state} is not a final state")
         if isinstance(report, bytes):
-            values = (state, sealed(report), self._clock(), request_id)
+            values = (state, add_checksum(report), self._clock(), request_id)
             return await self._changed(FINISH, values)
         end, path = (state, self._clock(), request_id), self._path
-        return await self.database.write(lambda c: finish_in_chain(c, FINISH, end, report, path))
+        return await self.database.write(
+            lambda c: finish_with_receipt(c, FINISH, end, report, path)
+        )
 
     async def acknowledge(self, request_ids: Iterable[str]) -> None:
         """Record that the ends of calls arrived: reports are deleted, ids are kept."""
         values = [(request_id,) for request_id in request_ids]
         await self.database.write(lambda connection: connection.executemany(ACKNOWLEDGE, values))
 
-    async def get(self, request_id: str) -> Row | None:
+    async def get(self, request_id: str) -> JournalRow | None:
         """A recorded call."""
         return await self.database.read(lambda connection: self._find(connection, request_id))
 
-    async def open_calls(self) -> list[Row]:
+    async def open_calls(self) -> list[JournalRow]:
         """Calls that have not ended, in the order they arrived."""
         return await self._rows("WHERE finished IS NULL ORDER BY seq")
 
-    async def unacknowledged(self, limit: int = 100) -> list[Row]:
+    async def unacknowledged(self, limit: int = 100) -> list[JournalRow]:
         """Calls whose end was not acknowledged, in the order they ended."""
         return await self._rows(
             "WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished LIMIT ?", limit
         )
 
-    async def untold(self, limit: int) -> list[str]:
+    async def unacknowledged_ids(self, limit: int) -> list[str]:
         """The ids of the newest calls whose end was not acknowledged, in the order they ended."""
         statement = """SELECT request_id FROM calls
             WHERE finished IS NOT NULL AND acked = 0 ORDER BY finished DESC LIMIT ?"""
@@ -307,7 +311,12 @@ class Journal:
         return [row[0] for row in reversed(found)]
 
     async def prune(
-        self, now: float, *, window_seconds: float = 86_400, most: int = 100_000, least: int = 1_000
+        self,
+        now: float,
+        *,
+        window_seconds: float = 86_400,
+        max_calls: int = 100_000,
+        min_calls: int = 1_000,
     ) -> int:
         """Delete acknowledged calls; how many.
 
@@ -324,37 +333,37 @@ class Journal:
             (held,) = connection.execute(acknowledged).fetchone()
             before = (now - window_seconds,)
             (old,) = connection.execute(acknowledged + " AND finished_at < ?", before).fetchone()
-            return max(held - most, min(old, held - least), 0)
+            return max(held - max_calls, min(old, held - min_calls), 0)
 
-        await self._changed(FORGET_FENCES, (most, least, now - window_seconds))
+        await self._changed(DELETE_OLD_FENCES, (max_calls, min_calls, now - window_seconds))
         deleted = left = await self.database.read(count)
         while left > 0:
-            values = (min(left, PRUNED_AT_ONCE),)
-            await self._changed(FORGET, values)
-            left -= PRUNED_AT_ONCE
+            values = (min(left, PRUNE_BATCH_ROWS),)
+            await self._changed(DELETE_ACKNOWLEDGED, values)
+            left -= PRUNE_BATCH_ROWS
         return deleted
 
     async def remember(self, key: str, value: bytes) -> None:
         """Store a small value."""
         statement = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
-        await self._changed(statement, (key, sealed(value)))
+        await self._changed(statement, (key, add_checksum(value)))
 
     async def recall(self, key: str) -> bytes | None:
         """A stored value."""
         statement = "SELECT value FROM meta WHERE key = ?"
         found = await self.database.read(lambda c: c.execute(statement, (key,)).fetchone())
-        return None if found is None else unsealed(found[0], self._path)
+        return None if found is None else verify_checksum(found[0], self._path)
 
     async def remember_version(self, key: str, value: bytes, *, keep: int = 100) -> int:
         """Store a new version of a value; its number."""
-        blob, now = sealed(value), self._clock()
+        blob, now = add_checksum(value), self._clock()
         return await self.database.write(lambda c: _add_version(c, key, blob, now, keep))
 
     async def versions(self, key: str, limit: int = 100) -> list[Version]:
         """The versions of a value, newest first."""
         statement = "SELECT n, value, at FROM versions WHERE key = ? ORDER BY n DESC LIMIT ?"
         found = await self.database.read(lambda c: c.execute(statement, (key, limit)).fetchall())
-        return [Version(n, unsealed(value, self._path), at) for n, value, at in found]
+        return [Version(n, verify_checksum(value, self._path), at) for n, value, at in found]
 
     async def _changed(self, statement: str, values: tuple[object, ...]) -> bool:
         def work(connection: Connection) -> bool:
@@ -362,22 +371,22 @@ class Journal:
 
         return await self.database.write(work)
 
-    async def _rows(self, condition: str, *values: object) -> list[Row]:
+    async def _rows(self, condition: str, *values: object) -> list[JournalRow]:
         statement = f"SELECT {COLUMNS} FROM calls {condition}"
         found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
         return [self._row(columns) for columns in found]
 
-    def _find(self, connection: Connection, request_id: str) -> Row | None:
+    def _find(self, connection: Connection, request_id: str) -> JournalRow | None:
         statement = f"SELECT {COLUMNS} FROM calls WHERE request_id = ?"
         columns = connection.execute(statement, (request_id,)).fetchone()
         return None if columns is None else self._row(columns)
 
-    def _row(self, columns: tuple[Any, ...]) -> Row:
+    def _row(self, columns: tuple[Any, ...]) -> JournalRow:
         id_, epoch, state, received_at, started_at, finished_at, acked, *blobs = columns
         run, digest, command, boot, report = (
-            None if blob is None else unsealed(blob, self._path) for blob in blobs
+            None if blob is None else verify_checksum(blob, self._path) for blob in blobs
         )
-        return Row(
+        return JournalRow(
             id_,
             (run or b"").decode(),
             epoch,

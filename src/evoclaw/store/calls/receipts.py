@@ -18,21 +18,21 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.store.databases.database import (
-    EVERY,
+    NO_LIMIT,
     Conflict,
     Connection,
     Database,
     Schema,
-    sealed,
-    unsealed,
+    add_checksum,
+    verify_checksum,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
-HEAD = "receipts"
+CHAIN_HEAD_KEY = "receipts"
 """The key under which a journal stores the position of its chain."""
 
 
-class Place(Struct, frozen=True):
+class ChainPosition(Struct, frozen=True):
     """The last receipt of a chain."""
 
     chain: str = ""
@@ -43,19 +43,19 @@ class Place(Struct, frozen=True):
     """The public key of the signer."""
 
 
-class Draft(Protocol):
+class UnsignedReport(Protocol):
     """A report whose receipt is unsigned: its position is known only when it is written."""
 
-    def signed_after(self, place: Place) -> tuple[bytes, Place]:
+    def signed_after(self, place: ChainPosition) -> tuple[bytes, ChainPosition]:
         """The report with the receipt that follows a position, and the new position."""
         ...
 
 
-def finish_in_chain(
+def finish_with_receipt(
     connection: Connection,
     statement: str,
     end: tuple[str, float, str],
-    draft: Draft,
+    draft: UnsignedReport,
     path: Path | str,
 ) -> bool:
     """Record how a call ended, with the next receipt; False if it had ended already."""
@@ -63,23 +63,31 @@ def finish_in_chain(
     is_open = "SELECT 1 FROM calls WHERE request_id = ? AND finished IS NULL"
     if connection.execute(is_open, (request_id,)).fetchone() is None:
         return False
-    report, position = draft.signed_after(_place(connection, path))
-    connection.execute(statement, (state, sealed(report), now, request_id))
-    _keep_place(connection, position)
+    report, position = draft.signed_after(_read_position(connection, path))
+    connection.execute(statement, (state, add_checksum(report), now, request_id))
+    _store_position(connection, position)
     return True
 
 
-def _place(connection: Connection, path: Path | str, head: str = HEAD) -> Place:
+def _read_position(
+    connection: Connection, path: Path | str, head: str = CHAIN_HEAD_KEY
+) -> ChainPosition:
     found = connection.execute("SELECT value FROM meta WHERE key = ?", (head,)).fetchone()
-    return Place() if found is None else msgspec.json.decode(unsealed(found[0], path), type=Place)
+    return (
+        ChainPosition()
+        if found is None
+        else msgspec.json.decode(verify_checksum(found[0], path), type=ChainPosition)
+    )
 
 
-def _keep_place(connection: Connection, place: Place, head: str = HEAD) -> None:
+def _store_position(
+    connection: Connection, position: ChainPosition, head: str = CHAIN_HEAD_KEY
+) -> None:
     keep = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
-    connection.execute(keep, (head, sealed(msgspec.json.encode(place))))
+    connection.execute(keep, (head, add_checksum(msgspec.json.encode(position))))
 
 
-class Kept(Struct, frozen=True):
+class StoredReceipt(Struct, frozen=True):
     """A stored receipt."""
 
     agent_id: str
@@ -133,7 +141,7 @@ SCHEMA = Schema(
             "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
         ),
     ),
-    sealed=(("receipts", ("body", "signature")), ("meta", ("value",))),
+    checksummed=(("receipts", ("body", "signature")), ("meta", ("value",))),
 )
 COLUMNS = (
     "agent_id, chain, counter, hash, prev, request_id, run_id, tenant, at, body, signature, flaw"
@@ -142,19 +150,19 @@ ADD = f"""
 INSERT INTO receipts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (agent_id, hash, request_id, flaw) DO NOTHING
 """
-LISTED = """
+LIST_CONDITION = """
 WHERE seq IN (SELECT seq FROM receipts
     WHERE {whose} AND (?1 = '' OR agent_id = ?1) AND (?2 = '' OR run_id = ?2)
     ORDER BY seq DESC LIMIT ?3) ORDER BY seq
 """
-FOUND = """
+FIND_CONDITION = """
 WHERE {whose} AND (request_id = ?1 OR (?2 <> '' AND substr(hash, 1, length(?2)) = ?2)) ORDER BY seq
 """
-UNBOOKED = """
+OUTCOMES_WITHOUT_RECEIPT = """
 SELECT outcome FROM commands WHERE settled_at >= ?1 AND outcome IS NOT NULL
     AND request_id NOT IN (SELECT request_id FROM receipts WHERE at >= ?1 AND flaw = '')
 """
-HOLES = """
+CHAIN_GAPS = """
 SELECT counter + 1, following - 1 FROM (
     SELECT counter, lead(counter) OVER (ORDER BY counter) AS following FROM (
         SELECT DISTINCT counter FROM receipts
@@ -191,19 +199,25 @@ class ReceiptStore:
         """The receipts of one tenant: all that its users and runs may see."""
         return TenantReceipts(self.database, tenant)
 
-    async def add(self, *kept: Kept) -> None:
+    async def add(self, *receipts: StoredReceipt) -> None:
         """Store receipts; a known one is ignored."""
-        rows = [_values(receipt) for receipt in kept]
+        rows = [_values(receipt) for receipt in receipts]
         await self.database.write(lambda c: c.executemany(ADD, rows))
 
-    async def unbooked(self, since: float) -> list[bytes]:
+    async def outcomes_without_receipt(self, since: float) -> list[bytes]:
         """The outcomes in the command store since a time that have no receipt."""
-        found = await self.database.read(lambda c: c.execute(UNBOOKED, (since,)).fetchall())
-        return [unsealed(row[0], self.database.name) for row in found]
+        found = await self.database.read(
+            lambda c: c.execute(OUTCOMES_WITHOUT_RECEIPT, (since,)).fetchall()
+        )
+        return [verify_checksum(row[0], self.database.name) for row in found]
 
     async def sign(
-        self, make: Callable[[Place], tuple[Kept, Place]], *, machine: str = "", wait: bool = True
-    ) -> Kept:
+        self,
+        make: Callable[[ChainPosition], tuple[StoredReceipt, ChainPosition]],
+        *,
+        machine: str = "",
+        wait: bool = True,
+    ) -> StoredReceipt:
         """Add the next receipt to the chain of a machine; its processes share the chain.
 
         Args:
@@ -211,20 +225,23 @@ class ReceiptStore:
             machine: The machine, if several keep their chains here.
             wait: Whether to wait for the commit; see `Database.write`.
         """
-        head, returned = f"{HEAD} {machine}" if machine else HEAD, list[Kept]()
+        head, returned = (
+            f"{CHAIN_HEAD_KEY} {machine}" if machine else CHAIN_HEAD_KEY,
+            list[StoredReceipt](),
+        )
 
-        def work(connection: Connection) -> Kept:
-            receipt, position = make(_place(connection, self.database.name, head))
+        def work(connection: Connection) -> StoredReceipt:
+            receipt, position = make(_read_position(connection, self.database.name, head))
             if returned and returned != [receipt]:
                 raise Conflict("another receipt took the position of one that was returned already")
             connection.execute(ADD, _values(receipt))
-            _keep_place(connection, position, head)
+            _store_position(connection, position, head)
             return receipt
 
         returned.append(await self.database.write(work, wait=wait))
         return returned[0]
 
-    async def at(self, agent_id: str, chain: str, counter: int) -> list[Kept]:
+    async def at(self, agent_id: str, chain: str, counter: int) -> list[StoredReceipt]:
         """The valid receipts at a position of a chain and next to it."""
         return await self._rows(
             "WHERE agent_id = ? AND chain = ? AND counter BETWEEN ? AND ? AND flaw = ''",
@@ -234,20 +251,22 @@ class ReceiptStore:
             counter + 1,
         )
 
-    async def listed(
-        self, *, agent_id: str = "", run_id: str = "", limit: int = EVERY
-    ) -> list[Kept]:
+    async def list_receipts(
+        self, *, agent_id: str = "", run_id: str = "", limit: int = NO_LIMIT
+    ) -> list[StoredReceipt]:
         """The newest receipts, sorted by device and position."""
         values = (agent_id, run_id, limit)
-        return _in_order(await self._rows(LISTED.format(whose="true"), *values))
+        return _sorted_by_chain(await self._rows(LIST_CONDITION.format(whose="true"), *values))
 
-    async def find(self, id: str) -> list[Kept]:
+    async def find(self, id: str) -> list[StoredReceipt]:
         """Receipts by short id, hash prefix, or request id."""
-        return await self._rows(FOUND.format(whose="true"), *_names(id))
+        return await self._rows(FIND_CONDITION.format(whose="true"), *_search_keys(id))
 
-    async def holes(self, agent_id: str, chain: str) -> list[tuple[int, int]]:
+    async def gaps(self, agent_id: str, chain: str) -> list[tuple[int, int]]:
         """The missing positions of a chain before its last one, as ranges."""
-        found = await self.database.read(lambda c: c.execute(HOLES, (agent_id, chain)).fetchall())
+        found = await self.database.read(
+            lambda c: c.execute(CHAIN_GAPS, (agent_id, chain)).fetchall()
+        )
         return [(first, last) for first, last in found]
 
     async def missing(
@@ -285,7 +304,7 @@ class ReceiptStore:
 
         return await self.database.write(work)
 
-    async def forget(self, agent_id: str) -> None:
+    async def unpin(self, agent_id: str) -> None:
         """Delete the pin of a device; the next key that it uses or is paired with is pinned."""
         delete = "DELETE FROM pins WHERE agent_id = ?"
         await self.database.write(lambda c: c.execute(delete, (agent_id,)))
@@ -302,7 +321,7 @@ class ReceiptStore:
             (SELECT max(seq) FROM receipts WHERE flaw = '' GROUP BY agent_id, chain)"""
         return await self.database.write(lambda c: c.execute(delete, (before,)).rowcount)
 
-    async def _rows(self, condition: str, *values: object) -> list[Kept]:
+    async def _rows(self, condition: str, *values: object) -> list[StoredReceipt]:
         return await _rows(self.database, condition, values)
 
 
@@ -312,45 +331,49 @@ class TenantReceipts:
     def __init__(self, database: Database, tenant: str) -> None:
         self.tenant, self._database = tenant, database
 
-    async def listed(
-        self, *, agent_id: str = "", run_id: str = "", limit: int = EVERY
-    ) -> list[Kept]:
+    async def list_receipts(
+        self, *, agent_id: str = "", run_id: str = "", limit: int = NO_LIMIT
+    ) -> list[StoredReceipt]:
         """The newest receipts, sorted by device and position."""
         values = (agent_id, run_id, limit, self.tenant)
-        return _in_order(await _rows(self._database, LISTED.format(whose="tenant = ?4"), values))
+        return _sorted_by_chain(
+            await _rows(self._database, LIST_CONDITION.format(whose="tenant = ?4"), values)
+        )
 
-    async def find(self, id: str) -> list[Kept]:
+    async def find(self, id: str) -> list[StoredReceipt]:
         """Receipts by short id, hash prefix, or request id."""
-        values = (*_names(id), self.tenant)
-        return await _rows(self._database, FOUND.format(whose="tenant = ?3"), values)
+        values = (*_search_keys(id), self.tenant)
+        return await _rows(self._database, FIND_CONDITION.format(whose="tenant = ?3"), values)
 
 
-async def _rows(database: Database, condition: str, values: tuple[object, ...]) -> list[Kept]:
+async def _rows(
+    database: Database, condition: str, values: tuple[object, ...]
+) -> list[StoredReceipt]:
     statement = f"SELECT {COLUMNS} FROM receipts {condition}"
     found = await database.read(lambda c: c.execute(statement, values).fetchall())
     return [_row(columns, database.name) for columns in found]
 
 
-def _row(columns: tuple[Any, ...], name: str) -> Kept:
+def _row(columns: tuple[Any, ...], name: str) -> StoredReceipt:
     agent, chain, counter, hash, prev, request, run, tenant, at, body, signature, flaw = columns
-    return Kept(
+    return StoredReceipt(
         *(agent, chain, counter, hash, prev, request, run, tenant, at),
-        unsealed(body, name).decode(),
-        unsealed(signature, name).decode(),
+        verify_checksum(body, name).decode(),
+        verify_checksum(signature, name).decode(),
         flaw,
     )
 
 
-def _in_order(found: list[Kept]) -> list[Kept]:
+def _sorted_by_chain(found: list[StoredReceipt]) -> list[StoredReceipt]:
     return sorted(found, key=lambda receipt: (receipt.agent_id, receipt.chain, receipt.counter))
 
 
-def _names(id: str) -> tuple[str, str]:
+def _search_keys(id: str) -> tuple[str, str]:
     """The request id and the hash prefix that an id may be; the prefix is empty if it is not."""
     start = id.rpartition("-")[2] if id.startswith("r") and "-" in id else id
     return id, start if len(start) >= 6 and start.isalnum() else ""
 
 
-def _values(kept: Kept) -> tuple[object, ...]:
-    *rest, body, signature, flaw = msgspec.structs.astuple(kept)
-    return (*rest, sealed(body.encode()), sealed(signature.encode()), flaw)
+def _values(receipt: StoredReceipt) -> tuple[object, ...]:
+    *rest, body, signature, flaw = msgspec.structs.astuple(receipt)
+    return (*rest, add_checksum(body.encode()), add_checksum(signature.encode()), flaw)

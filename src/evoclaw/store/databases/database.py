@@ -18,13 +18,13 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from evoclaw.core.errors import EvoClawError, Standstill
+from evoclaw.core.errors import EvoClawError, RunSuspended
 from evoclaw.store.databases.notices import Notice, Notices
 
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgres"]
-EVERY = (1 << 63) - 1
+NO_LIMIT = (1 << 63) - 1
 """The value for "no limit": not every database takes a negative one for that."""
 
 
@@ -32,18 +32,18 @@ class StoreError(EvoClawError):
     """A read or a write failed."""
 
 
-class StoreAway(StoreError, Standstill):
+class StoreUnavailable(StoreError, RunSuspended):
     """The server is unreachable or too busy; the request was not executed."""
 
 
 class StoreFull(StoreError):
     """The disk is full."""
 
-    def __init__(self, place: Path | str) -> None:
+    def __init__(self, location: Path | str) -> None:
         super().__init__(
-            f"the disk of {place} is full; nothing was stored. Free some space and retry"
+            f"the disk of {location} is full; nothing was stored. Free some space and retry"
         )
-        self.place = place
+        self.location = location
 
 
 class Conflict(StoreError):
@@ -53,26 +53,26 @@ class Conflict(StoreError):
 class DamagedStore(StoreError):
     """The stored bytes are not what was written."""
 
-    def __init__(self, place: Path | str, problem: str) -> None:
+    def __init__(self, location: Path | str, problem: str) -> None:
         super().__init__(
-            f"{place} is damaged ({problem}) and was not changed. Restore it from a backup, "
+            f"{location} is damaged ({problem}) and was not changed. Restore it from a backup, "
             "or move it aside to start with an empty history"
         )
-        self.place, self.problem = place, problem
+        self.location, self.problem = location, problem
 
 
-class Undecided(StoreError, Standstill):
+class CommitUnknown(StoreError, RunSuspended):
     """The connection was lost during a commit, and not restored in time to look at the result."""
 
-    def __init__(self, place: Path | str) -> None:
+    def __init__(self, location: Path | str) -> None:
         super().__init__(
-            f"the connection to {place} was lost during a commit: the write may or may not be "
+            f"the connection to {location} was lost during a commit: the write may or may not be "
             "stored; look before asking again"
         )
-        self.place = place
+        self.location = location
 
 
-class Rows(Protocol):
+class QueryResult(Protocol):
     """The result of a statement."""
 
     @property
@@ -94,11 +94,11 @@ class Rows(Protocol):
 class Connection(Protocol):
     """Runs statements; placeholders are `?` or `?1` on every database."""
 
-    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> QueryResult:
         """Run one statement."""
         ...
 
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> QueryResult:
         """Run one statement for each of the rows."""
         ...
 
@@ -137,7 +137,7 @@ class Database(Protocol):
         """The notices that this process sends and receives."""
         ...
 
-    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
+    async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         """Run a function in a transaction; when this returns, it is committed.
 
         A caller that is cancelled does not know whether the write happened.
@@ -153,7 +153,7 @@ class Database(Protocol):
         """
         ...
 
-    async def read(self, work: Work[T], *, aside: bool = False) -> T:
+    async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
         """Run a function that only reads; it sees every write that returned before.
 
         Args:
@@ -163,7 +163,7 @@ class Database(Protocol):
         """
         ...
 
-    async def announce(self, tells: Sequence[Notice]) -> None:
+    async def announce(self, notices: Sequence[Notice]) -> None:
         """Send notices without writing anything."""
         ...
 
@@ -184,33 +184,33 @@ class Schema(Struct, frozen=True):
 
     name: str
     """The kind of store; a file of another kind is refused."""
-    steps: tuple[tuple[str, ...], ...]
+    migrations: tuple[tuple[str, ...], ...]
     """The statements of each version, in order; never changed once released, only added to."""
-    sealed: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    checksummed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Tables, and their columns with `add_checksum` values; verified when a file is opened."""
-    postgres: tuple[tuple[str, ...] | None, ...] = ()
+    postgres_migrations: tuple[tuple[str, ...] | None, ...] = ()
     """What PostgreSQL runs instead of the migration at the same position; None, or nothing at that
     position, is the migration itself, translated."""
 
-    refers: tuple[tuple[str, str, str], ...] = ()
+    foreign_keys: tuple[tuple[str, str, str], ...] = ()
     """References by row number: a table, its column, and the table that it refers to."""
-    derived: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    derived_tables: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Tables that are computed from the others, and the statements that recompute them."""
 
     @property
-    def mark(self) -> int:
+    def application_id(self) -> int:
         """The SQLite application id, which tells a file of this kind from any other."""
         return zlib.crc32(self.name.encode()) & 0x7FFFFFFF
 
 
-def sealed(data: bytes) -> bytes:
+def add_checksum(data: bytes) -> bytes:
     """The bytes followed by their checksum: SQLite would not notice a flipped bit in a value."""
     return data + zlib.crc32(data).to_bytes(4, "big")
 
 
-def unsealed(blob: bytes, place: Path | str) -> bytes:
+def verify_checksum(blob: bytes, location: Path | str) -> bytes:
     """The bytes without their checksum; raise `DamagedStore` if it does not match."""
     data = blob[:-4]
     if zlib.crc32(data).to_bytes(4, "big") != blob[-4:]:
-        raise DamagedStore(place, "a value does not match its checksum")
+        raise DamagedStore(location, "a value does not match its checksum")
     return data

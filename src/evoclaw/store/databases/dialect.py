@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from evoclaw.store.databases.database import Dialect, Schema
 
-_PIECES = re.compile(
+_PLACEHOLDERS = re.compile(
     r"""(?P<kept>'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/)|\?(?P<number>\d*)""", re.DOTALL
 )
 _TYPES = (
@@ -25,14 +25,14 @@ _TYPES = (
     (re.compile(r"\bREAL\b"), "DOUBLE PRECISION"),
     (re.compile(r"\bTEXT\b"), 'TEXT COLLATE "C"'),
 )
-_ROW = re.compile(r"\bVALUES (\(\?(?:, \?)*\))")
+_VALUES_ROW = re.compile(r"\bVALUES (\(\?(?:, \?)*\))")
 _TABLE = re.compile(r"\s*(CREATE\s+TABLE|ALTER\s+TABLE)\b")
-_OPTIONS = re.compile(r"\)\s*(?:(?:STRICT|WITHOUT\s+ROWID)\s*,?\s*)+$")
-_TEXT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
+_TABLE_OPTIONS = re.compile(r"\)\s*(?:(?:STRICT|WITHOUT\s+ROWID)\s*,?\s*)+$")
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
 
 
 @lru_cache(maxsize=1024)
-def translated(statement: str) -> str:
+def to_postgres(statement: str) -> str:
     """The statement with PostgreSQL's placeholders.
 
     `?3` is the third value wherever it occurs; `?` is the one after the highest number so far.
@@ -47,39 +47,39 @@ def translated(statement: str) -> str:
         highest = max(highest, number)
         return f"${number}"
 
-    return _PIECES.sub(placed, statement)
+    return _PLACEHOLDERS.sub(placed, statement)
 
 
-def of_rows(statement: str, count: int) -> str | None:
+def multi_row_insert(statement: str, count: int) -> str | None:
     """An INSERT of one row extended to several; None if it has placeholders outside VALUES.
 
     With ON CONFLICT, no two of the rows may have the same key.
     """
-    found = _ROW.search(statement)
+    found = _VALUES_ROW.search(statement)
     if found is None or statement.count("?") != found[1].count("?"):
         return None
     rows = ", ".join([found[1]] * count)
     return statement[: found.start(1)] + rows + statement[found.end(1) :]
 
 
-def translated_table(statement: str) -> str:
+def to_postgres_ddl(statement: str) -> str:
     """A statement of a migration with PostgreSQL's column types; others are unchanged."""
     if not _TABLE.match(statement):
         return statement
-    statement = _OPTIONS.sub(")", statement)
-    kept = _TEXT.findall(statement)
-    pieces = _TEXT.split(statement)
+    statement = _TABLE_OPTIONS.sub(")", statement)
+    kept = _QUOTED.findall(statement)
+    pieces = _QUOTED.split(statement)
     for pattern, type_ in _TYPES:
         pieces = [pattern.sub(type_, piece) for piece in pieces]
     return "".join(piece + text for piece, text in zip_longest(pieces, kept, fillvalue=""))
 
 
-def steps_of(schema: Schema, dialect: Dialect) -> list[tuple[str, ...]]:
+def migrations_for(schema: Schema, dialect: Dialect) -> list[tuple[str, ...]]:
     """The migrations of a schema in the dialect of a database."""
     if dialect == "sqlite":
-        return list(schema.steps)
-    others = schema.postgres[: len(schema.steps)]
+        return list(schema.migrations)
+    others = schema.postgres_migrations[: len(schema.migrations)]
     return [
-        tuple(map(translated_table, step if other is None else other))
-        for step, other in zip_longest(schema.steps, others)
+        tuple(map(to_postgres_ddl, step if other is None else other))
+        for step, other in zip_longest(schema.migrations, others)
     ]

@@ -28,20 +28,20 @@ from evoclaw.store.databases.database import (
     Database,
     Schema,
     StoreError,
-    unsealed,
+    verify_checksum,
 )
 from evoclaw.store.databases.tables import Table, tables_of
 
-MANIFEST = "manifest.json"
-AT_ONCE = 200
+MANIFEST_NAME = "manifest.json"
+BATCH_ROWS = 200
 """Rows that are read or written at a time."""
-LONGEST = 1 << 28
+MAX_ROW_BYTES = 1 << 28
 """Bytes of an encoded row."""
-NEVER = (1980, 1, 1, 0, 0, 0)
+ZIP_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 """The constant time of all entries, so that the same content gives the same file."""
 
 
-class MovedTable(Struct, frozen=True):
+class ExportedTable(Struct, frozen=True):
     """A table in an export."""
 
     name: str
@@ -50,18 +50,18 @@ class MovedTable(Struct, frozen=True):
     sha256: str
 
 
-class MovedPart(Struct, frozen=True):
+class ExportedSchema(Struct, frozen=True):
     """A schema in an export."""
 
     name: str
     version: int
-    tables: tuple[MovedTable, ...]
+    tables: tuple[ExportedTable, ...]
 
 
-class Manifest(Struct, frozen=True):
+class ExportManifest(Struct, frozen=True):
     """The contents of an export."""
 
-    parts: tuple[MovedPart, ...]
+    parts: tuple[ExportedSchema, ...]
     tenant: str = ""
     """The tenant whose rows these are; empty for all tenants."""
     format: Literal[1] = 1
@@ -72,13 +72,13 @@ class Manifest(Struct, frozen=True):
         return sum(table.rows for part in self.parts for table in part.tables)
 
 
-class NotMoved(StoreError):
+class ImportRefused(StoreError):
     """A file cannot be imported; the database was not changed."""
 
 
 async def export_to(
     file: Path, database: Database, schemas: Sequence[Schema], *, tenant: str = ""
-) -> Manifest:
+) -> ExportManifest:
     """Export a database to a file, as of one moment; it blocks all writes meanwhile.
 
     Args:
@@ -90,13 +90,13 @@ async def export_to(
     """
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.new")
 
-    def work(connection: Connection) -> Manifest:
+    def work(connection: Connection) -> ExportManifest:
         with suppress(FileNotFoundError):
             draft.unlink()
-        with _made(draft) as raw, zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
-            parts = tuple(_export(archive, connection, schema, tenant) for schema in schemas)
-            manifest = Manifest(parts, tenant)
-            archive.writestr(_entry(MANIFEST), msgspec.json.encode(manifest))
+        with _create_file(draft) as raw, zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+            parts = tuple(_export_schema(archive, connection, schema, tenant) for schema in schemas)
+            manifest = ExportManifest(parts, tenant)
+            archive.writestr(_zip_entry(MANIFEST_NAME), msgspec.json.encode(manifest))
         return manifest
 
     try:
@@ -109,47 +109,47 @@ async def export_to(
     return manifest
 
 
-def _made(path: Path) -> IO[bytes]:
+def _create_file(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w+b")
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, NEVER)
+def _zip_entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, ZIP_TIMESTAMP)
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry
 
 
-def _export(
+def _export_schema(
     archive: zipfile.ZipFile, connection: Connection, schema: Schema, tenant: str
-) -> MovedPart:
+) -> ExportedSchema:
     tables = [
         _export_table(archive, connection, schema, table, tenant)
-        for table in _moved(schema)
+        for table in _exported_tables(schema)
         if not tenant or "tenant" in table.columns
     ]
-    return MovedPart(schema.name, len(schema.steps), tuple(tables))
+    return ExportedSchema(schema.name, len(schema.migrations), tuple(tables))
 
 
 def _export_table(
     archive: zipfile.ZipFile, connection: Connection, schema: Schema, table: Table, tenant: str
-) -> MovedTable:
+) -> ExportedTable:
     digest, count = hashlib.sha256(), 0
-    with archive.open(_entry(_place(schema, table.name)), "w", force_zip64=True) as entry:
+    with archive.open(_zip_entry(_entry_path(schema, table.name)), "w", force_zip64=True) as entry:
         for row in _rows(connection, table, tenant):
-            line = msgspec.json.encode([_plain(value) for value in row]) + b"\n"
+            line = msgspec.json.encode([_to_json(value) for value in row]) + b"\n"
             digest.update(line)
             entry.write(line)
             count += 1
-    return MovedTable(table.name, table.columns, count, digest.hexdigest())
+    return ExportedTable(table.name, table.columns, count, digest.hexdigest())
 
 
 def _rows(connection: Connection, table: Table, tenant: str) -> Iterator[Sequence[Any]]:
     """All rows in the order of their key, in batches: no result set has to hold them all."""
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
     condition, values = ("tenant = ?", (tenant,)) if tenant else ("true", ())
-    order = f"ORDER BY {key} LIMIT {AT_ONCE}"
-    first = f"{table.selected} WHERE {condition} {order}"
-    after = f"{table.selected} WHERE {condition} AND ({key}) > ({marks}) {order}"
+    order = f"ORDER BY {key} LIMIT {BATCH_ROWS}"
+    first = f"{table.select_statement} WHERE {condition} {order}"
+    after = f"{table.select_statement} WHERE {condition} AND ({key}) > ({marks}) {order}"
     indexes = [table.columns.index(column) for column in table.key]
     found = connection.execute(first, values).fetchall()
     while found:
@@ -158,16 +158,16 @@ def _rows(connection: Connection, table: Table, tenant: str) -> Iterator[Sequenc
         found = connection.execute(after, (*values, *last)).fetchall()
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     return {"b64": b64encode(value).decode()} if isinstance(value, bytes) else value
 
 
-def _moved(schema: Schema) -> list[Table]:
-    derived = {name for name, _ in schema.derived}
+def _exported_tables(schema: Schema) -> list[Table]:
+    derived = {name for name, _ in schema.derived_tables}
     return [table for table in tables_of(schema) if table.name not in derived]
 
 
-def _place(schema: Schema, table: str) -> str:
+def _entry_path(schema: Schema, table: str) -> str:
     return f"{schema.name.replace(' ', '-')}/{table}.jsonl"
 
 
@@ -177,7 +177,7 @@ async def import_from(
     schemas: Sequence[Schema],
     *,
     existing: Literal["refuse", "keep"] = "refuse",
-) -> Manifest:
+) -> ExportManifest:
     """Import a file in one transaction; it blocks all writes meanwhile.
 
     Args:
@@ -193,22 +193,22 @@ async def import_from(
     def work(connection: Connection) -> None:
         with zipfile.ZipFile(file) as archive:
             for part in manifest.parts:
-                into = _Importing(connection, known[part.name], database, existing == "keep")
+                into = _SchemaImport(connection, known[part.name], database, existing == "keep")
                 for table in part.tables:
-                    into.take(archive, table)
+                    into.import_table(archive, table)
                 into.finish()
 
     try:
         await database.write(work)
     except Conflict as problem:
-        raise NotMoved(
+        raise ImportRefused(
             f"{database.name} already has rows of {file}; nothing was changed. Import into another "
             "database, or repeat with --keep to keep the existing rows"
         ) from problem
     return manifest
 
 
-class _Importing:
+class _SchemaImport:
     """The import of the tables of one schema."""
 
     def __init__(
@@ -216,34 +216,41 @@ class _Importing:
     ) -> None:
         self._connection, self._schema, self._database = connection, schema, database
         self._tables = {table.name: table for table in tables_of(schema)}
-        self._end = " ON CONFLICT DO NOTHING" if keep else ""
-        self._sealed = dict(schema.sealed)
+        self._on_conflict = " ON CONFLICT DO NOTHING" if keep else ""
+        self._checksummed = dict(schema.checksummed)
         # Assigned row numbers continue after the existing ones, in the same order.
-        self._offsets = {name: self._highest(table) for name, table in self._tables.items()}
+        self._offsets = {name: self._max_key(table) for name, table in self._tables.items()}
 
-    def _highest(self, table: Table) -> int:
-        if not table.counted:
+    def _max_key(self, table: Table) -> int:
+        if not table.auto_increment:
             return 0
         statement = f"SELECT coalesce(max({table.key[0]}), 0) FROM {table.name}"
         return self._connection.execute(statement).fetchone()[0]
 
-    def take(self, archive: zipfile.ZipFile, moved: MovedTable) -> None:
+    def import_table(self, archive: zipfile.ZipFile, exported: ExportedTable) -> None:
         """Import the rows of one table."""
-        table = self._tables[moved.name]
-        shifted = {column: of for name, column, of in self._schema.refers if name == table.name}
-        if table.counted:
+        table = self._tables[exported.name]
+        shifted = {
+            column: of for name, column, of in self._schema.foreign_keys if name == table.name
+        }
+        if table.auto_increment:
             shifted[table.key[0]] = table.name
         shifts = [(table.columns.index(name), self._offsets[of]) for name, of in shifted.items()]
-        columns = self._sealed.get(table.name, ())
+        columns = self._checksummed.get(table.name, ())
         seals = [i for i, column in enumerate(table.columns) if column in columns]
-        rows = (self._row(row, shifts, seals) for row in _lines(archive, self._schema, moved))
-        while batch := list(islice(rows, AT_ONCE)):
-            self._connection.executemany(table.inserted + self._end, batch)
+        rows = (
+            self._checked_row(row, shifts, seals)
+            for row in _read_rows(archive, self._schema, exported)
+        )
+        while batch := list(islice(rows, BATCH_ROWS)):
+            self._connection.executemany(table.insert_statement + self._on_conflict, batch)
 
-    def _row(self, row: list[Any], shifts: list[tuple[int, int]], seals: list[int]) -> list[Any]:
+    def _checked_row(
+        self, row: list[Any], shifts: list[tuple[int, int]], seals: list[int]
+    ) -> list[Any]:
         for i in seals:
             if row[i] is not None:
-                unsealed(row[i], "a row of the file")
+                verify_checksum(row[i], "a row of the file")
         for i, offset in shifts:
             if row[i] is not None:
                 row[i] += offset
@@ -251,16 +258,16 @@ class _Importing:
 
     def finish(self) -> None:
         """Recompute derived tables and sequences."""
-        for _, statements in self._schema.derived:
+        for _, statements in self._schema.derived_tables:
             for statement in statements:
                 self._connection.execute(statement)
         if self._database.dialect == "postgres":
             for table in self._tables.values():
-                if table.counted:
-                    self._count_on(table)
+                if table.auto_increment:
+                    self._advance_sequence(table)
 
-    def _count_on(self, table: Table) -> None:
-        highest = self._highest(table)
+    def _advance_sequence(self, table: Table) -> None:
+        highest = self._max_key(table)
         if highest:
             self._connection.execute(
                 "SELECT setval(pg_get_serial_sequence(?, ?), ?)",
@@ -268,50 +275,56 @@ class _Importing:
             )
 
 
-def read_manifest(file: Path, schemas: Sequence[Schema]) -> Manifest:
+def read_manifest(file: Path, schemas: Sequence[Schema]) -> ExportManifest:
     """The manifest of a file, after all of it was checked."""
     known = {schema.name: schema for schema in schemas}
     try:
         with zipfile.ZipFile(file) as archive:
-            manifest = msgspec.json.decode(archive.read(MANIFEST), type=Manifest)
+            manifest = msgspec.json.decode(archive.read(MANIFEST_NAME), type=ExportManifest)
             for part in manifest.parts:
-                _check_part(file, part, known.get(part.name))
+                _check_schema_version(file, part, known.get(part.name))
                 for table in part.tables:
                     _check_table(file, archive, known[part.name], table)
     except OSError as problem:
-        raise NotMoved(f"cannot read {file}: {problem.strerror}; check the path") from None
+        raise ImportRefused(f"cannot read {file}: {problem.strerror}; check the path") from None
     except (zipfile.BadZipFile, KeyError, EOFError, msgspec.MsgspecError) as problem:
-        raise NotMoved(f"{file} is not an export of a store, or is damaged: {problem}") from None
+        raise ImportRefused(
+            f"{file} is not an export of a store, or is damaged: {problem}"
+        ) from None
     return manifest
 
 
-def _check_part(file: Path, part: MovedPart, schema: Schema | None) -> None:
-    if schema is None or part.version != len(schema.steps):
-        raise NotMoved(
+def _check_schema_version(file: Path, part: ExportedSchema, schema: Schema | None) -> None:
+    if schema is None or part.version != len(schema.migrations):
+        raise ImportRefused(
             f"{file} was exported by another version of evoclaw ({part.name}, {part.version}); "
             "export and import with the same version"
         )
 
 
-def _check_table(file: Path, archive: zipfile.ZipFile, schema: Schema, moved: MovedTable) -> None:
-    found = {table.name: table for table in _moved(schema)}.get(moved.name)
-    if found is None or found.columns != moved.columns:
-        raise NotMoved(f"{file} has an unknown table: {moved.name}")
+def _check_table(
+    file: Path, archive: zipfile.ZipFile, schema: Schema, exported: ExportedTable
+) -> None:
+    found = {table.name: table for table in _exported_tables(schema)}.get(exported.name)
+    if found is None or found.columns != exported.columns:
+        raise ImportRefused(f"{file} has an unknown table: {exported.name}")
     digest = hashlib.sha256()
-    with archive.open(_place(schema, moved.name)) as entry:
+    with archive.open(_entry_path(schema, exported.name)) as entry:
         while block := entry.read(1 << 20):
             digest.update(block)
-    if digest.hexdigest() != moved.sha256:
-        raise NotMoved(f"{file} is damaged: {moved.name} does not match its checksum")
+    if digest.hexdigest() != exported.sha256:
+        raise ImportRefused(f"{file} is damaged: {exported.name} does not match its checksum")
 
 
-def _lines(archive: zipfile.ZipFile, schema: Schema, moved: MovedTable) -> Iterator[list[Any]]:
-    with archive.open(_place(schema, moved.name)) as entry:
-        while line := entry.readline(LONGEST):
+def _read_rows(
+    archive: zipfile.ZipFile, schema: Schema, exported: ExportedTable
+) -> Iterator[list[Any]]:
+    with archive.open(_entry_path(schema, exported.name)) as entry:
+        while line := entry.readline(MAX_ROW_BYTES):
             row: list[Any] = msgspec.json.decode(line, type=list[Any])
-            if len(row) != len(moved.columns):
-                raise NotMoved(
-                    f"{moved.name}: a row has {len(row)} values, not {len(moved.columns)}"
+            if len(row) != len(exported.columns):
+                raise ImportRefused(
+                    f"{exported.name}: a row has {len(row)} values, not {len(exported.columns)}"
                 )
             yield [
                 b64decode(value["b64"]) if isinstance(value, dict) else value  # pyright: ignore

@@ -18,30 +18,30 @@ from msgspec import Struct
 
 from evoclaw.core.events import Record, RunResumed, RunStarted, StopReason
 
-LARGEST = 7_500
+MAX_PAYLOAD_BYTES = 7_500
 """Bytes of the payload of one NOTIFY; PostgreSQL takes a few more."""
-WANTED = 30.0
+WATCH_TTL_S = 30.0
 """Seconds for which a watcher receives the progress of a run, unless it renews the request."""
-MOST = 50_000
+MAX_WATCHED_RUNS = 50_000
 """Runs that are known to be watched by other processes; watchers of more runs must poll."""
 
 
-class Kind(StrEnum):
+class NoticeKind(StrEnum):
     """What changed about a run."""
 
-    KEPT = "kept"
+    RECORDS_STORED = "kept"
     """More records are stored; sent only to processes that watch the run."""
-    STANDS = "stands"
+    STATE_CHANGED = "stands"
     """The run was started or resumed, waits, or has ended."""
     CANCELLED = "cancelled"
     """Its cancellation was requested."""
-    SAID = "said"
+    MESSAGE_SENT = "said"
     """A message was sent to the run."""
     ANSWERED = "answered"
     """A question or an approval request of the run was answered."""
     WATCHED = "watched"
     """A process that does not drive the run watches it, and wants its progress."""
-    NEWCOMER = "newcomer"
+    LISTENER_JOINED = "newcomer"
     """Of no run: a process listens from now on, and does not know yet who watches what."""
 
 
@@ -58,7 +58,7 @@ Listener: TypeAlias = Callable[[Notice | None], None]
 """Called with one notice; with None if some may have been missed and the listener must poll."""
 
 
-class _Letter(Struct, frozen=True, array_like=True):
+class _NoticePayload(Struct, frozen=True, array_like=True):
     sender: str
     notices: tuple[Notice, ...]
 
@@ -70,17 +70,17 @@ class Notices:
         """Start without listeners and watchers."""
         self.sender = secrets.token_hex(8)
         """The id of this process in its payloads, by which it recognises its own."""
-        self.reach = False
+        self.is_live = False
         """Whether notices of other processes arrive; if not, listeners must poll."""
         self._clock = clock
         self._listeners: list[tuple[Listener, bool]] = []
-        self._wanted: dict[tuple[str, str], dict[str, float]] = {}
+        self._watchers: dict[tuple[str, str], dict[str, float]] = {}
         """When the watch of a run expires, by run and process."""
-        self._forget_at = 0.0
-        self._driven: dict[tuple[str, str], Callable[[], None]] = {}
+        self._next_expiry_at = 0.0
+        self._drivers: dict[tuple[str, str], Callable[[], None]] = {}
 
     @contextmanager
-    def heard_by(self, listener: Listener, *, own: bool = True) -> Generator[None]:
+    def subscribe(self, listener: Listener, *, own: bool = True) -> Generator[None]:
         """Call a listener for every notice until the block ends; it must be quick and never raise.
 
         Args:
@@ -95,17 +95,19 @@ class Notices:
             self._listeners.remove(entry)
 
     @contextmanager
-    def driven(self, tenant: str, run_id: str, watched: Callable[[], None]) -> Generator[None]:
+    def register_driver(
+        self, tenant: str, run_id: str, on_watched: Callable[[], None]
+    ) -> Generator[None]:
         """Drive a run until the block ends; the callback is called for a new watcher."""
         key = tenant, run_id
-        self._driven[key] = watched
+        self._drivers[key] = on_watched
         try:
             yield
         finally:
-            if self._driven.get(key) is watched:
-                del self._driven[key]
+            if self._drivers.get(key) is on_watched:
+                del self._drivers[key]
 
-    def tell(self, notices: Iterable[Notice], *, own: bool = True) -> None:
+    def deliver(self, notices: Iterable[Notice], *, own: bool = True) -> None:
         """Call the listeners of this process.
 
         Args:
@@ -117,96 +119,101 @@ class Notices:
                 if all_ or not own:
                     listener(notice)
 
-    def miss(self, *, reach: bool) -> None:
+    def report_missed(self, *, is_live: bool) -> None:
         """Tell all listeners that notices may have been missed.
 
         Args:
             is_live: Whether notices of other processes arrive from now on.
         """
-        self.reach = reach
+        self.is_live = is_live
         for listener, _ in tuple(self._listeners):
             listener(None)
 
-    def receive(self, letter: str) -> None:
+    def receive(self, payload: str) -> None:
         """Deliver what another process sent; the notices of this process were delivered already."""
         try:
-            found = msgspec.json.decode(letter, type=_Letter)
+            found = msgspec.json.decode(payload, type=_NoticePayload)
         except msgspec.DecodeError:
             return  # any user of the database can send any payload
         if found.sender == self.sender:
             return
         for notice in found.notices:
-            if notice.kind == Kind.WATCHED:
-                self._want(notice, found.sender)
+            if notice.kind == NoticeKind.WATCHED:
+                self._add_watcher(notice, found.sender)
             else:
-                self.tell((notice,), own=False)
+                self.deliver((notice,), own=False)
 
-    def sent(self, notices: Sequence[Notice]) -> Sequence[Notice]:
+    def outgoing(self, notices: Sequence[Notice]) -> Sequence[Notice]:
         """Those notices that other processes get: progress only if the run is watched."""
         return [
             notice
             for notice in notices
-            if notice.kind != Kind.KEPT or self.is_wanted(notice.tenant, notice.run_id)
+            if notice.kind != NoticeKind.RECORDS_STORED
+            or self.is_watched(notice.tenant, notice.run_id)
         ]
 
-    def is_wanted(self, tenant: str, run_id: str) -> bool:
+    def is_watched(self, tenant: str, run_id: str) -> bool:
         """Whether another process watches a run."""
-        if (watchers := self._wanted.get((tenant, run_id))) is None:
+        if (watchers := self._watchers.get((tenant, run_id))) is None:
             return False
         if max(watchers.values()) > self._clock():
             return True
-        del self._wanted[tenant, run_id]
+        del self._watchers[tenant, run_id]
         return False
 
-    def _want(self, notice: Notice, sender: str) -> None:
+    def _add_watcher(self, notice: Notice, sender: str) -> None:
         """Note a watcher; a new one is reported to the driver of the run."""
         now, key = self._clock(), (notice.tenant, notice.run_id)
-        if now >= self._forget_at:
-            self._forget(now)
-        if key not in self._wanted and len(self._wanted) >= MOST:
+        if now >= self._next_expiry_at:
+            self._drop_expired(now)
+        if key not in self._watchers and len(self._watchers) >= MAX_WATCHED_RUNS:
             return
-        watchers = self._wanted.setdefault(key, {})
+        watchers = self._watchers.setdefault(key, {})
         fresh = watchers.get(sender, 0.0) <= now
-        watchers[sender] = now + WANTED
-        if fresh and (watched := self._driven.get(key)) is not None:
+        watchers[sender] = now + WATCH_TTL_S
+        if fresh and (watched := self._drivers.get(key)) is not None:
             watched()
 
-    def _forget(self, now: float) -> None:
-        self._forget_at = now + WANTED
-        expired = [key for key, watchers in self._wanted.items() if max(watchers.values()) <= now]
+    def _drop_expired(self, now: float) -> None:
+        self._next_expiry_at = now + WATCH_TTL_S
+        expired = [key for key, watchers in self._watchers.items() if max(watchers.values()) <= now]
         for key in expired:
-            del self._wanted[key]
+            del self._watchers[key]
 
 
-def letters_of(sender: str, notices: Iterable[Notice]) -> list[str]:
+def encode_payloads(sender: str, notices: Iterable[Notice]) -> list[str]:
     """Notices as payloads: each notice once, as many in one payload as fit."""
     payloads: list[str] = []
     batch: list[Notice] = []
     size = 0
     for notice in dict.fromkeys(notices):
         length = len(msgspec.json.encode(notice)) + 1
-        if length > LARGEST:
+        if length > MAX_PAYLOAD_BYTES:
             continue  # the id of the run is too long; listeners find the change by polling
-        if size + length > LARGEST:
-            payloads.append(_letter(sender, batch))
+        if size + length > MAX_PAYLOAD_BYTES:
+            payloads.append(_encode_payload(sender, batch))
             batch, size = [], 0
         batch.append(notice)
         size += length
-    return [*payloads, _letter(sender, batch)] if batch else payloads
+    return [*payloads, _encode_payload(sender, batch)] if batch else payloads
 
 
-def _letter(sender: str, notices: list[Notice]) -> str:
-    return msgspec.json.encode(_Letter(sender, tuple(notices))).decode()
+def _encode_payload(sender: str, notices: list[Notice]) -> str:
+    return msgspec.json.encode(_NoticePayload(sender, tuple(notices))).decode()
 
 
-def progress(
+def progress_notice(
     tenant: str, run_id: str, records: Sequence[Record], stop: StopReason | None
 ) -> Notice:
     """The notice for stored records."""
     begins = bool(records) and isinstance(records[0].event, RunStarted | RunResumed)
-    return Notice(Kind.STANDS if begins or stop is not None else Kind.KEPT, tenant, run_id)
+    return Notice(
+        NoticeKind.STATE_CHANGED if begins or stop is not None else NoticeKind.RECORDS_STORED,
+        tenant,
+        run_id,
+    )
 
 
-def run_of(place: str) -> str:
+def run_id_of(call_id: str) -> str:
     """The run of a call, by the id of the call or of one of its attempts."""
-    return place.partition(".")[0]
+    return call_id.partition(".")[0]

@@ -22,25 +22,25 @@ from evoclaw.store.databases.database import (
     Schema,
     StoreError,
     StoreFull,
-    unsealed,
+    verify_checksum,
 )
 
-PATIENCE = 5.0
+UNAVAILABLE_TIMEOUT_S = 5.0
 """Seconds to wait for a locked file or an unreachable server before a request fails."""
-FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-THERE = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
-CLOSED_TO_US = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-LARGEST_LOG = 4 << 20
+FULL_DISK_CODES = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+CORRUPTION_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+DUPLICATE_KEY_CODES = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
+ACCESS_DENIED_CODES = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+MAX_WAL_BYTES = 4 << 20
 """Bytes that the write-ahead log keeps after a checkpoint."""
-LOG_MAGIC = 0x377F0682
+WAL_MAGIC = 0x377F0682
 """The first word of a write-ahead log; one more if its checksums are over big-endian words."""
-LOOKS = 5
-LOG_HEAD, FRAME_HEAD = 32, 24
-WORD = 0xFFFFFFFF
+WAL_CHECK_ATTEMPTS = 5
+WAL_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
+UINT32_MASK = 0xFFFFFFFF
 
 
-class Form(Protocol):
+class SqliteFileFormat(Protocol):
     """Which schemas a SQLite file holds, and how it is created and migrated."""
 
     @property
@@ -49,20 +49,20 @@ class Form(Protocol):
         ...
 
     @property
-    def mark(self) -> int:
+    def application_id(self) -> int:
         """The SQLite application id, which tells a file of this kind from any other."""
         ...
 
     @property
-    def lasting(self) -> str:
+    def synchronous(self) -> str:
         """The value of PRAGMA synchronous for a file that need not be durable."""
         ...
 
-    def found(self, connection: sqlite3.Connection) -> None:
+    def create_tables(self, connection: sqlite3.Connection) -> None:
         """Create the tables of a new file."""
         ...
 
-    def held(self, connection: sqlite3.Connection) -> Held:
+    def read_contents(self, connection: sqlite3.Connection) -> FileContents:
         """The schemas in a file and their versions."""
         ...
 
@@ -71,22 +71,22 @@ class Form(Protocol):
         ...
 
 
-class Held(Struct, frozen=True):
+class FileContents(Struct, frozen=True):
     """The schemas that a file holds."""
 
     versions: tuple[tuple[Schema, int], ...]
     """Each known schema, and its version."""
-    strangers: bool = False
+    has_unknown_schemas: bool = False
     """Whether the file holds schemas that this process does not use."""
-    beside: tuple[str, ...] = ()
+    extra_tables: tuple[str, ...] = ()
     """The statements that create the tables that belong to no schema."""
 
 
-class Single(Struct, frozen=True):
+class SingleSchemaFormat(Struct, frozen=True):
     """A file with one schema."""
 
     schema: Schema
-    lasting: str = "OFF"
+    synchronous: str = "OFF"
 
     @property
     def name(self) -> str:
@@ -94,22 +94,22 @@ class Single(Struct, frozen=True):
         return self.schema.name
 
     @property
-    def mark(self) -> int:
+    def application_id(self) -> int:
         """The application id of the schema."""
-        return self.schema.mark
+        return self.schema.application_id
 
-    def found(self, connection: sqlite3.Connection) -> None:
+    def create_tables(self, connection: sqlite3.Connection) -> None:
         """Create all tables."""
         self.migrate(connection)
 
-    def held(self, connection: sqlite3.Connection) -> Held:
+    def read_contents(self, connection: sqlite3.Connection) -> FileContents:
         """The version of the schema."""
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        return Held(((self.schema, version),))
+        return FileContents(((self.schema, version),))
 
     def migrate(self, connection: sqlite3.Connection) -> None:
         """Apply the missing migrations in one transaction."""
-        steps = self.schema.steps
+        steps = self.schema.migrations
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         for step in steps[version:]:
@@ -120,17 +120,17 @@ class Single(Struct, frozen=True):
         connection.execute("COMMIT")
 
 
-def explained(problem: sqlite3.Error, path: Path) -> Exception:
+def translate_error(problem: sqlite3.Error, path: Path) -> Exception:
     """The error for the caller; a mistake in one of our statements is left as it is."""
     code = getattr(problem, "sqlite_errorcode", 0)
     found: Exception = problem
-    if code in FULL:
+    if code in FULL_DISK_CODES:
         found = StoreFull(path)
-    elif code in THERE:
+    elif code in DUPLICATE_KEY_CODES:
         found = Conflict(f"{path}: {problem}")
-    elif code & 0xFF in DAMAGED or "decode to UTF-8" in str(problem):
+    elif code & 0xFF in CORRUPTION_CODES or "decode to UTF-8" in str(problem):
         found = DamagedStore(path, str(problem))
-    elif code & 0xFF in CLOSED_TO_US:
+    elif code & 0xFF in ACCESS_DENIED_CODES:
         found = ConfigError(
             f"cannot use {path}: {problem}; check its permissions or choose another path"
         )
@@ -142,20 +142,20 @@ def explained(problem: sqlite3.Error, path: Path) -> Exception:
 
 
 def open_file(
-    path: Path, form: Form, durable: bool, set_aside: bool
+    path: Path, file_format: SqliteFileFormat, durable: bool, set_aside: bool
 ) -> tuple[sqlite3.Connection, Path | None]:
     """A connection to an intact file, and where a damaged one was moved to."""
     aside: Path | None = None
     try:
         path = path.resolve()
         try:
-            _prepare(path, form)
+            _create_or_inspect(path, file_format)
         except DamagedStore:
             if not set_aside:
                 raise
             aside = move_aside(path, "damaged")
-            _prepare(path, form)
-        return _connected(path, form, durable), aside
+            _create_or_inspect(path, file_format)
+        return _connect_and_migrate(path, file_format, durable), aside
     except OSError as problem:
         if problem.errno == errno.ENOSPC:
             raise StoreFull(path) from None
@@ -163,15 +163,17 @@ def open_file(
             f"cannot use {path}: {problem.strerror}; check its permissions or choose another path"
         ) from None
     except sqlite3.Error as problem:
-        raise explained(problem, path) from problem
+        raise translate_error(problem, path) from problem
 
 
-def _connected(path: Path, form: Form, durable: bool) -> sqlite3.Connection:
+def _connect_and_migrate(
+    path: Path, file_format: SqliteFileFormat, durable: bool
+) -> sqlite3.Connection:
     connection = connect(path, "rw")
     try:
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else form.lasting}")
-        connection.execute(f"PRAGMA journal_size_limit={LARGEST_LOG}")
-        form.migrate(connection)
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else file_format.synchronous}")
+        connection.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
+        file_format.migrate(connection)
         # From now on requests run in the event loop: never block there for another process.
         connection.execute("PRAGMA busy_timeout=0")
     except BaseException:
@@ -185,32 +187,32 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
-        timeout=PATIENCE,
+        timeout=UNAVAILABLE_TIMEOUT_S,
         isolation_level=None,
         check_same_thread=False,
     )
 
 
-def _prepare(path: Path, form: Form) -> None:
+def _create_or_inspect(path: Path, file_format: SqliteFileFormat) -> None:
     """Create the file if it is missing, then check it."""
-    wal = beside(path, "-wal")
+    wal = companion_path(path, "-wal")
     if not path.exists():
         if wal.exists() and wal.stat().st_size:
             raise DamagedStore(path, "only its write-ahead log is left")
         path.parent.mkdir(parents=True, exist_ok=True)
-        _create(path, form)
-    inspect_file(path, form)
+        _create(path, file_format)
+    inspect_file(path, file_format)
 
 
-def inspect_file(path: Path, form: Form) -> None:
+def inspect_file(path: Path, file_format: SqliteFileFormat) -> None:
     """Check the integrity of a file without changing it."""
-    wal = beside(path, "-wal")
+    wal = companion_path(path, "-wal")
     if not path.is_file():
         raise IsADirectoryError(errno.EISDIR, "not a file")
     # We never create an empty file, and SQLite would silently start a new database in it.
     if not path.stat().st_size:
         raise DamagedStore(path, "it is empty")
-    if wal.exists() and log_is_damaged(wal):
+    if wal.exists() and wal_is_damaged(wal):
         raise DamagedStore(path, "its write-ahead log is damaged")
     try:
         # A read-only connection does not check the constraints of a table. A writing one empties
@@ -219,14 +221,14 @@ def inspect_file(path: Path, form: Form) -> None:
         with closing(connect(path, "ro")) as last:
             last.execute("SELECT 1 FROM sqlite_schema").fetchone()
             with closing(connect(path, "rw")) as connection:
-                _inspect(connection, path, form)
+                _inspect(connection, path, file_format)
     except UnicodeDecodeError as problem:
         raise DamagedStore(path, "a name is not valid UTF-8") from problem
     except sqlite3.Error as problem:
-        raise explained(problem, path) from problem
+        raise translate_error(problem, path) from problem
 
 
-def _create(path: Path, form: Form) -> None:
+def _create(path: Path, file_format: SqliteFileFormat) -> None:
     """Create the file under a temporary name first, so that it appears complete or not at all."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
@@ -235,8 +237,8 @@ def _create(path: Path, form: Form) -> None:
         with closing(connect(draft, "rw")) as connection:
             if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
                 raise ConfigError(f"{path} must be on a local disk; choose another path")
-            connection.execute(f"PRAGMA application_id={form.mark}")
-            form.found(connection)
+            connection.execute(f"PRAGMA application_id={file_format.application_id}")
+            file_format.create_tables(connection)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -244,77 +246,81 @@ def _create(path: Path, form: Form) -> None:
         except PermissionError:
             draft.rename(path)  # This file system has no hard links.
     finally:
-        for name in (draft, beside(draft, "-wal"), beside(draft, "-shm")):
+        for name in (draft, companion_path(draft, "-wal"), companion_path(draft, "-shm")):
             name.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
-def _inspect(connection: sqlite3.Connection, path: Path, form: Form) -> None:
+def _inspect(connection: sqlite3.Connection, path: Path, file_format: SqliteFileFormat) -> None:
     def pragma(name: str) -> Any:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     connection.execute("PRAGMA query_only=ON")
     if pragma("journal_mode") != "wal":
         raise DamagedStore(path, "its journal mode is not WAL")
-    if pragma("application_id") != form.mark:
-        raise ConfigError(f"{path} is not a file of kind {form.name!r}; choose another path")
+    if pragma("application_id") != file_format.application_id:
+        raise ConfigError(f"{path} is not a file of kind {file_format.name!r}; choose another path")
     # Compare within one transaction: another process may be migrating the file.
     connection.execute("BEGIN")
-    contents = form.held(connection)
+    contents = file_format.read_contents(connection)
     for schema, version in contents.versions:
-        refuse_newer(schema, version, path)
-    expected, found = _tables_of(contents), _tables(connection)
-    if not set(expected) <= set(found) or not (contents.strangers or len(expected) == len(found)):
+        refuse_newer_schema(schema, version, path)
+    expected, found = _expected_tables(contents), _tables(connection)
+    if not set(expected) <= set(found) or not (
+        contents.has_unknown_schemas or len(expected) == len(found)
+    ):
         raise DamagedStore(path, "its tables are not those of its schemas")
     # Not `quick_check`: only `integrity_check` compares tables with their indexes, which finds a
     # flipped bit in an id. Tables of unknown schemas are checked by the processes that use them.
-    own_tables = [f"({name})" for kind, name, made in expected if _is_plain(kind, made)]
-    for which in own_tables if contents.strangers else ["(1)"]:
+    own_tables = [f"({name})" for kind, name, made in expected if _is_ordinary_table(kind, made)]
+    for which in own_tables if contents.has_unknown_schemas else ["(1)"]:
         problem = pragma(f"integrity_check{which}")
         if problem != "ok":
             raise DamagedStore(path, problem)
     for schema, version in contents.versions:
-        if version == len(schema.steps):
-            _check_seals(connection, path, schema)
+        if version == len(schema.migrations):
+            _verify_checksums(connection, path, schema)
 
 
-def _is_plain(kind: str, made: str | None) -> bool:
+def _is_ordinary_table(kind: str, made: str | None) -> bool:
     return kind == "table" and made is not None and not made.startswith("CREATE VIRTUAL")
 
 
-def refuse_newer(schema: Schema, version: int, place: Path | str) -> None:
+def refuse_newer_schema(schema: Schema, version: int, location: Path | str) -> None:
     """Raise if a newer version of EvoClaw has migrated the schema."""
-    if version > len(schema.steps):
+    if version > len(schema.migrations):
         raise ConfigError(
-            f"{place} was written by a newer version of evoclaw ({schema.name}, {version}); "
+            f"{location} was written by a newer version of evoclaw ({schema.name}, {version}); "
             "update evoclaw, or choose another path or database"
         )
 
 
-def _check_seals(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
-    for table, columns in schema.sealed:
+def _verify_checksums(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+    for table, columns in schema.checksummed:
         rows = connection.execute(f"SELECT * FROM {table}")
         indexes = [i for i, (name, *_) in enumerate(rows.description) if name in columns]
         for row in rows:
             for i in indexes:
                 if row[i] is not None:
-                    unsealed(row[i], path)
+                    verify_checksum(row[i], path)
 
 
 def _tables(connection: sqlite3.Connection) -> list[tuple[str, str, str | None]]:
     return connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
 
 
-def _tables_of(held: Held) -> list[tuple[str, str, str | None]]:
+def _expected_tables(contents: FileContents) -> list[tuple[str, str, str | None]]:
     """The tables that the file should have."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        steps = [step for schema, version in held.versions for step in schema.steps[:version]]
-        for statement in (*held.beside, *chain.from_iterable(steps)):
+        steps = [
+            step for schema, version in contents.versions for step in schema.migrations[:version]
+        ]
+        for statement in (*contents.extra_tables, *chain.from_iterable(steps)):
             connection.execute(statement)
         return _tables(connection)
 
 
-def log_is_damaged(wal: Path) -> bool:
+def wal_is_damaged(wal: Path) -> bool:
     """Whether a write-ahead log is damaged before its end.
 
     SQLite reads a log up to the first frame with a wrong checksum and drops the rest. That is right
@@ -322,7 +328,7 @@ def log_is_damaged(wal: Path) -> bool:
     broken frame are damage: SQLite would drop a transaction that had been acknowledged.
     """
     before: tuple[bytes, int] | None = None
-    for _ in range(LOOKS):
+    for _ in range(WAL_CHECK_ATTEMPTS):
         found = _broken_frame(wal)
         # Another process may be writing: only a frame that stays broken is damage.
         if found is None or found == before:
@@ -334,50 +340,50 @@ def log_is_damaged(wal: Path) -> bool:
 def _broken_frame(wal: Path) -> tuple[bytes, int] | None:
     """The header of the log and the number of its first broken frame, if it is damaged."""
     with wal.open("rb") as file:
-        head = file.read(LOG_HEAD)
-        if len(head) < LOG_HEAD:
+        head = file.read(WAL_HEADER_BYTES)
+        if len(head) < WAL_HEADER_BYTES:
             return None
         magic, _, page, _, _, _, *stored = struct.unpack(">8I", head)
-        order = "<" if magic == LOG_MAGIC else ">"
-        sums = _sums(head[:24], order, (0, 0))
-        if magic & ~1 != LOG_MAGIC or sums != tuple(stored):
-            return (head, 0) if any(file.read(FRAME_HEAD)) else None
+        order = "<" if magic == WAL_MAGIC else ">"
+        sums = _wal_checksum(head[:24], order, (0, 0))
+        if magic & ~1 != WAL_MAGIC or sums != tuple(stored):
+            return (head, 0) if any(file.read(FRAME_HEADER_BYTES)) else None
         number, broken, ends = 0, 0, 0
-        while len(frame := file.read(FRAME_HEAD + page)) == FRAME_HEAD + page:
+        while len(frame := file.read(FRAME_HEADER_BYTES + page)) == FRAME_HEADER_BYTES + page:
             number += 1
             ours = frame[8:16] == head[16:24]
             if not broken:
-                sums = _sums(frame[:8] + frame[FRAME_HEAD:], order, sums)
+                sums = _wal_checksum(frame[:8] + frame[FRAME_HEADER_BYTES:], order, sums)
                 broken = 0 if ours and sums == struct.unpack(">2I", frame[16:24]) else number
             if broken and ours and any(frame[4:8]):
                 ends += 1
         return (head, broken) if ends > 1 else None
 
 
-def _sums(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
+def _wal_checksum(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
     first, second = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for even, odd in zip(words[::2], words[1::2], strict=True):
-        first = first + even + second & WORD
-        second = second + odd + first & WORD
+        first = first + even + second & UINT32_MASK
+        second = second + odd + first & UINT32_MASK
     return first, second
 
 
-def beside(path: Path, suffix: str) -> Path:
+def companion_path(path: Path, suffix: str) -> Path:
     """The path of a file that SQLite keeps beside another, such as its write-ahead log."""
     return path.with_name(path.name + suffix)
 
 
-def move_aside(path: Path, why: str) -> Path:
+def move_aside(path: Path, reason: str) -> Path:
     """Rename a file and its companions; the new name has the reason and the time."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    aside, count = beside(path, f".{why}-{stamp}"), 1
-    while any(beside(aside, suffix).exists() for suffix in ("", "-wal", "-shm")):
+    aside, count = companion_path(path, f".{reason}-{stamp}"), 1
+    while any(companion_path(aside, suffix).exists() for suffix in ("", "-wal", "-shm")):
         count += 1
-        aside = beside(path, f".{why}-{stamp}-{count}")
+        aside = companion_path(path, f".{reason}-{stamp}-{count}")
     for suffix in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):
-            beside(path, suffix).rename(beside(aside, suffix))
+            companion_path(path, suffix).rename(companion_path(aside, suffix))
     sync_folder(path.parent)
     return aside
 

@@ -9,19 +9,19 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from evoclaw.store.databases.database import Connection, StoreAway, StoreError, Work
+from evoclaw.store.databases.database import Connection, StoreError, StoreUnavailable, Work
 from evoclaw.store.databases.notices import Notice
-from evoclaw.store.databases.strands import strand_here
+from evoclaw.store.databases.strands import current_write_scope
 
-LARGEST_BATCH = 256
+MAX_BATCH_REQUESTS = 256
 """Requests that share one commit; with more, the first would wait too long for the last."""
 
 
-Answer: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
+Resolution: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
 """The future of a request, with its result or its error."""
 
 
-class Order:
+class WriteRequest:
     """A function to run in a transaction, and the future of its caller.
 
     Reads are requests too, with `writes` false.
@@ -30,60 +30,60 @@ class Order:
     def __init__(
         self,
         work: Work[Any],
-        answer: asyncio.Future[Any],
+        future: asyncio.Future[Any],
         *,
         writes: bool,
         wait: bool = True,
-        tells: Sequence[Notice] = (),
+        notices: Sequence[Notice] = (),
     ) -> None:
-        self.work, self.answer, self.writes, self.wait = work, answer, writes, wait
-        self.tells, self.strand = tells, strand_here()
+        self.work, self.future, self.writes, self.wait = work, future, writes, wait
+        self.notices, self.scope = notices, current_write_scope()
         self.result: Any = None
         self.problem: BaseException | None = None
-        self.promised = False
+        self.deferred = False
         """Its commit is deferred: the result was returned already, so the write must be kept."""
-        self.answered = False
+        self.resolved = False
         """The caller has its result."""
 
     @property
-    def is_lost(self) -> bool:
+    def scope_lost(self) -> bool:
         """Whether an earlier write of its scope was lost."""
-        return self.strand is not None and self.strand.lost
+        return self.scope is not None and self.scope.lost
 
     def attempt(self, connection: Connection) -> None:
         """Run it; an error is for its caller, not for the other requests of the batch."""
         self.problem = None
         try:
-            if self.is_lost:
-                raise StoreAway("an earlier write that this one depends on was lost")
+            if self.scope_lost:
+                raise StoreUnavailable("an earlier write that this one depends on was lost")
             self.result = self.work(connection)
         except BaseException as problem:
             self.problem = problem
 
     def resolve(self, explain: Callable[[BaseException], BaseException]) -> None:
         """Give the caller the result or the error."""
-        resolve(self.answer, self.result, self.problem and explain(self.problem))
+        resolve(self.future, self.result, self.problem and explain(self.problem))
 
 
-def resolve(answer: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
+def resolve(future: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
     """Give a result or an error to a caller that still waits."""
-    if answer.done():
+    if future.done():
         return
     if problem is None:
-        answer.set_result(result)
+        future.set_result(result)
     elif isinstance(problem, StopIteration):
-        answer.set_exception(RuntimeError("work raised StopIteration"))
+        future.set_exception(RuntimeError("work raised StopIteration"))
     else:
-        answer.set_exception(problem)
+        future.set_exception(problem)
 
 
-def resolve_all(answers: Iterable[Answer]) -> None:
+def resolve_all(resolutions: Iterable[Resolution]) -> None:
     """Give each caller its result, in order."""
-    for answer in answers:
+    for answer in resolutions:
         resolve(*answer)
 
 
-class Broken(StoreError):
+class DeferredCommitFailed(StoreError):
     """A deferred commit failed for good: this process writes nothing more to the database."""
 
     def __init__(self, name: str, problem: BaseException) -> None:
@@ -95,10 +95,10 @@ class Broken(StoreError):
 
 def attempt_all(
     connection: Connection,
-    requests: Iterable[Order],
+    requests: Iterable[WriteRequest],
     *,
-    marks: bool,
-    alive: Callable[[Order], None],
+    savepoints: bool,
+    check_transaction: Callable[[WriteRequest], None],
 ) -> bool:
     """Run requests in the open transaction; False if one failed and all must be rolled back.
 
@@ -109,35 +109,39 @@ def attempt_all(
         check_transaction: Raises if a request ended the transaction.
     """
     requests = list(requests)
-    if not marks:
-        return _first_failed(connection, requests, alive) is None
-    _keep_sound(connection, requests, alive)
+    if not savepoints:
+        return _first_failed(connection, requests, check_transaction) is None
+    _attempt_with_savepoints(connection, requests, check_transaction)
     return True
 
 
-def _keep_sound(
-    connection: Connection, requests: Sequence[Order], alive: Callable[[Order], None]
+def _attempt_with_savepoints(
+    connection: Connection,
+    requests: Sequence[WriteRequest],
+    check_transaction: Callable[[WriteRequest], None],
 ) -> None:
     """Roll back what fails. Failures are rare: one savepoint covers all up to the next failure."""
     while requests:
         connection.execute("SAVEPOINT one")
-        failed = _first_failed(connection, requests, alive)
+        failed = _first_failed(connection, requests, check_transaction)
         if failed is not None:
             connection.execute("ROLLBACK TO SAVEPOINT one")
         connection.execute("RELEASE SAVEPOINT one")
         if failed is None:
             return
         # Those before it were sound, and were rolled back with it.
-        _keep_sound(connection, requests[:failed], alive)
+        _attempt_with_savepoints(connection, requests[:failed], check_transaction)
         requests = requests[failed + 1 :]
 
 
 def _first_failed(
-    connection: Connection, requests: Sequence[Order], alive: Callable[[Order], None]
+    connection: Connection,
+    requests: Sequence[WriteRequest],
+    check_transaction: Callable[[WriteRequest], None],
 ) -> int | None:
     for number, request in enumerate(requests):
         request.attempt(connection)
-        alive(request)
+        check_transaction(request)
         if request.problem is not None:
             return number
     return None

@@ -18,36 +18,41 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.store.databases.database import Dialect
 from evoclaw.store.databases.listening import listen
 from evoclaw.store.databases.notices import Notice, Notices
-from evoclaw.store.databases.opening import PATIENCE
-from evoclaw.store.databases.postgres_link import Server, explained
-from evoclaw.store.databases.postgres_writer import PostgresWriter
-from evoclaw.store.databases.threaded import Threaded
+from evoclaw.store.databases.opening import UNAVAILABLE_TIMEOUT_S
+from evoclaw.store.databases.postgres_link import PostgresServer, translate_error
+from evoclaw.store.databases.postgres_writer import PostgresWorker
+from evoclaw.store.databases.threaded import ThreadedDatabase
 
 
-class PostgresDatabase(Threaded):
+class PostgresDatabase(ThreadedDatabase):
     """One schema of a PostgreSQL database, and the worker threads of its connections.
 
     A write raises `CommitUnknown` if it is unknown whether it was committed.
     """
 
     def __init__(
-        self, server: Server, connection: psycopg.Connection, patience: float = PATIENCE
+        self,
+        server: PostgresServer,
+        connection: psycopg.Connection,
+        reconnect_timeout_s: float = UNAVAILABLE_TIMEOUT_S,
     ) -> None:
         """Take over an open connection; see `open`."""
         self.dialect: Dialect = "postgres"
         self._server, notices = server, Notices()
         loop = asyncio.get_running_loop()
-        self._timed = writer = PostgresWriter(server, connection, loop, patience, notices.sender)
-        reader = PostgresWriter(server, None, loop, patience, notices.sender)
+        self._clock_source = writer = PostgresWorker(
+            server, connection, loop, reconnect_timeout_s, notices.sender
+        )
+        reader = PostgresWorker(server, None, loop, reconnect_timeout_s, notices.sender)
         super().__init__(server.name, server.name, writer, notices, reader)
 
     @classmethod
     async def open(
         cls,
-        server: Server,
-        prepare: Callable[[psycopg.Connection], None],
+        server: PostgresServer,
+        migrate: Callable[[psycopg.Connection], None],
         *,
-        patience: float = PATIENCE,
+        reconnect_timeout_s: float = UNAVAILABLE_TIMEOUT_S,
     ) -> PostgresDatabase:
         """Connect to the server and migrate its schemas.
 
@@ -56,27 +61,27 @@ class PostgresDatabase(Threaded):
             migrate: Creates and migrates the tables.
             reconnect_timeout_s: Seconds that the server may be unreachable before requests fail.
         """
-        server.check()
-        opening = asyncio.get_running_loop().run_in_executor(None, _connect, server, prepare)
+        server.validate()
+        opening = asyncio.get_running_loop().run_in_executor(None, _connect, server, migrate)
         try:
             connection = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unused)
             raise
-        return cls(server, connection, patience)
+        return cls(server, connection, reconnect_timeout_s)
 
     def time(self) -> float:
         """Unix seconds by the server's clock, as of the last transaction."""
-        return self._timed.ahead + time.monotonic()
+        return self._clock_source.clock_offset_s + time.monotonic()
 
     @property
-    def server(self) -> Server:
+    def server(self) -> PostgresServer:
         """The server, for callers that need a connection of their own."""
         return self._server
 
-    async def announce(self, tells: Sequence[Notice]) -> None:
+    async def announce(self, notices: Sequence[Notice]) -> None:
         """Send notices with the next commit, or a moment later."""
-        await self.write(lambda connection: None, wait=False, tells=tells)
+        await self.write(lambda connection: None, wait=False, notices=notices)
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
@@ -89,7 +94,9 @@ class PostgresDatabase(Threaded):
             await asyncio.wait([task])
 
 
-def _connect(server: Server, prepare: Callable[[psycopg.Connection], None]) -> psycopg.Connection:
+def _connect(
+    server: PostgresServer, migrate: Callable[[psycopg.Connection], None]
+) -> psycopg.Connection:
     try:
         connection = server.connect()
     except psycopg.Error as problem:
@@ -98,11 +105,11 @@ def _connect(server: Server, prepare: Callable[[psycopg.Connection], None]) -> p
             "start the server, or check [store] in evoclaw.toml"
         ) from None
     try:
-        prepare(connection)
+        migrate(connection)
     except BaseException as problem:
         connection.close()
         if isinstance(problem, psycopg.Error):
-            raise explained(problem, server.name) from problem
+            raise translate_error(problem, server.name) from problem
         raise
     return connection
 

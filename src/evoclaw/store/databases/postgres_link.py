@@ -26,31 +26,31 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.store.databases.database import (
     Conflict,
     DamagedStore,
-    Rows,
-    StoreAway,
+    QueryResult,
     StoreError,
     StoreFull,
+    StoreUnavailable,
 )
-from evoclaw.store.databases.dialect import of_rows, translated
+from evoclaw.store.databases.dialect import multi_row_insert, to_postgres
 
-CONNECT = 10
+CONNECT_TIMEOUT_S = 10
 """Seconds to establish a connection."""
-STATEMENT = 60
+STATEMENT_TIMEOUT_S = 60
 """Seconds for one statement."""
-TURN = 15
+WRITE_LOCK_TIMEOUT_S = 15
 """Seconds to wait for the write lock, which another process holds during its transaction."""
-STALLED = 2
+STALLED_TRANSACTION_TIMEOUT_S = 2
 """Seconds after which a process that stalled inside a transaction loses its connection and lock.
 
 Another stalled process that waited for the lock gets it then, and loses it after the same time."""
-ASKED = STALLED + 0.5
+LOCK_CHECK_INTERVAL_S = STALLED_TRANSACTION_TIMEOUT_S + 0.5
 """Seconds of waiting for the write lock after which its holder is checked."""
-TOGETHER = 32
+INSERT_BATCH_ROWS = 32
 """Rows that one INSERT writes."""
-PREPARED = 500
+MAX_PREPARED_STATEMENTS = 500
 """Statements that the server keeps prepared."""
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_SETTINGS = SQL(
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SESSION_SETTINGS = SQL(
     "SET statement_timeout = {statement}; SET lock_timeout = {turn}; "
     "SET idle_in_transaction_session_timeout = {stalled}; SET search_path = {schema}; "
     "SET synchronous_commit = {durable}; SET default_transaction_isolation = 'read committed'"
@@ -58,14 +58,14 @@ _SETTINGS = SQL(
 """Read committed: a process that waited for the write lock must see what others committed."""
 # After a pipeline the server does not count the idle time until the next statement arrives. A
 # process that stalls just then would keep the lock; so the processes that wait terminate it.
-_PUT_OUT = b"""
+_TERMINATE_STALLED = b"""
 SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity AS holder USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = 0 AND objid = $1::int8::oid
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND wait_event = 'ClientRead'
     AND holder.state_change < clock_timestamp() - $2 * interval '1 second'
 """
-_OURS = (
+_CONFIGURATION_ERRORS = (
     errors.InvalidPassword,
     errors.InvalidAuthorizationSpecification,
     errors.InvalidCatalogName,
@@ -74,7 +74,7 @@ _OURS = (
 )
 
 
-_GONE = (
+_CONNECTION_LOST_ERRORS = (
     errors.AdminShutdown,
     errors.CrashShutdown,
     errors.CannotConnectNow,
@@ -87,7 +87,7 @@ def lock_key(schema: str) -> int:
     return zlib.crc32(f"evoclaw {schema}".encode())
 
 
-class Server(Struct, frozen=True):
+class PostgresServer(Struct, frozen=True):
     """The address of a PostgreSQL database, and the schema to use."""
 
     url: str
@@ -98,12 +98,12 @@ class Server(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The address without credentials, for messages."""
-        parts = self._parts
+        parts = self._conninfo
         host, port = parts.get("host") or "localhost", parts.get("port") or 5432
         return f"postgresql://{host}:{port}/{parts.get('dbname') or ''}#{self.schema}"
 
     @property
-    def _parts(self) -> dict[str, Any]:
+    def _conninfo(self) -> dict[str, Any]:
         try:
             return dict(conninfo_to_dict(self.url))
         except psycopg.Error:
@@ -111,32 +111,32 @@ class Server(Struct, frozen=True):
                 "[store] url is not a PostgreSQL address; write postgresql://user@host:5432/database"
             ) from None
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise `ConfigError` for a URL with a password, or a bad schema name."""
-        if self._parts.get("password"):
+        if self._conninfo.get("password"):
             raise ConfigError(
                 "[store] url must not contain a password; set EVOCLAW_STORE_PASSWORD, or "
                 "password_file in [store]"
             )
-        if not _NAME.fullmatch(self.schema):
+        if not _SCHEMA_NAME.fullmatch(self.schema):
             raise ConfigError(f"{self.schema!r} cannot be the name of a schema; use a-z, 0-9 and _")
 
-    def connect(self, *, reads_only: bool = False) -> psycopg.Connection:
+    def connect(self, *, read_only: bool = False) -> psycopg.Connection:
         """A configured connection; errors of psycopg are raised unchanged."""
         connection = psycopg.connect(
             self.url,
             autocommit=True,
             cursor_factory=psycopg.RawCursor,
             application_name="evoclaw",
-            **self.arguments,
+            **self.connect_arguments,
         )
         try:
-            connection.prepared_max = PREPARED
-            connection.adapters.register_dumper(int, _Whole)
-            connection.adapters.register_dumper(bool, _Whole)
-            connection.adapters.register_loader("numeric", _Number)
+            connection.prepared_max = MAX_PREPARED_STATEMENTS
+            connection.adapters.register_dumper(int, _Int8Dumper)
+            connection.adapters.register_dumper(bool, _Int8Dumper)
+            connection.adapters.register_loader("numeric", _NumericLoader)
             connection.execute(self._settings)
-            if reads_only:
+            if read_only:
                 connection.execute(b"SET default_transaction_read_only = on")
         except BaseException:
             connection.close()
@@ -146,35 +146,35 @@ class Server(Struct, frozen=True):
     async def connect_to_listen(self) -> psycopg.AsyncConnection:
         """A connection that only receives notices."""
         return await psycopg.AsyncConnection.connect(
-            self.url, autocommit=True, application_name="evoclaw notices", **self.arguments
+            self.url, autocommit=True, application_name="evoclaw notices", **self.connect_arguments
         )
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def connect_arguments(self) -> dict[str, Any]:
         """The connection arguments besides the URL: timeouts and keepalives."""
         return {
-            "connect_timeout": CONNECT,
+            "connect_timeout": CONNECT_TIMEOUT_S,
             "client_encoding": "utf8",
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
-            "tcp_user_timeout": STATEMENT * 1000,
+            "tcp_user_timeout": STATEMENT_TIMEOUT_S * 1000,
             "password": self.password or None,
         }
 
     @property
     def _settings(self) -> bytes:
-        query = _SETTINGS.format(
-            statement=STATEMENT * 1000,
-            turn=int(ASKED * 1000),
-            stalled=STALLED * 1000,
+        query = _SESSION_SETTINGS.format(
+            statement=STATEMENT_TIMEOUT_S * 1000,
+            turn=int(LOCK_CHECK_INTERVAL_S * 1000),
+            stalled=STALLED_TRANSACTION_TIMEOUT_S * 1000,
             schema=Identifier(self.schema),
             durable="on" if self.durable else "off",
         )
         return query.as_bytes(None)
 
 
-class _Whole(Dumper):
+class _Int8Dumper(Dumper):
     """Dumps integers and booleans as `int8`, the type of all integer columns."""
 
     oid = 20
@@ -187,7 +187,7 @@ class _Whole(Dumper):
             raise OverflowError("cannot store an integer of more than 64 bits") from None
 
 
-class _Number(NumericBinaryLoader):
+class _NumericLoader(NumericBinaryLoader):
     """Loads `numeric`, the type of a sum of integers, as an int or a float."""
 
     def load(self, data: Any) -> Any:
@@ -195,23 +195,23 @@ class _Number(NumericBinaryLoader):
         return int(number) if number == number.to_integral_value() else float(number)
 
 
-class Spoken:
+class PostgresConnection:
     """A connection that takes the SQL of the stores, in SQLite's dialect."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self.raw = connection
 
-    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> QueryResult:
         """Run one statement."""
         return self.raw.execute(_query(statement), values or None, binary=True)
 
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> QueryResult:
         """Run one statement for each of the rows; as multi-row inserts where possible."""
         cursor, all_rows = self.raw.cursor(binary=True), list(rows)
-        if of_rows(statement, 1):
-            for start in range(0, len(all_rows), TOGETHER):
-                batch = all_rows[start : start + TOGETHER]
-                cursor.execute(_query_of_rows(statement, len(batch)), list(chain(*batch)))
+        if multi_row_insert(statement, 1):
+            for start in range(0, len(all_rows), INSERT_BATCH_ROWS):
+                batch = all_rows[start : start + INSERT_BATCH_ROWS]
+                cursor.execute(_multi_row_query(statement, len(batch)), list(chain(*batch)))
             return cursor
         query = _query(statement)
         if len(all_rows) > 1:
@@ -228,7 +228,7 @@ class Spoken:
             statement: The statement.
             lock: The key of the lock.
         """
-        end = time.monotonic() + TURN
+        end = time.monotonic() + WRITE_LOCK_TIMEOUT_S
         while True:
             try:
                 cursor = self.raw.execute(statement)
@@ -237,7 +237,7 @@ class Spoken:
                 if time.monotonic() >= end:
                     raise
                 self.raw.execute(b"ROLLBACK")
-                self.raw.execute(_PUT_OUT, (lock, STALLED))
+                self.raw.execute(_TERMINATE_STALLED, (lock, STALLED_TRANSACTION_TIMEOUT_S))
         while cursor.nextset():
             pass
         return cursor.fetchone() or ()
@@ -245,32 +245,34 @@ class Spoken:
 
 @lru_cache(maxsize=1024)
 def _query(statement: str) -> bytes:
-    return translated(statement).encode()
+    return to_postgres(statement).encode()
 
 
 @lru_cache(maxsize=1024)
-def _query_of_rows(statement: str, count: int) -> bytes:
-    return translated(of_rows(statement, count) or statement).encode()
+def _multi_row_query(statement: str, count: int) -> bytes:
+    return to_postgres(multi_row_insert(statement, count) or statement).encode()
 
 
-def explained(problem: BaseException, name: str) -> BaseException:
+def translate_error(problem: BaseException, name: str) -> BaseException:
     """The error for the caller; a mistake in one of our statements is left as it is."""
     found = problem
     match problem:
         case errors.DiskFull():
             found = StoreFull(name)
         case errors.UniqueViolation():
-            found = Conflict(f"{name}: {_words(problem)}")
+            found = Conflict(f"{name}: {_one_line(problem)}")
         case errors.DataCorrupted() | errors.IndexCorrupted():
-            found = DamagedStore(name, _words(problem))
-        case psycopg.Error() if isinstance(problem, _OURS):
+            found = DamagedStore(name, _one_line(problem))
+        case psycopg.Error() if isinstance(problem, _CONFIGURATION_ERRORS):
             found = ConfigError(
-                f"cannot use {name}: {_words(problem)}; check [store] and the permissions there"
+                f"cannot use {name}: {_one_line(problem)}; check [store] and the permissions there"
             )
-        case psycopg.Error() if isinstance(problem, (psycopg.OperationalError, *_GONE)):
-            found = StoreAway(f"{name}: {_words(problem)}")
+        case psycopg.Error() if isinstance(
+            problem, (psycopg.OperationalError, *_CONNECTION_LOST_ERRORS)
+        ):
+            found = StoreUnavailable(f"{name}: {_one_line(problem)}")
         case psycopg.DataError() | psycopg.InternalError():
-            found = StoreError(f"{name}: {_words(problem)}")
+            found = StoreError(f"{name}: {_one_line(problem)}")
         case _:
             pass
     if found is not problem:
@@ -278,12 +280,12 @@ def explained(problem: BaseException, name: str) -> BaseException:
     return found
 
 
-def is_gone(problem: BaseException, connection: psycopg.Connection) -> bool:
+def is_connection_lost(problem: BaseException, connection: psycopg.Connection) -> bool:
     """Whether the connection was lost, rather than one statement failed."""
-    return connection.closed or isinstance(problem, _GONE)
+    return connection.closed or isinstance(problem, _CONNECTION_LOST_ERRORS)
 
 
-def _words(problem: BaseException) -> str:
+def _one_line(problem: BaseException) -> str:
     return " ".join(str(problem).split()) or type(problem).__name__
 
 

@@ -22,73 +22,81 @@ import psycopg
 from psycopg import errors
 from psycopg.sql import Literal
 
-from evoclaw.store.databases.database import StoreError, Undecided
-from evoclaw.store.databases.listening import channel_of
-from evoclaw.store.databases.notices import letters_of
+from evoclaw.store.databases.database import CommitUnknown, StoreError
+from evoclaw.store.databases.listening import notify_channel
+from evoclaw.store.databases.notices import encode_payloads
 from evoclaw.store.databases.orders import (
-    LARGEST_BATCH,
-    Answer,
-    Broken,
-    Order,
+    MAX_BATCH_REQUESTS,
+    DeferredCommitFailed,
+    Resolution,
+    WriteRequest,
     attempt_all,
     resolve_all,
 )
-from evoclaw.store.databases.postgres_link import Server, Spoken, explained, is_gone, lock_key
+from evoclaw.store.databases.postgres_link import (
+    PostgresConnection,
+    PostgresServer,
+    is_connection_lost,
+    lock_key,
+    translate_error,
+)
 
 logger = logging.getLogger(__name__)
 
-LINGER = 0.005
+DEFERRED_COMMIT_DELAY_S = 0.005
 """Seconds at most before a deferred commit. The process holds the write lock meanwhile, and others
 wait for it."""
-HELD_BACK = 0.005
+RESOLUTION_BATCH_DELAY_S = 0.005
 """Seconds at most that a result is held back, to wake several callers at once."""
-AGAIN = 1.0
+COMMIT_RETRY_DELAY_S = 1.0
 """Seconds before a failed deferred commit is tried again."""
-BEGIN = (
+BEGIN_STATEMENT = (
     "BEGIN; SELECT pg_advisory_xact_lock({key}); "
     "SELECT pg_current_xact_id()::text, extract(epoch FROM clock_timestamp())::text"
 )
 
 
-class PostgresWriter:
+class PostgresWorker:
     """The worker thread of one connection."""
 
     def __init__(
         self,
-        server: Server,
+        server: PostgresServer,
         connection: psycopg.Connection | None,
         loop: asyncio.AbstractEventLoop,
-        patience: float,
+        reconnect_timeout_s: float,
         sender: str,
     ) -> None:
         """Without a connection it is read-only, and connects for the first request."""
         self.commits, self.busy_s = 0, 0.0
-        self.ahead = time.time() - time.monotonic()
+        self.clock_offset_s = time.time() - time.monotonic()
         """The server's clock minus our monotonic clock, in seconds, as of the last transaction;
         before the first one, by our own wall clock."""
         self.broken: StoreError | None = None
         """Why nothing can be written any more."""
-        self._server, self._loop, self._patience = server, loop, patience
-        self._spoken: Spoken | None = None if connection is None else Spoken(connection)
-        self._reads_only = connection is None
-        self._sender, self._channel = sender, channel_of(server.schema)
+        self._server, self._loop, self._reconnect_timeout_s = server, loop, reconnect_timeout_s
+        self._connection: PostgresConnection | None = (
+            None if connection is None else PostgresConnection(connection)
+        )
+        self._read_only = connection is None
+        self._sender, self._channel = sender, notify_channel(server.schema)
         self._lock = lock_key(server.schema)
-        self._begin_statement = BEGIN.format(key=self._lock).encode()
-        self._queue: SimpleQueue[Order | None] = SimpleQueue()
-        self._promised: list[Order] = []
+        self._begin_statement = BEGIN_STATEMENT.format(key=self._lock).encode()
+        self._queue: SimpleQueue[WriteRequest | None] = SimpleQueue()
+        self._deferred: list[WriteRequest] = []
         """Deferred commits: in the open transaction; without one, to be repeated before the next
         request."""
         self._transaction = ""
         """The id of the open transaction."""
-        self._undecided: tuple[str, list[Order]] | None = None
+        self._unknown_commit: tuple[str, list[WriteRequest]] | None = None
         """The id and the requests of a transaction whose COMMIT got no answer."""
-        self._due: float | None = None
-        self._answers: list[Answer] = []
+        self._commit_at: float | None = None
+        self._resolutions: list[Resolution] = []
         """Results that their callers do not have yet."""
-        self._first_at = 0.0
+        self._oldest_resolution_at = 0.0
         self._closing = False
 
-    def take(self, request: Order) -> None:
+    def submit(self, request: WriteRequest) -> None:
         """Queue a request."""
         self._queue.put(request)
 
@@ -99,129 +107,147 @@ class PostgresWriter:
     def run(self, ended: asyncio.Event) -> None:
         """The main function of the thread."""
         while not self._closing:
-            requests = self._next()
+            requests = self._next_batch()
             started = time.monotonic()
             for request in requests:
                 if not request.writes:
-                    self._patiently(self._read, [request])
-            self._hand_out()
+                    self._with_reconnect(self._read, [request])
+            self._flush_resolutions()
             writes = [request for request in requests if request.writes]
-            if writes or self._promised and (self._is_due() or self._closing):
+            if writes or self._deferred and (self._is_commit_due() or self._closing):
                 self._write(writes)
-                self._hand_out()
+                self._flush_resolutions()
             self.busy_s += time.monotonic() - started
-        if self._promised and self.broken is None:
+        if self._deferred and self.broken is None:
             self.broken = StoreError(f"{self._server.name}: the last deferred commits failed")
-        if self._spoken is not None:
-            self._spoken.raw.close()
-        self._tell(ended.set)
+        if self._connection is not None:
+            self._connection.raw.close()
+        self._call_in_loop(ended.set)
 
-    def _next(self) -> list[Order]:
+    def _next_batch(self) -> list[WriteRequest]:
         """The next requests; none if a deferred commit is due."""
-        wait = None if self._due is None else max(self._due - time.monotonic(), 0)
-        found: list[Order | None] = []
+        wait = None if self._commit_at is None else max(self._commit_at - time.monotonic(), 0)
+        found: list[WriteRequest | None] = []
         with suppress(Empty):
             found.append(self._queue.get(timeout=wait))
-            while len(found) < LARGEST_BATCH:
+            while len(found) < MAX_BATCH_REQUESTS:
                 found.append(self._queue.get_nowait())
         if None in found:
             self._closing = True
         return [request for request in found if request is not None]
 
-    def _is_due(self) -> bool:
-        return self._due is not None and self._due <= time.monotonic()
+    def _is_commit_due(self) -> bool:
+        return self._commit_at is not None and self._commit_at <= time.monotonic()
 
-    def _write(self, requests: list[Order]) -> None:
-        self._patiently(self._do, requests)
-        if self._promised and not self._transaction:
-            self._due = time.monotonic() + AGAIN
-        elif not self._promised:
-            self._due = None
+    def _write(self, requests: list[WriteRequest]) -> None:
+        self._with_reconnect(self._execute, requests)
+        if self._deferred and not self._transaction:
+            self._commit_at = time.monotonic() + COMMIT_RETRY_DELAY_S
+        elif not self._deferred:
+            self._commit_at = None
 
-    def _patiently(self, step: Callable[[list[Order]], None], requests: list[Order]) -> None:
+    def _with_reconnect(
+        self, step: Callable[[list[WriteRequest]], None], requests: list[WriteRequest]
+    ) -> None:
         """Run a step; repeat it if the connection is lost and restored in time."""
         end, pause = 0.0, 0.02
         while self.broken is None:
             left = [
-                request for request in requests if not request.promised and not request.answered
+                request for request in requests if not request.deferred and not request.resolved
             ]
             if requests and not left:
                 return
             try:
                 step(left)
                 return
-            except (psycopg.Error, Broken) as problem:
+            except (psycopg.Error, DeferredCommitFailed) as problem:
                 # Counted from here: this process itself may have been stopped for longer.
-                lost, end = self._drop(problem), end or time.monotonic() + self._patience
+                lost, end = (
+                    self._drop_transaction(problem),
+                    end or time.monotonic() + self._reconnect_timeout_s,
+                )
                 if not lost or time.monotonic() + pause > end:
                     self._fail(left, problem)
                     return
-                self._hand_out()
+                self._flush_resolutions()
                 time.sleep(pause)
                 pause = min(2 * pause, 0.5)
-        self._fail([request for request in requests if not request.promised], self.broken)
+        self._fail([request for request in requests if not request.deferred], self.broken)
 
-    def _read(self, requests: list[Order]) -> None:
+    def _read(self, requests: list[WriteRequest]) -> None:
         (request,) = requests
-        if self._promised or self._undecided:
+        if self._deferred or self._unknown_commit:
             self._begin()
-        connection = self._connected()
+        connection = self._connect()
         if self._transaction:
-            attempt_all(connection, requests, marks=True, alive=self._check)
+            attempt_all(
+                connection, requests, savepoints=True, check_transaction=self._check_connection
+            )
         else:
             request.attempt(connection)
-            self._check(request)
-        self._answer(request)
+            self._check_connection(request)
+        self._resolve(request)
 
-    def _do(self, requests: list[Order]) -> None:
+    def _execute(self, requests: list[WriteRequest]) -> None:
         """Run writes; without any, commit the deferred ones."""
         self._begin()
-        requests = [request for request in requests if not request.answered]
-        connection, marks = self._connected(), bool(self._promised)
-        if not attempt_all(connection, requests, marks=marks, alive=self._check):
+        requests = [request for request in requests if not request.resolved]
+        connection, marks = self._connect(), bool(self._deferred)
+        if not attempt_all(
+            connection, requests, savepoints=marks, check_transaction=self._check_connection
+        ):
             self._roll_back()
             if len(requests) > 1:
                 self._begin()
-                attempt_all(connection, requests, marks=True, alive=self._check)
+                attempt_all(
+                    connection, requests, savepoints=True, check_transaction=self._check_connection
+                )
         for request in requests:
             if not request.wait:
-                self._promise(request)
+                self._defer(request)
         waiting = [request for request in requests if request.wait]
-        self._hand_out()
+        self._flush_resolutions()
         if self._transaction and (waiting or not requests):
             self._commit(waiting)
         for request in waiting:
-            self._answer(request)
+            self._resolve(request)
 
     def _begin(self) -> None:
         """Make sure that a transaction is open, with all deferred writes in it."""
         if self._transaction:
             return
-        number, now = self._connected().begin(self._begin_statement, self._lock)
-        self._transaction, self.ahead = str(number), float(now) - time.monotonic()
-        self._decide()
-        attempt_all(self._connected(), self._promised, marks=True, alive=self._check)
-        self._give_up([request for request in self._promised if request.problem is not None])
+        number, now = self._connect().begin(self._begin_statement, self._lock)
+        self._transaction, self.clock_offset_s = str(number), float(now) - time.monotonic()
+        self._resolve_unknown_commit()
+        attempt_all(
+            self._connect(),
+            self._deferred,
+            savepoints=True,
+            check_transaction=self._check_connection,
+        )
+        self._abandon_scopes([request for request in self._deferred if request.problem is not None])
 
-    def _give_up(self, lost: list[Order]) -> None:
+    def _abandon_scopes(self, lost: list[WriteRequest]) -> None:
         """Fail the scopes of deferred writes that could not be repeated."""
         for request in lost:
-            if request.strand is None:
-                self.broken = Broken(self._server.name, request.problem or StoreError("lost"))
+            if request.scope is None:
+                self.broken = DeferredCommitFailed(
+                    self._server.name, request.problem or StoreError("lost")
+                )
                 raise self.broken
-            request.strand.lost = True
+            request.scope.lost = True
         if lost:
-            self._promised = [request for request in self._promised if not request.is_lost]
+            self._deferred = [request for request in self._deferred if not request.scope_lost]
             self._roll_back()
             self._begin()
 
-    def _decide(self) -> None:
+    def _resolve_unknown_commit(self) -> None:
         """Find out whether a transaction was committed when the connection was lost."""
-        if self._undecided is None:
+        if self._unknown_commit is None:
             return
         # We hold the lock that it held: either way, that transaction has ended.
-        number, requests = self._undecided
-        connection = self._connected()
+        number, requests = self._unknown_commit
+        connection = self._connect()
         connection.execute("SAVEPOINT status")
         try:
             status = connection.execute("SELECT pg_xact_status(?::xid8)", (number,)).fetchone()
@@ -231,107 +257,109 @@ class PostgresWriter:
             connection.execute("ROLLBACK TO SAVEPOINT status")
             done = False
         connection.execute("RELEASE SAVEPOINT status")
-        self._undecided = None
+        self._unknown_commit = None
         if done:
-            self._committed(requests)
+            self._on_committed(requests)
             for request in requests:
-                self._answer(request)
+                self._resolve(request)
 
-    def _commit(self, waiting: list[Order]) -> None:
-        requests = [*self._promised, *waiting]
-        self._undecided = (self._transaction, requests)
-        raw = self._connected().raw
+    def _commit(self, waiting: list[WriteRequest]) -> None:
+        requests = [*self._deferred, *waiting]
+        self._unknown_commit = (self._transaction, requests)
+        raw = self._connect().raw
         try:
-            cursor = raw.execute(self._ending(requests))
+            cursor = raw.execute(self._commit_statement(requests))
             while cursor.nextset():
                 pass
         except psycopg.Error as problem:
-            if not is_gone(problem, raw):
-                self._undecided = None  # the server answered that it did not commit
+            if not is_connection_lost(problem, raw):
+                self._unknown_commit = None  # the server answered that it did not commit
             raise
-        self._transaction, self._undecided = "", None
+        self._transaction, self._unknown_commit = "", None
         if cursor.statusmessage != "COMMIT":
             raise psycopg.InternalError("rolled back: a request caught a database error of its own")
-        self._committed(self._promised)
+        self._on_committed(self._deferred)
 
-    def _ending(self, requests: list[Order]) -> bytes:
+    def _commit_statement(self, requests: list[WriteRequest]) -> bytes:
         """COMMIT together with the notices, in one message to the server."""
         notices = [
-            notice for request in requests if request.problem is None for notice in request.tells
+            notice for request in requests if request.problem is None for notice in request.notices
         ]
         if not notices:
             return b"COMMIT"
-        raw, statements = self._connected().raw, list[bytes]()
-        for payload in letters_of(self._sender, notices):
+        raw, statements = self._connect().raw, list[bytes]()
+        for payload in encode_payloads(self._sender, notices):
             quoted = Literal(payload).as_bytes(raw)
             statements.append(b"SELECT pg_notify('%s', %s)" % (self._channel.encode(), quoted))
         return b"; ".join([*statements, b"COMMIT"])
 
-    def _committed(self, requests: list[Order]) -> None:
+    def _on_committed(self, requests: list[WriteRequest]) -> None:
         self.commits += 1
         done = set(map(id, requests))
-        self._promised = [request for request in self._promised if id(request) not in done]
+        self._deferred = [request for request in self._deferred if id(request) not in done]
 
     def _roll_back(self) -> None:
-        self._connected().raw.execute(b"ROLLBACK")
+        self._connect().raw.execute(b"ROLLBACK")
         self._transaction = ""
 
-    def _check(self, request: Order) -> None:
+    def _check_connection(self, request: WriteRequest) -> None:
         problem = request.problem
-        if isinstance(problem, psycopg.Error) and is_gone(problem, self._connected().raw):
+        if isinstance(problem, psycopg.Error) and is_connection_lost(problem, self._connect().raw):
             request.problem = None  # it is repeated
             raise problem
 
-    def _connected(self) -> Spoken:
-        if self._spoken is None:
-            self._spoken = Spoken(self._server.connect(reads_only=self._reads_only))
-        return self._spoken
+    def _connect(self) -> PostgresConnection:
+        if self._connection is None:
+            self._connection = PostgresConnection(self._server.connect(read_only=self._read_only))
+        return self._connection
 
-    def _drop(self, problem: BaseException) -> bool:
+    def _drop_transaction(self, problem: BaseException) -> bool:
         """End a failed transaction; True if the connection was lost."""
-        lost = self._spoken is None or is_gone(problem, self._spoken.raw)
+        lost = self._connection is None or is_connection_lost(problem, self._connection.raw)
         if not lost:
             with suppress(psycopg.Error):
                 self._roll_back()
                 return False
-        if self._spoken is not None:
-            self._spoken.raw.close()
-        self._spoken, self._transaction = None, ""
+        if self._connection is not None:
+            self._connection.raw.close()
+        self._connection, self._transaction = None, ""
         return lost
 
-    def _promise(self, request: Order) -> None:
+    def _defer(self, request: WriteRequest) -> None:
         """Return the result now, and commit later."""
         if request.problem is None:
-            request.promised = True
-            self._promised.append(request)
-            if self._due is None:
-                self._due = time.monotonic() + LINGER
-        self._answer(request)
+            request.deferred = True
+            self._deferred.append(request)
+            if self._commit_at is None:
+                self._commit_at = time.monotonic() + DEFERRED_COMMIT_DELAY_S
+        self._resolve(request)
 
-    def _answer(self, request: Order) -> None:
-        request.answered = True
-        problem = request.problem and explained(request.problem, self._server.name)
-        if not self._answers:
-            self._first_at = time.monotonic()
-        self._answers.append((request.answer, request.result, problem))
-        if time.monotonic() > self._first_at + HELD_BACK:
-            self._hand_out()
+    def _resolve(self, request: WriteRequest) -> None:
+        request.resolved = True
+        problem = request.problem and translate_error(request.problem, self._server.name)
+        if not self._resolutions:
+            self._oldest_resolution_at = time.monotonic()
+        self._resolutions.append((request.future, request.result, problem))
+        if time.monotonic() > self._oldest_resolution_at + RESOLUTION_BATCH_DELAY_S:
+            self._flush_resolutions()
 
-    def _hand_out(self) -> None:
+    def _flush_resolutions(self) -> None:
         """Wake several callers at once: each of them takes the interpreter lock."""
-        if self._answers:
-            self._tell(resolve_all, self._answers)
-            self._answers = []
+        if self._resolutions:
+            self._call_in_loop(resolve_all, self._resolutions)
+            self._resolutions = []
 
-    def _fail(self, requests: list[Order], problem: BaseException) -> None:
-        unknown = set(map(id, self._undecided[1])) if self._undecided else set[int]()
+    def _fail(self, requests: list[WriteRequest], problem: BaseException) -> None:
+        unknown = set(map(id, self._unknown_commit[1])) if self._unknown_commit else set[int]()
         for request in requests:
-            request.problem = Undecided(self._server.name) if id(request) in unknown else problem
-            self._answer(request)
-        if self._promised:
+            request.problem = (
+                CommitUnknown(self._server.name) if id(request) in unknown else problem
+            )
+            self._resolve(request)
+        if self._deferred:
             logger.warning("%s: deferred commit failed, retrying: %s", self._server.name, problem)
 
-    def _tell(self, function: Callable[..., object], *arguments: object) -> None:
+    def _call_in_loop(self, function: Callable[..., object], *arguments: object) -> None:
         # In a closed loop no caller waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 
-class Strand:
+class WriteScope:
     """Writes that depend on each other; `lost` once one of them could not be committed.
 
     A deferred write returns before it is committed. If its connection is lost and the write cannot
@@ -21,20 +21,20 @@ class Strand:
         self.lost = False
 
 
-_HERE: ContextVar[Strand | None] = ContextVar("evoclaw_write_scope", default=None)
+_CURRENT_SCOPE: ContextVar[WriteScope | None] = ContextVar("evoclaw_write_scope", default=None)
 
 
 @contextmanager
-def one_strand() -> Generator[Strand]:
+def write_scope() -> Generator[WriteScope]:
     """Put all writes of the block, and of the tasks it starts, into one new scope."""
-    strand = Strand()
-    token = _HERE.set(strand)
+    strand = WriteScope()
+    token = _CURRENT_SCOPE.set(strand)
     try:
         yield strand
     finally:
-        _HERE.reset(token)
+        _CURRENT_SCOPE.reset(token)
 
 
-def strand_here() -> Strand | None:
+def current_write_scope() -> WriteScope | None:
     """The scope of a write that is requested here."""
-    return _HERE.get()
+    return _CURRENT_SCOPE.get()

@@ -18,16 +18,16 @@ class Table(Struct, frozen=True):
     columns: tuple[str, ...]
     key: tuple[str, ...]
     """The columns by which its rows are ordered and looked up."""
-    counted: bool = False
+    auto_increment: bool = False
     """Whether its key is a number that the database assigns."""
 
     @property
-    def selected(self) -> str:
+    def select_statement(self) -> str:
         """The SELECT of all columns."""
         return f"SELECT {', '.join(self.columns)} FROM {self.name}"
 
     @property
-    def inserted(self) -> str:
+    def insert_statement(self) -> str:
         """The INSERT of one row."""
         marks = ", ".join("?" * len(self.columns))
         return f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks})"
@@ -37,7 +37,7 @@ class Table(Struct, frozen=True):
 def tables_of(schema: Schema) -> tuple[Table, ...]:
     """The tables of the newest version of a schema, sorted by name."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        for step in schema.steps:
+        for step in schema.migrations:
             for statement in step:
                 connection.execute(statement)
         listed = connection.execute("PRAGMA table_list").fetchall()

@@ -11,12 +11,12 @@ from typing import Any, Protocol, Self, TypeVar
 
 from evoclaw.store.databases.database import StoreError, Work
 from evoclaw.store.databases.notices import Notice, Notices
-from evoclaw.store.databases.orders import Order
+from evoclaw.store.databases.orders import WriteRequest
 
 T = TypeVar("T")
 
 
-class Writer(Protocol):
+class DatabaseWorker(Protocol):
     """Executes requests in batches, in a thread."""
 
     commits: int
@@ -29,7 +29,7 @@ class Writer(Protocol):
         """Why nothing can be written any more."""
         ...
 
-    def take(self, request: Order) -> None:
+    def submit(self, request: WriteRequest) -> None:
         """Queue a request."""
         ...
 
@@ -42,16 +42,16 @@ class Writer(Protocol):
         ...
 
 
-class Threaded:
+class ThreadedDatabase:
     """A database whose threads end when it is closed or garbage-collected."""
 
     def __init__(
         self,
         name: str,
         thread: str,
-        writer: Writer,
+        writer: DatabaseWorker,
         notices: Notices | None = None,
-        reader: Writer | None = None,
+        reader: DatabaseWorker | None = None,
     ) -> None:
         """Start the threads.
 
@@ -66,10 +66,10 @@ class Threaded:
         self._loop = asyncio.get_running_loop()
         self._writer, self._reader = writer, reader or writer
         # A thread refers only to its worker: the database can be garbage-collected and end it.
-        self._threads = [_Thread(writer, f"store {thread}")]
+        self._threads = [_WorkerThread(writer, f"store {thread}")]
         if reader is not None:
-            self._threads.append(_Thread(reader, f"store reader {thread}"))
-        self._stop = weakref.finalize(self, _end_all, self._threads)
+            self._threads.append(_WorkerThread(reader, f"store reader {thread}"))
+        self._stop = weakref.finalize(self, _close_all, self._threads)
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,33 +87,33 @@ class Threaded:
         """Seconds spent executing; stale reads are not counted."""
         return self._writer.busy_s
 
-    async def write(self, work: Work[T], *, wait: bool = True, tells: Sequence[Notice] = ()) -> T:
+    async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         """Run a function in a transaction; see `Database.write`."""
-        sent = self.notices.sent(tells) if tells else ()
+        sent = self.notices.outgoing(notices) if notices else ()
         try:
-            request = Order(work, self._answer(), writes=True, wait=wait, tells=sent)
-            self._writer.take(request)
-            return await request.answer
+            request = WriteRequest(work, self._new_future(), writes=True, wait=wait, notices=sent)
+            self._writer.submit(request)
+            return await request.future
         finally:
-            if tells:
-                self.notices.tell(tells)
+            if notices:
+                self.notices.deliver(notices)
 
-    async def announce(self, tells: Sequence[Notice]) -> None:
+    async def announce(self, notices: Sequence[Notice]) -> None:
         """Send notices without writing anything; see `Database.announce`."""
-        self.notices.tell(tells)
+        self.notices.deliver(notices)
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
         """Receive the notices of other processes; see `Database.listening`."""
         yield
 
-    async def read(self, work: Work[T], *, aside: bool = False) -> T:
+    async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
         """Run a function that only reads; see `Database.read`."""
-        request = Order(work, self._answer(), writes=False)
-        (self._reader if aside else self._writer).take(request)
-        return await request.answer
+        request = WriteRequest(work, self._new_future(), writes=False)
+        (self._reader if allow_stale else self._writer).submit(request)
+        return await request.future
 
-    def _answer(self) -> asyncio.Future[Any]:
+    def _new_future(self) -> asyncio.Future[Any]:
         if not self._stop.alive:
             raise StoreError(f"{self.name} is closed")
         return self._loop.create_future()
@@ -123,26 +123,26 @@ class Threaded:
         first = self._stop.alive
         self._stop()
         for thread in self._threads:
-            await thread.over()
+            await thread.join()
         if first and self._writer.broken is not None:
             raise self._writer.broken
 
 
-class _Thread:
+class _WorkerThread:
     """The thread of a worker."""
 
-    def __init__(self, part: Writer, name: str) -> None:
-        self.close = part.close
+    def __init__(self, worker: DatabaseWorker, name: str) -> None:
+        self.close = worker.close
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=part.run, args=(self._ended,), name=name)
+        self._thread = threading.Thread(target=worker.run, args=(self._ended,), name=name)
         self._thread.start()
 
-    async def over(self) -> None:
+    async def join(self) -> None:
         """Wait until the thread has ended."""
         await self._ended.wait()
         self._thread.join()
 
 
-def _end_all(threads: Sequence[_Thread]) -> None:
+def _close_all(threads: Sequence[_WorkerThread]) -> None:
     for thread in threads:
         thread.close()

@@ -10,11 +10,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
-from evoclaw.store.databases.notices import Kind, Notice, run_of
+from evoclaw.store.databases.database import (
+    Connection,
+    Database,
+    Schema,
+    add_checksum,
+    verify_checksum,
+)
+from evoclaw.store.databases.notices import Notice, NoticeKind, run_id_of
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
-KEPT = 30 * 86_400.0
+APPROVAL_RETENTION_S = 30 * 86_400.0
 """Seconds that an approval request is kept after it has expired."""
 
 SCHEMA = Schema(
@@ -46,7 +52,7 @@ SCHEMA = Schema(
             "CREATE INDEX approvals_old ON approvals (expires_at)",
         ),
     ),
-    sealed=(("approvals", ("asked", "answer")),),
+    checksummed=(("approvals", ("asked", "answer")),),
 )
 _COLUMNS = (
     "id, tenant, request_id, sha256, scope, asked, expires_at, decision, answer, closed_at, "
@@ -54,7 +60,7 @@ _COLUMNS = (
 )
 
 
-class Standing(StrEnum):
+class ApprovalStatus(StrEnum):
     """The status of an approval request."""
 
     UNKNOWN = "unknown"
@@ -90,20 +96,20 @@ class StoredApproval(Struct, frozen=True):
     used_by: str | None = None
     uses: int = 0
 
-    def standing(self, now: float) -> Standing:
+    def status(self, now: float) -> ApprovalStatus:
         """Its status for the people who answer it."""
         if self.closed_at is not None:
-            return Standing.CLOSED
+            return ApprovalStatus.CLOSED
         if self.decision == "deny":
-            return Standing.DENIED
+            return ApprovalStatus.DENIED
         if self.used_at is not None and self.decision == "once":
-            return Standing.USED
+            return ApprovalStatus.USED
         if self.expires_at <= now:
-            return Standing.EXPIRED
-        return Standing.WAITING if self.decision is None else Standing(self.decision)
+            return ApprovalStatus.EXPIRED
+        return ApprovalStatus.WAITING if self.decision is None else ApprovalStatus(self.decision)
 
 
-class Claim(Struct, frozen=True):
+class ApprovalClaim(Struct, frozen=True):
     """A process is about to run a call and needs its approval."""
 
     row: StoredApproval
@@ -113,9 +119,9 @@ class Claim(Struct, frozen=True):
     """The process that would run it: another holder with the same epoch is a different one."""
     resumed: bool = False
     """The call was started before; to resume it is the same use."""
-    keep: bool = True
+    store_request: bool = True
     """Whether to store the request for a person to answer."""
-    most: int = 1_000
+    max_waiting: int = 1_000
     """Requests of a tenant that may wait at a time."""
 
 
@@ -129,7 +135,7 @@ class ApprovalStore:
     async def open(cls, path: Path, *, clock: Callable[[], float] = time.time) -> ApprovalStore:
         """Open or create the file, and prune it."""
         store = cls(await SqliteDatabase.open(path, SCHEMA), clock)
-        await store.tidy()
+        await store.prune()
         return store
 
     async def __aenter__(self) -> ApprovalStore:
@@ -138,41 +144,46 @@ class ApprovalStore:
     async def __aexit__(self, *_: object) -> None:
         await self.database.close()
 
-    async def tidy(self) -> None:
+    async def prune(self) -> None:
         """Delete the requests that expired long ago."""
-        statement, before = "DELETE FROM approvals WHERE expires_at < ?", self._clock() - KEPT
+        statement, before = (
+            "DELETE FROM approvals WHERE expires_at < ?",
+            self._clock() - APPROVAL_RETENTION_S,
+        )
         await self.database.write(lambda c: c.execute(statement, (before,)))
 
     def now(self) -> float:
         """The time by which requests expire."""
         return self._clock()
 
-    async def claim(self, claim: Claim) -> tuple[Standing, StoredApproval | None]:
+    async def claim(self, claim: ApprovalClaim) -> tuple[ApprovalStatus, StoredApproval | None]:
         """Use an approval if there is one, else request one: in one transaction."""
         return await self.database.write(lambda c: self._claim(c, claim))
 
     async def answer(
         self, id_: str, tenant: str, decision: str, answer: bytes
-    ) -> tuple[Standing, bool]:
+    ) -> tuple[ApprovalStatus, bool]:
         """Store the first answer; the status before, and whether this answer counts."""
 
-        def work(connection: Connection) -> tuple[Standing, bool]:
-            row = self._one(connection, "WHERE id = ? AND tenant = ?", id_, tenant)
+        def work(connection: Connection) -> tuple[ApprovalStatus, bool]:
+            row = self._find(connection, "WHERE id = ? AND tenant = ?", id_, tenant)
             if row is None:
-                return Standing.UNKNOWN, False
-            status = row.standing(self._clock())
-            if status is not Standing.WAITING:
+                return ApprovalStatus.UNKNOWN, False
+            status = row.status(self._clock())
+            if status is not ApprovalStatus.WAITING:
                 return status, False
             statement = "UPDATE approvals SET decision = ?, answer = ? WHERE id = ?"
-            connection.execute(statement, (decision, sealed(answer), id_))
+            connection.execute(statement, (decision, add_checksum(answer), id_))
             return status, True
 
-        return await self.database.write(work, tells=await self._answered(id_, tenant))
+        return await self.database.write(work, notices=await self._answer_notices(id_, tenant))
 
-    async def _answered(self, id_: str, tenant: str) -> Sequence[Notice]:
+    async def _answer_notices(self, id_: str, tenant: str) -> Sequence[Notice]:
         """The notices for a request that is answered or closed."""
         row = await self.get(id_, tenant)
-        return () if row is None else (Notice(Kind.ANSWERED, tenant, run_of(row.request_id)),)
+        return (
+            () if row is None else (Notice(NoticeKind.ANSWERED, tenant, run_id_of(row.request_id)),)
+        )
 
     async def close(self, id_: str, tenant: str) -> bool:
         """Withdraw a request or an unused approval; False if it is too late."""
@@ -181,13 +192,13 @@ class ApprovalStore:
             "AND closed_at IS NULL AND (decision IS NULL OR decision <> 'deny') "
             "AND (used_at IS NULL OR decision = 'session')"
         )
-        values, notices = (self._clock(), id_, tenant), await self._answered(id_, tenant)
+        values, notices = (self._clock(), id_, tenant), await self._answer_notices(id_, tenant)
         count = await self.database.write(
-            lambda c: c.execute(statement, values).rowcount, tells=notices
+            lambda c: c.execute(statement, values).rowcount, notices=notices
         )
         return count > 0
 
-    async def give_up(self, run_id: str, tenant: str) -> None:
+    async def close_waiting(self, run_id: str, tenant: str) -> None:
         """Close the waiting requests of a run that has ended."""
         statement = (
             "UPDATE approvals SET closed_at = ? WHERE tenant = ? "
@@ -196,7 +207,7 @@ class ApprovalStore:
         values = (self._clock(), tenant, f"{run_id}.", f"{run_id}/")  # '/' comes right after '.'
         await self.database.write(lambda c: c.execute(statement, values))
 
-    async def forget(self, run_ids: Sequence[str], tenant: str) -> None:
+    async def delete_for_runs(self, run_ids: Sequence[str], tenant: str) -> None:
         """Delete the requests of these runs."""
         delete = "DELETE FROM approvals WHERE tenant = ? AND request_id >= ? AND request_id < ?"
         rows = [(tenant, f"{run_id}.", f"{run_id}/") for run_id in run_ids]
@@ -205,7 +216,7 @@ class ApprovalStore:
     async def get(self, id_: str, tenant: str) -> StoredApproval | None:
         """A request of a tenant."""
         condition = "WHERE id = ? AND tenant = ?"
-        return await self.database.read(lambda c: self._one(c, condition, id_, tenant))
+        return await self.database.read(lambda c: self._find(c, condition, id_, tenant))
 
     async def waiting(self, tenant: str) -> list[StoredApproval]:
         """The requests that wait for an answer, oldest first."""
@@ -216,7 +227,7 @@ class ApprovalStore:
         now = self._clock()
         return await self.database.read(lambda c: self._rows(c, condition, tenant, now))
 
-    async def in_force(self, tenant: str) -> list[StoredApproval]:
+    async def session_approvals(self, tenant: str) -> list[StoredApproval]:
         """The approvals for a session that are valid now."""
         condition = (
             "WHERE tenant = ? AND decision = 'session' AND closed_at IS NULL AND expires_at > ? "
@@ -226,24 +237,24 @@ class ApprovalStore:
         return await self.database.read(lambda c: self._rows(c, condition, tenant, now))
 
     def _claim(
-        self, connection: Connection, claim: Claim
-    ) -> tuple[Standing, StoredApproval | None]:
+        self, connection: Connection, claim: ApprovalClaim
+    ) -> tuple[ApprovalStatus, StoredApproval | None]:
         new, now = claim.row, self._clock()
         exact = "WHERE tenant = ? AND request_id = ? AND sha256 = ?"
-        row = self._one(connection, exact, new.tenant, new.request_id, new.sha256)
-        if row is None or row.standing(now) is Standing.WAITING:
-            approval = self._wide(connection, new, now)
+        row = self._find(connection, exact, new.tenant, new.request_id, new.sha256)
+        if row is None or row.status(now) is ApprovalStatus.WAITING:
+            approval = self._use_session_approval(connection, new, now)
             if approval is not None:
-                return Standing.SESSION, approval
+                return ApprovalStatus.SESSION, approval
         if row is None:
-            return self._ask(connection, claim, now)
+            return self._request(connection, claim, now)
         if row.closed_at is not None or row.decision not in ("once", "session"):
-            return row.standing(now), row
+            return row.status(now), row
         return self._use(connection, claim, row, now), row
 
-    def _ask(
-        self, connection: Connection, claim: Claim, now: float
-    ) -> tuple[Standing, StoredApproval | None]:
+    def _request(
+        self, connection: Connection, claim: ApprovalClaim, now: float
+    ) -> tuple[ApprovalStatus, StoredApproval | None]:
         new = claim.row
         # The same call with other arguments than before: its earlier requests are void.
         connection.execute(
@@ -251,14 +262,14 @@ class ApprovalStore:
             "WHERE tenant = ? AND request_id = ? AND closed_at IS NULL",
             (now, new.tenant, new.request_id),
         )
-        if not claim.keep:
-            return Standing.UNKNOWN, None
+        if not claim.store_request:
+            return ApprovalStatus.UNKNOWN, None
         count = (
             "SELECT count(*) FROM approvals "
             "WHERE tenant = ? AND decision IS NULL AND closed_at IS NULL AND expires_at > ?"
         )
-        if connection.execute(count, (new.tenant, now)).fetchone()[0] >= claim.most:
-            return Standing.FULL, None
+        if connection.execute(count, (new.tenant, now)).fetchone()[0] >= claim.max_waiting:
+            return ApprovalStatus.FULL, None
         connection.execute(
             "INSERT INTO approvals (id, tenant, request_id, sha256, scope, asked, expires_at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -268,13 +279,13 @@ class ApprovalStore:
                 new.request_id,
                 new.sha256,
                 new.scope,
-                sealed(new.asked),
+                add_checksum(new.asked),
                 new.expires_at,
             ),
         )
-        return Standing.WAITING, new
+        return ApprovalStatus.WAITING, new
 
-    def _wide(
+    def _use_session_approval(
         self, connection: Connection, new: StoredApproval, now: float
     ) -> StoredApproval | None:
         """Use an approval for the session that covers a call; close the request for it."""
@@ -282,7 +293,7 @@ class ApprovalStore:
             "WHERE scope = ? AND tenant = ? AND decision = 'session' AND closed_at IS NULL "
             "AND expires_at > ? ORDER BY seq LIMIT 1"
         )
-        approval = self._one(connection, condition, new.scope, new.tenant, now)
+        approval = self._find(connection, condition, new.scope, new.tenant, now)
         if approval is not None:
             connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (approval.id,))
             connection.execute(
@@ -293,24 +304,24 @@ class ApprovalStore:
         return approval
 
     def _use(
-        self, connection: Connection, claim: Claim, row: StoredApproval, now: float
-    ) -> Standing:
+        self, connection: Connection, claim: ApprovalClaim, row: StoredApproval, now: float
+    ) -> ApprovalStatus:
         """Use an approval for its call: once, or again by the same process or a resumed run."""
         if row.used_epoch is not None:
             same_use = claim.epoch == row.used_epoch and claim.holder == row.used_by
             if claim.epoch <= row.used_epoch and not same_use:
-                return Standing.USED
+                return ApprovalStatus.USED
         resumed = row.used_at is not None and claim.resumed
         if row.expires_at <= now and not resumed:
-            return Standing.EXPIRED
+            return ApprovalStatus.EXPIRED
         connection.execute(
             "UPDATE approvals SET used_at = coalesce(used_at, ?), used_epoch = ?, used_by = ?, "
             "uses = uses + CASE WHEN used_at IS NULL THEN 1 ELSE 0 END WHERE id = ?",
             (now, claim.epoch, claim.holder, row.id),
         )
-        return Standing.ONCE if row.decision == "once" else Standing.SESSION
+        return ApprovalStatus.ONCE if row.decision == "once" else ApprovalStatus.SESSION
 
-    def _one(self, connection: Connection, condition: str, *values: Any) -> StoredApproval | None:
+    def _find(self, connection: Connection, condition: str, *values: Any) -> StoredApproval | None:
         found = self._rows(connection, condition, *values)
         return found[0] if found else None
 
@@ -319,8 +330,8 @@ class ApprovalStore:
         rows: list[StoredApproval] = []
         for row in connection.execute(f"SELECT {_COLUMNS} FROM approvals {condition}", values):
             id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest = row
-            answer = None if answer is None else unsealed(answer, name)
-            asked = unsealed(asked, name)
+            answer = None if answer is None else verify_checksum(answer, name)
+            asked = verify_checksum(asked, name)
             rows.append(
                 StoredApproval(
                     id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import (
+    Connection,
+    Database,
+    Schema,
+    add_checksum,
+    verify_checksum,
+)
 
 SCHEMA = Schema(
     "devices",
@@ -18,7 +24,7 @@ SCHEMA = Schema(
             "CREATE INDEX devices_revision ON devices (revision)",
         ),
     ),
-    sealed=(("devices", ("state",)),),
+    checksummed=(("devices", ("state",)),),
 )
 _PUT = """
 INSERT INTO devices (agent_id, state, revision)
@@ -39,7 +45,7 @@ class DeviceStore:
         def work(connection: Connection) -> tuple[int, dict[str, bytes]]:
             statement = "SELECT agent_id, state, revision FROM devices WHERE revision > ?"
             rows = connection.execute(statement, (revision,)).fetchall()
-            found = {name: unsealed(state, self._database.name) for name, state, _ in rows}
+            found = {name: verify_checksum(state, self._database.name) for name, state, _ in rows}
             return max([number for *_, number in rows], default=revision), found
 
         return await self._database.read(work)
@@ -50,12 +56,12 @@ class DeviceStore:
         def read(connection: Connection) -> bytes | None:
             statement = "SELECT state FROM devices WHERE agent_id = ?"
             row = connection.execute(statement, (agent_id,)).fetchone()
-            return None if row is None else unsealed(row[0], self._database.name)
+            return None if row is None else verify_checksum(row[0], self._database.name)
 
         def change(connection: Connection) -> None:
             after = work(read(connection))
             if after is not None:
-                connection.execute(_PUT, (agent_id, sealed(after)))
+                connection.execute(_PUT, (agent_id, add_checksum(after)))
 
         # Most devices are unchanged: a read is enough to see that.
         if work(await self._database.read(read)) is not None:

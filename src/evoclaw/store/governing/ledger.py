@@ -15,27 +15,27 @@ from pathlib import Path as File
 from typing import TypeVar
 
 from evoclaw.core.ledgers import (
-    NO_MORE,
-    NOTHING,
+    NO_AMOUNTS,
+    NO_RESERVATIONS,
     Account,
+    AccountPath,
     Amounts,
-    Left,
+    InsufficientFunds,
     Limit,
-    Path,
-    Refusal,
+    RemainingBudget,
     Reservation,
-    least,
+    remaining_by_kind,
 )
 from evoclaw.store.databases.database import (
     Connection,
     Database,
     Schema,
     StoreError,
-    unsealed,
+    verify_checksum,
 )
-from evoclaw.store.databases.opening import Single
+from evoclaw.store.databases.opening import SingleSchemaFormat
 from evoclaw.store.databases.sqlite import SqliteDatabase
-from evoclaw.store.governing.books import ACCOUNT, Books
+from evoclaw.store.governing.books import ACCOUNT_DECODER, LedgerTransaction
 
 T = TypeVar("T")
 
@@ -59,13 +59,13 @@ SCHEMA = Schema(
             "CREATE INDEX holds_owner ON holds (owner)",
         ),
     ),
-    sealed=(("accounts", ("state",)), ("holds", ("state",))),
+    checksummed=(("accounts", ("state",)), ("holds", ("state",))),
 )
-KEPT = 7 * 86_400.0
+CLOSED_ACCOUNT_RETENTION_S = 7 * 86_400.0
 """Seconds that a closed account is kept."""
-FORGOTTEN = 86_400.0
+RESERVATION_TIMEOUT_S = 86_400.0
 """Seconds after which an unsettled reservation counts as spent."""
-BEHIND = 0.02
+WRITE_BEHIND_DELAY_S = 0.02
 """Seconds at most before a settlement is written."""
 
 
@@ -88,13 +88,13 @@ class StoredLedger:
                 next write that waits, such as that of a command: the caller must have waited for
                 one before it starts the work that the reservation pays for.
         """
-        self.database, self._owns, self._waits = database, False, wait
+        self.database, self._owns, self._wait = database, False, wait
         self._name, self._wall = database.name, clock
         self._latest = 0.0
-        self._seen: dict[str, Account] = {}
-        self._behind: list[Callable[[Books], None]] = []
+        self._last_seen: dict[str, Account] = {}
+        self._pending: list[Callable[[LedgerTransaction], None]] = []
         """What is to be written before anything else."""
-        self._due: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
 
     @classmethod
@@ -103,7 +103,7 @@ class StoredLedger:
         path: File,
         *,
         durable: bool = False,
-        alone: bool = False,
+        exclusive: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> StoredLedger:
         """Open or create a ledger.
@@ -116,11 +116,11 @@ class StoredLedger:
             clock: The wall clock; the time of a ledger never goes back.
         """
         # NORMAL: a power cut may lose the last commits, and nothing else is lost.
-        file_format = Single(SCHEMA, "NORMAL")
+        file_format = SingleSchemaFormat(SCHEMA, "NORMAL")
         ledger = cls(await SqliteDatabase.open(path, file_format, durable=durable), clock)
         ledger._owns = True
         try:
-            await ledger.begin(alone=alone)
+            await ledger.start(exclusive=exclusive)
         except BaseException:
             await ledger.database.close()
             raise
@@ -133,8 +133,8 @@ class StoredLedger:
         try:
             await self.flush()
         finally:
-            if self._due is not None:
-                self._due.cancel()
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
             if self._writing:
                 # The timer has just started it: it must not outlive the database.
                 await asyncio.wait(self._writing)
@@ -143,10 +143,10 @@ class StoredLedger:
 
     async def flush(self) -> None:
         """Write all pending operations."""
-        if self._behind:
+        if self._pending:
             await self._write(lambda _: None)
 
-    async def begin(self, *, alone: bool = False) -> None:
+    async def start(self, *, exclusive: bool = False) -> None:
         """Read the stored state and prune it; see `open_file` for `exclusive`."""
         latest = "SELECT max(latest) FROM (SELECT max(touched) AS latest FROM accounts UNION "
         latest += "SELECT max(at) FROM holds) AS times"
@@ -159,13 +159,13 @@ class StoredLedger:
         now = self._now()
 
         def prune(connection: Connection) -> None:
-            transaction = Books(connection, self._name)
+            transaction = LedgerTransaction(connection, self._name)
             rows = "SELECT id FROM holds WHERE open = 1 AND at <= ?"
-            until = now if alone else now - FORGOTTEN
+            until = now if exclusive else now - RESERVATION_TIMEOUT_S
             for (id,) in connection.execute(rows, (until,)).fetchall():
                 transaction.settle(id, None, now)
-            transaction.put()
-            oldest = now - KEPT
+            transaction.flush()
+            oldest = now - CLOSED_ACCOUNT_RETENTION_S
             connection.execute("DELETE FROM accounts WHERE closed = 1 AND touched < ?", (oldest,))
 
         await self.database.write(prune)
@@ -174,55 +174,57 @@ class StoredLedger:
         """Open an account with these limits, or update the limits of an existing one."""
         now = self._now()
 
-        def operation(transaction: Books) -> Account:
+        def operation(transaction: LedgerTransaction) -> Account:
             return transaction.open(account, limits, spent, now)
 
-        self._seen[account] = await self._write(operation, wait=self._waits)
+        self._last_seen[account] = await self._write(operation, wait=self._wait)
 
     async def reserve(
         self,
-        path: Path,
+        path: AccountPath,
         amounts: Amounts,
         id: str,
         *,
-        leaving: Amounts = NOTHING,
-        also: Mapping[str, tuple[Path, Amounts]] = NO_MORE,
-    ) -> Reservation | Refusal:
+        leaving: Amounts = NO_AMOUNTS,
+        also: Mapping[str, tuple[AccountPath, Amounts]] = NO_RESERVATIONS,
+    ) -> Reservation | InsufficientFunds:
         """Reserve an amount on every account of a path, or on none."""
         now, passed = self._now(), False
 
-        def operation(transaction: Books) -> tuple[Reservation | Refusal, dict[str, Account]]:
+        def operation(
+            transaction: LedgerTransaction,
+        ) -> tuple[Reservation | InsufficientFunds, dict[str, Account]]:
             nonlocal passed
             found = transaction.reserve(path, amounts, id, leaving, also, now)
-            if passed and isinstance(found, Refusal):
+            if passed and isinstance(found, InsufficientFunds):
                 # The deferred commit was lost, and another process has reserved the amount since.
                 raise StoreError(f"{self._name}: a reservation was lost with its connection; retry")
             passed = isinstance(found, Reservation)
-            return found, {account.name: account for account in transaction.on(path)}
+            return found, {account.name: account for account in transaction.accounts(path)}
 
-        answer, seen = await self._write(operation, wait=self._waits)
-        self._seen.update(seen)
+        answer, seen = await self._write(operation, wait=self._wait)
+        self._last_seen.update(seen)
         return answer
 
-    def settle(self, id: str, real: Amounts, path: Path = ()) -> None:
+    def settle(self, id: str, real: Amounts, path: AccountPath = ()) -> None:
         """Settle a reservation with the real amount; only the first time counts."""
         now, spent = self._now(), dict(real)
-        self._later(lambda transaction: transaction.settle(id, spent, now, path))
+        self._write_behind(lambda transaction: transaction.settle(id, spent, now, path))
 
     def release(self, id: str) -> None:
         """Release a reservation."""
-        self._later(lambda transaction: transaction.release(id))
+        self._write_behind(lambda transaction: transaction.release(id))
 
     def close(self, account: str) -> None:
         """Close an account: its open reservations count as spent, and are deleted."""
         now = self._now()
-        self._seen.pop(account, None)
-        self._later(lambda transaction: transaction.close(account, now))
+        self._last_seen.pop(account, None)
+        self._write_behind(lambda transaction: transaction.close(account, now))
 
-    def left(self, path: Path) -> dict[str, Left]:
+    def remaining(self, path: AccountPath) -> dict[str, RemainingBudget]:
         """The least that is left on a path, as last seen by this process."""
-        found = [self._seen[name] for name in path if name in self._seen]
-        return least(found, self._now())
+        found = [self._last_seen[name] for name in path if name in self._last_seen]
+        return remaining_by_kind(found, self._now())
 
     async def accounts(self, within: str = "") -> Sequence[Account]:
         """All accounts, or one and those below it, sorted by name."""
@@ -232,21 +234,21 @@ class StoredLedger:
 
         def work(connection: Connection) -> list[Account]:
             rows = connection.execute(f"SELECT state FROM accounts {only} ORDER BY name", values)
-            return [ACCOUNT.decode(unsealed(state, self._name)) for (state,) in rows]
+            return [ACCOUNT_DECODER.decode(verify_checksum(state, self._name)) for (state,) in rows]
 
         await self.flush()
         return await self.database.read(work)
 
-    async def _write(self, deed: Callable[[Books], T], *, wait: bool = True) -> T:
+    async def _write(self, operation: Callable[[LedgerTransaction], T], *, wait: bool = True) -> T:
         """Run an operation after the pending ones, in one transaction."""
-        pending, self._behind = self._behind, []
+        pending, self._pending = self._pending, []
 
         def work(connection: Connection) -> T:
-            transaction = Books(connection, self._name)
+            transaction = LedgerTransaction(connection, self._name)
             for earlier in pending:
                 earlier(transaction)
-            result = deed(transaction)
-            transaction.put()
+            result = operation(transaction)
+            transaction.flush()
             return result
 
         try:
@@ -254,21 +256,23 @@ class StoredLedger:
         except asyncio.CancelledError:
             raise  # the write happens all the same
         except BaseException:
-            self._behind = [*pending, *self._behind]
+            self._pending = [*pending, *self._pending]
             raise
 
-    def _later(self, deed: Callable[[Books], None]) -> None:
-        self._behind.append(deed)
-        if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(BEHIND, self._catch_up)
+    def _write_behind(self, operation: Callable[[LedgerTransaction], None]) -> None:
+        self._pending.append(operation)
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(
+                WRITE_BEHIND_DELAY_S, self._start_flush
+            )
 
-    def _catch_up(self) -> None:
-        self._due = None
+    def _start_flush(self) -> None:
+        self._flush_timer = None
         writing = asyncio.ensure_future(self.flush())
         self._writing.add(writing)
-        writing.add_done_callback(self._caught_up)
+        writing.add_done_callback(self._flush_done)
 
-    def _caught_up(self, writing: asyncio.Future[None]) -> None:
+    def _flush_done(self, writing: asyncio.Future[None]) -> None:
         self._writing.discard(writing)
         if not writing.cancelled():
             # The operations are pending again: the next reservation retries, and raises the error.

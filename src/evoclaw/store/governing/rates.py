@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from evoclaw.store.databases.database import Connection, Database, Schema, StoreError
 
-MINUTE, SECOND = 60.0, 1.0
-OFTEN = 64
+MINUTE_S, SECOND_S = 60.0, 1.0
+PRUNE_INTERVAL_CALLS = 64
 """Calls after which old rows are deleted."""
 SCHEMA = Schema(
     "rates",
@@ -29,10 +29,10 @@ SCHEMA = Schema(
         ),
     ),
     # Of use for a minute only: not exported.
-    derived=(("rate_calls", ()),),
+    derived_tables=(("rate_calls", ()),),
 )
-SERVER = "extract(epoch FROM clock_timestamp())::double precision"
-_LOOK = """
+SERVER_CLOCK_SQL = "extract(epoch FROM clock_timestamp())::double precision"
+_WINDOWS_SQL = """
 SELECT clock.now, last.number, last.at, minute.at, second.at FROM (SELECT {now} AS now) AS clock
 LEFT JOIN (
     SELECT number, at FROM rate_calls WHERE who = ?1 ORDER BY number DESC LIMIT 1
@@ -41,11 +41,11 @@ LEFT JOIN rate_calls AS minute ON minute.who = ?1 AND minute.number = last.numbe
 LEFT JOIN rate_calls AS second ON second.who = ?1 AND second.number = last.number - ?3
 """
 
-Limit: TypeAlias = tuple[str, int, int]
+CallRateLimit: TypeAlias = tuple[str, int, int]
 """The key that is counted, calls per minute, and calls per second; 0 is no limit."""
 
 
-class RateCounts:
+class RateStore:
     """The call rates of all processes that share a database."""
 
     def __init__(
@@ -64,15 +64,15 @@ class RateCounts:
             clock: Unix seconds; None is the clock of the server, which SQLite does not have.
         """
         self._database, self._wait, self._clock = database, wait, clock
-        self._look = _LOOK.format(now=SERVER if clock is None else "?4")
+        self._windows_sql = _WINDOWS_SQL.format(now=SERVER_CLOCK_SQL if clock is None else "?4")
         self._taken = 0
 
-    async def take(self, limits: Sequence[Limit]) -> tuple[float, int] | None:
+    async def take(self, limits: Sequence[CallRateLimit]) -> tuple[float, int] | None:
         """Count a call for each of these limits, or for none if one of them is reached.
 
         Then the result is the seconds until the call may be made, and the index of that limit.
         """
-        prune, self._taken = self._taken % OFTEN == 0, self._taken + 1
+        prune, self._taken = self._taken % PRUNE_INTERVAL_CALLS == 0, self._taken + 1
         passed = False
 
         def work(connection: Connection) -> tuple[float, int] | None:
@@ -89,24 +89,24 @@ class RateCounts:
             passed = True
             connection.executemany("INSERT INTO rate_calls VALUES (?, ?, ?)", rows)
             if prune and rows:
-                oldest = rows[0][2] - MINUTE
+                oldest = rows[0][2] - MINUTE_S
                 connection.execute("DELETE FROM rate_calls WHERE at <= ?", (oldest,))
             return None
 
         return await self._database.write(work, wait=self._wait)
 
-    def _wait_for(self, connection: Connection, limit: Limit) -> tuple[float, int, float]:
+    def _wait_for(self, connection: Connection, limit: CallRateLimit) -> tuple[float, int, float]:
         """The time, the number of the last call, and the seconds until the next one."""
         who, per_minute, burst = limit
         # Without a limit this looks for the call after the last, which does not exist.
         values: list[str | float] = [who, per_minute - 1, burst - 1]
         if self._clock is not None:
             values.append(self._clock())
-        now, last, at, minute, second = connection.execute(self._look, values).fetchone()
+        now, last, at, minute, second = connection.execute(self._windows_sql, values).fetchone()
         if last is not None and at > now:
             # The clock was set back: calls in the future count as made now.
             statement = "UPDATE rate_calls SET at = ? WHERE who = ? AND at > ?"
             connection.execute(statement, (now, who, now))
             minute, second = (made and min(made, now) for made in (minute, second))
-        wait = 0.0 if minute is None else minute + MINUTE - now
-        return now, last or 0, wait if second is None else max(wait, second + SECOND - now)
+        wait = 0.0 if minute is None else minute + MINUTE_S - now
+        return now, last or 0, wait if second is None else max(wait, second + SECOND_S - now)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evoclaw.store.databases.database import Connection, Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import (
+    Connection,
+    Database,
+    Schema,
+    add_checksum,
+    verify_checksum,
+)
 
 SCHEMA = Schema(
     "stops",
@@ -18,7 +24,7 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
         ),
     ),
-    sealed=(("stops", ("state",)),),
+    checksummed=(("stops", ("state",)),),
 )
 _PUT = """
 INSERT INTO stops (kind, name, state) VALUES (?, ?, ?)
@@ -37,13 +43,13 @@ class StopStore:
 
         def work(connection: Connection) -> list[bytes]:
             rows = connection.execute("SELECT state FROM stops ORDER BY kind, name")
-            return [unsealed(state, self._database.name) for (state,) in rows]
+            return [verify_checksum(state, self._database.name) for (state,) in rows]
 
         return await self._database.read(work)
 
     async def put(self, kind: str, name: str, state: bytes) -> None:
         """Store a stop; an earlier one for the same kind and name is replaced."""
-        await self._database.write(lambda c: c.execute(_PUT, (kind, name, sealed(state))))
+        await self._database.write(lambda c: c.execute(_PUT, (kind, name, add_checksum(state))))
 
     async def release(self, kind: str, name: str) -> None:
         """Delete a stop."""

@@ -52,7 +52,7 @@ class StoredToken(Struct, frozen=True):
     """About when it was last used."""
     revoked_at: float | None = None
 
-    def is_good(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Whether it is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
@@ -83,7 +83,7 @@ class TokenStore:
         def work(connection: Connection) -> Any:
             return connection.execute(f"{_SELECT} WHERE id = ?", (id_,)).fetchone()
 
-        row = await self._database.read(work, aside=True)
+        row = await self._database.read(work, allow_stale=True)
         return None if row is None else _token(row)
 
     async def list(self, tenant: str) -> Sequence[StoredToken]:
@@ -93,7 +93,7 @@ class TokenStore:
             statement = f"{_SELECT} WHERE tenant = ? ORDER BY made_at DESC, id"
             return connection.execute(statement, (tenant,)).fetchall()
 
-        return [_token(row) for row in await self._database.read(work, aside=True)]
+        return [_token(row) for row in await self._database.read(work, allow_stale=True)]
 
     async def revoke(self, id_: str, tenant: str) -> bool:
         """Revoke a token; False if the tenant has none with that id."""
@@ -103,7 +103,7 @@ class TokenStore:
         values = (self._clock(), id_, tenant)
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
-    async def used(self, id_: str) -> None:
+    async def mark_used(self, id_: str) -> None:
         """Record that it was used now."""
         values = (self._clock(), id_)
         statement = "UPDATE tokens SET used_at = ? WHERE id = ?"

@@ -70,7 +70,7 @@ SCHEMA = Schema(
         ),
     ),
     # Rows that are missing after an import are derived on the next query.
-    derived=((RUNS, ()), (CALLS, ()), (HOPS, ())),
+    derived_tables=((RUNS, ()), (CALLS, ()), (HOPS, ())),
 )
 
 

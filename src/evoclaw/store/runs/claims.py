@@ -14,26 +14,26 @@ from msgspec import Struct
 from evoclaw.store.databases.database import Connection
 from evoclaw.store.sessions.sessions import Fenced, SessionStore
 
-OPEN = "(stop IS NULL OR stop = 'waiting')"
-FREE = "(holder = '' OR lease_until <= ?)"
-SAME = "tenant = ? AND run_id = ?"
+IS_OPEN = "(stop IS NULL OR stop = 'waiting')"
+IS_UNCLAIMED = "(holder = '' OR lease_until <= ?)"
+SAME_RUN = "tenant = ? AND run_id = ?"
 
 # Only the first open run of a session may be driven.
-FIRST = """
+IS_FIRST_OF_SESSION = """
 NOT EXISTS (
     SELECT 1 FROM runs e WHERE e.tenant = r.tenant AND e.session_id = r.session_id
         AND e.seq < r.seq AND (e.stop IS NULL OR e.stop = 'waiting')
 )
 """
 # A sub-run is driven by its parent, unless it was claimed by itself after the parent had ended.
-READY = f"""
+READY_RUNS = f"""
 SELECT id FROM runs r
-WHERE tenant = ? AND stop IS NULL AND {FREE} AND holder <> ?
-    AND (parent_run = '' OR holder <> '') AND {FIRST}
+WHERE tenant = ? AND stop IS NULL AND {IS_UNCLAIMED} AND holder <> ?
+    AND (parent_run = '' OR holder <> '') AND {IS_FIRST_OF_SESSION}
 ORDER BY seq LIMIT ?
 """
 # A skip scan: from one tenant to the next, not through all their runs.
-TENANTS = """
+TENANTS_WITH_RUNS = """
 WITH RECURSIVE with_runs (tenant) AS (
     SELECT min(tenant) FROM runs WHERE stop IS NULL
     UNION ALL
@@ -43,27 +43,27 @@ WITH RECURSIVE with_runs (tenant) AS (
 SELECT tenant FROM with_runs WHERE tenant IS NOT NULL
 """
 # Their holder died before it parked or resumed them.
-LEFT = """
+ABANDONED_WAITING_RUNS = """
 SELECT tenant, id FROM runs
 WHERE holder <> '' AND stop = 'waiting' AND lease_until <= ? AND holder <> ?
 """
-LET_GO = """
+CLEAR_HOLDER = """
 UPDATE runs SET holder = '', lease_until = NULL WHERE tenant = ? AND id = ? AND epoch = ?
 """
-NOBODY = "-"
+RESUMABLE = "-"
 """The holder of waiting runs that any process may resume."""
 CLAIM = f"""
 UPDATE runs SET epoch = epoch + 1, holder = ?, lease_until = ?
-WHERE tenant = ? AND id = ? AND {FREE} AND {OPEN} RETURNING epoch
+WHERE tenant = ? AND id = ? AND {IS_UNCLAIMED} AND {IS_OPEN} RETURNING epoch
 """
 RELEASE = f"""
-UPDATE runs SET holder = CASE WHEN stop IS NULL THEN '' ELSE '{NOBODY}' END, lease_until = 0
+UPDATE runs SET holder = CASE WHEN stop IS NULL THEN '' ELSE '{RESUMABLE}' END, lease_until = 0
 WHERE tenant = ? AND id = ? AND epoch = ? AND holder = ?
 """
 # A sub-run belongs to its parent, as long as no other process has taken over the parent.
 ADOPT = f"""
 UPDATE runs SET epoch = epoch + 1
-WHERE tenant = ? AND id = ? AND {FREE} AND EXISTS (
+WHERE tenant = ? AND id = ? AND {IS_UNCLAIMED} AND EXISTS (
     SELECT 1 FROM runs p WHERE p.tenant = runs.tenant AND p.id = ? AND p.epoch = ?
 ) RETURNING epoch
 """
@@ -83,7 +83,7 @@ class Claims:
     def __init__(
         self,
         sessions: SessionStore,
-        holder: str,
+        process_identity: str,
         *,
         lease_s: float = 10.0,
         clock: Callable[[], float] = time.time,
@@ -97,25 +97,27 @@ class Claims:
             clock: The time in seconds since 1970.
         """
         self._sessions, self._database = sessions, sessions.database
-        self._holder, self._lease, self._clock = holder, lease_s, clock
+        self._holder, self._lease, self._clock = process_identity, lease_s, clock
 
     @property
     def holder(self) -> str:
         """The name of this process as a holder of runs."""
         return self._holder
 
-    def _until(self, now: float) -> float | None:
+    def _lease_end(self, now: float) -> float | None:
         """When a claim made now expires."""
         return now + self._lease
 
     def _claim(self, connection: Connection, tenant: str, run_id: str) -> int:
         """Claim a run; returns its epoch, or 0 if it cannot be claimed."""
         now = self._clock()
-        values = (self.holder, self._until(now), tenant, run_id, now)
+        values = (self.holder, self._lease_end(now), tenant, run_id, now)
         row = connection.execute(CLAIM, values).fetchone()
         return 0 if row is None else row[0]
 
-    async def next(self, live: Mapping[str, int], most: int, per_tenant: int) -> Sequence[Claim]:
+    async def claim_next(
+        self, active: Mapping[str, int], limit: int, per_tenant: int
+    ) -> Sequence[Claim]:
         """Claim the next runs, of the tenants with the fewest active runs first.
 
         Args:
@@ -123,7 +125,9 @@ class Claims:
             limit: The largest number of runs to claim.
             per_tenant: The largest number of active runs of one tenant.
         """
-        chosen = await self._database.read(lambda c: self._choose(c, live, most, per_tenant))
+        chosen = await self._database.read(
+            lambda c: self._choose_runs(c, active, limit, per_tenant)
+        )
         if not chosen:
             return ()
 
@@ -136,19 +140,19 @@ class Claims:
 
         return await self._database.write(work)
 
-    def _choose(
-        self, connection: Connection, live: Mapping[str, int], most: int, per_tenant: int
+    def _choose_runs(
+        self, connection: Connection, active: Mapping[str, int], limit: int, per_tenant: int
     ) -> Sequence[tuple[str, str]]:
-        now, counts, ready = self._clock(), dict(live), dict[str, list[str]]()
-        for (tenant,) in connection.execute(TENANTS).fetchall():
-            slots = min(most, per_tenant - counts.get(tenant, 0))
+        now, counts, ready = self._clock(), dict(active), dict[str, list[str]]()
+        for (tenant,) in connection.execute(TENANTS_WITH_RUNS).fetchall():
+            slots = min(limit, per_tenant - counts.get(tenant, 0))
             if slots > 0:
                 # Runs of this process are driven already, also when a lease was renewed too late.
-                rows = connection.execute(READY, (tenant, now, self.holder, slots)).fetchall()
+                rows = connection.execute(READY_RUNS, (tenant, now, self.holder, slots)).fetchall()
                 ready[tenant] = [row[0] for row in reversed(rows)]
-        abandoned = connection.execute(LEFT, (now, self.holder)).fetchall()
-        chosen: list[tuple[str, str]] = [(tenant, run_id) for tenant, run_id in abandoned[:most]]
-        while len(chosen) < most and (more := [tenant for tenant in ready if ready[tenant]]):
+        abandoned = connection.execute(ABANDONED_WAITING_RUNS, (now, self.holder)).fetchall()
+        chosen: list[tuple[str, str]] = [(tenant, run_id) for tenant, run_id in abandoned[:limit]]
+        while len(chosen) < limit and (more := [tenant for tenant in ready if ready[tenant]]):
             tenant = min(more, key=lambda name: counts.get(name, 0))
             counts[tenant] = counts.get(tenant, 0) + 1
             chosen.append((tenant, ready[tenant].pop()))
@@ -165,7 +169,7 @@ class Claims:
 
         def work(connection: Connection) -> frozenset[Claim]:
             update = "UPDATE runs SET lease_until = ? WHERE holder = ? AND holder <> ''"
-            connection.execute(update, (self._until(now), self.holder))
+            connection.execute(update, (self._lease_end(now), self.holder))
             return self._held(connection)
 
         return await self._database.write(work)
@@ -186,46 +190,46 @@ class Claims:
         rows = [(claim.tenant, claim.run_id, claim.epoch, self.holder) for claim in claims]
         connection.executemany(RELEASE, rows)
 
-    async def park(self, claim: Claim, places: Sequence[str]) -> None:
+    async def park(self, claim: Claim, pending_calls: Sequence[str]) -> None:
         """Release a waiting run, and store which calls it waits for."""
-        update = f"{LET_GO} AND holder = ?"
+        update = f"{CLEAR_HOLDER} AND holder = ?"
         values = (claim.tenant, claim.run_id, claim.epoch, self.holder)
-        rows = [(claim.tenant, claim.run_id, place) for place in places]
+        rows = [(claim.tenant, claim.run_id, place) for place in pending_calls]
 
         def work(connection: Connection) -> None:
             if connection.execute(update, values).rowcount:
                 same = (claim.tenant, claim.run_id)
-                connection.execute(f"DELETE FROM queue_pending WHERE {SAME}", same)
+                connection.execute(f"DELETE FROM queue_pending WHERE {SAME_RUN}", same)
                 connection.executemany("INSERT INTO queue_pending VALUES (?, ?, ?)", rows)
 
         await self._database.write(work)
 
-    async def done(self, claim: Claim) -> None:
+    async def finish(self, claim: Claim) -> None:
         """Release a run that has ended, and delete its pending calls and cancellation."""
-        await self._database.write(lambda c: self._done(c, claim))
+        await self._database.write(lambda c: self._finish(c, claim))
 
-    def _done(self, connection: Connection, claim: Claim) -> None:
+    def _finish(self, connection: Connection, claim: Claim) -> None:
         same = (claim.tenant, claim.run_id)
-        connection.execute(LET_GO, (*same, claim.epoch))
-        connection.execute(f"DELETE FROM queue_pending WHERE {SAME}", same)
-        connection.execute(f"DELETE FROM queue_cancels WHERE {SAME}", same)
+        connection.execute(CLEAR_HOLDER, (*same, claim.epoch))
+        connection.execute(f"DELETE FROM queue_pending WHERE {SAME_RUN}", same)
+        connection.execute(f"DELETE FROM queue_cancels WHERE {SAME_RUN}", same)
 
-    async def holders(self) -> Sequence[str]:
+    async def other_holders(self) -> Sequence[str]:
         """The names of the other processes that hold runs."""
         find = "SELECT DISTINCT holder FROM runs WHERE holder <> '' AND holder <> ?"
         rows = await self._database.read(lambda c: c.execute(find, (self.holder,)).fetchall())
         return [row[0] for row in rows]
 
-    async def outlived(self, holders: Sequence[str]) -> None:
+    async def expire_holders(self, holders: Sequence[str]) -> None:
         """Expire the leases of dead processes, so that their runs can be claimed at once."""
-        await self._database.write(lambda c: self._outlived(c, holders))
+        await self._database.write(lambda c: self._expire_holders(c, holders))
 
-    def _outlived(self, connection: Connection, holders: Sequence[str]) -> None:
+    def _expire_holders(self, connection: Connection, holders: Sequence[str]) -> None:
         update = "UPDATE runs SET lease_until = 0 WHERE holder = ? AND holder <> ''"
         connection.executemany(update, [(holder,) for holder in holders])
 
 
-async def adopt(
+async def adopt_subrun(
     store: SessionStore,
     run_id: str,
     parent: str,

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evoclaw.store.databases.database import Connection, sealed, unsealed
-from evoclaw.store.databases.notices import Kind, Notice
-from evoclaw.store.runs.queue import OPEN, SAME, Entry
+from evoclaw.store.databases.database import Connection, add_checksum, verify_checksum
+from evoclaw.store.databases.notices import Notice, NoticeKind
+from evoclaw.store.runs.queue import IS_OPEN, SAME_RUN, QueuedRun
 from evoclaw.store.sessions.sessions import SessionStore, StoredRun
 
-AT_ONCE = 1_000
+ANSWER_BATCH_ROWS = 1_000
 """Pending calls that one poll reads."""
 # Answered, withdrawn or expired since the run was parked. A question has the id of its call; an
 # approval that of the attempt, which is always the first.
-THERE = """(
+IS_ANSWERED = """(
     EXISTS (
         SELECT 1 FROM questions q WHERE q.tenant = p.tenant AND q.id = p.place
             AND (q.answer IS NOT NULL OR q.closed_at IS NOT NULL)
@@ -27,15 +27,17 @@ THERE = """(
             AND (a.decision IS NOT NULL OR a.closed_at IS NOT NULL OR a.expires_at <= ?1)
     )
 )"""
-OF_ONE = f"SELECT 1 FROM queue_pending p WHERE p.tenant = ?2 AND p.run_id = ?3 AND {THERE} LIMIT 1"
-ANSWERED = f"""
-SELECT p.tenant, p.run_id, p.place, CASE WHEN {THERE} THEN 1 ELSE 0 END
+RUN_IS_ANSWERED = (
+    f"SELECT 1 FROM queue_pending p WHERE p.tenant = ?2 AND p.run_id = ?3 AND {IS_ANSWERED} LIMIT 1"
+)
+PENDING_CALLS = f"""
+SELECT p.tenant, p.run_id, p.place, CASE WHEN {IS_ANSWERED} THEN 1 ELSE 0 END
 FROM queue_pending p
 WHERE p.tenant > ?2 OR (p.tenant = ?2 AND p.run_id > ?3)
     OR (p.tenant = ?2 AND p.run_id = ?3 AND p.place > ?4)
 ORDER BY p.tenant, p.run_id, p.place LIMIT ?5
 """
-LATE = """
+ENDED_WITH_MESSAGES = """
 SELECT DISTINCT i.tenant, i.run_id FROM queue_inbox i
 JOIN runs r ON r.tenant = i.tenant AND r.id = i.run_id
 WHERE r.stop IS NOT NULL AND r.stop <> 'waiting'
@@ -48,18 +50,18 @@ class Inbox:
     def __init__(self, sessions: SessionStore, clock: Callable[[], float] = time.time) -> None:
         """`sessions` is the store of the runs, of any tenant."""
         self._sessions, self._database, self._clock = sessions, sessions.database, clock
-        self._place = ("", "", "")
+        self._cursor = ("", "", "")
         """The last pending call that a poll has read."""
 
-    async def answered(self) -> Sequence[tuple[str, str]]:
+    async def answered_runs(self) -> Sequence[tuple[str, str]]:
         """Parked runs that can be resumed; each poll reads a batch of the pending calls."""
 
         def work(connection: Connection) -> list[Any]:
-            values = (self._clock(), *self._place, AT_ONCE)
-            return connection.execute(ANSWERED, values).fetchall()
+            values = (self._clock(), *self._cursor, ANSWER_BATCH_ROWS)
+            return connection.execute(PENDING_CALLS, values).fetchall()
 
         rows = await self._database.read(work)
-        self._place = tuple(rows[-1][:3]) if len(rows) == AT_ONCE else ("", "", "")
+        self._cursor = tuple(rows[-1][:3]) if len(rows) == ANSWER_BATCH_ROWS else ("", "", "")
         return list(
             dict.fromkeys((tenant, run_id) for tenant, run_id, _, answered in rows if answered)
         )
@@ -67,12 +69,12 @@ class Inbox:
     async def is_answered(self, tenant: str, run_id: str) -> bool:
         """Whether a parked run can be resumed."""
         values = (self._clock(), tenant, run_id)
-        row = await self._database.read(lambda c: c.execute(OF_ONE, values).fetchone())
+        row = await self._database.read(lambda c: c.execute(RUN_IS_ANSWERED, values).fetchone())
         return row is not None
 
     async def cancel(self, tenant: str, run_id: str) -> bool:
         """Store the cancellation of a run; False if there is none, or it has ended."""
-        find = f"SELECT 1 FROM runs WHERE tenant = ? AND id = ? AND {OPEN}"
+        find = f"SELECT 1 FROM runs WHERE tenant = ? AND id = ? AND {IS_OPEN}"
         put = "INSERT INTO queue_cancels VALUES (?, ?) ON CONFLICT (tenant, run_id) DO NOTHING"
 
         def work(connection: Connection) -> bool:
@@ -81,53 +83,59 @@ class Inbox:
             connection.execute(put, (tenant, run_id))
             return True
 
-        notices = (Notice(Kind.CANCELLED, tenant, run_id),)
-        return await self._database.write(work, tells=notices)
+        notices = (Notice(NoticeKind.CANCELLED, tenant, run_id),)
+        return await self._database.write(work, notices=notices)
 
     async def is_cancelled(self, tenant: str, run_id: str) -> bool:
         """Whether a cancellation of the run is stored."""
-        find = f"SELECT 1 FROM queue_cancels WHERE {SAME}"
+        find = f"SELECT 1 FROM queue_cancels WHERE {SAME_RUN}"
         values = (tenant, run_id)
-        row = await self._database.read(lambda c: c.execute(find, values).fetchone(), aside=True)
+        row = await self._database.read(
+            lambda c: c.execute(find, values).fetchone(), allow_stale=True
+        )
         return row is not None
 
-    async def cancels(self) -> Sequence[tuple[str, str]]:
+    async def cancelled_runs(self) -> Sequence[tuple[str, str]]:
         """The runs with a stored cancellation."""
         find = "SELECT tenant, run_id FROM queue_cancels"
-        rows = await self._database.read(lambda c: c.execute(find).fetchall(), aside=True)
+        rows = await self._database.read(lambda c: c.execute(find).fetchall(), allow_stale=True)
         return [(tenant, run_id) for tenant, run_id in rows]
 
-    async def tidy(self) -> None:
+    async def delete_old_cancels(self) -> None:
         """Delete cancellations of runs that have ended."""
         delete = f"""DELETE FROM queue_cancels WHERE NOT EXISTS (
             SELECT 1 FROM runs WHERE runs.tenant = queue_cancels.tenant
-                AND runs.id = queue_cancels.run_id AND {OPEN}
+                AND runs.id = queue_cancels.run_id AND {IS_OPEN}
         )"""
         await self._database.write(lambda c: c.execute(delete))
 
-    async def say(self, tenant: str, run_id: str, message: bytes) -> StoredRun | None:
+    async def add_message(self, tenant: str, run_id: str, message: bytes) -> StoredRun | None:
         """Store a steering message; returns the run or None. For an ended run nothing is stored."""
         store, same = self._sessions.of(tenant), (tenant, run_id)
-        number = f"SELECT coalesce(max(number) + 1, 0) FROM queue_inbox WHERE {SAME}"
+        number = f"SELECT coalesce(max(number) + 1, 0) FROM queue_inbox WHERE {SAME_RUN}"
 
         def work(connection: Connection) -> StoredRun | None:
             found = store.find_run(connection, run_id)
             if found is not None and found.is_open:
                 (next_,) = connection.execute(number, same).fetchone()
                 put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
-                connection.execute(put, (*same, next_, sealed(message)))
+                connection.execute(put, (*same, next_, add_checksum(message)))
             return found
 
-        return await self._database.write(work, tells=(Notice(Kind.SAID, tenant, run_id),))
+        return await self._database.write(
+            work, notices=(Notice(NoticeKind.MESSAGE_SENT, tenant, run_id),)
+        )
 
-    async def said(self, tenant: str, run_id: str, start: int = 0) -> Sequence[bytes]:
+    async def messages(self, tenant: str, run_id: str, start: int = 0) -> Sequence[bytes]:
         """The steering messages of a run, from a number on."""
-        find = f"SELECT message FROM queue_inbox WHERE {SAME} AND number >= ? ORDER BY number"
+        find = f"SELECT message FROM queue_inbox WHERE {SAME_RUN} AND number >= ? ORDER BY number"
         values = (tenant, run_id, start)
-        rows = await self._database.read(lambda c: c.execute(find, values).fetchall(), aside=True)
-        return [unsealed(row[0], self._database.name) for row in rows]
+        rows = await self._database.read(
+            lambda c: c.execute(find, values).fetchall(), allow_stale=True
+        )
+        return [verify_checksum(row[0], self._database.name) for row in rows]
 
-    async def spoken_to(self, holder: str) -> Mapping[tuple[str, str], int]:
+    async def message_counts(self, holder: str) -> Mapping[tuple[str, str], int]:
         """The number of steering messages of each run that a process holds."""
         find = (
             "SELECT i.tenant, i.run_id, count(*) FROM queue_inbox i JOIN runs r "
@@ -137,12 +145,12 @@ class Inbox:
         rows = await self._database.read(lambda c: c.execute(find, (holder,)).fetchall())
         return {(tenant, run_id): count for tenant, run_id, count in rows}
 
-    async def late(self) -> Sequence[tuple[str, str]]:
+    async def ended_with_messages(self) -> Sequence[tuple[str, str]]:
         """Runs that have ended and still have steering messages."""
-        rows = await self._database.read(lambda c: c.execute(LATE).fetchall())
+        rows = await self._database.read(lambda c: c.execute(ENDED_WITH_MESSAGES).fetchall())
         return [(tenant, run_id) for tenant, run_id in rows]
 
-    async def follow(self, tenant: str, run_id: str, entry: Entry | None) -> None:
+    async def move_to_next_run(self, tenant: str, run_id: str, entry: QueuedRun | None) -> None:
         """Delete the steering messages of a run, and store the next run in the same transaction.
 
         Args:
@@ -153,8 +161,8 @@ class Inbox:
         store, same = self._sessions.of(tenant), (tenant, run_id)
 
         def work(connection: Connection) -> None:
-            deleted = connection.execute(f"DELETE FROM queue_inbox WHERE {SAME}", same).rowcount
+            deleted = connection.execute(f"DELETE FROM queue_inbox WHERE {SAME_RUN}", same).rowcount
             if deleted and entry is not None:
-                entry.beginning(store)(connection)
+                entry.insertion(store)(connection)
 
         await self._database.write(work)

@@ -13,20 +13,20 @@ from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.store.databases.database import Connection, Schema, Work
-from evoclaw.store.runs.claims import OPEN, SAME, Claim, Claims, adopt
+from evoclaw.store.runs.claims import IS_OPEN, SAME_RUN, Claim, Claims, adopt_subrun
 from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 
 __all__ = [
-    "OPEN",
-    "SAME",
+    "IS_OPEN",
+    "SAME_RUN",
     "SCHEMA",
-    "Bounds",
+    "QueueLimits",
     "Claim",
-    "Entry",
-    "Outcome",
-    "Placed",
+    "QueuedRun",
+    "EnqueueOutcome",
+    "EnqueueResult",
     "RunQueue",
-    "adopt",
+    "adopt_subrun",
 ]
 
 SCHEMA = Schema(
@@ -54,10 +54,10 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
         ),
     ),
-    sealed=(("queue_inbox", ("message",)),),
+    checksummed=(("queue_inbox", ("message",)),),
 )
 # The run that a key was used for may have been deleted since.
-KEEP_KEY = """
+UPSERT_KEY = """
 INSERT INTO queue_keys VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (tenant, owner, key) DO UPDATE SET run_id = excluded.run_id, at = excluded.at
 """
@@ -68,13 +68,13 @@ WHERE r.stop IS NULL AND r.parent_run <> '' AND r.holder = ''
 """
 
 
-class Outcome(StrEnum):
+class EnqueueOutcome(StrEnum):
     """What happened to a run that was to be stored."""
 
     NEW = "new"
-    SAME = "same"
+    EXISTING = "same"
     """The same run is stored already."""
-    OTHER = "other"
+    KEY_REUSED = "other"
     """The key was used for another request."""
     NO_SESSION = "no_session"
     NOT_EMPTY = "not_empty"
@@ -84,31 +84,31 @@ class Outcome(StrEnum):
     FULL_SESSION = "full_session"
 
 
-class Entry(Struct, frozen=True):
+class QueuedRun(Struct, frozen=True):
     """A run to be stored."""
 
     run_id: str
     session: Session
     """Its session; created if `creates_session`."""
-    opens: bool
+    creates_session: bool
     asked: str
-    errand: bytes
+    request: bytes
     owner: str = ""
     """The user who owns the key."""
     key: str = ""
     digest: str = ""
     label: Label = CLEAN
-    empty: bool = False
+    requires_empty_session: bool = False
     """Only allowed in a session without runs."""
 
-    def beginning(self, store: SessionStore) -> Work[StoredRun]:
+    def insertion(self, store: SessionStore) -> Work[StoredRun]:
         """The statement that stores the run."""
-        return store.beginning(
-            self.run_id, self.session.id, self.asked, label=self.label, errand=self.errand
+        return store.create_run_work(
+            self.run_id, self.session.id, self.asked, label=self.label, run_request=self.request
         )
 
 
-class Bounds(Struct, frozen=True):
+class QueueLimits(Struct, frozen=True):
     """How many runs may be queued in all, of a tenant, and in a session."""
 
     all: int
@@ -116,10 +116,10 @@ class Bounds(Struct, frozen=True):
     session: int
 
 
-class Placed(Struct, frozen=True):
+class EnqueueResult(Struct, frozen=True):
     """A stored run, or why it was not stored."""
 
-    outcome: Outcome
+    outcome: EnqueueOutcome
     run: StoredRun | None = None
     epoch: int = 0
     """Above 0 if this process has claimed the run and may drive it at once."""
@@ -128,7 +128,9 @@ class Placed(Struct, frozen=True):
 class RunQueue(Claims):
     """The run queue of all tenants, as one process stores and claims runs."""
 
-    async def put(self, tenant: str, entry: Entry, bounds: Bounds, *, claim: bool) -> Placed:
+    async def enqueue(
+        self, tenant: str, entry: QueuedRun, limits: QueueLimits, *, claim: bool
+    ) -> EnqueueResult:
         """Store a run, its session and its key in one transaction.
 
         Args:
@@ -139,24 +141,28 @@ class RunQueue(Claims):
         """
         store = self._sessions.of(tenant)
 
-        def work(connection: Connection) -> Placed:
-            known = self._known(connection, store, entry)
-            if known is None and not entry.opens:
-                known = self._refused(connection, store, entry)
-            known = known or self._full(connection, store, entry, bounds)
+        def work(connection: Connection) -> EnqueueResult:
+            known = self._find_existing(connection, store, entry)
+            if known is None and not entry.creates_session:
+                known = self._check_session(connection, store, entry)
+            known = known or self._check_limits(connection, store, entry, limits)
             if known is not None:
                 return known
-            if entry.opens:
-                store.creating(entry.session)(connection)
-            run = entry.beginning(store)(connection)
+            if entry.creates_session:
+                store.create_work(entry.session)(connection)
+            run = entry.insertion(store)(connection)
             if entry.key:
                 values = (tenant, entry.owner, entry.key, entry.digest, run.id, self._clock())
-                connection.execute(KEEP_KEY, values)
-            return Placed(Outcome.NEW, run, self._placed(connection, tenant, entry, claim))
+                connection.execute(UPSERT_KEY, values)
+            return EnqueueResult(
+                EnqueueOutcome.NEW, run, self._claim_or_offer(connection, tenant, entry, claim)
+            )
 
         return await self._database.write(work)
 
-    def _known(self, connection: Connection, store: SessionStore, entry: Entry) -> Placed | None:
+    def _find_existing(
+        self, connection: Connection, store: SessionStore, entry: QueuedRun
+    ) -> EnqueueResult | None:
         run_id = entry.run_id
         if entry.key:
             find = (
@@ -165,43 +171,52 @@ class RunQueue(Claims):
             values = (store.tenant, entry.owner, entry.key)
             row = connection.execute(find, values).fetchone()
             if row is not None and row[0] != entry.digest:
-                return Placed(Outcome.OTHER, store.find_run(connection, row[1]))
+                return EnqueueResult(EnqueueOutcome.KEY_REUSED, store.find_run(connection, row[1]))
             run_id = row[1] if row is not None else run_id
         found = store.find_run(connection, run_id)
-        return None if found is None else Placed(Outcome.SAME, found)
+        return None if found is None else EnqueueResult(EnqueueOutcome.EXISTING, found)
 
-    def _refused(self, connection: Connection, store: SessionStore, entry: Entry) -> Placed | None:
+    def _check_session(
+        self, connection: Connection, store: SessionStore, entry: QueuedRun
+    ) -> EnqueueResult | None:
         if store.find_session(connection, entry.session.id) is None:
-            return Placed(Outcome.NO_SESSION)
+            return EnqueueResult(EnqueueOutcome.NO_SESSION)
         values = (store.tenant, entry.session.id)
         has_runs = "SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? LIMIT 1"
-        if entry.empty and connection.execute(has_runs, values).fetchone():
-            return Placed(Outcome.NOT_EMPTY)
+        if entry.requires_empty_session and connection.execute(has_runs, values).fetchone():
+            return EnqueueResult(EnqueueOutcome.NOT_EMPTY)
         return None
 
-    def _full(
-        self, connection: Connection, store: SessionStore, entry: Entry, bounds: Bounds
-    ) -> Placed | None:
+    def _check_limits(
+        self, connection: Connection, store: SessionStore, entry: QueuedRun, limits: QueueLimits
+    ) -> EnqueueResult | None:
         queued = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0 AND parent_run = ''"
         # Not `=`: SQLite would then scan all runs that the tenant ever had.
         of_tenant = " AND tenant BETWEEN ?1 AND ?1"
         ours, here = (store.tenant,), (store.tenant, entry.session.id)
         for limit, condition, values, outcome in (
-            (bounds.all, "", (), Outcome.FULL),
-            (bounds.tenant, of_tenant, ours, Outcome.FULL_TENANT),
-            (bounds.session, " AND tenant = ? AND session_id = ?", here, Outcome.FULL_SESSION),
+            (limits.all, "", (), EnqueueOutcome.FULL),
+            (limits.tenant, of_tenant, ours, EnqueueOutcome.FULL_TENANT),
+            (
+                limits.session,
+                " AND tenant = ? AND session_id = ?",
+                here,
+                EnqueueOutcome.FULL_SESSION,
+            ),
         ):
             if connection.execute(queued + condition, values).fetchone()[0] >= limit:
-                return Placed(outcome)
+                return EnqueueResult(outcome)
         return None
 
-    def _placed(self, connection: Connection, tenant: str, entry: Entry, claim: bool) -> int:
+    def _claim_or_offer(
+        self, connection: Connection, tenant: str, entry: QueuedRun, claim: bool
+    ) -> int:
         """Claim a run that was just stored, if allowed; returns its epoch, or 0."""
         first = claim and self._is_first(connection, tenant, entry)
         return self._claim(connection, tenant, entry.run_id) if first else 0
 
-    def _is_first(self, connection: Connection, tenant: str, entry: Entry) -> bool:
-        before = f"SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? AND id <> ? AND {OPEN}"
+    def _is_first(self, connection: Connection, tenant: str, entry: QueuedRun) -> bool:
+        before = f"SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? AND id <> ? AND {IS_OPEN}"
         values = (tenant, entry.session.id, entry.run_id)
         return connection.execute(before, values).fetchone() is None
 
@@ -210,19 +225,19 @@ class RunQueue(Claims):
         rows = await self._database.read(lambda c: c.execute(ORPHANS).fetchall())
         return [(tenant, run_id) for tenant, run_id in rows]
 
-    async def below(self, tenant: str, run_id: str) -> Sequence[str]:
+    async def open_subruns(self, tenant: str, run_id: str) -> Sequence[str]:
         """The ids of the open sub-runs of a run."""
-        find = f"SELECT id FROM runs WHERE tenant = ? AND parent_run = ? AND {OPEN}"
+        find = f"SELECT id FROM runs WHERE tenant = ? AND parent_run = ? AND {IS_OPEN}"
         values = (tenant, run_id)
         rows = await self._database.read(lambda c: c.execute(find, values).fetchall())
         return [row[0] for row in rows]
 
-    async def is_any_begun(self) -> bool:
+    async def has_started_runs(self) -> bool:
         """Whether any run was started and is active or interrupted."""
         find = "SELECT 1 FROM runs WHERE stop IS NULL AND epoch > 0 LIMIT 1"
         return await self._database.read(lambda c: c.execute(find).fetchone()) is not None
 
-    async def forget_keys(self, older_than: float) -> None:
+    async def delete_old_keys(self, older_than: float) -> None:
         """Delete keys that are older than so many seconds."""
         before = self._clock() - older_than
         delete = "DELETE FROM queue_keys WHERE at < ?"

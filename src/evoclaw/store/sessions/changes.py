@@ -9,12 +9,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.messages import Message
-from evoclaw.store.databases.database import Connection, sealed
+from evoclaw.store.databases.database import Connection, add_checksum
 from evoclaw.store.sessions import statements
-from evoclaw.store.sessions.forgetting import forget as delete_rows
+from evoclaw.store.sessions.forgetting import delete_sessions as delete_rows
 from evoclaw.store.sessions.sessions import Session, SessionStore
 
-BELOW = """
+DESCENDANTS = """
 WITH RECURSIVE below (id) AS (
     SELECT id FROM sessions WHERE tenant = ?1 AND id = ?2 UNION
     SELECT sessions.id FROM sessions JOIN below
@@ -22,7 +22,7 @@ WITH RECURSIVE below (id) AS (
 )
 SELECT id FROM below
 """
-STOPS = "SELECT stop FROM runs WHERE tenant = ? AND session_id = ?"
+STOP_REASONS = "SELECT stop FROM runs WHERE tenant = ? AND session_id = ?"
 
 
 async def rename(store: SessionStore, session_id: str, title: str) -> Session | None:
@@ -34,7 +34,7 @@ async def rename(store: SessionStore, session_id: str, title: str) -> Session | 
         if found is None:
             return None
         new = replace(found, title=title)
-        connection.execute(put, (sealed(msgspec.json.encode(new)), store.tenant, session_id))
+        connection.execute(put, (add_checksum(msgspec.json.encode(new)), store.tenant, session_id))
         return new
 
     return await store.database.write(work)
@@ -42,28 +42,28 @@ async def rename(store: SessionStore, session_id: str, title: str) -> Session | 
 
 async def branch(store: SessionStore, session: Session, messages: Sequence[Message]) -> Session:
     """Store a new session with these messages."""
-    create = store.creating(session)
+    create = store.create_work(session)
     rows = [
-        (store.tenant, session.id, number, sealed(msgspec.json.encode(message)))
+        (store.tenant, session.id, number, add_checksum(msgspec.json.encode(message)))
         for number, message in enumerate(messages)
     ]
 
     def work(connection: Connection) -> Session:
         created = create(connection)
-        connection.executemany(statements.SAY, rows)
+        connection.executemany(statements.PUT_MESSAGE, rows)
         return created
 
     return await store.database.write(work)
 
 
-class Forgotten(Struct, frozen=True):
+class DeletedSessions(Struct, frozen=True):
     """The ids of what was deleted."""
 
     sessions: tuple[str, ...]
     runs: tuple[str, ...]
 
 
-async def forget(store: SessionStore, session_id: str) -> Forgotten | None:
+async def delete_session(store: SessionStore, session_id: str) -> DeletedSessions | None:
     """Delete a session and its descendants, with their runs, records and messages.
 
     Returns:
@@ -71,12 +71,14 @@ async def forget(store: SessionStore, session_id: str) -> Forgotten | None:
     """
     ours = store.tenant
 
-    def work(connection: Connection) -> Forgotten | None:
-        ids = [row[0] for row in connection.execute(BELOW, (ours, session_id)).fetchall()]
-        stops = [row for id_ in ids for row in connection.execute(STOPS, (ours, id_)).fetchall()]
+    def work(connection: Connection) -> DeletedSessions | None:
+        ids = [row[0] for row in connection.execute(DESCENDANTS, (ours, session_id)).fetchall()]
+        stops = [
+            row for id_ in ids for row in connection.execute(STOP_REASONS, (ours, id_)).fetchall()
+        ]
         if any(stop in (None, "waiting") for (stop,) in stops):
             return None
         runs = delete_rows(connection, store.database.dialect, [(ours, id_) for id_ in ids])
-        return Forgotten(tuple(ids), tuple(runs))
+        return DeletedSessions(tuple(ids), tuple(runs))
 
     return await store.database.write(work)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from evoclaw.store.databases.database import Connection, Dialect
 
-OF_RUNS = (
+TABLES_BY_RUN_ID = (
     "records",
     "queue_inbox",
     "queue_pending",
@@ -17,16 +17,16 @@ OF_RUNS = (
     "figures_hops",
 )
 """Tables with the id of a run."""
-OF_SESSIONS = ("messages", "todos", "questions", "runs")
+TABLES_BY_SESSION_ID = ("messages", "todos", "questions", "runs")
 """Tables with the id of a session."""
-_RUNS = "SELECT id FROM runs WHERE tenant = ? AND session_id = ?"
-_TABLES = {
+_RUN_IDS = "SELECT id FROM runs WHERE tenant = ? AND session_id = ?"
+_TABLE_NAMES = {
     "sqlite": "SELECT name FROM sqlite_schema WHERE type = 'table'",
     "postgres": "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 }
 
 
-def forget(
+def delete_sessions(
     connection: Connection, dialect: Dialect, sessions: Sequence[tuple[str, str]]
 ) -> list[str]:
     """Delete sessions with their runs, records and messages; the ids of the runs.
@@ -37,16 +37,16 @@ def forget(
         sessions: Tenant and id of each session.
     """
     # Not every process uses, and so has created, every schema.
-    existing = {name for (name,) in connection.execute(_TABLES[dialect]).fetchall()}
+    existing = {name for (name,) in connection.execute(_TABLE_NAMES[dialect]).fetchall()}
     runs = [
         (tenant, run_id)
         for tenant, id_ in sessions
-        for (run_id,) in connection.execute(_RUNS, (tenant, id_)).fetchall()
+        for (run_id,) in connection.execute(_RUN_IDS, (tenant, id_)).fetchall()
     ]
-    for table in OF_RUNS:
+    for table in TABLES_BY_RUN_ID:
         if table in existing:
             connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND run_id = ?", runs)
-    for table in OF_SESSIONS:
+    for table in TABLES_BY_SESSION_ID:
         delete = f"DELETE FROM {table} WHERE tenant = ? AND session_id = ?"
         connection.executemany(delete, sessions)
     connection.executemany("DELETE FROM sessions WHERE tenant = ? AND id = ?", sessions)

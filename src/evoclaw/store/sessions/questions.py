@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from evoclaw.core.labels import LOCAL
-from evoclaw.store.databases.database import Connection, Database, sealed, unsealed
-from evoclaw.store.databases.notices import Kind, Notice, run_of
+from evoclaw.core.labels import LOCAL_PRINCIPAL
+from evoclaw.store.databases.database import Connection, Database, add_checksum, verify_checksum
+from evoclaw.store.databases.notices import Notice, NoticeKind, run_id_of
 
-QUESTIONS = (
+QUESTION_TABLES = (
     """CREATE TABLE questions (
         seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
@@ -43,7 +43,7 @@ class QuestionStore:
     """The questions of a tenant, by call: each is asked once, and its first answer counts."""
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], tenant: str = LOCAL.tenant
+        self, database: Database, clock: Callable[[], float], tenant: str = LOCAL_PRINCIPAL.tenant
     ) -> None:
         self._database, self._clock = database, clock
         self.tenant = tenant
@@ -58,7 +58,7 @@ class QuestionStore:
             "INSERT INTO questions (tenant, id, session_id, question, asked_at) "
             "VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
         )
-        values = (self.tenant, question_id, session_id, sealed(question), self._clock())
+        values = (self.tenant, question_id, session_id, add_checksum(question), self._clock())
 
         def work(connection: Connection) -> StoredQuestion:
             connection.execute(put, values)
@@ -73,14 +73,14 @@ class QuestionStore:
             "UPDATE questions SET answer = ?, answered_at = ? "
             "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
         )
-        values = (sealed(answer), self._clock(), self.tenant, question_id)
-        notices = (Notice(Kind.ANSWERED, self.tenant, run_of(question_id)),)
+        values = (add_checksum(answer), self._clock(), self.tenant, question_id)
+        notices = (Notice(NoticeKind.ANSWERED, self.tenant, run_id_of(question_id)),)
         count = await self._database.write(
-            lambda c: c.execute(statement, values).rowcount, tells=notices
+            lambda c: c.execute(statement, values).rowcount, notices=notices
         )
         return count > 0
 
-    async def give_up(self, run_id: str) -> None:
+    async def close_waiting(self, run_id: str) -> None:
         """Close the waiting questions of a run that has ended."""
         statement = (
             "UPDATE questions SET closed_at = ? "
@@ -114,8 +114,8 @@ class QuestionStore:
             StoredQuestion(
                 id_,
                 session,
-                unsealed(question, self._database.name),
-                None if answer is None else unsealed(answer, self._database.name),
+                verify_checksum(question, self._database.name),
+                None if answer is None else verify_checksum(answer, self._database.name),
                 asked_at,
             )
             for id_, session, question, answer, asked_at in rows

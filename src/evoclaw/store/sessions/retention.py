@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from evoclaw.store.databases.database import Connection, Database, unsealed
-from evoclaw.store.sessions.forgetting import forget
+from evoclaw.store.databases.database import Connection, Database, verify_checksum
+from evoclaw.store.sessions.forgetting import delete_sessions
 from evoclaw.store.sessions.sessions import Session
 
-AT_ONCE = 50
+BATCH_SESSIONS = 50
 """Sessions that are checked in one transaction, so that others can write in between."""
 # Neither its runs, nor their ancestors and descendants, are open.
-OVER = """
+FINISHED_SESSIONS = """
 SELECT s.seq, s.tenant, s.id, s.session,
     (SELECT max(r.ended_at) FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id)
 FROM sessions s WHERE s.seq > ?
@@ -23,14 +23,14 @@ AND NOT EXISTS (
     WHERE r.tenant = s.tenant AND r.session_id = s.id AND (o.stop IS NULL OR o.stop = 'waiting'))
 ORDER BY s.seq LIMIT ?
 """
-Whose: TypeAlias = tuple[str, str]
+SessionKey: TypeAlias = tuple[str, str]
 """The tenant and the id of a session."""
 
 
-async def forget_sessions(
+async def delete_expired_sessions(
     database: Database,
     before: float,
-    forgotten: Callable[[str, str], Awaitable[None]] | None = None,
+    on_deleted: Callable[[str, str], Awaitable[None]] | None = None,
 ) -> int:
     """Delete the sessions that ended before a time, with their runs and records; how many.
 
@@ -45,30 +45,30 @@ async def forget_sessions(
     while True:
         after = seq
 
-        def work(connection: Connection, after: int = after) -> tuple[int, list[Whose]]:
-            return _forget(connection, after, before, database)
+        def work(connection: Connection, after: int = after) -> tuple[int, list[SessionKey]]:
+            return _delete_batch(connection, after, before, database)
 
         seq, deleted = await database.write(work)
         count += len(deleted)
-        if forgotten is not None:
+        if on_deleted is not None:
             for tenant, id_ in deleted:
-                await forgotten(tenant, id_)
+                await on_deleted(tenant, id_)
         if seq == after:
             return count
 
 
-def _forget(
+def _delete_batch(
     connection: Connection, after: int, before: float, database: Database
-) -> tuple[int, list[Whose]]:
-    found = connection.execute(OVER, (after, AT_ONCE)).fetchall()
+) -> tuple[int, list[SessionKey]]:
+    found = connection.execute(FINISHED_SESSIONS, (after, BATCH_SESSIONS)).fetchall()
     expired = [
         (tenant, id_)
         for _, tenant, id_, blob, ended in found
-        if (_made_at(blob, database.name) if ended is None else ended) < before
+        if (_created_at(blob, database.name) if ended is None else ended) < before
     ]
-    forget(connection, database.dialect, expired)
+    delete_sessions(connection, database.dialect, expired)
     return (found[-1][0] if found else after), expired
 
 
-def _made_at(blob: bytes, name: str) -> float:
-    return msgspec.json.decode(unsealed(blob, name), type=Session).created_at
+def _created_at(blob: bytes, name: str) -> float:
+    return msgspec.json.decode(verify_checksum(blob, name), type=Session).created_at

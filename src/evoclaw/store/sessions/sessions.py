@@ -14,15 +14,22 @@ from typing import Any, Literal
 import msgspec
 
 from evoclaw.core.events import Record, StopReason
-from evoclaw.core.labels import CLEAN, LOCAL, Label
+from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import Message
-from evoclaw.store.databases.database import EVERY, Connection, Database, Work, sealed, unsealed
-from evoclaw.store.databases.notices import progress
+from evoclaw.store.databases.database import (
+    NO_LIMIT,
+    Connection,
+    Database,
+    Work,
+    add_checksum,
+    verify_checksum,
+)
+from evoclaw.store.databases.notices import progress_notice
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.sessions import statements
 from evoclaw.store.sessions.questions import QuestionStore
 from evoclaw.store.sessions.tables import SCHEMA
-from evoclaw.store.sessions.values import Fenced, Listed, Session, Spent, StoredRun
+from evoclaw.store.sessions.values import Fenced, RunUsage, Session, SessionSummary, StoredRun
 
 
 class SessionStore:
@@ -32,15 +39,15 @@ class SessionStore:
         self,
         database: Database,
         clock: Callable[[], float] = time.time,
-        tenant: str = LOCAL.tenant,
+        tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> None:
         self.database, self.tenant = database, tenant
         self._name, self._clock = database.name, clock
         self.questions = QuestionStore(database, clock, tenant)
         """The questions to people."""
-        self._session = msgspec.json.Decoder(Session)
-        self._record = msgspec.json.Decoder(Record)
-        self._message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+        self._session_decoder = msgspec.json.Decoder(Session)
+        self._record_decoder = msgspec.json.Decoder(Record)
+        self._message_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
     @classmethod
     async def open(
@@ -67,12 +74,12 @@ class SessionStore:
 
     async def create(self, session: Session) -> Session:
         """Store a session; an existing one with that id is returned unchanged."""
-        return await self.database.write(self.creating(session))
+        return await self.database.write(self.create_work(session))
 
-    def creating(self, session: Session) -> Work[Session]:
+    def create_work(self, session: Session) -> Work[Session]:
         """The work of `create`, to run it in a transaction with other work."""
         new = msgspec.structs.replace(session, created_at=self._clock(), tenant=self.tenant)
-        blob = sealed(msgspec.json.encode(new))
+        blob = add_checksum(msgspec.json.encode(new))
         values = (self.tenant, new.id, new.owner, new.parent, new.agent, blob)
         put = (
             "INSERT INTO sessions (tenant, id, owner, parent, agent, session) "
@@ -88,7 +95,7 @@ class SessionStore:
     async def session(self, session_id: str) -> Session | None:
         """A session."""
         return await self.database.read(
-            lambda connection: self.find_session(connection, session_id), aside=True
+            lambda connection: self.find_session(connection, session_id), allow_stale=True
         )
 
     async def sessions(
@@ -98,8 +105,8 @@ class SessionStore:
         within: str = "",
         agent: str = "",
         before: str = "",
-        limit: int = EVERY,
-    ) -> list[Listed]:
+        limit: int = NO_LIMIT,
+    ) -> list[SessionSummary]:
         """The sessions of a user, newest first.
 
         Args:
@@ -109,55 +116,57 @@ class SessionStore:
             before: Only those created before this session.
             limit: How many at most.
         """
-        statement = statements.sessions(below=bool(within), agent=bool(agent), before=bool(before))
+        statement = statements.select_sessions(
+            below=bool(within), agent=bool(agent), before=bool(before)
+        )
         above = (within,) if within else ()
         values = (self.tenant, *above, owner, *(value for value in (agent, before) if value), limit)
 
-        def work(connection: Connection) -> list[Listed]:
+        def work(connection: Connection) -> list[SessionSummary]:
             rows = connection.execute(statement, values).fetchall()
-            return [self._listed(connection, self._decoded(row[0])) for row in rows]
+            return [self._summary(connection, self._decode_session(row[0])) for row in rows]
 
-        return await self.database.read(work, aside=True)
+        return await self.database.read(work, allow_stale=True)
 
-    async def look(self, session_id: str) -> Listed | None:
+    async def summary(self, session_id: str) -> SessionSummary | None:
         """A session with its last run."""
 
-        def work(connection: Connection) -> Listed | None:
+        def work(connection: Connection) -> SessionSummary | None:
             session = self.find_session(connection, session_id)
-            return None if session is None else self._listed(connection, session)
+            return None if session is None else self._summary(connection, session)
 
         return await self.database.read(work)
 
-    async def begin(
+    async def create_run(
         self,
         run_id: str,
         session_id: str,
-        asked: str,
+        message: str,
         *,
         parent_run: str = "",
         root_run: str = "",
         background: bool = False,
         label: Label = CLEAN,
-        errand: bytes | None = None,
+        run_request: bytes | None = None,
     ) -> StoredRun:
         """Store a run; an existing one with that id is returned unchanged."""
-        new = self.beginning(
-            run_id, session_id, asked, parent_run=parent_run, root_run=root_run,
-            background=background, label=label, errand=errand,
+        new = self.create_run_work(
+            run_id, session_id, message, parent_run=parent_run, root_run=root_run,
+            background=background, label=label, run_request=run_request,
         )  # fmt: skip
         return await self.database.write(new)
 
-    def beginning(
+    def create_run_work(
         self,
         run_id: str,
         session_id: str,
-        asked: str,
+        message: str,
         *,
         parent_run: str = "",
         root_run: str = "",
         background: bool = False,
         label: Label = CLEAN,
-        errand: bytes | None = None,
+        run_request: bytes | None = None,
     ) -> Work[StoredRun]:
         """The work of `create_run`, to run it in a transaction with other work."""
         put = (
@@ -168,10 +177,10 @@ class SessionStore:
             "ON CONFLICT (tenant, id) DO NOTHING"
         )
         values = (
-            *(self.tenant, run_id, session_id, sealed(asked.encode())),
+            *(self.tenant, run_id, session_id, add_checksum(message.encode())),
             *(parent_run, root_run or run_id, background, self._clock()),
             msgspec.json.encode(label).decode(),
-            None if errand is None else sealed(errand),
+            None if run_request is None else add_checksum(run_request),
         )
 
         def work(connection: Connection) -> StoredRun:
@@ -215,7 +224,7 @@ class SessionStore:
             *([owner] if owner is not None else []),
             *(value for value in (parent_run, before) if value),
         ]
-        statement = statements.runs(
+        statement = statements.select_runs(
             state,
             session=bool(session_id),
             owner=owner is not None,
@@ -224,33 +233,33 @@ class SessionStore:
         )
         values = (self.tenant, *chosen, limit)
         rows = await self.database.read(
-            lambda c: c.execute(statement, values).fetchall(), aside=True
+            lambda c: c.execute(statement, values).fetchall(), allow_stale=True
         )
         return [self._run(row) for row in rows]
 
-    async def errand(self, run_id: str) -> bytes | None:
+    async def run_request(self, run_id: str) -> bytes | None:
         """The run request of a run, if it was stored."""
-        return await self.database.read(lambda c: self._errand(c, run_id))
+        return await self.database.read(lambda c: self._run_request(c, run_id))
 
-    def _errand(self, connection: Connection, run_id: str) -> bytes | None:
+    def _run_request(self, connection: Connection, run_id: str) -> bytes | None:
         statement = "SELECT errand FROM runs WHERE tenant = ? AND id = ?"
         row = connection.execute(statement, (self.tenant, run_id)).fetchone()
-        return None if row is None or row[0] is None else unsealed(row[0], self._name)
+        return None if row is None or row[0] is None else verify_checksum(row[0], self._name)
 
-    async def whole(
+    async def load_run(
         self, run: StoredRun
-    ) -> tuple[bytes | None, Spent, list[tuple[int, Message]], list[Record]]:
+    ) -> tuple[bytes | None, RunUsage, list[tuple[int, Message]], list[Record]]:
         """All that is needed to start or resume a run, in one read.
 
         Its run request, the usage of its root run, the messages of its session, and its records.
         """
 
-        def work(connection: Connection) -> tuple[bytes | None, Spent, list[Any], list[Any]]:
-            of_session = (self.tenant, run.session_id, 0, EVERY)
-            of_run = (self.tenant, run.id, 0, EVERY)
+        def work(connection: Connection) -> tuple[bytes | None, RunUsage, list[Any], list[Any]]:
+            of_session = (self.tenant, run.session_id, 0, NO_LIMIT)
+            of_run = (self.tenant, run.id, 0, NO_LIMIT)
             return (
-                self._errand(connection, run.id),
-                self._spent(connection, run.root_run),
+                self._run_request(connection, run.id),
+                self._usage(connection, run.root_run),
                 connection.execute(statements.MESSAGES, of_session).fetchall(),
                 connection.execute(statements.RECORDS, of_run).fetchall(),
             )
@@ -258,24 +267,26 @@ class SessionStore:
         run_request, spent, messages, records = await self.database.read(work)
         return run_request, spent, self._messages(messages), self._records(records)
 
-    async def left_behind(self, parent_run: str) -> list[StoredRun]:
+    async def open_background_runs(self, parent_run: str) -> list[StoredRun]:
         """The background runs that a run started and that have not ended."""
         condition = "AND parent_run = ? AND background = 1 AND stop IS NULL ORDER BY seq"
         return await self.database.read(lambda c: self._runs(c, condition, parent_run))
 
-    async def spent(self, root_run: str) -> Spent:
+    async def usage(self, root_run: str) -> RunUsage:
         """The usage of a root run and all its descendants."""
-        return await self.database.read(lambda c: self._spent(c, root_run))
+        return await self.database.read(lambda c: self._usage(c, root_run))
 
-    def _spent(self, connection: Connection, root_run: str) -> Spent:
-        return Spent(*connection.execute(statements.SPENT, (self.tenant, root_run)).fetchone())
+    def _usage(self, connection: Connection, root_run: str) -> RunUsage:
+        return RunUsage(
+            *connection.execute(statements.USAGE_OF_ROOT_RUN, (self.tenant, root_run)).fetchone()
+        )
 
     async def append(
         self,
         run: StoredRun,
         records: Sequence[Record],
         messages: Sequence[tuple[int, Message]],
-        spent: Spent,
+        usage: RunUsage,
         stop: StopReason | None,
         *,
         epoch: int | None = None,
@@ -293,40 +304,46 @@ class SessionStore:
             wait: Whether to wait for the commit; see `Database.write`.
         """
         encode, ours = msgspec.json.encode, self.tenant
-        record_rows = [(ours, run.id, record.seq, sealed(encode(record))) for record in records]
+        record_rows = [
+            (ours, run.id, record.seq, add_checksum(encode(record))) for record in records
+        ]
         message_rows = [
-            (ours, run.session_id, number, sealed(encode(message))) for number, message in messages
+            (ours, run.session_id, number, add_checksum(encode(message)))
+            for number, message in messages
         ]
         now = self._clock()
         progress_values = (
             stop,
-            spent.turns,
-            spent.calls,
-            spent.tokens_in,
-            spent.tokens_out,
-            spent.cost,
+            usage.turns,
+            usage.calls,
+            usage.tokens_in,
+            usage.tokens_out,
+            usage.cost,
         )
 
         def work(connection: Connection) -> None:
-            limit = EVERY if epoch is None else epoch
+            limit = NO_LIMIT if epoch is None else epoch
             values = (*progress_values, now, ours, run.id, limit)
-            if not connection.execute(statements.PROGRESS, values).rowcount and epoch is not None:
-                self._fence(connection, run.id, epoch)
+            if (
+                not connection.execute(statements.UPDATE_PROGRESS, values).rowcount
+                and epoch is not None
+            ):
+                self._check_epoch(connection, run.id, epoch)
             connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", record_rows)
             if message_rows:
-                connection.executemany(statements.SAY, message_rows)
+                connection.executemany(statements.PUT_MESSAGE, message_rows)
 
-        notices = (progress(ours, run.id, records, stop),)
-        await self.database.write(work, wait=wait, tells=notices)
+        notices = (progress_notice(ours, run.id, records, stop),)
+        await self.database.write(work, wait=wait, notices=notices)
 
-    async def records(self, run_id: str, after: int = 0, limit: int = EVERY) -> list[Record]:
+    async def records(self, run_id: str, after: int = 0, limit: int = NO_LIMIT) -> list[Record]:
         """The records of a run after a number, in order."""
         values = (self.tenant, run_id, after, limit)
         rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
         return self._records(rows)
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
-        return [self._record.decode(unsealed(row[0], self._name)) for row in rows]
+        return [self._record_decoder.decode(verify_checksum(row[0], self._name)) for row in rows]
 
     async def last_record(self, run_id: str) -> Record | None:
         """The last record of a run."""
@@ -335,10 +352,14 @@ class SessionStore:
         )
         values = (self.tenant, run_id)
         row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
-        return None if row is None else self._record.decode(unsealed(row[0], self._name))
+        return (
+            None
+            if row is None
+            else self._record_decoder.decode(verify_checksum(row[0], self._name))
+        )
 
     async def messages(
-        self, session_id: str, start: int = 0, limit: int = EVERY
+        self, session_id: str, start: int = 0, limit: int = NO_LIMIT
     ) -> list[tuple[int, Message]]:
         """The messages of a session from a number on."""
         values = (self.tenant, session_id, start, limit)
@@ -346,27 +367,30 @@ class SessionStore:
         return self._messages(rows)
 
     def _messages(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Message]]:
-        return [(number, self._message.decode(unsealed(b, self._name))) for number, b in rows]
+        return [
+            (number, self._message_decoder.decode(verify_checksum(b, self._name)))
+            for number, b in rows
+        ]
 
     async def todos(self, session_id: str) -> bytes | None:
         """The encoded todos of a session."""
         statement = "SELECT todos FROM todos WHERE tenant = ? AND session_id = ?"
         values = (self.tenant, session_id)
         row = await self.database.read(
-            lambda c: c.execute(statement, values).fetchone(), aside=True
+            lambda c: c.execute(statement, values).fetchone(), allow_stale=True
         )
-        return None if row is None else unsealed(row[0], self._name)
+        return None if row is None else verify_checksum(row[0], self._name)
 
     async def put_todos(self, session_id: str, todos: bytes) -> None:
         """Replace the todos of a session."""
-        values = (self.tenant, session_id, sealed(todos))
+        values = (self.tenant, session_id, add_checksum(todos))
         put = (
             "INSERT INTO todos VALUES (?, ?, ?) "
             "ON CONFLICT (tenant, session_id) DO UPDATE SET todos = excluded.todos"
         )
         await self.database.write(lambda c: c.execute(put, values))
 
-    def _fence(self, connection: Connection, run_id: str, epoch: int) -> None:
+    def _check_epoch(self, connection: Connection, run_id: str, epoch: int) -> None:
         statement = "SELECT epoch FROM runs WHERE tenant = ? AND id = ?"
         row = connection.execute(statement, (self.tenant, run_id)).fetchone()
         if row is not None and row[0] > epoch:
@@ -376,28 +400,30 @@ class SessionStore:
         """A session, read in the transaction of the caller."""
         statement = "SELECT session FROM sessions WHERE tenant = ? AND id = ?"
         row = connection.execute(statement, (self.tenant, session_id)).fetchone()
-        return None if row is None else self._decoded(row[0])
+        return None if row is None else self._decode_session(row[0])
 
-    def _decoded(self, blob: bytes) -> Session:
-        return self._session.decode(unsealed(blob, self._name))
+    def _decode_session(self, blob: bytes) -> Session:
+        return self._session_decoder.decode(verify_checksum(blob, self._name))
 
-    def _listed(self, connection: Connection, session: Session) -> Listed:
-        row = connection.execute(statements.LAST, (self.tenant, session.id)).fetchone()
-        count = connection.execute(statements.COUNT, (self.tenant, session.id)).fetchone()[0]
-        return Listed(session, None if row is None else self._run(row), count)
+    def _summary(self, connection: Connection, session: Session) -> SessionSummary:
+        row = connection.execute(statements.LAST_RUN, (self.tenant, session.id)).fetchone()
+        count = connection.execute(statements.MESSAGE_COUNT, (self.tenant, session.id)).fetchone()[
+            0
+        ]
+        return SessionSummary(session, None if row is None else self._run(row), count)
 
     def _runs(self, connection: Connection, condition: str, value: str) -> list[StoredRun]:
-        statement = f"SELECT {statements.RUN} FROM runs WHERE tenant = ? {condition}"
+        statement = f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? {condition}"
         rows = connection.execute(statement, (self.tenant, value)).fetchall()
         return [self._run(row) for row in rows]
 
     def _run(self, row: tuple[Any, ...]) -> StoredRun:
         id_, session, asked, parent, root, background, stop, *spent = row[:12]
         began, ended, label_json, *lease = row[12:]
-        message = unsealed(asked, self._name).decode()
+        message = verify_checksum(asked, self._name).decode()
         reason = None if stop is None else StopReason(stop)
         label = msgspec.json.decode(label_json, type=Label)
         return StoredRun(
-            id_, session, message, parent, root, bool(background), reason, Spent(*spent), began,
+            id_, session, message, parent, root, bool(background), reason, RunUsage(*spent), began,
             ended, label if label != CLEAN else CLEAN, *lease,
         )  # fmt: skip

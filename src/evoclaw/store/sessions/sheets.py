@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from evoclaw.store.databases.database import Database, Schema, sealed, unsealed
+from evoclaw.store.databases.database import Database, Schema, add_checksum, verify_checksum
 
 SCHEMA = Schema(
     "canvas store",
@@ -23,16 +23,16 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
         ),
     ),
-    sealed=(("sheets", ("sheet",)),),
+    checksummed=(("sheets", ("sheet",)),),
 )
-PUT = """
+PUT_SHEET = """
 INSERT INTO sheets VALUES (?, ?, ?, ?) ON CONFLICT (tenant, session_id)
 DO UPDATE SET sheet = excluded.sheet, changed_at = excluded.changed_at
 """
-SAME = "tenant = ? AND session_id = ?"
+KEY_CONDITION = "tenant = ? AND session_id = ?"
 
 
-class _Sheet(Struct, frozen=True):
+class _StoredSheet(Struct, frozen=True):
     """The content of a canvas; the same fields as that of the tool."""
 
     content: str
@@ -48,36 +48,36 @@ class StoredCanvas:
         database: Database,
         tenant: str,
         session_id: str,
-        seen_at: str,
+        view_url: str,
         clock: Callable[[], float],
     ) -> None:
-        self._database, self._key, self._seen_at = database, (tenant, session_id), seen_at
+        self._database, self._key, self._view_url = database, (tenant, session_id), view_url
         self._clock = clock
 
-    async def show(self, sheet: _Sheet) -> str:
+    async def show(self, sheet: _StoredSheet) -> str:
         """Replace the content; returns where to see it."""
-        blob = msgspec.json.encode(_Sheet(sheet.content, sheet.format, sheet.title))
-        values = (*self._key, sealed(blob), self._clock())
-        await self._database.write(lambda c: c.execute(PUT, values))
-        return self._seen_at
+        blob = msgspec.json.encode(_StoredSheet(sheet.content, sheet.format, sheet.title))
+        values = (*self._key, add_checksum(blob), self._clock())
+        await self._database.write(lambda c: c.execute(PUT_SHEET, values))
+        return self._view_url
 
-    async def shown(self) -> _Sheet | None:
+    async def current(self) -> _StoredSheet | None:
         """The current content."""
-        find = f"SELECT sheet FROM sheets WHERE {SAME}"
+        find = f"SELECT sheet FROM sheets WHERE {KEY_CONDITION}"
         row = await self._database.read(lambda c: c.execute(find, self._key).fetchone())
         if row is None:
             return None
-        return msgspec.json.decode(unsealed(row[0], self._database.name), type=_Sheet)
+        return msgspec.json.decode(verify_checksum(row[0], self._database.name), type=_StoredSheet)
 
     async def changed_at(self) -> float:
         """When the content changed, in Unix seconds; 0 without content."""
-        find = f"SELECT changed_at FROM sheets WHERE {SAME}"
+        find = f"SELECT changed_at FROM sheets WHERE {KEY_CONDITION}"
         row = await self._database.read(lambda c: c.execute(find, self._key).fetchone())
         return 0.0 if row is None else row[0]
 
     async def clear(self) -> None:
         """Delete the content."""
-        delete = f"DELETE FROM sheets WHERE {SAME}"
+        delete = f"DELETE FROM sheets WHERE {KEY_CONDITION}"
         await self._database.write(lambda c: c.execute(delete, self._key))
 
 
@@ -85,11 +85,11 @@ class StoredCanvases:
     """The canvases of sessions: one each, which no other session may see or change."""
 
     def __init__(
-        self, database: Database, seen_at: str, clock: Callable[[], float] = time.time
+        self, database: Database, view_url: str, clock: Callable[[], float] = time.time
     ) -> None:
         """Store them in a database; `view_url` is where to see them."""
-        self._database, self._seen_at, self._clock = database, seen_at, clock
+        self._database, self._view_url, self._clock = database, view_url, clock
 
     def of(self, tenant: str, session_id: str) -> StoredCanvas:
         """The canvas of a session."""
-        return StoredCanvas(self._database, tenant, session_id, self._seen_at, self._clock)
+        return StoredCanvas(self._database, tenant, session_id, self._view_url, self._clock)

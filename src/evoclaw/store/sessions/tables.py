@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from evoclaw.store.databases.database import Schema
-from evoclaw.store.sessions.questions import QUESTIONS
+from evoclaw.store.sessions.questions import QUESTION_TABLES
 
-SESSIONS = (
+SESSION_TABLES = (
     """CREATE TABLE sessions (
         seq INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
@@ -22,7 +22,7 @@ SESSIONS = (
     # For the descendants of a session: most sessions have no parent.
     "CREATE INDEX sessions_under ON sessions (tenant, parent) WHERE parent <> ''",
 )
-RUNS = (
+RUN_TABLES = (
     # `holder`, `epoch` and `lease_until`: the process that drives it. `errand`: the run request.
     # `owner`: that of its session, which never changes.
     """CREATE TABLE runs (
@@ -68,7 +68,7 @@ RUNS = (
     # For the first open run of each tenant, among all that have ended.
     "CREATE INDEX runs_next ON runs (tenant, seq) WHERE stop IS NULL",
 )
-THE_REST = (
+CONTENT_TABLES = (
     """CREATE TABLE records (
         tenant TEXT NOT NULL, run_id TEXT NOT NULL, seq INTEGER NOT NULL, record BLOB NOT NULL,
         PRIMARY KEY (tenant, run_id, seq)
@@ -85,8 +85,8 @@ THE_REST = (
 )
 SCHEMA = Schema(
     "session store",
-    ((*SESSIONS, *RUNS, *THE_REST, *QUESTIONS),),
-    sealed=(
+    ((*SESSION_TABLES, *RUN_TABLES, *CONTENT_TABLES, *QUESTION_TABLES),),
+    checksummed=(
         ("sessions", ("session",)),
         ("runs", ("asked", "errand")),
         ("records", ("record",)),

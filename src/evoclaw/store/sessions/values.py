@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from evoclaw.core.events import StopReason
-from evoclaw.core.labels import CLEAN, LOCAL, Label
+from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.store.databases.database import StoreError
 
 
@@ -26,11 +26,11 @@ class Session(Struct, frozen=True):
     tools: frozenset[str] | None = None
     """The tools that its runs may use at most; None is all that the capabilities allow."""
     created_at: float = 0.0
-    tenant: str = LOCAL.tenant
+    tenant: str = LOCAL_PRINCIPAL.tenant
     """The tenant of its owner; set by the store, not by the caller."""
 
 
-class Spent(Struct, frozen=True):
+class RunUsage(Struct, frozen=True):
     """The usage of runs."""
 
     turns: int = 0
@@ -46,7 +46,7 @@ class StoredRun(Struct, frozen=True):
 
     id: str
     session_id: str
-    asked: str
+    message: str
     """The message of the user, or of the parent session."""
     parent_run: str
     root_run: str
@@ -54,7 +54,7 @@ class StoredRun(Struct, frozen=True):
     background: bool
     """No parent run waits for it."""
     stop: StopReason | None
-    spent: Spent
+    usage: RunUsage
     began_at: float
     ended_at: float | None
     label: Label = CLEAN
@@ -83,7 +83,7 @@ class Fenced(StoreError):
         self.run_id, self.epoch, self.now = run_id, epoch, now
 
 
-class Listed(Struct, frozen=True):
+class SessionSummary(Struct, frozen=True):
     """A session with its last run and the number of its messages."""
 
     session: Session

@@ -46,7 +46,7 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
         ),
     ),
-    sealed=(("workflow_runs", ("plan", "outcome")), ("workflow_events", ("event",))),
+    checksummed=(("workflow_runs", ("plan", "outcome")), ("workflow_events", ("event",))),
 )
 
 
@@ -93,7 +93,7 @@ class StoredEvent(Struct, frozen=True):
     event: bytes
 
 
-class Kept(Struct, frozen=True):
+class WorkflowUpdate(Struct, frozen=True):
     """The state that is stored with new events."""
 
     state: str

@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.labels import LOCAL
-from evoclaw.store.databases.database import Connection, Database, sealed, unsealed
+from evoclaw.core.labels import LOCAL_PRINCIPAL
+from evoclaw.store.databases.database import Connection, Database, add_checksum, verify_checksum
 from evoclaw.store.workflows.tables import (
     SCHEMA,
-    Kept,
     NewWorkflow,
     StoredEvent,
     StoredSchedule,
     StoredWorkflow,
+    WorkflowUpdate,
 )
 
 __all__ = [
-    "BY_SCHEDULE",
+    "SCHEDULE_KEY_PREFIX",
     "SCHEMA",
-    "Kept",
-    "LostHold",
+    "WorkflowUpdate",
+    "LeaseLost",
     "NewWorkflow",
     "StoredEvent",
     "StoredSchedule",
@@ -37,11 +37,11 @@ __all__ = [
 _COLUMNS = (
     "tenant, id, name, parent, state, digest, plan, outcome, head, wakes, due, started_at, ended_at"
 )
-BY_SCHEDULE = "schedule:"
+SCHEDULE_KEY_PREFIX = "schedule:"
 """The prefix of the key of a scheduled workflow run."""
 
 
-class LostHold(EvoClawError):
+class LeaseLost(EvoClawError):
     """The caller no longer has the lease of the workflow."""
 
 
@@ -52,7 +52,7 @@ class WorkflowStore:
         self,
         database: Database,
         clock: Callable[[], float] = time.time,
-        tenant: str = LOCAL.tenant,
+        tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> None:
         self._database, self._clock, self.tenant = database, clock, tenant
 
@@ -60,11 +60,11 @@ class WorkflowStore:
         """The workflow runs of another tenant."""
         return WorkflowStore(self._database, self._clock, tenant)
 
-    async def begin(self, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
+    async def create(self, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
         """Store a workflow run; an existing one with its id or key is returned unchanged."""
-        return await self._database.write(lambda c: self._begin(c, new))
+        return await self._database.write(lambda c: self._create(c, new))
 
-    def _begin(self, connection: Connection, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
+    def _create(self, connection: Connection, new: NewWorkflow) -> tuple[StoredWorkflow, bool]:
         now = self._clock()
         put = (
             "INSERT INTO workflow_runs (tenant, id, name, parent, state, asked_key, digest, plan, "
@@ -72,7 +72,7 @@ class WorkflowStore:
             "VALUES (?, ?, ?, ?, 'queued', ?, ?, ?, 1, 0, 0, 0, ?) ON CONFLICT DO NOTHING"
         )
         values = (self.tenant, new.id, new.name, new.parent, new.key, new.digest)
-        fresh = connection.execute(put, (*values, sealed(new.plan), now)).rowcount > 0
+        fresh = connection.execute(put, (*values, add_checksum(new.plan), now)).rowcount > 0
         if fresh:
             self._put_events(connection, new.id, 1, now, (new.event,))
         condition = "AND (id = ?2 OR asked_key = ?3) ORDER BY seq LIMIT 1"
@@ -81,7 +81,7 @@ class WorkflowStore:
 
     async def get(self, workflow_id: str) -> StoredWorkflow | None:
         """A workflow run."""
-        rows = await self._database.read(lambda c: self._one(c, workflow_id))
+        rows = await self._database.read(lambda c: self._find(c, workflow_id))
         return rows[0] if rows else None
 
     async def list(
@@ -104,12 +104,12 @@ class WorkflowStore:
         """A workflow run and all its events, in one read."""
 
         def work(connection: Connection) -> tuple[StoredWorkflow, Sequence[StoredEvent]] | None:
-            rows = self._one(connection, workflow_id)
+            rows = self._find(connection, workflow_id)
             return (rows[0], self._events(connection, workflow_id, 0)) if rows else None
 
         return await self._database.read(work)
 
-    async def add(self, workflow_id: str, head: int, event: bytes) -> bool:
+    async def add_event(self, workflow_id: str, head: int, event: bytes) -> bool:
         """Add an event from outside and wake the workflow; False if `head` is outdated."""
 
         def work(connection: Connection) -> bool:
@@ -129,7 +129,12 @@ class WorkflowStore:
         return await self._database.write(lambda c: self._wake(c, workflow_id)) > 0
 
     async def append(
-        self, workflow_id: str, holder: str, head: int, events: Sequence[bytes], kept: Kept
+        self,
+        workflow_id: str,
+        holder: str,
+        head: int,
+        events: Sequence[bytes],
+        update: WorkflowUpdate,
     ) -> float | None:
         """Store new events; their time, or None if another event was stored meanwhile.
 
@@ -138,8 +143,8 @@ class WorkflowStore:
         Raises `LeaseLost` if the caller no longer has the lease.
         """
         now = self._clock()
-        ended = kept.outcome is not None
-        outcome = sealed(kept.outcome) if kept.outcome is not None else None
+        ended = update.outcome is not None
+        outcome = add_checksum(update.outcome) if update.outcome is not None else None
 
         def work(connection: Connection) -> float | None:
             change = (
@@ -147,21 +152,26 @@ class WorkflowStore:
                 "holder = CASE WHEN ? = 1 THEN NULL ELSE holder END "
                 "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND ended_at IS NULL"
             )
-            values = (len(events), kept.state, outcome, now if ended else None, int(ended))
+            values = (len(events), update.state, outcome, now if ended else None, int(ended))
             key = (self.tenant, workflow_id, holder, head)
             if not connection.execute(change, (*values, *key)).rowcount:
-                self._check_hold(connection, workflow_id, holder)
+                self._check_lease(connection, workflow_id, holder)
                 return None
             self._put_events(connection, workflow_id, head + 1, now, events)
             if ended:
-                (row,) = self._one(connection, workflow_id)
+                (row,) = self._find(connection, workflow_id)
                 self._wake(connection, row.parent)
             return now
 
         return await self._database.write(work)
 
     async def release(
-        self, workflow_id: str, holder: str, seen: tuple[int, int], kept: Kept, due: float | None
+        self,
+        workflow_id: str,
+        holder: str,
+        seen: tuple[int, int],
+        update: WorkflowUpdate,
+        due: float | None,
     ) -> bool:
         """Release the lease until the workflow is due; False if the caller missed an event.
 
@@ -176,12 +186,12 @@ class WorkflowStore:
             "UPDATE workflow_runs SET holder = NULL, state = ?, due = ? "
             "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND wakes = ?"
         )
-        values = (kept.state, due, self.tenant, workflow_id, holder, *seen)
+        values = (update.state, due, self.tenant, workflow_id, holder, *seen)
 
         def work(connection: Connection) -> bool:
             if connection.execute(change, values).rowcount:
                 return True
-            self._check_hold(connection, workflow_id, holder)
+            self._check_lease(connection, workflow_id, holder)
             return False
 
         return await self._database.write(work)
@@ -201,7 +211,7 @@ class WorkflowStore:
             taken: list[StoredWorkflow] = []
             for tenant, id_ in connection.execute(found, (now, limit)).fetchall():
                 if connection.execute(take, (now, holder, now + seconds, tenant, id_)).rowcount:
-                    taken += self.of(tenant)._one(connection, id_)
+                    taken += self.of(tenant)._find(connection, id_)
             return taken
 
         return await self._database.write(work) if limit > 0 else ()
@@ -224,12 +234,12 @@ class WorkflowStore:
 
         return await self._database.write(work) if keys else {}
 
-    async def let_go(self, holder: str) -> None:
+    async def release_all(self, holder: str) -> None:
         """Of all tenants: release all leases of a process."""
         change = "UPDATE workflow_runs SET holder = NULL WHERE holder = ?"
         await self._database.write(lambda c: c.execute(change, (holder,)))
 
-    async def free_all(self) -> None:
+    async def release_orphans(self) -> None:
         """Of all tenants: release the leases of dead processes; only if no other is alive."""
         change = "UPDATE workflow_runs SET holder = NULL WHERE holder IS NOT NULL"
         await self._database.write(lambda c: c.execute(change))
@@ -248,7 +258,7 @@ class WorkflowStore:
         """When a workflow starts next."""
         return await self._database.read(lambda c: self._schedule(c, name))
 
-    async def plan_schedule(self, name: str, rule: str, next_at: float) -> StoredSchedule:
+    async def put_schedule(self, name: str, rule: str, next_at: float) -> StoredSchedule:
         """Store when a workflow starts next, unless it has a schedule with the same rule."""
 
         def work(connection: Connection) -> StoredSchedule:
@@ -264,12 +274,12 @@ class WorkflowStore:
 
         return await self._database.write(work)
 
-    async def forget_schedule(self, name: str) -> None:
+    async def delete_schedule(self, name: str) -> None:
         """Delete the schedule of a workflow."""
         delete = "DELETE FROM workflow_schedules WHERE tenant = ? AND name = ?"
         await self._database.write(lambda c: c.execute(delete, (self.tenant, name)))
 
-    async def fire(
+    async def start_scheduled(
         self, was: StoredSchedule, next_at: float, new: NewWorkflow, *, overlap: bool
     ) -> bool:
         """Start a scheduled run and store the next time, in one transaction; False if not started.
@@ -293,10 +303,10 @@ class WorkflowStore:
                 "SELECT 1 FROM workflow_runs WHERE tenant = ? AND name = ? AND ended_at IS NULL "
                 "AND asked_key LIKE ? LIMIT 1"
             )
-            scheduled = (self.tenant, was.name, f"{BY_SCHEDULE}%")
+            scheduled = (self.tenant, was.name, f"{SCHEDULE_KEY_PREFIX}%")
             if not overlap and connection.execute(running, scheduled).fetchone():
                 return False
-            return self._begin(connection, new)[1]
+            return self._create(connection, new)[1]
 
         return await self._database.write(work)
 
@@ -307,10 +317,10 @@ class WorkflowStore:
         )
         return connection.execute(change, (self.tenant, workflow_id)).rowcount
 
-    def _check_hold(self, connection: Connection, workflow_id: str, holder: str) -> None:
+    def _check_lease(self, connection: Connection, workflow_id: str, holder: str) -> None:
         find = "SELECT 1 FROM workflow_runs WHERE tenant = ? AND id = ? AND holder = ?"
         if not connection.execute(find, (self.tenant, workflow_id, holder)).fetchone():
-            raise LostHold(f"workflow {workflow_id!r} is now driven by another process")
+            raise LeaseLost(f"workflow {workflow_id!r} is now driven by another process")
 
     def _put_events(
         self,
@@ -325,12 +335,12 @@ class WorkflowStore:
             "VALUES (?, ?, ?, ?, ?)"
         )
         rows = [
-            (self.tenant, workflow_id, number, at, sealed(event))
+            (self.tenant, workflow_id, number, at, add_checksum(event))
             for number, event in enumerate(events, first)
         ]
         connection.executemany(put, rows)
 
-    def _one(self, connection: Connection, workflow_id: str) -> list[StoredWorkflow]:
+    def _find(self, connection: Connection, workflow_id: str) -> list[StoredWorkflow]:
         return self._rows(connection, "tenant = ?1 AND id = ?2", (workflow_id,))
 
     def _rows(
@@ -342,8 +352,8 @@ class WorkflowStore:
 
     def _workflow(self, row: Sequence[Any]) -> StoredWorkflow:
         tenant, id_, name, parent, state, digest, plan, outcome, *rest = row
-        plan = unsealed(plan, self._database.name)
-        outcome = None if outcome is None else unsealed(outcome, self._database.name)
+        plan = verify_checksum(plan, self._database.name)
+        outcome = None if outcome is None else verify_checksum(outcome, self._database.name)
         return StoredWorkflow(tenant, id_, name, parent, state, digest, plan, outcome, *rest)
 
     def _events(self, connection: Connection, workflow_id: str, after: int) -> list[StoredEvent]:
@@ -352,7 +362,9 @@ class WorkflowStore:
             "WHERE tenant = ? AND workflow_id = ? AND seq > ? ORDER BY seq"
         )
         rows = connection.execute(find, (self.tenant, workflow_id, after))
-        return [StoredEvent(s, at, unsealed(event, self._database.name)) for s, at, event in rows]
+        return [
+            StoredEvent(s, at, verify_checksum(event, self._database.name)) for s, at, event in rows
+        ]
 
     def _schedule(self, connection: Connection, name: str) -> StoredSchedule | None:
         find = (

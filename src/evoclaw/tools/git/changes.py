@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import CLOSED
-from evoclaw.tools.git.safety import LISTING, SUBMODULES, Repository, split
+from evoclaw.core.ops import STATE_FOLDER
+from evoclaw.tools.git.safety import IGNORE_SUBMODULES, MAX_LISTING_BYTES, Repository, split_nul
 
-SHOWN = 200
+MAX_LISTED_ENTRIES = 200
 """Of each kind of change."""
-NAMED = 5
+MAX_NAMED_FILES = 5
 """In a sentence."""
-SAME = "."
-WORDS = {
+REPOSITORY_ROOT = "."
+STATUS_WORDS = {
     "A": "added",
     "C": "copied",
     "D": "deleted",
@@ -27,7 +27,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangedFile:
     """A file that differs from the last commit."""
 
     path: str
@@ -36,35 +36,35 @@ class Change:
     """The staged change as git's letter; `.` is unchanged, `?` is untracked."""
     unstaged: str
     """The change that is not staged, as git's letter."""
-    before: str = ""
+    old_path: str = ""
     """The old path of a renamed or copied file."""
-    torn: bool = False
+    conflicted: bool = False
     """A merge left it in conflict."""
 
-    def below(self, folder: str) -> bool:
+    def is_below(self, folder: str) -> bool:
         """Whether the path is this file or lies in this folder."""
-        return folder == SAME or f"{self.path}/".startswith(f"{folder}/")
+        return folder == REPOSITORY_ROOT or f"{self.path}/".startswith(f"{folder}/")
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The output of `git status`."""
 
-    about: Mapping[str, str]
+    branch: Mapping[str, str]
     """The branch headers of the output, such as `branch.head`."""
-    files: Sequence[Change]
-    cut: bool
+    files: Sequence[ChangedFile]
+    truncated: bool
     """The output was too long; files are missing."""
 
 
 async def find_changes(repository: Repository, *options: str, paths: Sequence[str] = ()) -> Changes:
     """Run `git status`."""
-    how = ("--porcelain=v2", "-z", SUBMODULES, *options)
+    how = ("--porcelain=v2", "-z", IGNORE_SUBMODULES, *options)
     done = await repository.git("status", *how, "--", *paths)
-    cut = done.stdout_bytes > LISTING
-    pieces = iter(split(done.stdout[: LISTING // 2] if cut else done.stdout))
+    cut = done.stdout_bytes > MAX_LISTING_BYTES
+    pieces = iter(split_nul(done.stdout[: MAX_LISTING_BYTES // 2] if cut else done.stdout))
     about: dict[str, str] = {}
-    files: list[Change] = []
+    files: list[ChangedFile] = []
     for piece in pieces:
         if piece.startswith("# "):
             name, _, value = piece[2:].partition(" ")
@@ -74,14 +74,14 @@ async def find_changes(repository: Repository, *options: str, paths: Sequence[st
     return Changes(about, files, cut)
 
 
-def _change(entry: str, more: Iterator[str]) -> Change:
+def _change(entry: str, more: Iterator[str]) -> ChangedFile:
     kind, _, rest = entry.partition(" ")
     if kind == "?":
-        return Change(rest, "?", "?")
+        return ChangedFile(rest, "?", "?")
     # The number of fields before the path.
     fields = rest.split(" ", {"1": 7, "2": 8, "u": 9}[kind])
     before = next(more, "") if kind == "2" else ""
-    return Change(fields[-1], fields[0][0], fields[0][1], before, kind == "u")
+    return ChangedFile(fields[-1], fields[0][0], fields[0][1], before, kind == "u")
 
 
 def branch_line(about: Mapping[str, str]) -> str:
@@ -97,59 +97,62 @@ def branch_line(about: Mapping[str, str]) -> str:
     return f"{line}."
 
 
-def listed(files: Sequence[Change]) -> list[str]:
+def list_changes(files: Sequence[ChangedFile]) -> list[str]:
     """The lines of a status: changes grouped by kind."""
     parts = (
-        ("In conflict", [shown(file.path) for file in files if file.torn]),
-        ("Staged", [_line(file, file.staged) for file in files if _counts(file, file.staged)]),
+        ("In conflict", [printable_path(file.path) for file in files if file.conflicted]),
+        ("Staged", [_line(file, file.staged) for file in files if _is_change(file, file.staged)]),
         (
             "Not staged",
-            [_line(file, file.unstaged) for file in files if _counts(file, file.unstaged)],
+            [_line(file, file.unstaged) for file in files if _is_change(file, file.unstaged)],
         ),
-        ("Untracked", [shown(file.path) for file in files if file.staged == "?"]),
+        ("Untracked", [printable_path(file.path) for file in files if file.staged == "?"]),
     )
     lines: list[str] = []
     for title, entries in parts:
         if entries:
-            lines += [f"{title} ({len(entries)}):", *(f"  {entry}" for entry in entries[:SHOWN])]
-        if len(entries) > SHOWN:
-            lines.append(f"  [… {len(entries) - SHOWN:,} more]")
+            lines += [
+                f"{title} ({len(entries)}):",
+                *(f"  {entry}" for entry in entries[:MAX_LISTED_ENTRIES]),
+            ]
+        if len(entries) > MAX_LISTED_ENTRIES:
+            lines.append(f"  [… {len(entries) - MAX_LISTED_ENTRIES:,} more]")
     return lines
 
 
-def _counts(change: Change, letter: str) -> bool:
-    return not change.torn and letter not in ".?"
+def _is_change(change: ChangedFile, letter: str) -> bool:
+    return not change.conflicted and letter not in ".?"
 
 
-def _line(change: Change, letter: str) -> str:
-    name = shown(change.path)
-    if change.before and letter in "RC":
-        name = f"{shown(change.before)} -> {name}"
-    return f"{WORDS.get(letter, letter)}: {name}"
+def _line(change: ChangedFile, letter: str) -> str:
+    name = printable_path(change.path)
+    if change.old_path and letter in "RC":
+        name = f"{printable_path(change.old_path)} -> {name}"
+    return f"{STATUS_WORDS.get(letter, letter)}: {name}"
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """A path on one line, with unprintable characters escaped."""
     return path if path.isprintable() else repr(path)
 
 
-def refuse_ours(paths: Iterable[str]) -> None:
+def refuse_evoclaw_files(paths: Iterable[str]) -> None:
     """Refuse files of EvoClaw's own folder: git runs outside the sandbox that hides it."""
-    if ours := [path for path in paths if CLOSED in path.casefold().split("/")]:
+    if ours := [path for path in paths if STATE_FOLDER in path.casefold().split("/")]:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
-            f"{some(ours)}: EvoClaw's own keys and settings are there. Nothing was done. "
+            f"{name_some(ours)}: EvoClaw's own keys and settings are there. Nothing was done. "
             "Name other `paths`, or go on without it.",
         )
 
 
-def some(names: Iterable[str]) -> str:
+def name_some(names: Iterable[str]) -> str:
     """The first few names, and how many more there are."""
-    paths = [shown(name) for name in names]
-    more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
-    return ", ".join(paths[:NAMED]) + more
+    paths = [printable_path(name) for name in names]
+    more = f" and {len(paths) - MAX_NAMED_FILES:,} more" if len(paths) > MAX_NAMED_FILES else ""
+    return ", ".join(paths[:MAX_NAMED_FILES]) + more
 
 
-def some_filtered(filtered: Mapping[str, str]) -> str:
+def name_some_filtered(filtered: Mapping[str, str]) -> str:
     """The first few files that have a filter, with its name."""
-    return some(f"{path} (filter {name})" for path, name in filtered.items())
+    return name_some(f"{path} (filter {name})" for path, name in filtered.items())

@@ -11,44 +11,44 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import ExecOps, FileOps
-from evoclaw.tools.define import encodable, tool
+from evoclaw.tools.define import replace_surrogates, tool
 from evoclaw.tools.git.changes import (
     branch_line,
     find_changes,
-    listed,
-    refuse_ours,
-    some,
-    some_filtered,
+    list_changes,
+    name_some,
+    name_some_filtered,
+    refuse_evoclaw_files,
 )
 from evoclaw.tools.git.safety import (
-    DIFF,
-    LISTING,
-    MOST,
-    SUBMODULES,
+    DIFF_OPTIONS,
+    IGNORE_SUBMODULES,
+    MAX_LISTING_BYTES,
+    MAX_SHOWN_BYTES,
     Repository,
     open_repository,
-    split,
+    split_nul,
 )
-from evoclaw.tools.truncate import LOSSY, to_text
+from evoclaw.tools.truncate import REPLACED_BYTES_NOTICE, to_text
 
-SECONDS, MOST_SECONDS = 60, 300
-DEFAULT_MS = SECONDS * 1000
-MOST_NAMED = 1_000
-LONGEST_MESSAGE = 4_000
+DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 60, 300
+DEFAULT_TIMEOUT_MS = DEFAULT_TIMEOUT_S * 1000
+MAX_PATHS = 1_000
+MAX_MESSAGE_CHARS = 4_000
 """Of a commit message that is shown."""
 
-Paths = Annotated[tuple[str, ...], Meta(max_length=MOST_NAMED)]
+Paths = Annotated[tuple[str, ...], Meta(max_length=MAX_PATHS)]
 Milliseconds = Annotated[int, Meta(ge=1)]
 
 
-@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="read")
+@tool("git", timeout=DEFAULT_TIMEOUT_S, max_timeout=MAX_TIMEOUT_S, effect="read")
 async def git_status(
-    exec: ExecOps, files: FileOps, workdir: str = ".", timeout_ms: Milliseconds = DEFAULT_MS
-) -> Output:
+    exec: ExecOps, files: FileOps, workdir: str = ".", timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS
+) -> ToolOutput:
     """Show the branch and which files are staged, changed, in conflict or untracked.
 
     Args:
@@ -59,28 +59,29 @@ async def git_status(
     """
     repository = await open_repository(exec, files, workdir)
     found = await find_changes(repository, "--untracked-files=normal", "--branch")
-    lines = [branch_line(found.about), *listed(found.files)]
+    lines = [branch_line(found.branch), *list_changes(found.files)]
     if not found.files:
         lines.append("Nothing to commit; no file is changed.")
-    if found.cut:
+    if found.truncated:
         lines.append("[There are too many files to list; these are the first.]")
     unsure = await repository.filtered(
         change.path for change in found.files if change.unstaged in "MT"
     )
     if unsure:
-        lines.append(f"[Filters are not run here; maybe unchanged: {some_filtered(unsure)}.]")
+        lines.append(f"[Filters are not run here; maybe unchanged: {name_some_filtered(unsure)}.]")
     details: dict[str, JSON] = {
-        "branch": found.about.get("branch.head"),
-        "upstream": found.about.get("branch.upstream"),
+        "branch": found.branch.get("branch.head"),
+        "upstream": found.branch.get("branch.upstream"),
         "files": [
-            [change.staged + change.unstaged, encodable(change.path)] for change in found.files
+            [change.staged + change.unstaged, replace_surrogates(change.path)]
+            for change in found.files
         ],
-        "complete": not found.cut,
+        "complete": not found.truncated,
     }
-    return said(lines, details)
+    return text_output(lines, details)
 
 
-@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="read")
+@tool("git", timeout=DEFAULT_TIMEOUT_S, max_timeout=MAX_TIMEOUT_S, effect="read")
 async def git_diff(
     exec: ExecOps,
     files: FileOps,
@@ -88,8 +89,8 @@ async def git_diff(
     staged: bool = False,
     paths: Paths = (),
     workdir: str = ".",
-    timeout_ms: Milliseconds = DEFAULT_MS,
-) -> Output:
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """Show changes as a unified diff: those not yet staged, those staged, or those of a commit.
 
     Args:
@@ -104,44 +105,44 @@ async def git_diff(
     if commit and staged:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "Give either `commit` or `staged`, not both.")
     repository = await open_repository(exec, files, workdir)
-    what = await _compared(repository, commit, staged)
+    what = await _diff_command(repository, commit, staged)
     only = ("--", *repository.paths(paths))
     counts = await _counts(repository, (*what, "--numstat", "-z", *only))
-    refuse_ours(counts)
+    refuse_evoclaw_files(counts)
     if not counts:
         hint = "" if commit else " New files are shown only when staged; see git_status."
-        return said([f"No differences.{hint}"], {"files": 0, "added": 0, "deleted": 0})
-    done = await repository.git(*what, "--patch", *only, most=MOST)
+        return text_output([f"No differences.{hint}"], {"files": 0, "added": 0, "deleted": 0})
+    done = await repository.git(*what, "--patch", *only, max_output=MAX_SHOWN_BYTES)
     text, lossy = to_text(done.stdout)
     lines = [text.rstrip("\n")]
     added, deleted = (sum(count[i] for count in counts.values()) for i in (0, 1))
     if lossy:
-        lines.append(LOSSY)
-    if done.stdout_bytes > MOST:
+        lines.append(REPLACED_BYTES_NOTICE)
+    if done.stdout_bytes > MAX_SHOWN_BYTES:
         lines.append(
             f"[The middle is left out: {len(counts)} files, {added} lines added, {deleted} "
-            f"deleted. Name fewer `paths`; the first are {some(counts)}.]"
+            f"deleted. Name fewer `paths`; the first are {name_some(counts)}.]"
         )
     unfiltered = {} if commit or staged else await repository.filtered(counts)
     if unfiltered:
-        lines.append(f"[Compared without the filter of: {some_filtered(unfiltered)}.]")
+        lines.append(f"[Compared without the filter of: {name_some_filtered(unfiltered)}.]")
     details: dict[str, JSON] = {"files": len(counts), "added": added, "deleted": deleted}
-    return said(lines, details)
+    return text_output(lines, details)
 
 
-async def _compared(repository: Repository, commit: str, staged: bool) -> tuple[str, ...]:
+async def _diff_command(repository: Repository, commit: str, staged: bool) -> tuple[str, ...]:
     """The arguments of the git command that makes the requested diff."""
     if not commit:
-        return ("diff", *DIFF, SUBMODULES, *(("--cached",) if staged else ()))
+        return ("diff", *DIFF_OPTIONS, IGNORE_SUBMODULES, *(("--cached",) if staged else ()))
     dots = "..." if "..." in commit else ".."
     first, between, second = commit.partition(dots)
     if between:
         ends = [await repository.commit(end or "HEAD") for end in (first, second)]
-        return ("diff", *DIFF, SUBMODULES, dots.join(ends))
+        return ("diff", *DIFF_OPTIONS, IGNORE_SUBMODULES, dots.join(ends))
     found = await repository.commit(commit)
     # A merge is compared with its first parent.
     how = ("--format=", "--no-show-signature", "-m", "--first-parent")
-    return ("show", *DIFF, SUBMODULES, *how, found)
+    return ("show", *DIFF_OPTIONS, IGNORE_SUBMODULES, *how, found)
 
 
 async def _counts(repository: Repository, arguments: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -157,7 +158,7 @@ async def _counts(repository: Repository, arguments: Sequence[str]) -> dict[str,
     return counts
 
 
-@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="read")
+@tool("git", timeout=DEFAULT_TIMEOUT_S, max_timeout=MAX_TIMEOUT_S, effect="read")
 async def git_log(
     exec: ExecOps,
     files: FileOps,
@@ -165,8 +166,8 @@ async def git_log(
     commit: str = "HEAD",
     paths: Paths = (),
     workdir: str = ".",
-    timeout_ms: Milliseconds = DEFAULT_MS,
-) -> Output:
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """Show the last commits, the newest first.
 
     Args:
@@ -183,26 +184,32 @@ async def git_log(
     start = await repository.commit(commit)
     shape = "--format=%H%x00%h%x00%D%x00%an%x00%ae%x00%aI%x00%B%x00"
     how = ("--no-show-signature", "--no-mailmap", "--no-color", "--no-patch", f"-n{max_count}")
-    done = await repository.git("log", *how, shape, start, "--", *only, most=LISTING)
+    done = await repository.git(
+        "log", *how, shape, start, "--", *only, max_output=MAX_LISTING_BYTES
+    )
     # Of truncated output only the first half is contiguous.
-    complete = done.stdout if done.stdout_bytes <= LISTING else done.stdout[: LISTING // 2]
-    pieces = split(complete)
+    complete = (
+        done.stdout
+        if done.stdout_bytes <= MAX_LISTING_BYTES
+        else done.stdout[: MAX_LISTING_BYTES // 2]
+    )
+    pieces = split_nul(complete)
     commits = [pieces[i : i + 7] for i in range(0, len(pieces) - 6, 7)]
     entries = [_commit_text(fields) for fields in commits]
-    fitting = _fitting(entries, MOST)
+    fitting = _fitting(entries, MAX_SHOWN_BYTES)
     lines = entries[:fitting] or ["No commit changed these files."]
     if fitting < len(entries) or complete is not done.stdout:
         lines.append(f"[There are more; go on with commit={commits[fitting - 1][1]}~1.]")
     hashes: list[JSON] = [fields[0].strip() for fields in commits[:fitting]]
-    return said(["\n\n".join(lines)], {"commits": hashes})
+    return text_output(["\n\n".join(lines)], {"commits": hashes})
 
 
 def _commit_text(pieces: Sequence[str]) -> str:
     _, short, names, author, email, date, message = pieces
     where = f" ({names})" if names else ""
     text = message.strip()
-    if len(text) > LONGEST_MESSAGE:
-        text = f"{text[:LONGEST_MESSAGE]} [… {len(text) - LONGEST_MESSAGE:,} more]"
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = f"{text[:MAX_MESSAGE_CHARS]} [… {len(text) - MAX_MESSAGE_CHARS:,} more]"
     body = "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
     return f"commit {short}{where}\nAuthor: {author} <{email}>\nDate:   {date}\n{body}"
 
@@ -217,6 +224,6 @@ def _fitting(entries: Sequence[str], room: int) -> int:
     return len(entries)
 
 
-def said(lines: Sequence[str], details: dict[str, JSON]) -> Output:
+def text_output(lines: Sequence[str], details: dict[str, JSON]) -> ToolOutput:
     """An output of lines of text."""
-    return Output((TextBlock("\n".join(lines)),), details)
+    return ToolOutput((TextBlock("\n".join(lines)),), details)

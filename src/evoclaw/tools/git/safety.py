@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import Completed, ExecOps, FileOps
+from evoclaw.core.ops import CompletedProcess, ExecOps, FileOps
 from evoclaw.tools.truncate import to_text
 
-MOST = 64 << 10
+MAX_SHOWN_BYTES = 64 << 10
 """Of output that is shown; longer output keeps its beginning and its end."""
-LISTING = 8 << 20
+MAX_LISTING_BYTES = 8 << 20
 """Of output that is parsed."""
-ERROR_TAIL = 2 << 10
-MOST_DRIVERS = 500
-MOST_STORES = 20
-DEEPEST = 5
+MAX_STDERR_BYTES = 2 << 10
+MAX_OVERRIDES = 500
+MAX_ALTERNATES = 20
+MAX_ALTERNATE_DEPTH = 5
 """The longest chain of alternate object stores."""
-SHARED = ("config", "logs", "objects", "packed-refs", "refs", "refs/heads")
+SHARED_GIT_PATHS = ("config", "logs", "objects", "packed-refs", "refs", "refs/heads")
 
 ENVIRONMENT = {
     "LC_ALL": "C",
@@ -45,13 +45,13 @@ ENVIRONMENT = {
 }
 # Only for `git config --list`, which runs no program: the machine's configuration has the user's
 # name.
-LOOKING = {
+CONFIG_ENVIRONMENT = {
     name: value
     for name, value in ENVIRONMENT.items()
     if name not in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM")
 }
 
-FORCED = (
+FORCED_SETTINGS = (
     "color.ui=false",
     "commit.gpgSign=false",
     "core.alternateRefsCommand=false",
@@ -88,7 +88,7 @@ FORCED = (
 )
 
 # Settings with a free name in the middle: section and last part, and the value that disables them.
-NAMED = {
+HARMLESS_VALUES = {
     ("credential", "helper"): "",
     ("diff", "command"): "",
     ("diff", "textconv"): "",
@@ -111,18 +111,18 @@ NAMED = {
 }
 
 # Settings of the machine's owner that repositories depend on.
-PASSED_ON = (
+PASSED_SETTINGS = (
     "core.attributesfile",
     "core.autocrlf",
     "core.eol",
     "core.excludesfile",
     "core.safecrlf",
 )
-OWNERS = ("system", "global")
+OWNER_SCOPES = ("system", "global")
 
-DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
+DIFF_OPTIONS = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
 """Options of every command that compares files."""
-SUBMODULES = "--ignore-submodules=dirty"
+IGNORE_SUBMODULES = "--ignore-submodules=dirty"
 """Otherwise git runs git inside each submodule, with the submodule's configuration."""
 
 
@@ -131,11 +131,11 @@ class Repository:
     """A repository that was checked; the only way to run git."""
 
     exec: ExecOps
-    top: str
+    work_tree: str
     """The top folder, absolute."""
     folder: str
     """The top folder, as `FileOps` names it."""
-    own: str
+    git_dir: str
     """The `.git` folder, absolute."""
     prefix: str
     """From the top folder to `workdir`; empty or with a slash at the end."""
@@ -147,32 +147,32 @@ class Repository:
         self,
         *arguments: str,
         stdin: bytes | None = None,
-        most: int = LISTING,
+        max_output: int = MAX_LISTING_BYTES,
         writes: bool = False,
         may_fail: bool = False,
         env: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Run git in the repository's folder; `ToolFailure` if it fails, unless `may_fail`."""
         # Explicit, so that git cannot find another repository than the one that was checked.
-        location = {"GIT_DIR": self.own, "GIT_WORK_TREE": self.top}
+        location = {"GIT_DIR": self.git_dir, "GIT_WORK_TREE": self.work_tree}
         locks = {} if writes else {"GIT_OPTIONAL_LOCKS": "0"}
         environment = {**(env or {}), **ENVIRONMENT, **location, **locks}
         argv = ("git", "--no-pager", *self.options, *arguments)
         done = await self.exec.run(
-            argv, cwd=self.folder, env=environment, stdin=stdin, max_output=most
+            argv, cwd=self.folder, env=environment, stdin=stdin, max_output=max_output
         )
         if done.exit_code != 0 and not may_fail:
-            raise failed(arguments[0], done)
+            raise git_failure(arguments[0], done)
         return done
 
     async def names(self, *arguments: str, stdin: bytes | None = None) -> list[str]:
         """Run git and split the list that it prints with `-z`."""
         done = await self.git(*arguments, stdin=stdin)
-        if done.stdout_bytes > LISTING:
+        if done.stdout_bytes > MAX_LISTING_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE, "Too many files for one call. Name fewer files or folders."
             )
-        return split(done.stdout)
+        return split_nul(done.stdout)
 
     async def commit(self, revision: str) -> str:
         """The full hash of a revision that the model named."""
@@ -193,14 +193,14 @@ class Repository:
         return [self._path(name) for name in files]
 
     def _path(self, name: str) -> str:
-        path = posixpath.relpath(posixpath.join(self.top, self.prefix, name), self.top)
+        path = posixpath.relpath(posixpath.join(self.work_tree, self.prefix, name), self.work_tree)
         if not name or "\0" in name or path.split("/")[0] == "..":
             raise _invalid(f"'{name}' is not a file of this repository")
         return path
 
     async def filtered(self, paths: Iterable[str]) -> dict[str, str]:
         """The files that have a filter in `.gitattributes`, with its name."""
-        listed = joined(paths)
+        listed = join_nul(paths)
         if not listed:
             return {}
         found = await self.names("check-attr", "-z", "--stdin", "filter", stdin=listed)
@@ -228,7 +228,7 @@ async def open_repository(exec: ExecOps, files: FileOps, workdir: str) -> Reposi
         raise _invalid("The repository's path has a line break, which is not supported")
     top, own, shared, prefix, _ = lines
     shared = posixpath.normpath(posixpath.join(top, prefix, shared))
-    await _contained(files, top, own, shared)
+    await _check_inside(files, top, own, shared)
     folder = (await files.stat(top)).path
     last = {key: value for _, key, value in settings}
     return Repository(exec, top, folder, own, prefix, options, last)
@@ -237,13 +237,15 @@ async def open_repository(exec: ExecOps, files: FileOps, workdir: str) -> Reposi
 async def _configuration(exec: ExecOps, workdir: str) -> list[tuple[str, str, str]]:
     argv = ("git", "--no-pager", "config", "--list", "-z", "--show-scope")
     try:
-        done = await exec.run(argv, cwd=workdir, env=LOOKING, max_output=LISTING)
+        done = await exec.run(
+            argv, cwd=workdir, env=CONFIG_ENVIRONMENT, max_output=MAX_LISTING_BYTES
+        )
     except ToolFailure as problem:
         if problem.kind is not ErrorKind.NOT_FOUND:
             raise
-        raise _missing() from None
+        raise _git_not_installed() from None
     if done.exit_code == 127:
-        raise _missing()
+        raise _git_not_installed()
     if done.exit_code == 129:
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED,
@@ -251,10 +253,10 @@ async def _configuration(exec: ExecOps, workdir: str) -> list[tuple[str, str, st
             "Ask the user to install a newer one.",
         )
     if done.exit_code != 0:
-        raise failed("config", done)
-    if done.stdout_bytes > LISTING:
+        raise git_failure("config", done)
+    if done.stdout_bytes > MAX_LISTING_BYTES:
         raise _refused("its configuration is too large")
-    pieces = split(done.stdout)
+    pieces = split_nul(done.stdout)
     found: list[tuple[str, str, str]] = []
     for scope, entry in zip(pieces[::2], pieces[1::2], strict=True):
         key, _, value = entry.partition("\n")
@@ -266,26 +268,26 @@ def _options(settings: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
     forced = {
         setting: None
         for scope, key, value in settings
-        for setting in _overruled(scope, key, value, settings)
+        for setting in _overrides(scope, key, value, settings)
     }
-    if len(forced) > MOST_DRIVERS:
-        raise _refused(f"its configuration names more than {MOST_DRIVERS} programs")
-    return tuple(part for setting in (*forced, *FORCED) for part in ("-c", setting))
+    if len(forced) > MAX_OVERRIDES:
+        raise _refused(f"its configuration names more than {MAX_OVERRIDES} programs")
+    return tuple(part for setting in (*forced, *FORCED_SETTINGS) for part in ("-c", setting))
 
 
-def _overruled(
+def _overrides(
     scope: str, key: str, value: str, settings: Sequence[tuple[str, str, str]]
 ) -> Iterable[str]:
-    if key == "safe.directory" and scope in OWNERS:
+    if key == "safe.directory" and scope in OWNER_SCOPES:
         yield f"{key}={value}"
-    if key in PASSED_ON and scope in OWNERS:
+    if key in PASSED_SETTINGS and scope in OWNER_SCOPES:
         # A value of the repository takes precedence over one of the machine.
-        if not any(name == key and where not in OWNERS for where, name, _ in settings):
+        if not any(name == key and where not in OWNER_SCOPES for where, name, _ in settings):
             yield f"{key}={value}"
         return
     section, _, rest = key.partition(".")
     name, dot, last = rest.rpartition(".")
-    harmless = NAMED.get((section, last))
+    harmless = HARMLESS_VALUES.get((section, last))
     if not dot or harmless is None:
         return
     if "=" in name or not name.isprintable():
@@ -296,33 +298,33 @@ def _overruled(
         yield f"{section}.{name}.enabled=false"
 
 
-async def _contained(files: FileOps, top: str, own: str, shared: str) -> None:
+async def _check_inside(files: FileOps, top: str, own: str, shared: str) -> None:
     """Check that no part of the repository lies outside the folders that the tools may use."""
     own_paths = [posixpath.join(own, name) for name in ("HEAD", "index")]
-    shared_paths = [posixpath.join(shared, name) for name in SHARED]
+    shared_paths = [posixpath.join(shared, name) for name in SHARED_GIT_PATHS]
     paths = (top, own, shared, *own_paths, *shared_paths)
-    await asyncio.gather(*(_allowed(files, path) for path in paths))
+    await asyncio.gather(*(_check_path(files, path) for path in paths))
     stores = [posixpath.join(shared, "objects")]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_ALTERNATE_DEPTH):
         stores = [other for store in stores for other in await _alternates(files, store)]
-        await asyncio.gather(*(_allowed(files, store) for store in stores))
+        await asyncio.gather(*(_check_path(files, store) for store in stores))
 
 
 async def _alternates(files: FileOps, store: str) -> list[str]:
     """The alternate object stores of an object store."""
     try:
-        data = await files.read(posixpath.join(store, "info", "alternates"), limit=MOST)
+        data = await files.read(posixpath.join(store, "info", "alternates"), limit=MAX_SHOWN_BYTES)
     except ToolFailure as problem:
         if problem.kind is ErrorKind.NOT_FOUND:
             return []
         raise
     lines = [line for line in _decoded(data).split("\n") if line and line[0] != "#"]
-    if len(lines) > MOST_STORES or any(line.startswith('"') for line in lines):
+    if len(lines) > MAX_ALTERNATES or any(line.startswith('"') for line in lines):
         raise _refused("it borrows its objects from other repositories in an unusual way")
     return [posixpath.normpath(posixpath.join(store, line)) for line in lines]
 
 
-async def _allowed(files: FileOps, path: str) -> None:
+async def _check_path(files: FileOps, path: str) -> None:
     try:
         await files.stat(path)
     except ToolFailure as problem:
@@ -335,7 +337,7 @@ async def _allowed(files: FileOps, path: str) -> None:
         ) from None
 
 
-def split(data: bytes) -> list[str]:
+def split_nul(data: bytes) -> list[str]:
     """Split a list in which every entry ends with NUL."""
     return _decoded(data).split("\0")[:-1]
 
@@ -344,14 +346,14 @@ def _decoded(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
-def joined(paths: Iterable[str]) -> bytes:
+def join_nul(paths: Iterable[str]) -> bytes:
     """Join a list in which every entry ends with NUL."""
     return b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
 
 
-def failed(what: str, done: Completed) -> ToolFailure:
+def git_failure(what: str, done: CompletedProcess) -> ToolFailure:
     """The error of a git command that failed."""
-    output = to_text(done.stderr[-ERROR_TAIL:] or done.stdout[-ERROR_TAIL:])[0].strip()
+    output = to_text(done.stderr[-MAX_STDERR_BYTES:] or done.stdout[-MAX_STDERR_BYTES:])[0].strip()
     hint = ""
     if ".lock': File exists" in output:
         hint = " Another git may be at work here: try again later, or ask the user."
@@ -363,7 +365,7 @@ def failed(what: str, done: Completed) -> ToolFailure:
     )
 
 
-def _no_repository(workdir: str, done: Completed) -> ToolFailure:
+def _no_repository(workdir: str, done: CompletedProcess) -> ToolFailure:
     stderr = done.stderr.decode(errors="replace")
     if "not a git repository" in stderr:
         return ToolFailure(
@@ -374,7 +376,7 @@ def _no_repository(workdir: str, done: Completed) -> ToolFailure:
         return _refused("it belongs to another user of this machine")
     if "must be run in a work tree" in stderr or "bare repository" in stderr:
         return _refused("it has no working files (a bare repository)")
-    return failed("rev-parse", done)
+    return git_failure("rev-parse", done)
 
 
 def _refused(why: str) -> ToolFailure:
@@ -388,7 +390,7 @@ def _invalid(problem: str) -> ToolFailure:
     return ToolFailure(ErrorKind.INVALID_PARAMS, f"{problem}.")
 
 
-def _missing() -> ToolFailure:
+def _git_not_installed() -> ToolFailure:
     return ToolFailure(
         ErrorKind.NOT_FOUND,
         "git is not installed on this machine. Do without it, or ask the user to install it.",

@@ -9,37 +9,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from evoclaw.core.bound import Output
+from evoclaw.core.bound import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ops import ExecOps, FileOps
-from evoclaw.tools.define import encodable, tool
+from evoclaw.tools.define import replace_surrogates, tool
 from evoclaw.tools.git.changes import (
-    SHOWN,
+    MAX_LISTED_ENTRIES,
     Changes,
     find_changes,
-    refuse_ours,
-    some,
-    some_filtered,
+    name_some,
+    name_some_filtered,
+    refuse_evoclaw_files,
 )
 from evoclaw.tools.git.reading import (
-    DEFAULT_MS,
-    MOST_NAMED,
-    MOST_SECONDS,
-    SECONDS,
+    DEFAULT_TIMEOUT_MS,
+    DEFAULT_TIMEOUT_S,
+    MAX_PATHS,
+    MAX_TIMEOUT_S,
     Milliseconds,
     Paths,
-    said,
+    text_output,
 )
 from evoclaw.tools.git.safety import (
-    DIFF,
-    LISTING,
-    SUBMODULES,
+    DIFF_OPTIONS,
+    IGNORE_SUBMODULES,
+    MAX_LISTING_BYTES,
     Repository,
-    failed,
-    joined,
+    git_failure,
+    join_nul,
     open_repository,
-    split,
+    split_nul,
 )
 from evoclaw.tools.truncate import to_text
 
@@ -47,8 +47,8 @@ from evoclaw.tools.truncate import to_text
 @tool(
     "git",
     "file_write",
-    timeout=SECONDS,
-    max_timeout=MOST_SECONDS,
+    timeout=DEFAULT_TIMEOUT_S,
+    max_timeout=MAX_TIMEOUT_S,
     effect="write",
     acts=False,
 )
@@ -58,8 +58,8 @@ async def git_commit(
     message: str,
     paths: Paths = (),
     workdir: str = ".",
-    timeout_ms: Milliseconds = DEFAULT_MS,
-) -> Output:
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """Stage changes and commit them. Hooks are not run and the commit is not signed.
 
     Args:
@@ -78,19 +78,19 @@ async def git_commit(
     untracked = "--untracked-files=all" if named else "--untracked-files=no"
     found = await find_changes(repository, untracked, "--no-renames", paths=named)
     _check_commit(found, named)
-    refuse_ours(change.path for change in found.files)
+    refuse_evoclaw_files(change.path for change in found.files)
     unstaged = [change.path for change in found.files if change.unstaged != "."]
     # With named paths git stages these files again, even if they are staged already.
     taken = [change.path for change in found.files] if named else unstaged
     _refuse_filtered(await repository.filtered(taken), "Committing")
-    stdin = joined(unstaged)
+    stdin = join_nul(unstaged)
     await repository.git(
         "update-index", "-z", "--add", "--remove", "--stdin", stdin=stdin, writes=True
     )
     identity, note = _identity(repository.settings)
     how = ("--quiet", "--no-verify", "--no-gpg-sign", "--no-status", "--cleanup=whitespace")
     # A merge cannot be committed in parts.
-    merging = any(change.torn for change in found.files)
+    merging = any(change.conflicted for change in found.files)
     only = ("--only", "--", *taken) if named and not merging else ()
     text = message.encode(errors="replace")
     await repository.git("commit", *how, "--file=-", *only, stdin=text, writes=True, env=identity)
@@ -110,34 +110,34 @@ def _identity(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _check_commit(found: Changes, named: Sequence[str]) -> None:
-    if found.cut:
+    if found.truncated:
         raise ToolFailure(ErrorKind.TOO_LARGE, "Too many changes for one call. Name `paths`.")
     if not found.files and not named:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
             "Nothing to commit: no file that git knows is changed. Name new files in `paths`.",
         )
-    unchanged = [name for name in named if not any(change.below(name) for change in found.files)]
+    unchanged = [name for name in named if not any(change.is_below(name) for change in found.files)]
     if unchanged:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"Nothing to commit in {some(unchanged)}: unchanged, ignored, or not there.",
+            f"Nothing to commit in {name_some(unchanged)}: unchanged, ignored, or not there.",
         )
     nested = [change.path for change in found.files if change.path.endswith("/")]
     if nested:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"{some(nested)}: a repository of its own. Commit there, with another `workdir`.",
+            f"{name_some(nested)}: a repository of its own. Commit there, with another `workdir`.",
         )
-    if len(found.files) > MOST_NAMED and named:
+    if len(found.files) > MAX_PATHS and named:
         raise ToolFailure(
-            ErrorKind.TOO_LARGE, f"More than {MOST_NAMED} files are changed there. Name fewer."
+            ErrorKind.TOO_LARGE, f"More than {MAX_PATHS} files are changed there. Name fewer."
         )
-    conflicted = [change.path for change in found.files if change.torn]
+    conflicted = [change.path for change in found.files if change.conflicted]
     if conflicted and not named:
         raise ToolFailure(
             ErrorKind.CONFLICT,
-            f"In conflict: {some(conflicted)}. "
+            f"In conflict: {name_some(conflicted)}. "
             "Put these files in order, then name them in `paths`.",
         )
 
@@ -146,21 +146,23 @@ def _refuse_filtered(filtered: Mapping[str, str], doing: str) -> None:
     if filtered:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
-            f"{doing} needs a filter program for {some_filtered(filtered)}, and these tools "
+            f"{doing} needs a filter program for {name_some_filtered(filtered)}, and these tools "
             "run no program that a repository names. Nothing was changed. Leave these files out, "
             "use git itself if you may run it, or ask the user.",
         )
 
 
-async def _committed(repository: Repository, note: list[str]) -> Output:
+async def _committed(repository: Repository, note: list[str]) -> ToolOutput:
     options = ("--shortstat", "--format=%H%x00%h%x00%s%x00", "--no-show-signature")
-    done = await repository.git("show", *DIFF, SUBMODULES, *options, "HEAD")
+    done = await repository.git("show", *DIFF_OPTIONS, IGNORE_SUBMODULES, *options, "HEAD")
     full, short, subject, counts = (to_text(part)[0] for part in done.stdout.split(b"\0", 3))
     text = f"Committed {short}: {subject}\n{counts.strip()}".rstrip()
-    return said([text, *note], {"commit": full, "subject": subject, "summary": counts.strip()})
+    return text_output(
+        [text, *note], {"commit": full, "subject": subject, "summary": counts.strip()}
+    )
 
 
-@tool("git", timeout=SECONDS, max_timeout=MOST_SECONDS, effect="write", acts=False)
+@tool("git", timeout=DEFAULT_TIMEOUT_S, max_timeout=MAX_TIMEOUT_S, effect="write", acts=False)
 async def git_branch(
     exec: ExecOps,
     files: FileOps,
@@ -168,8 +170,8 @@ async def git_branch(
     name: str = "",
     start: str = "HEAD",
     workdir: str = ".",
-    timeout_ms: Milliseconds = DEFAULT_MS,
-) -> Output:
+    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
+) -> ToolOutput:
     """List the branches, or create, switch to or delete one.
 
     Switching keeps changes that are not committed, or is refused. Only a branch that is merged
@@ -197,7 +199,7 @@ async def git_branch(
     else:
         await _delete(repository, name)
         text = f"Deleted branch {name}."
-    return said([text], {"branch": name})
+    return text_output([text], {"branch": name})
 
 
 async def _check_name(repository: Repository, name: str) -> None:
@@ -211,24 +213,31 @@ async def _check_name(repository: Repository, name: str) -> None:
         )
 
 
-async def _branches(repository: Repository) -> Output:
+async def _branches(repository: Repository) -> ToolOutput:
     fields = ("HEAD", "refname", "objectname:short", "upstream:short", "upstream:track", "subject")
     shape = "%00".join(f"%({field})" for field in fields) + "%00"
     done = await repository.git(
-        "for-each-ref", f"--format={shape}", "refs/heads", "refs/remotes", most=LISTING
+        "for-each-ref",
+        f"--format={shape}",
+        "refs/heads",
+        "refs/remotes",
+        max_output=MAX_LISTING_BYTES,
     )
-    cut = done.stdout_bytes > LISTING
-    pieces = split(done.stdout[: LISTING // 2] if cut else done.stdout)
+    cut = done.stdout_bytes > MAX_LISTING_BYTES
+    pieces = split_nul(done.stdout[: MAX_LISTING_BYTES // 2] if cut else done.stdout)
     rows = [pieces[i : i + 6] for i in range(0, len(pieces) - 5, 6)]
-    lines = [_branch_text(row) for row in rows[:SHOWN]] or ["There is no branch yet."]
-    if len(rows) > SHOWN or cut:
-        lines.append(f"[There are more; these are the first {SHOWN}.]")
+    lines = [_branch_text(row) for row in rows[:MAX_LISTED_ENTRIES]] or ["There is no branch yet."]
+    if len(rows) > MAX_LISTED_ENTRIES or cut:
+        lines.append(f"[There are more; these are the first {MAX_LISTED_ENTRIES}.]")
     current = next((row[1] for row in rows if row[0].strip() == "*"), "")
     if rows and not current:
         lines.insert(0, "(on no branch)")
-    names: list[JSON] = [encodable(_short(row[1])) for row in rows]
-    details: dict[str, JSON] = {"branches": names, "current": encodable(_short(current)) or None}
-    return said(lines, details)
+    names: list[JSON] = [replace_surrogates(_short(row[1])) for row in rows]
+    details: dict[str, JSON] = {
+        "branches": names,
+        "current": replace_surrogates(_short(current)) or None,
+    }
+    return text_output(lines, details)
 
 
 def _branch_text(row: Sequence[str]) -> str:
@@ -250,7 +259,7 @@ async def _switch(repository: Repository, name: str) -> str:
     else:
         compare = ("ls-tree", "-r", "-z", "--name-only", target)
     changed = await repository.names(*compare)
-    refuse_ours(changed)
+    refuse_evoclaw_files(changed)
     _refuse_filtered(await repository.filtered(changed), "Switching")
     rules = [path for path in changed if path.rpartition("/")[2] == ".gitattributes"]
     if rules:
@@ -262,7 +271,7 @@ async def _switch(repository: Repository, name: str) -> str:
     how = ("--quiet", "--no-guess", "--no-recurse-submodules", "--no-progress")
     await repository.git("switch", *how, name, writes=True)
     unfiltered = await repository.filtered(changed)
-    note = f"\n[Filters were not run for: {some_filtered(unfiltered)}.]"
+    note = f"\n[Filters were not run for: {name_some_filtered(unfiltered)}.]"
     return note if unfiltered else ""
 
 
@@ -275,4 +284,4 @@ async def _delete(repository: Repository, name: str) -> None:
             "deleted. Switch to a branch that has them all, or ask the user.",
         )
     if done.exit_code != 0:
-        raise failed("branch", done)
+        raise git_failure("branch", done)

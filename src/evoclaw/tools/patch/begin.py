@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from evoclaw.tools.patch.parts import Action, Body, Change, Hunk, malformed, path_of, shown
+from evoclaw.tools.patch.parts import (
+    Action,
+    FileChange,
+    Hunk,
+    HunkBuilder,
+    invalid_patch,
+    patch_path,
+    quote,
+)
 
 BEGIN, END, END_OF_FILE = b"*** Begin Patch", b"*** End Patch", b"*** End of File"
 MOVE = b"*** Move to: "
@@ -14,23 +22,23 @@ SECTIONS = {
     b"*** Update File: ": Action.UPDATE,
     b"*** Delete File: ": Action.DELETE,
 }
-NUMBERS = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,\d{1,9})? @@")
+HUNK_HEADER = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,\d{1,9})? @@")
 
 
-def read_begin(lines: Sequence[bytes]) -> list[Change]:
+def parse_begin_patch(lines: Sequence[bytes]) -> list[FileChange]:
     """Parse the patch; its first line is `*** Begin Patch`."""
-    return _Reader(lines).changes()
+    return _BeginPatchParser(lines).changes()
 
 
-class _Reader:
+class _BeginPatchParser:
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._lines = lines
         self._at = 1
-        self._solid = 0
+        self._next_non_empty = 0
         """The index of the next line that is not empty, as far as known."""
 
-    def changes(self) -> list[Change]:
-        found: list[Change] = []
+    def changes(self) -> list[FileChange]:
+        found: list[FileChange] = []
         while (line := self._line()).rstrip() != END:
             if not line.strip():
                 self._at += 1
@@ -38,89 +46,93 @@ class _Reader:
             found.append(self._section(line))
         rest = next((line for line in self._lines[self._at + 1 :] if line.strip()), None)
         if rest is not None:
-            raise malformed(f"There is text after '*** End Patch': {shown(rest)}.")
+            raise invalid_patch(f"There is text after '*** End Patch': {quote(rest)}.")
         return found
 
     def _line(self) -> bytes:
         if self._at >= len(self._lines):
-            raise malformed("The patch does not end with '*** End Patch': send all of it.")
+            raise invalid_patch("The patch does not end with '*** End Patch': send all of it.")
         return self._lines[self._at]
 
-    def _section(self, line: bytes) -> Change:
+    def _section(self, line: bytes) -> FileChange:
         for opening, action in SECTIONS.items():
             if line.startswith(opening):
                 self._at += 1
-                path = path_of(line[len(opening) :].strip())
+                path = patch_path(line[len(opening) :].strip())
                 if action is Action.ADD:
                     return self._added(path)
-                return self._updated(path) if action is Action.UPDATE else Change(action, path)
-        raise malformed(
-            f"Line {self._at + 1} of the patch is {shown(line)}; expected '*** Add File: ', "
+                return self._updated(path) if action is Action.UPDATE else FileChange(action, path)
+        raise invalid_patch(
+            f"Line {self._at + 1} of the patch is {quote(line)}; expected '*** Add File: ', "
             "'*** Update File: ', '*** Delete File: ' or '*** End Patch'."
         )
 
-    def _added(self, path: str) -> Change:
-        body = Body()
+    def _added(self, path: str) -> FileChange:
+        body = HunkBuilder()
         while not (line := self._line()).startswith(b"*** "):
             if line.startswith(b"+"):
                 body.add(line)
             elif line.strip():
-                raise malformed(
-                    f"{shown(path)} is a new file: each of its lines must begin with '+', "
-                    f"but line {self._at + 1} of the patch is {shown(line)}."
+                raise invalid_patch(
+                    f"{quote(path)} is a new file: each of its lines must begin with '+', "
+                    f"but line {self._at + 1} of the patch is {quote(line)}."
                 )
             self._at += 1
-        return Change(Action.ADD, path, (Hunk("content", b"", b"".join(body.news), 0, body.added),))
+        return FileChange(
+            Action.ADD, path, (Hunk("content", b"", b"".join(body.new_lines), 0, body.added),)
+        )
 
-    def _updated(self, path: str) -> Change:
+    def _updated(self, path: str) -> FileChange:
         target = ""
         if (line := self._line()).startswith(MOVE):
-            target = path_of(line[len(MOVE) :].strip())
+            target = patch_path(line[len(MOVE) :].strip())
             self._at += 1
         hunks: list[Hunk] = []
         while not self._section_ends():
             hunks.append(self._hunk(path, len(hunks) + 1))
         if not hunks and not target:
-            raise malformed(f"The patch says nothing that changes {shown(path)}.")
-        return Change(Action.MOVE if target else Action.UPDATE, path, tuple(hunks), target)
+            raise invalid_patch(f"The patch says nothing that changes {quote(path)}.")
+        return FileChange(Action.MOVE if target else Action.UPDATE, path, tuple(hunks), target)
 
     def _section_ends(self) -> bool:
-        while self._parts_sections():
+        while self._is_section_gap():
             self._at += 1
         line = self._line()
         return line.startswith(b"*** ") and line.rstrip() != END_OF_FILE
 
-    def _parts_sections(self) -> bool:
+    def _is_section_gap(self) -> bool:
         """Whether this is an empty line between two sections, not a line of the file."""
         if self._line():
             return False
-        self._solid = max(self._solid, self._at)
-        while self._solid < len(self._lines) and not self._lines[self._solid]:
-            self._solid += 1
-        after = self._lines[self._solid] if self._solid < len(self._lines) else END
+        self._next_non_empty = max(self._next_non_empty, self._at)
+        while self._next_non_empty < len(self._lines) and not self._lines[self._next_non_empty]:
+            self._next_non_empty += 1
+        after = (
+            self._lines[self._next_non_empty] if self._next_non_empty < len(self._lines) else END
+        )
         return after.startswith(b"*** ") and after.rstrip() != END_OF_FILE
 
     def _hunk(self, path: str, number: int) -> Hunk:
-        anchors, before = self._places()
-        body, at_end = Body(), False
+        anchors, before = self._anchors()
+        body, at_end = HunkBuilder(), False
         while not (line := self._line()).startswith((b"@@", b"*** ")):
-            if self._parts_sections():
+            if self._is_section_gap():
                 break
             if not body.add(line):
-                raise malformed(
-                    f"Line {self._at + 1} of the patch, in hunk {number} of {shown(path)}, is "
-                    f"{shown(line)}: it must begin with ' ', '-', '+' or '@@'."
+                raise invalid_patch(
+                    f"Line {self._at + 1} of the patch, in hunk {number} of {quote(path)}, is "
+                    f"{quote(line)}: it must begin with ' ', '-', '+' or '@@'."
                 )
             self._at += 1
         if self._line().rstrip() == END_OF_FILE:
             at_end = True
             self._at += 1
         if not body.added and not body.removed:
-            raise malformed(f"Hunk {number} of {shown(path)} changes nothing.")
+            raise invalid_patch(f"Hunk {number} of {quote(path)} changes nothing.")
         return Hunk(
             f"hunk {number}",
-            b"".join(body.olds),
-            b"".join(body.news),
+            b"".join(body.old_lines),
+            b"".join(body.new_lines),
             body.removed,
             body.added,
             before,
@@ -129,11 +141,11 @@ class _Reader:
             exact_end=False,
         )
 
-    def _places(self) -> tuple[tuple[bytes, ...], int | None]:
+    def _anchors(self) -> tuple[tuple[bytes, ...], int | None]:
         anchors: list[bytes] = []
         before = None
         while (line := self._line()).startswith(b"@@"):
-            if numbers := NUMBERS.match(line):
+            if numbers := HUNK_HEADER.match(line):
                 before = int(numbers[1]) - (numbers[2] != b"0")
             elif anchor := line[2:].strip():
                 anchors.append(anchor)

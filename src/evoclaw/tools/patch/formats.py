@@ -6,62 +6,62 @@ import re
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.tools.patch.begin import BEGIN, read_begin
-from evoclaw.tools.patch.parts import Change, malformed, shown
-from evoclaw.tools.patch.unified import read_unified
+from evoclaw.tools.patch.begin import BEGIN, parse_begin_patch
+from evoclaw.tools.patch.parts import FileChange, invalid_patch, quote
+from evoclaw.tools.patch.unified import parse_unified_diff
 
-LARGEST_PATCH = 2 << 20
-MOST_FILES = 200
-WINDOWS = re.compile(r"^(?:\*\*\* Begin Patch|--- [^\n]*|diff --git [^\n]*)\r$", re.MULTILINE)
+MAX_PATCH_CHARS = 2 << 20
+MAX_FILES = 200
+CRLF_HEADER = re.compile(r"^(?:\*\*\* Begin Patch|--- [^\n]*|diff --git [^\n]*)\r$", re.MULTILINE)
 """Header lines: if one ends with a carriage return, all lines of the patch do."""
 
 
-def read_patch(text: str) -> list[Change]:
+def parse_patch(text: str) -> list[FileChange]:
     """The changes of a patch in its order; `ToolFailure` if it is not valid or too large."""
-    if len(text) > LARGEST_PATCH:
+    if len(text) > MAX_PATCH_CHARS:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"The patch has {len(text):,} characters, more than {LARGEST_PATCH:,}. Nothing was "
+            f"The patch has {len(text):,} characters, more than {MAX_PATCH_CHARS:,}. Nothing was "
             "written. Make several smaller ones, or use write.",
         )
     if "\0" in text:
-        raise malformed("The patch has a NUL character. Only text can be patched.")
-    if WINDOWS.search(text):
+        raise invalid_patch("The patch has a NUL character. Only text can be patched.")
+    if CRLF_HEADER.search(text):
         text = text.replace("\r\n", "\n")
     try:
         lines = text.encode().split(b"\n")
     except UnicodeEncodeError:
-        raise malformed("The patch is not valid text: it has lone surrogates.") from None
+        raise invalid_patch("The patch is not valid text: it has lone surrogates.") from None
     if not lines[-1]:
         del lines[-1]
     start = next((at for at, line in enumerate(lines) if line.strip()), 0)
     fenced = bool(lines) and lines[start].strip() == BEGIN
-    changes = read_begin(lines[start:]) if fenced else read_unified(lines)
+    changes = parse_begin_patch(lines[start:]) if fenced else parse_unified_diff(lines)
     _check(changes)
     return changes
 
 
-def _check(changes: list[Change]) -> None:
+def _check(changes: list[FileChange]) -> None:
     if not changes:
-        raise malformed(
+        raise invalid_patch(
             "There is no change in the patch. Give a unified diff, with '--- a/path', "
             "'+++ b/path' and '@@ -line,count +line,count @@' lines, or the form from "
             "'*** Begin Patch' to '*** End Patch'."
         )
-    if len(changes) > MOST_FILES:
+    if len(changes) > MAX_FILES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
-            f"The patch changes {len(changes)} files, more than {MOST_FILES}. Nothing was "
+            f"The patch changes {len(changes)} files, more than {MAX_FILES}. Nothing was "
             "written. Make several smaller ones.",
         )
     seen: set[str] = set()
     for change in changes:
         for path in {change.path, change.target} - {""}:
             if path in seen:
-                raise malformed(
-                    f"{shown(path)} is in the patch twice. Put all that changes in a file into "
+                raise invalid_patch(
+                    f"{quote(path)} is in the patch twice. Put all that changes in a file into "
                     "one section, or make two patches."
                 )
             seen.add(path)
         if change.path == change.target:
-            raise malformed(f"{shown(change.path)} is moved to its own name.")
+            raise invalid_patch(f"{quote(change.path)} is moved to its own name.")

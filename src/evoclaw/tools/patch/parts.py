@@ -9,8 +9,8 @@ from msgspec import Struct
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 
-LONGEST_PATH = 4096
-SHOWN = 200
+MAX_PATH_CHARS = 4096
+MAX_QUOTED_CHARS = 200
 """Of a line or a name that a message quotes."""
 
 
@@ -32,7 +32,7 @@ class Hunk(Struct, frozen=True):
     new: bytes
     removed: int
     added: int
-    before: int | None = None
+    lines_above: int | None = None
     """The number of lines above the hunk by its `@@` line; None if the patch has no numbers."""
     anchors: tuple[bytes, ...] = ()
     """Lines to find first, each below the one before."""
@@ -42,7 +42,7 @@ class Hunk(Struct, frozen=True):
     """The format marks a last line without a newline."""
 
 
-class Change(Struct, frozen=True):
+class FileChange(Struct, frozen=True):
     """What a patch does to one file."""
 
     action: Action
@@ -51,9 +51,9 @@ class Change(Struct, frozen=True):
     hunks: tuple[Hunk, ...] = ()
     target: str = ""
     """For a move: the new path."""
-    whole: bool = False
+    hunks_cover_file: bool = False
     """The hunks must contain the whole file; it is deleted only if they do."""
-    rights: bool = False
+    changes_mode: bool = False
     """The patch also changes the file mode, which is not applied."""
 
     @property
@@ -67,14 +67,14 @@ class Change(Struct, frozen=True):
         return sum(hunk.removed for hunk in self.hunks)
 
 
-class Body:
+class HunkBuilder:
     """Collects the lines of one hunk."""
 
     def __init__(self) -> None:
-        self.olds: list[bytes] = []
-        self.news: list[bytes] = []
+        self.old_lines: list[bytes] = []
+        self.new_lines: list[bytes] = []
         self.removed = self.added = 0
-        self.cut_old = self.cut_new = False
+        self.old_ended = self.new_ended = False
         """The old or new side ended with a line without a newline."""
         self._last = b""
 
@@ -84,65 +84,69 @@ class Body:
         mark, content = line[:1] or b" ", line[1:] + b"\n"
         if mark not in (b" ", b"-", b"+"):
             return False
-        if (mark != b"+" and self.cut_old) or (mark != b"-" and self.cut_new):
+        if (mark != b"+" and self.old_ended) or (mark != b"-" and self.new_ended):
             return False
         if mark != b"+":
-            self.olds.append(content)
+            self.old_lines.append(content)
         if mark != b"-":
-            self.news.append(content)
+            self.new_lines.append(content)
         self.removed += mark == b"-"
         self.added += mark == b"+"
         self._last = mark
         return True
 
-    def cut(self) -> bool:
+    def end_without_newline(self) -> bool:
         """Mark the last line as one without a newline; False if that is not possible here."""
-        if not self._last or (self.cut_old and self._last != b"+"):
+        if not self._last or (self.old_ended and self._last != b"+"):
             return False
         if self._last != b"+":
-            self.olds[-1] = self.olds[-1][:-1]
-            self.cut_old = True
+            self.old_lines[-1] = self.old_lines[-1][:-1]
+            self.old_ended = True
         if self._last != b"-":
-            self.news[-1] = self.news[-1][:-1]
-            self.cut_new = True
+            self.new_lines[-1] = self.new_lines[-1][:-1]
+            self.new_ended = True
         self._last = b""
         return True
 
 
-def malformed(problem: str) -> ToolFailure:
+def invalid_patch(problem: str) -> ToolFailure:
     """The error of a patch that is not valid or does not apply."""
     return ToolFailure(ErrorKind.INVALID_PARAMS, f"{problem} Nothing was written.")
 
 
-def forbidden(problem: str) -> ToolFailure:
+def forbidden_patch(problem: str) -> ToolFailure:
     """The error of a patch that asks for something no patch may do."""
     return ToolFailure(ErrorKind.PERMISSION_DENIED, f"{problem} Nothing was written.")
 
 
-def shown(text: bytes | str) -> str:
+def quote(text: bytes | str) -> str:
     """A line or name for a message: shortened, on one line, in quotes."""
     if isinstance(text, bytes):
-        text = text[: 4 * SHOWN].decode(errors="replace")
+        text = text[: 4 * MAX_QUOTED_CHARS].decode(errors="replace")
     text = text.rstrip("\r\n")
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")
+    return repr(text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "…")
 
 
-def path_of(name: bytes) -> str:
+def patch_path(name: bytes) -> str:
     """The path of a file name in a patch; `ToolFailure` if no patch may touch it."""
     try:
         path = name.decode()
     except UnicodeDecodeError:
-        raise malformed(f"The file name {shown(name)} is not UTF-8.") from None
-    if not path.strip() or path.endswith("/") or len(path) > LONGEST_PATH:
-        raise malformed(f"The patch has no proper name for a file: {shown(path)}.")
+        raise invalid_patch(f"The file name {quote(name)} is not UTF-8.") from None
+    if not path.strip() or path.endswith("/") or len(path) > MAX_PATH_CHARS:
+        raise invalid_patch(f"The patch has no proper name for a file: {quote(path)}.")
     if any(ord(character) < 32 or ord(character) == 127 for character in path):
-        raise malformed(f"The file name {shown(path)} has control characters.")
+        raise invalid_patch(f"The file name {quote(path)} has control characters.")
     if path.startswith("/"):
-        raise forbidden(f"{shown(path)} is an absolute path: name files relative to the workspace.")
+        raise forbidden_patch(
+            f"{quote(path)} is an absolute path: name files relative to the workspace."
+        )
     steps = path.split("/")
     if ".." in steps:
-        raise forbidden(f"{shown(path)} goes up with '..': name files below the workspace.")
+        raise forbidden_patch(f"{quote(path)} goes up with '..': name files below the workspace.")
     # Some file systems treat `.GIT` and `.git.` as `.git`.
     if any(step.casefold().rstrip(" .") == ".git" for step in steps):
-        raise forbidden(f"{shown(path)} is inside .git, which no patch may touch: use git itself.")
+        raise forbidden_patch(
+            f"{quote(path)} is inside .git, which no patch may touch: use git itself."
+        )
     return "/".join(step for step in steps if step not in ("", "."))
