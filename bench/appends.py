@@ -35,7 +35,7 @@ from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from evoclaw.store.sessions.statements import PUT_MESSAGE
 from evoclaw.store.sessions.tables import SCHEMA

@@ -13,7 +13,7 @@ def fake_provider():
     from evoclaw.core.events import Replied
     from evoclaw.core.messages import Finish, Reply, ToolCall, Usage
     from evoclaw.core.profile import Profile
-    from evoclaw.providers.outgoing import JoinedMessages
+    from evoclaw.providers.request_encoding import JoinedMessages
 
     encode = msgspec.json.Encoder().encode
     usage = Usage(10, 10)
@@ -114,8 +114,8 @@ async def stored(folder: str):
     from evoclaw.core.pipeline import Pipeline
     from evoclaw.core.ports import Ports
     from evoclaw.core.routes import Route
-    from evoclaw.orchestrator.sessions.sessions import Conversations
-    from evoclaw.providers.settled import WriteBarrierProvider as SettledProvider
+    from evoclaw.orchestrator.sessions.conversations import Conversations
+    from evoclaw.providers.write_barrier import WriteBarrierProvider as SettledProvider
     from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}

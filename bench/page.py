@@ -25,10 +25,10 @@ from tests.page.browsing import chromium
 from tests.support.service import House, built
 
 from evoclaw.api.app import create_app
-from evoclaw.api.serving import serving
+from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.messages import Reply, ToolCall
-from evoclaw.dashboard.files import dashboard_routes
+from evoclaw.dashboard.static_files import dashboard_routes
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.calls.commands import CommandStore

@@ -35,8 +35,8 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import ALLOW, Policy, Verdict
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Level
+from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import RunBudget
-from evoclaw.governance.budget.terms import BudgetOptions
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.shell.commands import clear_command_cache
 from evoclaw.tools.sets import named

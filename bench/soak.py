@@ -153,7 +153,7 @@ def model_server() -> Iterator[dict[str, str]]:
 @asynccontextmanager
 async def house(folder: Path, models: dict[str, str], store: str) -> AsyncGenerator[Soak]:
     """Everything, in this process."""
-    from evoclaw.wiring.up import open_application
+    from evoclaw.wiring.application import open_application
 
     home, workspace = folder / "home", folder / "work"
     for one in (home, workspace):

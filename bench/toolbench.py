@@ -19,7 +19,7 @@ from statistics import median
 import msgspec
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.calls import Turn, judge, perform, prepare
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline

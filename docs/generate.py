@@ -59,20 +59,20 @@ from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
 from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.permissions import Permissions
-from evoclaw.governance.rates import RateSettings
+from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
-from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.people.jwt_access import JwtSettings
+from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.providers.http import RetryPolicy
-from evoclaw.providers.names import ENDPOINTS, Endpoint
 from evoclaw.providers.prices import TokenRate
+from evoclaw.providers.registry import ENDPOINTS, Endpoint
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.sandbox.engines.registry import SandboxSettings
-from evoclaw.skills.generated import write_desktop_tools
+from evoclaw.skills.desktop_tools import write_desktop_tools
 from evoclaw.store.sessions.recordings import encode_record
 from evoclaw.store.settings import StoreSettings
 from evoclaw.tools.device import device, notify
@@ -80,7 +80,7 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.jobs import jobs
 from evoclaw.tools.sets import coding, everything, read_only
 from evoclaw.wiring.pipelines import edge_pipeline, local_pipeline, service_pipeline
-from evoclaw.workflows.supervising import WorkflowSettings
+from evoclaw.workflows.supervisor import WorkflowSettings
 
 PLACE = Path(__file__).parent
 SOURCE = PLACE.parent / "src" / "evoclaw"

@@ -16,7 +16,7 @@ from evoclaw.core.ports import NoApprover
 from evoclaw.core.result import collect_result
 from evoclaw.core.state import PreparedRun, new_run
 from evoclaw.orchestrator.agents.prompt import system_prompt
-from evoclaw.wiring.local import local_ports
+from evoclaw.wiring.local_run import local_ports
 
 
 async def main(task: str, here: Path) -> None:

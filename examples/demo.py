@@ -23,7 +23,7 @@ from evoclaw.core.state import PreparedRun, RunState, new_run
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.store.sessions.recordings import Recording, encode_record, read_recording
-from evoclaw.wiring.local import local_ports
+from evoclaw.wiring.local_run import local_ports
 
 BUGGY = """\
 def average(numbers):

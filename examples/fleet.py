@@ -21,8 +21,8 @@ from evoclaw.core.ports import Executor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import ScriptStep
+from evoclaw.wiring.application import open_application
 from evoclaw.wiring.pairing import invite_edge, join_fleet
-from evoclaw.wiring.up import open_application
 
 EVERYTHING = frozenset({"*"})
 GPIO = '#!/bin/sh\necho "GPIO $2: level=1 fsel=0 func=INPUT"\n'

@@ -14,7 +14,7 @@ from bench.growth.places import NUMBERS, House, Model, house, places, settle
 from tests.support.databases import Place
 
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.errands import RunRequest
+from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.memory import EventType, MemoryStore, Observation

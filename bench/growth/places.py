@@ -19,17 +19,17 @@ from evoclaw.core.ports import AllowAll, Policy, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.errands import RunSettings
 from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store import memory
 from evoclaw.store.calls import command_tables
 from evoclaw.store.databases.database import Connection, Database
-from evoclaw.store.governing import approvals, ledger
-from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.governance import approvals, ledger
+from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables

@@ -12,11 +12,11 @@ from bench.growth.places import Filling, House, house, places
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.errands import RunRequest
+from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.store.metrics.store import MetricsStore, MetricsWindow, backlog_of
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import RunQueue
-from evoclaw.store.sessions.retention import delete_expired_sessions
+from evoclaw.store.sessions.deletion import delete_expired_sessions
 from evoclaw.store.sessions.sessions import StoredRun
 
 ANN = Principal(user="ann")

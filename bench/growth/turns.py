@@ -20,7 +20,7 @@ from evoclaw.core.ports import AllowAll, Policy, Ports
 from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Level
-from evoclaw.orchestrator.errands import RunRequest
+from evoclaw.orchestrator.runs.requests import RunRequest
 
 SIZES = {True: (10, 30, 100, 300), False: (10, 30, 100, 300, 1_000)}
 AROUND = 10

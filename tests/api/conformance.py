@@ -18,7 +18,7 @@ from pathlib import Path
 
 from evoclaw.api.mcp_http import serving_http
 from evoclaw.api.mcp_server import McpTools
-from evoclaw.core.bound import BoundTool, ToolEnvironment
+from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, ToolResult
 from evoclaw.core.ports import Progress

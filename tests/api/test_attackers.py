@@ -15,9 +15,9 @@ from aiohttp import ClientResponse
 from evoclaw.api import sse
 from evoclaw.api.routes import replays
 from evoclaw.api.settings import ServerSettings
-from evoclaw.core.comparing import Difference
 from evoclaw.core.events import Record
 from evoclaw.core.labels import Principal
+from evoclaw.core.run_comparison import Difference
 from evoclaw.orchestrator.people.access import Caller
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.trust.pairing import Devices

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.sessions.retention import delete_expired_sessions
+from evoclaw.store.sessions.deletion import delete_expired_sessions
 from evoclaw.tools.canvas import Canvas, Sheet
 from tests.support.service import Client, Served, served
 

@@ -12,14 +12,14 @@ from aiohttp import StreamReader
 from litestar.di import Provide
 
 from evoclaw.api import sse
-from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.routes import events
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Provider
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.transport.wire import Advert, Heartbeat
 from evoclaw.trust.pairing import Devices

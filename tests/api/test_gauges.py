@@ -12,13 +12,13 @@ from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from evoclaw.api.app import create_app
-from evoclaw.api.serving import serving
+from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.labels import Principal
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.observe.metrics import Metrics
-from evoclaw.orchestrator.errands import RunRequest
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status

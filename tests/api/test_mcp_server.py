@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from evoclaw.api.mcp_http import serving_http
 from evoclaw.api.mcp_server import McpTools
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.events import CallFinished, CallJudged, Record, RunFinished, StopReason
 from evoclaw.core.messages import ErrorKind, ImageBlock

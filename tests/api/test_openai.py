@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from evoclaw.api.openai.answering import ChatAnswer, ChatAnswerReader, answer_pieces
-from evoclaw.api.openai.asking import OutputFormat, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.answers import ChatAnswer, ChatAnswerReader, answer_pieces
 from evoclaw.api.openai.errors import BadRequest, to_openai_error
 from evoclaw.api.openai.messages import to_history, trailing_results
-from evoclaw.api.openai.shapes import ChatMessage, ChatRequest
+from evoclaw.api.openai.requests import OutputFormat, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.schemas import ChatMessage, ChatRequest
 from evoclaw.api.openai.streaming import CompletionHeader, frames
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.errors import AgentNotFound, ProviderError
@@ -45,7 +45,7 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.profile import Profile
-from evoclaw.orchestrator.sessions.callers import CallPosition
+from evoclaw.orchestrator.sessions.caller_tools import CallPosition
 
 AGENT = Agent("lead", "scripted/model", settings=LoopSettings(max_tokens=500))
 PIXEL = "iVBORw0KGgoAAAANSUhEUg=="

@@ -13,7 +13,7 @@ import pytest
 from evoclaw.core.events import StopReason
 from evoclaw.core.ports import Approval, Ask, Decision, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.errands import RunView
+from evoclaw.orchestrator.runs.requests import RunView
 from evoclaw.providers.scripted import calls, says
 from tests.support.chat_service import Served, Slow, script_of, served
 from tests.support.lazy_imports import LazyModule

@@ -8,7 +8,7 @@ from pathlib import Path
 from evoclaw.core.chain import Chain
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
-from evoclaw.governance.rates import ProcessRateWindows, RateLimits
+from evoclaw.governance.rate_limits import ProcessRateWindows, RateLimits
 from evoclaw.tools.sets import named
 from tests.support.service import AGENT, Client, served
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from evoclaw.cli.lines import LineReader
+from evoclaw.cli.line_reader import LineReader
 
 
 def interrupt(trigger: Path) -> None:

@@ -16,7 +16,7 @@ from evoclaw.core.tools import Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.rules.command_rules import CommandRules
 from evoclaw.store.sessions.recordings import Recording
-from evoclaw.wiring.judging import LocalPolicies
+from evoclaw.wiring.local_policies import LocalPolicies
 from tests.support.programs.governed_commands import main
 
 TOOLS = (

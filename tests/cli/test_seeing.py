@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from evoclaw.cli.figures import parse_metrics, quantile, tool_metrics
+from evoclaw.cli.prometheus import parse_metrics, quantile, tool_metrics
 from evoclaw.core.messages import JSON
 from evoclaw.observe.counters import Counters, Gauges
 from evoclaw.observe.exposition import renderer

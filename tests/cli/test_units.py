@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.cli.notify import READY, STOPPING, notify_systemd
 from evoclaw.cli.systemd import UnitOptions, unit
+from evoclaw.cli.systemd_notify import READY, STOPPING, notify_systemd
 from evoclaw.core.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from evoclaw.core.events import CallFinished, Record
-from evoclaw.core.replaying import ReplayResult, verify_replay
+from evoclaw.core.replay import ReplayResult, verify_replay
 from evoclaw.providers.scripted import calls, says
 from tests.core.test_replay import record
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from evoclaw.api.auth import PUBLIC_PATHS
-from evoclaw.api.serving import allowed_hosts
+from evoclaw.api.server import allowed_hosts
 from evoclaw.cli.up import up
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError

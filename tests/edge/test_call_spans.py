@@ -12,8 +12,7 @@ from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import failure
 from evoclaw.core.tracing import current_trace, current_traceparent, trace_id_of
-from evoclaw.edge.call_spans import add_spans
-from evoclaw.edge.plans import CallPlan, Work
+from evoclaw.edge.plans import CallPlan, Work, add_spans
 from evoclaw.observe.tracing.tracing import Tracing
 from evoclaw.transport.wire import Command, fingerprint
 from tests.observe.test_tracing import tracing_to

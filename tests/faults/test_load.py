@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.calls.command_values import QueueFull
+from evoclaw.store.calls.command_states import QueueFull
 from evoclaw.tools.define import tool
 from tests.support.light_edges import light_edge
 from tests.support.process_fleet import Site, mark, new_id, site

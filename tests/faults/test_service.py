@@ -278,7 +278,7 @@ async def _timed(client: Client, *paths: str) -> Sequence[float]:
 async def test_fault_64_what_is_thrown_at_its_socket_costs_the_process_nothing(
     up: UpProcess,
 ) -> None:
-    """The shapes themselves are in tests/api/test_door.py; here it is the process that counts."""
+    """The shapes themselves are in tests/api/test_middleware.py; here it is the process that counts."""
     owner = await up.start()
     await reached(owner, await begun(owner, "say warm"))
     before = up.memory_mb()

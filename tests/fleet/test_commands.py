@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import OrchestratorClock
 from evoclaw.edge.grant_check import SignedGrantCheck
-from evoclaw.orchestrator.fleet.granting import GrantSigner
+from evoclaw.orchestrator.fleet.grant_signer import GrantSigner
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST

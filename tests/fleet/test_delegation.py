@@ -10,7 +10,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.fleet.delegation import FleetExecutor
+from evoclaw.orchestrator.fleet.fleet_executor import FleetExecutor
 from evoclaw.orchestrator.fleet.routing import StickyRouting, rendezvous
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Heartbeat

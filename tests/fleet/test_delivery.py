@@ -11,7 +11,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.calls.command_values import CommandRow, CommandState, SettleResult
+from evoclaw.store.calls.command_states import CommandRow, CommandState, SettleResult
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import CallState
 from evoclaw.store.databases.sqlite import StoreError

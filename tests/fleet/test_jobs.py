@@ -20,8 +20,12 @@ from evoclaw.core.state import new_run
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
+from evoclaw.orchestrator.fleet.command_cleanup import (
+    GIVE_UP_MARGIN_S,
+    CommandCleanup,
+    wait_deadline,
+)
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, JobNotFound
-from evoclaw.orchestrator.fleet.tidying import GIVE_UP_MARGIN_S, CommandCleanup, wait_deadline
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.jobs import DeviceJobs, jobs

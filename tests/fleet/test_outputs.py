@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evoclaw.core.bound import BoundTool, ToolOutput
+from evoclaw.core.bound_tools import BoundTool, ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.pipeline import Pipeline
@@ -22,7 +22,7 @@ from evoclaw.edge.artifact_tool import artifact_tool
 from evoclaw.edge.outputs import KeepLargeOutput
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.orchestrator.fleet.fetching import FetchFailed
+from evoclaw.orchestrator.fleet.artifacts import FetchFailed
 from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash

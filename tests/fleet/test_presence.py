@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import OrchestratorClock
 from evoclaw.orchestrator.fleet.fleet import Fleet, PresenceChange
 from evoclaw.orchestrator.fleet.members import MAX_IGNORED_OLD_BOOT_SIGNS
 from evoclaw.transport.clocks import monotonic_clock, monotonic_wall_clock

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.orchestrator.fleet.tidying import CommandCleanup
-from evoclaw.store.calls.command_values import CommandState
+from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup
+from evoclaw.store.calls.command_states import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
 from tests.support.fleet import QUICK, BadLink, Fault, House, house, new_id

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.api.needs import PolicyQuestion
+from evoclaw.api.dependencies import PolicyQuestion
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.history import History
 from evoclaw.core.ports import Ask
@@ -19,10 +19,10 @@ from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import UserPrompter
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
-from evoclaw.wiring.brain import Runtime, open_runtime
-from evoclaw.wiring.policies import PoliciesAdapter
-from evoclaw.wiring.providing import MAX_CACHED_MODELS
-from evoclaw.wiring.reloading import reload_settings
+from evoclaw.wiring.policies_adapter import PoliciesAdapter
+from evoclaw.wiring.providers import MAX_CACHED_MODELS
+from evoclaw.wiring.runtime import Runtime, open_runtime
+from evoclaw.wiring.settings_reload import reload_settings
 from evoclaw.wiring.store import open_stores
 
 FIRST = """

@@ -15,7 +15,7 @@ from evoclaw.core.routes import Place, Route
 from evoclaw.core.state import fold, new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.quarantine import Quarantine
-from evoclaw.orchestrator.agents.reading import ModelReader
+from evoclaw.orchestrator.agents.model_reader import ModelReader
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.untrusted import QUARANTINE_KEY, UntrustedReader, read_untrusted

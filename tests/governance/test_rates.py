@@ -17,7 +17,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.ports import Allow, Deny
 from evoclaw.core.tools import Call, Context, Tool
-from evoclaw.governance.rates import ProcessRateWindows, RateLimit, RateLimits, RateSettings
+from evoclaw.governance.rate_limits import ProcessRateWindows, RateLimit, RateLimits, RateSettings
 
 ROOT = Path(__file__).parents[2]
 ANN = Principal("local", "ann", "a")
@@ -170,7 +170,7 @@ async def test_processes_that_share_a_rate_never_exceed_it(tmp_path: Path) -> No
     script = """
 import asyncio, sys
 from pathlib import Path
-from evoclaw.governance.rates import Rates, RateSettings
+from evoclaw.governance.rate_limits import Rates, RateSettings
 from tests.governance.test_rates import allowed
 
 settings = RateSettings(per_minute=50, burst=0, shared=True)
@@ -190,7 +190,7 @@ print(asyncio.run(allowed(Rates(settings, folder=Path(sys.argv[1])), 100)))
 async def test_a_lock_that_nobody_gives_back_refuses_and_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.governance.rates.LOCK_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("evoclaw.governance.rate_limits.LOCK_TIMEOUT_S", 0.02)
     rates = RateLimits(RateSettings(shared=True), folder=tmp_path)
     with (tmp_path / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

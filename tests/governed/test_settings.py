@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.governance.autonomy import Level
-from evoclaw.wiring.local import capabilities_for_level
+from evoclaw.wiring.local_run import capabilities_for_level
 
 
 def said(tmp_path: Path, text: str) -> dict[str, str]:

@@ -13,11 +13,11 @@ from evoclaw.tools.browser import Browser
 from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.image import Vision
 from evoclaw.tools.nodes import Nodes
-from evoclaw.tools.notes import Todo, TodoList
 from evoclaw.tools.question import UserPrompter
 from evoclaw.tools.sessions import Sessions
 from evoclaw.tools.sets import everything, remote
 from evoclaw.tools.skill import SkillReader
+from evoclaw.tools.todos import Todo, TodoList
 from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 
 TOOLS = {bound.name: bound for bound in everything()}

@@ -51,8 +51,8 @@ from evoclaw.observe.tracing.tracing import (
     Tracing,
     configured_exporters,
 )
-from evoclaw.orchestrator.errands import RunRequest
-from evoclaw.providers.names import ENDPOINTS
+from evoclaw.orchestrator.runs.requests import RunRequest
+from evoclaw.providers.registry import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import FINAL_EXPORT_TIMEOUT_S, open_tracing
 from tests.support.loop import Denying, Table, echo, fail, tool

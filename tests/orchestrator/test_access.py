@@ -27,8 +27,8 @@ from evoclaw.orchestrator.people.access import (
 )
 from evoclaw.orchestrator.people.jwt_access import JwtSettings, JwtVerifier
 from evoclaw.store.databases.database import Database
-from evoclaw.store.databases.parts import open_database
-from evoclaw.store.governing.tokens import SCHEMA, TokenStore
+from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.governance.tokens import SCHEMA, TokenStore
 
 NOW = 1_800_000_000.0
 KEY = Ed25519PrivateKey.generate()

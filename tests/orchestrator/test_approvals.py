@@ -19,7 +19,7 @@ from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalSettings
 from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
-from evoclaw.store.governing.approvals import ApprovalStatus, ApprovalStore
+from evoclaw.store.governance.approvals import ApprovalStatus, ApprovalStore
 from tests.support.programs.approval_run import approval_store, go_on
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))

@@ -11,12 +11,12 @@ from evoclaw.core.ledgers import Account
 from evoclaw.core.messages import Reply, Usage
 from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.profile import Profile
-from evoclaw.governance.budget.foresight import Price
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.cost_estimator import Price
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.settings import AccountLimits, BudgetSettings
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import Session
 from tests.support.budgets import Person, account
 from tests.support.conversations import House, agent, ended, house, results

@@ -30,7 +30,7 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.sessions.callers import (
+from evoclaw.orchestrator.sessions.caller_tools import (
     CALLER_ASK_CODE,
     CallerCallStore,
     CallPosition,

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoclaw.orchestrator.cleaning import one_line, plain_text
+from evoclaw.orchestrator.sanitizing import one_line, plain_text
 
 
 @given(st.text(max_size=60))

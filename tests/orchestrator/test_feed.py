@@ -16,16 +16,16 @@ from evoclaw.core.labels import Principal
 from evoclaw.governance.approvals import ApprovalRequest, ApprovalScope
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.log_throttle import LogThrottle, repeat_suffix
 from evoclaw.orchestrator.overview import feed as feeds
 from evoclaw.orchestrator.overview import sources
 from evoclaw.orchestrator.overview.feed import Feed, FeedItem, FeedUpdate
 from evoclaw.orchestrator.overview.sources import ApprovalSource, EdgeSource, RunSource
 from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
 from evoclaw.orchestrator.runs.runs import RunRequest
-from evoclaw.orchestrator.seldom import LogThrottle, repeat_suffix
-from evoclaw.store.databases.changes import CommitMark, commit_mark
+from evoclaw.store.databases.change_detection import CommitMark, commit_mark
 from evoclaw.store.databases.database import StoreFull
-from evoclaw.store.governing.approvals import ApprovalClaim, ApprovalStore, StoredApproval
+from evoclaw.store.governance.approvals import ApprovalClaim, ApprovalStore, StoredApproval
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.transport.wire import Heartbeat
 from tests.support.databases import Place

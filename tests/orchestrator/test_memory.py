@@ -31,11 +31,11 @@ from evoclaw.orchestrator.agents.memory import (
     Observation,
     recall_message,
 )
-from evoclaw.orchestrator.agents.observing import has_private, without_private
+from evoclaw.orchestrator.agents.run_observer import has_private, without_private
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.database import Dialect, StoreError
+from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.databases.notices import Notices
-from evoclaw.store.databases.parts import open_database
 from evoclaw.store.memory import SCHEMA, MemoryStore
 from evoclaw.tools.define import tool
 

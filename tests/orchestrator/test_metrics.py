@@ -26,7 +26,7 @@ from evoclaw.orchestrator.overview.metrics import (
     MetricsReader,
     default_step,
 )
-from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.store import MetricsStore
 from evoclaw.store.sessions import tables as session_tables

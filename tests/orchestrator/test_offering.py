@@ -15,8 +15,8 @@ from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import PermittedTools
-from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.define import tool
 from tests.support.skills import guide, put
 

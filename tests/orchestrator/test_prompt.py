@@ -18,7 +18,7 @@ from evoclaw.orchestrator.agents.prompt import (
 )
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.loading import Skill
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 from tests.support.skills import guide, put
 
 SCOUT = Agent(

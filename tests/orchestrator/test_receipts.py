@@ -25,7 +25,7 @@ from evoclaw.orchestrator.receipts.verifier import ReceiptBreach, ReceiptVerifie
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.receipts import SCHEMA, ChainPosition, ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Connection
-from evoclaw.store.databases.parts import MultiSchemaFormat
+from evoclaw.store.databases.migrations import MultiSchemaFormat
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import TopicKind

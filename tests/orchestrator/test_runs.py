@@ -23,7 +23,7 @@ from evoclaw.orchestrator.runs.runs import (
     RunStatus,
     SessionHasHistory,
 )
-from evoclaw.orchestrator.sessions.sessions import SessionNotFound
+from evoclaw.orchestrator.sessions.conversations import SessionNotFound
 from evoclaw.providers.scripted import Reply, calls, says
 from tests.support.databases import Place
 from tests.support.runs import QUICK, WHO, Gate, service

@@ -18,9 +18,9 @@ from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.replay import Replay
 from evoclaw.orchestrator.runs.runs import RunStatus
 from evoclaw.store.databases.database import Database, Schema, StoreError
-from evoclaw.store.databases.moving import export_to, import_from
-from evoclaw.store.runs.job_engine import create_tables
+from evoclaw.store.databases.export_import import export_to, import_from
 from evoclaw.store.runs.job_queue import JobQueue
+from evoclaw.store.runs.job_worker import create_tables
 from tests.support.databases import Place
 from tests.support.postgres import Postgres, why_no_postgres
 from tests.support.runs import QUICK, SCHEMAS, Gate, Service, service
@@ -234,7 +234,7 @@ async def test_without_the_engine_it_is_said_what_to_install(
     shared: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "procrastinate", None)
-    monkeypatch.delitem(sys.modules, "evoclaw.store.runs.job_engine")
+    monkeypatch.delitem(sys.modules, "evoclaw.store.runs.job_worker")
     with pytest.raises(ConfigError, match=r"pip install 'evoclaw\[postgres\]'"):
         async with service(shared):
             pass

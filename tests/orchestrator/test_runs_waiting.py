@@ -22,9 +22,9 @@ from evoclaw.core.replay import Replay
 from evoclaw.core.tools import Call
 from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalSettings
 from evoclaw.orchestrator.people.approvals import CallApprovals, Decision
-from evoclaw.orchestrator.runs.driving import ActiveRun
+from evoclaw.orchestrator.runs.driver import ActiveRun
 from evoclaw.orchestrator.runs.runs import RunNotFound, RunRequest, RunStatus, SessionBusy
-from evoclaw.orchestrator.sessions.callers import CallerCallStore, caller_tool, parse_call_id
+from evoclaw.orchestrator.sessions.caller_tools import CallerCallStore, caller_tool, parse_call_id
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import add_checksum
 from evoclaw.tools.question import UserAnswer
@@ -350,7 +350,9 @@ async def test_what_cannot_be_read_of_one_run_keeps_no_other_from_being_tended(
         put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
         await house.store.database.write(lambda c: c.execute(put, row))
     told = Told("an internal error")
-    monkeypatch.setattr(logging.getLogger("evoclaw.orchestrator.runs.tending"), "handlers", [told])
+    monkeypatch.setattr(
+        logging.getLogger("evoclaw.orchestrator.runs.supervisor"), "handlers", [told]
+    )
     async with service(place) as house:
         async with asyncio.timeout(30):
             await told.heard.wait()  # the first look of a new process finds it

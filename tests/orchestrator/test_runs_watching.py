@@ -20,9 +20,8 @@ from evoclaw.core.events import (
     TextDelta,
     TurnStarted,
 )
-from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
-from evoclaw.orchestrator.runs.together import SingleFlight
-from evoclaw.orchestrator.sessions.subruns import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
+from evoclaw.orchestrator.runs.hub import Hub, SingleFlight, WatcherTooSlow
+from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 from tests.support.databases import Place
 from tests.support.properties import examples

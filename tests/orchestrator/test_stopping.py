@@ -18,7 +18,7 @@ from evoclaw.governance.stops import (
     Stops,
     cancel_on_stop,
 )
-from evoclaw.orchestrator.stopping import StoppableGrants, enforce_stops
+from evoclaw.orchestrator.emergency_stop import StoppableGrants, enforce_stops
 from evoclaw.transport.wire import Command
 from tests.support.fleet import EVERYTHING, house, new_id
 from tests.support.waiting import until

@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind, Reply, SystemMessage, ToolResult, U
 from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.sessions.sessions import SessionBusy, SessionNotFound
+from evoclaw.orchestrator.sessions.conversations import SessionBusy, SessionNotFound
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.store.databases.database import Connection

@@ -17,8 +17,8 @@ from evoclaw.core.messages import ErrorKind, Reply
 from evoclaw.core.ports import ALLOW, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.sessions.sessions import Conversations, SessionNotFound
-from evoclaw.orchestrator.sessions.subruns import tenant_run_id
+from evoclaw.orchestrator.sessions.conversations import Conversations, SessionNotFound
+from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import Question, UserAnswer

@@ -12,7 +12,7 @@ import pytest
 from evoclaw.core.agent import Agent
 from evoclaw.core.ports import Ports
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.store.databases.database import Dialect, StoreFull, T, Work
 from evoclaw.store.databases.notices import Notice, Notices
 from evoclaw.store.sessions.sessions import Session, SessionStore
@@ -58,7 +58,7 @@ async def test_a_full_disk_is_said_once_however_often_it_is_tried(
 ) -> None:
     disk = FullDisk(tries=40)
     talks = Conversations(SessionStore(disk), {}, equip)
-    with caplog.at_level(logging.WARNING, "evoclaw.orchestrator.runs.tending"):
+    with caplog.at_level(logging.WARNING, "evoclaw.orchestrator.runs.supervisor"):
         async with asyncio.timeout(30), Runs(talks, settings=QUICK).serving():
             await disk.tried.wait()
     assert [one.getMessage() for one in caplog.records] == [

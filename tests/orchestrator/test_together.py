@@ -16,12 +16,12 @@ from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.routes import Route
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import calls, says
-from evoclaw.providers.settled import WriteBarrierProvider as SettledProvider
+from evoclaw.providers.write_barrier import WriteBarrierProvider as SettledProvider
 from evoclaw.store.databases.database import Database
-from evoclaw.store.governing import ledger
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance import ledger
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
@@ -58,7 +58,7 @@ async def test_a_reply_and_all_that_follows_from_it_is_one_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine nothing is late.
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
     monkeypatch.setattr("evoclaw.store.databases.sqlite.DEFERRED_COMMIT_DELAY_S", 60.0)
     async with opened(place) as database:
         model, store = Counting(database), SessionStore(database)

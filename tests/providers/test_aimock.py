@@ -29,9 +29,9 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.tools import Tool, failure
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.http import Http, RetryPolicy
-from evoclaw.providers.names import http_get
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.registry import http_get
 
 pytestmark = pytest.mark.process
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.errors import ProviderErrorKind as Kind
+from evoclaw.providers.errors import AttemptFailed, error_response, one_line
 from evoclaw.providers.exchange import endpoint_url
 from evoclaw.providers.http import Http, RetryPolicy, retry_after
-from evoclaw.providers.refusals import AttemptFailed, error_response, one_line
 from evoclaw.providers.sse import MAX_PAYLOAD_BYTES, EventSplitter, LineSplitter
 from tests.support.llm_servers import openai_says, serving, streamed
 from tests.support.provider_requests import asks, provider_for, reply_of

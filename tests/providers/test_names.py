@@ -13,10 +13,10 @@ from evoclaw.providers import find_default_model, model_setup_help, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.local import LocalProvider, installed
-from evoclaw.providers.names import ENDPOINTS, Dialect, Endpoint, http_get, ollama_url
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
-from evoclaw.providers.textform import TextCallProvider
+from evoclaw.providers.registry import ENDPOINTS, Dialect, Endpoint, http_get, ollama_url
+from evoclaw.providers.text_calls import TextCallProvider
 
 KEYS = {key: "secret" for endpoint in ENDPOINTS.values() for key in endpoint.keys}
 

@@ -3,13 +3,13 @@ from genai_prices.data_snapshot import get_snapshot
 
 from evoclaw.core.messages import Finish, Reply, ToolCall
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers.names import DEFAULT_MODELS
 from evoclaw.providers.profiles import (
     UNKNOWN_LOCAL_PROFILE,
     UNKNOWN_PROFILE,
     known_profile,
     profile_for,
 )
+from evoclaw.providers.registry import DEFAULT_MODELS
 from evoclaw.providers.scripted import calls, says
 
 

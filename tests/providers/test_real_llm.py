@@ -32,7 +32,7 @@ from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.local import LOCAL_PROFILE, MODEL, LocalProvider, LocalServer
 from evoclaw.providers.openai import OpenAIProvider
-from evoclaw.providers.textform import TextCallProvider
+from evoclaw.providers.text_calls import TextCallProvider
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
 

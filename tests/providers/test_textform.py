@@ -25,8 +25,8 @@ from evoclaw.providers.fallback import Fallback
 from evoclaw.providers.hermes import HermesScanner
 from evoclaw.providers.react import ReActScanner
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.providers.textform import Style, TextCallProvider
-from evoclaw.providers.textscan import UNREADABLE_CALL, CallScanner
+from evoclaw.providers.text_call_scanner import UNREADABLE_CALL, CallScanner
+from evoclaw.providers.text_calls import Style, TextCallProvider
 
 LIST = Tool("list", "List a folder.", {"type": "object", "properties": {"path": {}}})
 READ = Tool("read", "Read a file.", {"type": "object", "properties": {"path": {}}})

@@ -15,12 +15,12 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
+from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.governance.budget.terms import BudgetOptions
+from evoclaw.providers.budget_fallback import BudgetFallback
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
-from evoclaw.providers.thrifty import BudgetFallback
 from tests.support.budgets import Person
 from tests.support.loop import Table, run, tool
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from evoclaw.core.ports import Allow
 from evoclaw.core.tools import Call
-from evoclaw.governance.rules.disk import LocalPathResolver
 from evoclaw.governance.rules.document import CallExample, parse_rules
 from evoclaw.governance.rules.examples import example_call
+from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.policy import RulePolicy
 from tests.shell import attacks
 from tests.shell.sandbox import FuzzSandbox, why_not

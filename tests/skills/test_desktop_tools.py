@@ -13,15 +13,14 @@ import pytest
 
 from evoclaw.cli.dt import parser_of
 from evoclaw.cli.skills import copy_and_approve
-from evoclaw.core.bound import BoundTool, ToolEnvironment
+from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.messages import JSON
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.arguments import build_command_line
-from evoclaw.skills.binary import bind_program
-from evoclaw.skills.generated import (
+from evoclaw.skills.desktop_tools import (
     DESKTOP_TOOLS,
     PROGRAM,
     bundled_skills_folder,
@@ -33,7 +32,8 @@ from evoclaw.skills.generated import (
     write_programs,
 )
 from evoclaw.skills.manifest import read_manifest
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.programs import bind_program
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.sets import everything
 from tests.support.skills import load
 

@@ -16,7 +16,7 @@ from evoclaw.skills.disclosure import (
     skill_instructions,
     skill_list,
 )
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.skill import SkillReader, skill
 from tests.support.skills import guide, load, put, put_tool
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evoclaw.skills.desktop_tools import DESKTOP_TOOLS, bundled_skills_folder
 from evoclaw.skills.folders import SkillRefused
-from evoclaw.skills.generated import DESKTOP_TOOLS, bundled_skills_folder
 from evoclaw.skills.manifest import read_manifest
 from tests.support.properties import examples
 from tests.support.skills import load, put

@@ -10,7 +10,7 @@ import pytest
 
 from evoclaw.skills.folders import MAX_FILES, SkillRefused, folder_digest
 from evoclaw.skills.manifest import MAX_TOOLS
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 from tests.support.skills import HELLO, guide, load, manifest, put, put_tool, reasons
 
 PROPERTY = '[tools.parameters.properties.x]\ntype = "string"\n'

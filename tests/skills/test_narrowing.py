@@ -11,9 +11,8 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.skills.disclosure import RegistrySkillReader
-from evoclaw.skills.skill_tools import ActiveSkillTools
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
 from evoclaw.tools.search import grep

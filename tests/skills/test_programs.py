@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ops import ExecOps
@@ -15,9 +15,9 @@ from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.skills.approvals import SkillApprovalFile
-from evoclaw.skills.binary import Sandboxes
-from evoclaw.skills.executing import SkillExecutor
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.programs import Sandboxes
+from evoclaw.skills.registry import SkillRegistry
+from evoclaw.skills.skill_executor import SkillExecutor
 from tests.support.skills import manifest, put, put_tool
 
 pytestmark = pytest.mark.process

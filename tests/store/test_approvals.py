@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.store.databases.database import DamagedStore
-from evoclaw.store.governing.approvals import (
+from evoclaw.store.governance.approvals import (
     APPROVAL_RETENTION_S,
     SCHEMA,
     ApprovalClaim,

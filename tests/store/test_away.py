@@ -26,7 +26,7 @@ pytest.importorskip("psycopg")
 def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None:
     from psycopg import errors
 
-    from evoclaw.store.databases.postgres_link import translate_error
+    from evoclaw.store.databases.postgres_connection import translate_error
 
     found = translate_error(getattr(errors, name)("the server is gone"), "the store")
     assert isinstance(found, StoreUnavailable)
@@ -37,7 +37,7 @@ def test_a_server_that_cannot_be_reached_has_runs_stand_still(name: str) -> None
 def test_what_is_wrong_with_a_statement_is_no_reason_to_wait() -> None:
     from psycopg import errors
 
-    from evoclaw.store.databases.postgres_link import translate_error
+    from evoclaw.store.databases.postgres_connection import translate_error
 
     assert isinstance(
         translate_error(errors.UniqueViolation("there already"), "the store"), Conflict
@@ -54,12 +54,12 @@ def test_who_stops_in_the_midst_of_a_transaction_loses_it_whatever_it_did_last(
 ) -> None:
     import psycopg
 
-    from evoclaw.store.databases import postgres_link
+    from evoclaw.store.databases import postgres_connection
 
-    monkeypatch.setattr(postgres_link, "STALLED_TRANSACTION_TIMEOUT_S", 1)
-    server = postgres_link.PostgresServer(postgres_url, "evoclaw_stalled")
+    monkeypatch.setattr(postgres_connection, "STALLED_TRANSACTION_TIMEOUT_S", 1)
+    server = postgres_connection.PostgresServer(postgres_url, "evoclaw_stalled")
     with closing(server.connect()) as raw, psycopg.connect(postgres_url, autocommit=True) as other:
-        spoken = postgres_link.PostgresConnection(raw)
+        spoken = postgres_connection.PostgresConnection(raw)
         spoken.execute("BEGIN")
         spoken.execute("CREATE TEMPORARY TABLE things (id BIGINT)")
         if last == "execute":
@@ -75,9 +75,9 @@ async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_wh
 ) -> None:
     import psycopg
 
-    from evoclaw.store.databases import postgres_link
+    from evoclaw.store.databases import postgres_connection
     from evoclaw.store.databases.postgres import PostgresDatabase
-    from evoclaw.store.databases.postgres_link import lock_key
+    from evoclaw.store.databases.postgres_connection import lock_key
 
     schema = "evoclaw_put_out"
     with psycopg.connect(postgres_url, autocommit=True) as asleep:
@@ -85,9 +85,9 @@ async def test_who_stops_where_the_server_does_not_notice_is_put_out_by_those_wh
         asleep.execute(f"CREATE SCHEMA {schema}")
         asleep.execute("BEGIN")
         asleep.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema),))
-        monkeypatch.setattr(postgres_link, "STALLED_TRANSACTION_TIMEOUT_S", 1)
-        monkeypatch.setattr(postgres_link, "LOCK_CHECK_INTERVAL_S", 0.5)
-        server = postgres_link.PostgresServer(postgres_url, schema)
+        monkeypatch.setattr(postgres_connection, "STALLED_TRANSACTION_TIMEOUT_S", 1)
+        monkeypatch.setattr(postgres_connection, "LOCK_CHECK_INTERVAL_S", 0.5)
+        server = postgres_connection.PostgresServer(postgres_url, schema)
         database = await PostgresDatabase.open(server, lambda connection: None)
         try:
             work = "SELECT 1"
@@ -103,19 +103,19 @@ async def test_who_has_its_turn_for_long_and_works_is_waited_for(
 ) -> None:
     import psycopg
 
-    from evoclaw.store.databases import postgres_link
+    from evoclaw.store.databases import postgres_connection
     from evoclaw.store.databases.postgres import PostgresDatabase
-    from evoclaw.store.databases.postgres_link import lock_key
+    from evoclaw.store.databases.postgres_connection import lock_key
 
     schema = "evoclaw_waited"
-    monkeypatch.setattr(postgres_link, "LOCK_CHECK_INTERVAL_S", 0.2)
-    monkeypatch.setattr(postgres_link, "STALLED_TRANSACTION_TIMEOUT_S", 1)
+    monkeypatch.setattr(postgres_connection, "LOCK_CHECK_INTERVAL_S", 0.2)
+    monkeypatch.setattr(postgres_connection, "STALLED_TRANSACTION_TIMEOUT_S", 1)
     async with await psycopg.AsyncConnection.connect(postgres_url) as busy:
         await busy.execute(f"CREATE SCHEMA {schema}")
         await busy.commit()
         await busy.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema),))
         database = await PostgresDatabase.open(
-            postgres_link.PostgresServer(postgres_url, schema), lambda connection: None
+            postgres_connection.PostgresServer(postgres_url, schema), lambda connection: None
         )
         writing = asyncio.create_task(database.write(lambda c: c.execute("SELECT 1").fetchone()))
         await busy.execute("SELECT pg_sleep(1.5)")

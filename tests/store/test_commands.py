@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.calls.command_tables import SCHEMA
-from evoclaw.store.calls.command_values import (
+from evoclaw.store.calls.command_states import (
     CommandPutKind,
     CommandPutResult,
     CommandRow,
@@ -17,6 +16,7 @@ from evoclaw.store.calls.command_values import (
     QueueFull,
     SettleResult,
 )
+from evoclaw.store.calls.command_tables import SCHEMA
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.sqlite import StoreError, StoreFull
 from tests.support.databases import Place

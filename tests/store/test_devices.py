@@ -11,10 +11,10 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.tools import Tool
+from evoclaw.orchestrator.fleet.approved_tools import ApprovedTools, watch_approvals
 from evoclaw.orchestrator.fleet.fleet import Fleet
-from evoclaw.orchestrator.fleet.permitted import ApprovedTools, watch_approvals
 from evoclaw.store.databases.database import Database
-from evoclaw.store.governing.devices import SCHEMA, DeviceStore
+from evoclaw.store.governance.devices import SCHEMA, DeviceStore
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 from evoclaw.trust.pairing import (
     Devices,

@@ -8,8 +8,8 @@ from secrets import token_hex
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.databases.tables import tables_of
-from evoclaw.store.governing.approvals import ApprovalClaim, StoredApproval
+from evoclaw.store.databases.export_import import tables_of
+from evoclaw.store.governance.approvals import ApprovalClaim, StoredApproval
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.wiring.store import all_schemas, connect_database, open_stores
 from tests.support.databases import Place

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from evoclaw.core.ledgers import InsufficientFunds, Limit, Reservation
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.store.databases.database import Connection, QueryResult
-from evoclaw.store.databases.opening import DamagedStore
 from evoclaw.store.databases.sqlite import StoreError
-from evoclaw.store.governing.books import LedgerTransaction
-from evoclaw.store.governing.ledger import (
+from evoclaw.store.databases.sqlite_file import DamagedStore
+from evoclaw.store.governance.ledger import (
     CLOSED_ACCOUNT_RETENTION_S,
     RESERVATION_TIMEOUT_S,
     WRITE_BEHIND_DELAY_S,
     StoredLedger,
 )
+from evoclaw.store.governance.ledger_transaction import LedgerTransaction
 from tests.support.budgets import Clock, account
 from tests.support.databases import Place
 from tests.support.databases import opened_ledger as opened
@@ -52,7 +52,7 @@ DYING = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from evoclaw.core.ledgers import Limit
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance.ledger import StoredLedger
 
 async def main(path):
     ledger = await StoredLedger.open_file(Path(path))

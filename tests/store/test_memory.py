@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from evoclaw.core.labels import Label
 from evoclaw.store import memory
-from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.memory import (
     SCHEMA,

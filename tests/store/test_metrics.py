@@ -27,10 +27,9 @@ from evoclaw.core.events import (
 from evoclaw.core.messages import JSON, ErrorBlock, ErrorKind, Reply, TextBlock, ToolResult, Usage
 from evoclaw.core.profile import Profile
 from evoclaw.store.databases.database import Database
-from evoclaw.store.databases.moving import export_to, import_from
-from evoclaw.store.databases.opening import FileContents, inspect_file
-from evoclaw.store.databases.parts import MultiSchemaFormat, open_database
-from evoclaw.store.databases.tables import tables_of
+from evoclaw.store.databases.export_import import export_to, import_from, tables_of
+from evoclaw.store.databases.migrations import MultiSchemaFormat, open_database
+from evoclaw.store.databases.sqlite_file import FileContents, inspect_file
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.fold import RunFold, plain
 from evoclaw.store.metrics.store import MetricsStore, MetricsWindow
@@ -39,8 +38,11 @@ from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import QueuedRun, QueueLimits, RunQueue
 from evoclaw.store.sessions import changes as session_changes
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.forgetting import TABLES_BY_RUN_ID, TABLES_BY_SESSION_ID
-from evoclaw.store.sessions.retention import delete_expired_sessions
+from evoclaw.store.sessions.deletion import (
+    TABLES_BY_RUN_ID,
+    TABLES_BY_SESSION_ID,
+    delete_expired_sessions,
+)
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from tests.support.databases import Place
 

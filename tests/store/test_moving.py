@@ -11,13 +11,18 @@ import pytest
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.ledgers import Limit, Reservation
 from evoclaw.core.messages import Reply, user
-from evoclaw.store.calls.command_values import CommandPutKind, QueueFull
+from evoclaw.store.calls.command_states import CommandPutKind, QueueFull
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Database
-from evoclaw.store.databases.moving import MANIFEST_NAME, ImportRefused, export_to, import_from
-from evoclaw.store.governing.approvals import ApprovalClaim, ApprovalStore, StoredApproval
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.databases.export_import import (
+    MANIFEST_NAME,
+    ImportRefused,
+    export_to,
+    import_from,
+)
+from evoclaw.store.governance.approvals import ApprovalClaim, ApprovalStore, StoredApproval
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.databases import SCHEMAS, Place
 

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from evoclaw.store.databases.database import Connection, Database
-from evoclaw.store.databases.listening import listen
 from evoclaw.store.databases.notices import (
     MAX_PAYLOAD_BYTES,
     WATCH_TTL_S,
@@ -20,7 +19,8 @@ from evoclaw.store.databases.notices import (
     Notices,
     encode_payloads,
 )
-from evoclaw.store.databases.postgres_link import PostgresServer
+from evoclaw.store.databases.postgres_connection import PostgresServer
+from evoclaw.store.databases.postgres_listener import listen
 from tests.support.databases import Place
 from tests.support.postgres import Postgres
 from tests.support.stores import SCHEMA, add, names
@@ -204,8 +204,8 @@ class Cable:
 async def test_a_network_that_swallows_everything_is_noticed(
     shared: Place, postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.listening.KEEPALIVE_INTERVAL_S", 0.1)
-    monkeypatch.setattr("evoclaw.store.databases.listening.KEEPALIVE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_listener.KEEPALIVE_INTERVAL_S", 0.1)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_listener.KEEPALIVE_TIMEOUT_S", 1.0)
     cable, notices, told = Cable(postgres_server.port), Notices(), Heard()
     door = await asyncio.start_server(cable.accept, "127.0.0.1", 0)
     port = door.sockets[0].getsockname()[1]

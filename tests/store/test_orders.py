@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.store.databases.database import Connection
-from evoclaw.store.databases.orders import WriteRequest, attempt_all
+from evoclaw.store.databases.write_requests import WriteRequest, attempt_all
 
 
 def put(number: int, *, fails: bool) -> Callable[[Connection], int]:

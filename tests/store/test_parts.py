@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.calls import command_tables
 from evoclaw.store.databases.database import DamagedStore
-from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.support.databases import SCHEMAS, Place

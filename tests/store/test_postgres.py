@@ -17,7 +17,7 @@ import pytest
 
 from evoclaw.core.errors import ConfigError, RunSuspended
 from evoclaw.store.databases.database import CommitUnknown, Connection, Database, StoreError
-from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.migrations import open_database
 from tests.store.test_contract import THINGS, add, names, nothing, seen_by_others
 from tests.support.databases import Place
 from tests.support.ports import free_port

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import RunSuspended
 from evoclaw.core.ports import Deny
-from evoclaw.governance.rates import RateLimit, RateLimits, RateSettings
+from evoclaw.governance.rate_limits import RateLimit, RateLimits, RateSettings
 from evoclaw.store.databases.database import Connection, Database, StoreError
-from evoclaw.store.databases.orders import DeferredCommitFailed
-from evoclaw.store.governing.rates import PRUNE_INTERVAL_CALLS, SCHEMA, RateStore
+from evoclaw.store.databases.write_requests import DeferredCommitFailed
+from evoclaw.store.governance.rates import PRUNE_INTERVAL_CALLS, SCHEMA, RateStore
 from tests.governance.test_rates import ANN, Clock, allowed, call
 from tests.support.databases import Place
 from tests.support.postgres import Postgres
@@ -30,7 +30,7 @@ from tests.support.stores import ROOT
 
 RACER = """
 import asyncio, sys, time
-from evoclaw.store.governing.rates import SCHEMA, RateCounts
+from evoclaw.store.governance.rates import SCHEMA, RateCounts
 from tests.support.databases import Place
 
 async def main(at, schema, marks, per_minute, burst, refusals):
@@ -241,7 +241,7 @@ async def test_what_cannot_be_counted_is_not_done() -> None:
 async def test_a_count_that_was_lost_and_whose_place_another_took_is_not_taken_for_made(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
     place, limit = on_postgres(postgres_url), [("ann", 1, 0)]
     async with counting(place) as (_, other):
         database = await place.open(SCHEMA)

@@ -16,11 +16,10 @@ import pytest
 from evoclaw.core.errors import RunSuspended
 from evoclaw.core.ledgers import InsufficientFunds, Limit, Reservation
 from evoclaw.store.databases.database import Connection, Database, StoreError
-from evoclaw.store.databases.orders import DeferredCommitFailed
 from evoclaw.store.databases.postgres import PostgresDatabase
-from evoclaw.store.databases.strands import write_scope
-from evoclaw.store.governing import ledger
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.databases.write_requests import DeferredCommitFailed, write_scope
+from evoclaw.store.governance import ledger
+from evoclaw.store.governance.ledger import StoredLedger
 from tests.support.budgets import account
 from tests.support.databases import Place
 from tests.support.stores import ROOT
@@ -36,8 +35,8 @@ LIMITS = {
 SPENDER = """
 import asyncio, random, sys
 from evoclaw.core.ledgers import Reservation
-from evoclaw.store.governing import ledger
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance import ledger
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.wiring.store import clock_of
 from tests.support.databases import Place
 from tests.store.test_shared_budget import LIMITS
@@ -187,7 +186,7 @@ async def cut(database: Database, url: str) -> None:
 async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
@@ -206,7 +205,7 @@ async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
 async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_on(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_writer.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.store.sessions.sheets import SCHEMA, StoredCanvas, StoredCanvases
+from evoclaw.store.sessions.canvases import SCHEMA, StoredCanvas, StoredCanvases
 from evoclaw.tools.canvas import Canvas, canvas
 from tests.support.databases import Place
 

@@ -24,8 +24,8 @@ from evoclaw.store.databases.database import (
     StoreError,
     StoreFull,
 )
-from evoclaw.store.databases.opening import companion_path
 from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.databases.sqlite_file import companion_path
 from tests.support.stores import (
     SCHEMA,
     add,

@@ -10,7 +10,7 @@ from bench.growth.clocks import steps_of
 
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Principal
-from evoclaw.orchestrator.errands import RunRequest
+from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.store.runs.queue import RunQueue
 from tests.support.databases import Place
 from tests.support.runs import Service, service

@@ -16,7 +16,7 @@ from evoclaw.governance.shared_stops import (
     sync_stops,
 )
 from evoclaw.governance.stops import Stop, StopFile, StopKind, Stops
-from evoclaw.store.governing.stops import SCHEMA, StopStore
+from evoclaw.store.governance.stops import SCHEMA, StopStore
 from evoclaw.wiring.oversight import open_stops, stop_files
 from tests.support.databases import Place
 from tests.support.ports import free_port

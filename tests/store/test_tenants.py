@@ -20,19 +20,19 @@ from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.labels import Principal
 from evoclaw.core.ledgers import Limit
 from evoclaw.core.messages import Reply, user
-from evoclaw.governance.budget.terms import account_path
+from evoclaw.governance.budget.options import account_path
 from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.observe.audit.reader import search
-from evoclaw.orchestrator.sessions.subruns import tenant_run_id
+from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
 from evoclaw.store.calls import command_tables, receipts
-from evoclaw.store.calls.command_values import QueueFull
+from evoclaw.store.calls.command_states import QueueFull
 from evoclaw.store.calls.commands import CommandStore, StoreError
 from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Connection, Database, Schema
 from evoclaw.store.databases.sqlite import SqliteDatabase
-from evoclaw.store.governing import approvals, ledger
-from evoclaw.store.governing.approvals import ApprovalClaim, ApprovalStore, StoredApproval
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance import approvals, ledger
+from evoclaw.store.governance.approvals import ApprovalClaim, ApprovalStore, StoredApproval
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.audit import NOON, fields, warm_in
@@ -340,10 +340,10 @@ async def traced(databases: Sequence[Database], act: Callable[[], Awaitable[obje
     """The statements that something takes."""
     said: list[str] = []
     for database in databases:
-        await database.read(lambda c: cast(Any, c).set_trace_callback(said.append))
+        await database.read(lambda c: cast("Any", c).set_trace_callback(said.append))
     await act()
     for database in databases:
-        await database.read(lambda c: cast(Any, c).set_trace_callback(None))
+        await database.read(lambda c: cast("Any", c).set_trace_callback(None))
     return said
 
 

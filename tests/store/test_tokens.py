@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from evoclaw.store.governing.tokens import SCHEMA, StoredToken, TokenStore
+from evoclaw.store.governance.tokens import SCHEMA, StoredToken, TokenStore
 from tests.support.databases import Place
 
 TOKEN = StoredToken("a1", "acme", "ci", "ann", frozenset({"runs:read", "human"}), "00ff", 1.5)

@@ -28,9 +28,9 @@ from evoclaw.core.ports import (
 )
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Effect, Tool
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.policy import RunBudget
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance.ledger import StoredLedger
 from tests.support.loop import Table
 
 KINDS = ("memory", "stored")

@@ -13,8 +13,8 @@ from evoclaw.core.ports import Ports
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.channels.front_desk import ChannelDispatcher
-from evoclaw.orchestrator.channels.letters import (
+from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
+from evoclaw.orchestrator.channels.inbound import (
     Channel,
     ChannelAnswer,
     InboundMessage,
@@ -25,14 +25,14 @@ from evoclaw.orchestrator.channels.letters import (
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, ScriptStep
 from evoclaw.store import channels
 from evoclaw.store.channels import ChannelStore
 from evoclaw.store.databases.database import Database
-from evoclaw.store.databases.parts import open_database
-from evoclaw.store.governing import approvals, tokens
-from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.governance import approvals, tokens
+from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 
 from evoclaw.api.app import create_app
-from evoclaw.api.needs import ApiDependencies
-from evoclaw.api.serving import serving
+from evoclaw.api.dependencies import ApiDependencies
+from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta
@@ -23,11 +23,11 @@ from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, ScriptStep
-from evoclaw.store.databases.parts import open_database
-from evoclaw.store.governing import approvals, tokens
-from evoclaw.store.governing.tokens import TokenStore
+from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.governance import approvals, tokens
+from evoclaw.store.governance.tokens import TokenStore
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from evoclaw.core.agent import Agent, LoopSettings
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import CallFinished, Record, RunFinished
 from evoclaw.core.messages import JSON, ToolResult
@@ -16,14 +16,14 @@ from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
-from evoclaw.tools.notes import todoread, todowrite
 from evoclaw.tools.question import question
 from evoclaw.tools.sessions import session_tools
+from evoclaw.tools.todos import todoread, todowrite
 
 ALL = frozenset({"*"})
 LEAD = Agent("lead", "scripted/model", "You lead.", ALL)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from evoclaw.store.calls import command_tables, receipts
 from evoclaw.store.databases.database import Database, Schema
-from evoclaw.store.databases.parts import open_database
-from evoclaw.store.governing import approvals, ledger
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.governance import approvals, ledger
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 
 SCHEMAS = (

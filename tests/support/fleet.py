@@ -11,15 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ports import Policy, Ports, Provider
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.edge.assemble import assemble
-from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.edge.device import DeviceLimits, EdgeIdentity
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity, OrchestratorClock
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.plans import GrantCheck, no_grants
 from evoclaw.executors.edge import Grants, ungranted
@@ -28,7 +27,7 @@ from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.calls.artifacts import ArtifactStore
-from evoclaw.store.calls.command_values import CommandRow
+from evoclaw.store.calls.command_states import CommandRow
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.ports import Ports
 from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts
 from evoclaw.edge.edge import Edge

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evoclaw.core.messages import JSON, ToolResult
-from evoclaw.orchestrator.fleet.granting import GrantSigner
+from evoclaw.orchestrator.fleet.grant_signer import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
-from evoclaw.store.databases.parts import open_database
+from evoclaw.store.databases.migrations import open_database
 from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.broker_accounts import BrokerRole

@@ -15,12 +15,12 @@ from evoclaw.core.profile import Profile
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings, RunStatus, RunView
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import says
 from evoclaw.store.databases.database import Database
-from evoclaw.store.governing import approvals
-from evoclaw.store.governing.approvals import ApprovalStore
+from evoclaw.store.governance import approvals
+from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore

@@ -13,11 +13,11 @@ from aiohttp import ClientSession
 from litestar import Litestar
 
 from evoclaw.api.app import create_app
-from evoclaw.api.needs import ApiDependencies, RefusedRequest
-from evoclaw.api.serving import serving
+from evoclaw.api.dependencies import ApiDependencies, RefusedRequest
+from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Ports, Provider
 from evoclaw.executors.canvases import CanvasFolder
@@ -36,21 +36,21 @@ from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.orchestrator.sessions.sessions import Conversations
+from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.store import memory as memory_store
 from evoclaw.store.calls import receipts as receipt_store
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import ReceiptStore
 from evoclaw.store.databases.database import Database
-from evoclaw.store.databases.parts import open_database
-from evoclaw.store.governing import approvals as approval_store
-from evoclaw.store.governing import ledger as ledger_store
-from evoclaw.store.governing import tokens as token_store
-from evoclaw.store.governing.approvals import ApprovalStore
-from evoclaw.store.governing.ledger import StoredLedger
-from evoclaw.store.governing.tokens import TokenStore
+from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.governance import approvals as approval_store
+from evoclaw.store.governance import ledger as ledger_store
+from evoclaw.store.governance import tokens as token_store
+from evoclaw.store.governance.approvals import ApprovalStore
+from evoclaw.store.governance.ledger import StoredLedger
+from evoclaw.store.governance.tokens import TokenStore
 from evoclaw.store.memory import MemoryStore
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.store import MetricsStore
@@ -63,8 +63,7 @@ from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
-from evoclaw.wiring.policies import PoliciesAdapter
-from evoclaw.wiring.showing import (
+from evoclaw.wiring.api_adapters import (
     AuditAdapter,
     CanvasesAdapter,
     DevicesAdapter,
@@ -72,6 +71,7 @@ from evoclaw.wiring.showing import (
     StopsAdapter,
     ToolsAdapter,
 )
+from evoclaw.wiring.policies_adapter import PoliciesAdapter
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools

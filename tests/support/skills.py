@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoclaw.skills.loading import Skill, load_skill
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 
 HELLO = "#!/bin/sh\necho hello\n"
 

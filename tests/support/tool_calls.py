@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import Call

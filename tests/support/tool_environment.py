@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from evoclaw.core.agent import Agent
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON, ToolResult
@@ -39,23 +39,23 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.orchestrator.people.questions import Questions
-from evoclaw.orchestrator.sessions.delegates import RunSessions
-from evoclaw.orchestrator.sessions.sessions import Conversations, StoredTodos
-from evoclaw.orchestrator.sessions.subruns import SessionRun
+from evoclaw.orchestrator.sessions.conversations import Conversations, StoredTodos
+from evoclaw.orchestrator.sessions.run_sessions import RunSessions
+from evoclaw.orchestrator.sessions.session_run import SessionRun
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.disclosure import RegistrySkillReader
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.browser import Browser
 from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.define import tool
 from evoclaw.tools.image import RunModelVision, Vision
 from evoclaw.tools.nodes import Nodes
-from evoclaw.tools.notes import TodoList
 from evoclaw.tools.question import ScriptedUser, UserPrompter
 from evoclaw.tools.sessions import Sessions
 from evoclaw.tools.sets import everything, remote, usable
 from evoclaw.tools.skill import SkillReader
+from evoclaw.tools.todos import TodoList
 from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 from tests.matrix.table import TABLE, TODO
 from tests.support.fleet import House, house

@@ -38,11 +38,11 @@ PATIENCE = 120.0
 MODULES = (
     "aiohttp",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
-    "evoclaw.cli.stream",
+    "evoclaw.cli.sse",
     "evoclaw.wiring.pipelines",
     "evoclaw.governance.flow",
     "evoclaw.wiring.governance",
-    "evoclaw.wiring.local",
+    "evoclaw.wiring.local_run",
     "evoclaw.wiring.toolbox",
 )
 """What most commands need; these bring the rest."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 import pytest
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import BoundTool, ToolOutput
+from evoclaw.core.bound_tools import BoundTool, ToolOutput
 from evoclaw.core.errors import SchemaError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.messages import ToolResult
-from evoclaw.tools.diff import unified_diff
+from evoclaw.tools.diff import diff_bytes, is_utf8, unified_diff
 from evoclaw.tools.files import edit
-from evoclaw.tools.patch.applying import apply_patch
-from evoclaw.tools.region import diff_bytes, is_utf8
+from evoclaw.tools.patch.apply_patch import apply_patch
 from tests.support.tool_calls import use
 
 LINES = 10 * (1 << 20) // 64

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.executors.processes import LocalProcesses

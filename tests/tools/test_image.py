@@ -23,7 +23,7 @@ from evoclaw.tools.image import (
     VisionModel,
     image,
 )
-from evoclaw.tools.pictures import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES
+from evoclaw.tools.image_preparation import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES
 from tests.support.tool_calls import call_of
 
 ORIENTATION = 0x0112

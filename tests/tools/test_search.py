@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.files import LocalFiles
-from evoclaw.tools import finding
+from evoclaw.tools import tree_search
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.search import glob, grep
 from tests.support.tool_calls import use
@@ -224,7 +224,7 @@ async def test_fault_44_looping_links_are_not_followed(tmp_path: Path) -> None:
 
 
 async def test_fault_44_a_search_stops_at_its_entry_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "MAX_ENTRIES", 50)
+    monkeypatch.setattr(tree_search, "MAX_ENTRIES", 50)
     ops = FakeOps({f"{n:03}": "x" for n in range(100)})
 
     shown = await use(glob, ops, pattern="*")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import Effect
 from evoclaw.core.toolset import Toolset

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from evoclaw.transport.reconnect import STEADY_AFTER_S, Backoff
+from evoclaw.transport.link import STEADY_AFTER_S, Backoff
 
 
 def longest(tries: int, *, lived: float = 0.0) -> float:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoclaw.workflows.expression_parser import parse_expression
 from evoclaw.workflows.expressions import (
     ArrayExpression,
     BadExpression,
@@ -21,7 +22,6 @@ from evoclaw.workflows.expressions import (
     evaluate,
     references,
 )
-from evoclaw.workflows.parsing import parse_expression
 
 SCOPE: dict[str, Any] = {
     "inputs": {"host": "pi", "count": 3, "quiet": False, "none": None, "tags": ["a", "b"]},

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.workflows.checking import validate_workflow
 from evoclaw.workflows.definition import (
     AgentStep,
     ConditionStep,
@@ -19,7 +18,8 @@ from evoclaw.workflows.definition import (
     Workflow,
 )
 from evoclaw.workflows.errors import InvalidWorkflow
-from evoclaw.workflows.reading import read_workflow
+from evoclaw.workflows.toml_reader import read_workflow
+from evoclaw.workflows.validation import validate_workflow
 
 WHOLE = """\
 description = "What the disks say."

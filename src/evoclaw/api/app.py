@@ -8,29 +8,27 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
-from evoclaw.api import agents
 from evoclaw.api.auth import check_query, check_scope, provide_caller
-from evoclaw.api.describing import OpenApiDocument
-from evoclaw.api.door import RequestGate
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
-from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.middleware import RequestGate
 from evoclaw.api.openai import routes as openai
+from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
-    answers,
-    canvas,
-    documents,
-    edge_tools,
+    agents,
+    approvals,
     events,
-    figures,
     fleet,
+    governance,
     health,
-    oversight,
+    metrics,
+    openapi,
     policy,
     replays,
     runs,
     sessions,
-    things,
     tokens,
+    tools_skills_memory,
     workflows,
 )
 from evoclaw.api.sse import Watchers
@@ -80,18 +78,18 @@ def _routes() -> list[HTTPRouteHandler]:
         *openai.ROUTES,
         *runs.ROUTES,
         *replays.ROUTES,
-        *answers.ROUTES,
+        *approvals.ROUTES,
         *sessions.ROUTES,
-        *canvas.CANVAS_ROUTES,
+        *sessions.CANVAS_ROUTES,
         *fleet.ROUTES,
-        *edge_tools.EDGE_TOOL_ROUTES,
-        *figures.ROUTES,
+        *fleet.EDGE_TOOL_ROUTES,
+        *metrics.ROUTES,
         *events.ROUTES,
-        *things.ROUTES,
-        *oversight.ROUTES,
+        *tools_skills_memory.ROUTES,
+        *governance.ROUTES,
         *policy.ROUTES,
         *tokens.ROUTES,
         *workflows.ROUTES,
         *health.ROUTES,
-        *documents.ROUTES,
+        *openapi.ROUTES,
     ]

@@ -15,8 +15,8 @@ from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import QueryParameter, SkipValidation
 
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError
-from evoclaw.api.needs import ApiDependencies
 from evoclaw.orchestrator.people.access import Caller
 
 PUBLIC = ""

@@ -19,7 +19,8 @@ from evoclaw.core.errors import (
     ProviderErrorKind,
 )
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.errands import (
+from evoclaw.orchestrator.orchestrator import EdgeOffline
+from evoclaw.orchestrator.runs.requests import (
     Draining,
     EmptyMessage,
     KeyReused,
@@ -27,9 +28,8 @@ from evoclaw.orchestrator.errands import (
     RunQueueFull,
     SessionHasHistory,
 )
-from evoclaw.orchestrator.orchestrator import EdgeOffline
-from evoclaw.orchestrator.runs.tending import StoreError
-from evoclaw.orchestrator.sessions.sessions import SessionBusy, SessionNotFound
+from evoclaw.orchestrator.runs.supervisor import StoreError
+from evoclaw.orchestrator.sessions.conversations import SessionBusy, SessionNotFound
 from evoclaw.workflows import errors as workflows
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evoclaw.api.mcp_server import McpTools
-from evoclaw.api.serving import (
+from evoclaw.api.server import (
     allowed_hosts,
     is_loopback,
     listen,

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from evoclaw.api.auth import unauthorized
 from evoclaw.api.errors import LOG, ApiError, internal_error, to_api_error
-from evoclaw.api.outlet import EventSender
+from evoclaw.api.event_sender import EventSender
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.people.access import AccessControl, Caller

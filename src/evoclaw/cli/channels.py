@@ -50,7 +50,7 @@ def _list(*, as_json: bool) -> int:
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
 @json_option()
 def _user(name: str, *, as_json: bool) -> int:
-    from evoclaw.wiring.channels import add_broker_user
+    from evoclaw.wiring.broker_users import add_broker_user
 
     _check_person()
     password = add_broker_user(name, os.environ)
@@ -68,7 +68,7 @@ def _user(name: str, *, as_json: bool) -> int:
 @channels.command("remove-user", help="Delete a person's broker account")
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
 def _remove_user(name: str) -> int:
-    from evoclaw.wiring.channels import remove_broker_user
+    from evoclaw.wiring.broker_users import remove_broker_user
 
     _check_person()
     if not remove_broker_user(name, os.environ):

@@ -14,15 +14,15 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
+from evoclaw.cli.chat_commands import COMMANDS, HELP_HINT, ChatPosition, run_command
 from evoclaw.cli.clean import one_line
 from evoclaw.cli.client import ServiceClient, ServiceRefused, open_client
-from evoclaw.cli.lines import LineReader
+from evoclaw.cli.data_folder import data_folder
+from evoclaw.cli.interactive_run import InteractiveRun
+from evoclaw.cli.line_reader import LineReader
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err
-from evoclaw.cli.places import data_folder
 from evoclaw.cli.render import renderer
-from evoclaw.cli.slash import COMMANDS, HELP_HINT, ChatPosition, run_command
-from evoclaw.cli.talking import InteractiveRun
 from evoclaw.cli.terminal import is_interactive
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import RunFinished, StopReason

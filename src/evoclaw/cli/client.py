@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.cli.clean import one_line
-from evoclaw.cli.places import data_folder, privacy_problem
-from evoclaw.cli.stream import ServerSentEvent, SseParser
+from evoclaw.cli.data_folder import data_folder, privacy_problem
+from evoclaw.cli.sse import ServerSentEvent, SseParser
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
 

@@ -11,8 +11,8 @@ from evoclaw.cli import exits
 from evoclaw.cli.clean import one_line
 from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.messages import JSON
+from evoclaw.core.run_comparison import Difference, compare
 from evoclaw.store.sessions.recordings import read_recording
 
 

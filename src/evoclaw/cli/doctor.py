@@ -15,12 +15,12 @@ from typing import TypeAlias
 import click
 import msgspec
 
-from evoclaw.cli import exits, routes
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.clean import clean
 from evoclaw.cli.client import open_client
+from evoclaw.cli.data_folder import data_folder, privacy_problem
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.places import data_folder, privacy_problem
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.transport.address import parse_url
@@ -127,7 +127,7 @@ def _stores(data: Path) -> tuple[bool, str]:
 async def _service(env: Mapping[str, str]) -> tuple[bool, str]:
     try:
         async with open_client(env) as client:
-            ready = routes.as_object(
+            ready = service_api.as_object(
                 await client.request("GET", "/health/ready", accepted_statuses=(503,))
             )
             parts: JSON = ready.get("parts")

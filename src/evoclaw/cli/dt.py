@@ -13,12 +13,12 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.clean import clean
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorBlock, ImageBlock, TextBlock, ToolResult, is_object
 from evoclaw.core.schema import compile_schema, describe_problems
 from evoclaw.core.tools import Call, Tool
-from evoclaw.skills.generated import PREFIX, stdin_parameter
+from evoclaw.skills.desktop_tools import PREFIX, stdin_parameter
 
 MAX_INPUT_BYTES = 64 << 20
 

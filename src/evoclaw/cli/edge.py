@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.notify import READY, STOPPING, notify_systemd
 from evoclaw.cli.options import FILE, CommandGroup
 from evoclaw.cli.output import print_err
+from evoclaw.cli.systemd_notify import READY, STOPPING, notify_systemd
 from evoclaw.core.errors import ConfigError
 
 

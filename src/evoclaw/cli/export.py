@@ -13,7 +13,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.databases.moving import ExportManifest
+from evoclaw.store.databases.export_import import ExportManifest
 
 
 @click.command(cls=CliCommand)

@@ -14,7 +14,7 @@ from evoclaw.cli.client import open_client
 from evoclaw.cli.options import FILE, ExclusiveCommand
 from evoclaw.cli.output import print_err
 from evoclaw.cli.run import RunOptions, run_options, start_run
-from evoclaw.cli.watching import get_records
+from evoclaw.cli.service_api import get_records
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
 from evoclaw.core.forking import RunAlreadyEnded, fork_messages, with_prompt

@@ -12,9 +12,9 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
+from evoclaw.cli.data_folder import data_folder, make_private
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.places import data_folder, make_private
 from evoclaw.cli.terminal import is_interactive
 from evoclaw.core.errors import ConfigError
 

@@ -13,13 +13,13 @@ import click
 import msgspec
 from msgspec import Struct
 
-from evoclaw.cli import exits, routes
-from evoclaw.cli.audit_lines import audit_line
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.clean import one_line
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.watching import get_records, watch_records
+from evoclaw.cli.service_api import get_records, watch_records
+from evoclaw.cli.tables import audit_line
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,
@@ -107,7 +107,9 @@ async def _audit(client: ServiceClient, options: LogOptions) -> None:
     limit = options.limit
     while True:
         requested_at = time.time()
-        rows = routes.as_items(await client.get(routes.api_path("audit"), since=since, limit=limit))
+        rows = service_api.as_items(
+            await client.get(service_api.api_path("audit"), since=since, limit=limit)
+        )
         for row in rows:
             if (seq := int(row.get("seq", 0))) > last:
                 last = seq

@@ -23,7 +23,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, NoApprover
 from evoclaw.governance.approvals import SessionApprovalCache
 from evoclaw.governance.autonomy import Level
-from evoclaw.wiring.mcp_requests import McpHttpOptions, McpServerOptions
+from evoclaw.wiring.mcp_server import McpHttpOptions, McpServerOptions
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.pins import PinFile
@@ -76,7 +76,7 @@ def mcp() -> None:
 @click.option("--read-only", is_flag=True, help="Serve only tools that read")
 @click.option("--yes", is_flag=True, help="Write and execute without asking")
 def _serve(**options: Any) -> int:
-    from evoclaw.wiring.mcp import mcp_over_http, mcp_over_stdio
+    from evoclaw.wiring.mcp_server import mcp_over_http, mcp_over_stdio
 
     return serve(McpServeOptions(**options), mcp_over_stdio, mcp_over_http)
 
@@ -150,7 +150,7 @@ async def _serving(options: McpServeOptions, over_stdio: OverStdio, over_http: O
 
 
 def _pins() -> PinFile:
-    from evoclaw.wiring.servers import mcp_pins
+    from evoclaw.wiring.mcp_connections import mcp_pins
 
     return mcp_pins(os.environ)
 

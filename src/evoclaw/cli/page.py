@@ -13,9 +13,9 @@ import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.client import find_service, open_client
+from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.options import CliCommand
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.places import data_folder
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.broker_accounts import write_private
 

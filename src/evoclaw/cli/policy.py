@@ -20,10 +20,9 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
-from evoclaw.governance.explaining import explain
+from evoclaw.governance.explanations import explain
 from evoclaw.governance.rules.command_rules import CommandRules
 from evoclaw.governance.rules.document import CallExample, read_rules, shipped_rules
-from evoclaw.governance.rules.effect_views import describe_effects
 from evoclaw.governance.rules.examples import (
     EXAMPLE_HOME,
     EXAMPLE_WORKSPACE,
@@ -31,11 +30,11 @@ from evoclaw.governance.rules.examples import (
     example_call,
     load_rules,
 )
-from evoclaw.governance.rules.policy import Judgement, RulePolicy
+from evoclaw.governance.rules.policy import Judgement, RulePolicy, describe_effects
 from evoclaw.store.sessions.recordings import read_recording
 
 if TYPE_CHECKING:
-    from evoclaw.wiring.judging import LocalPolicies
+    from evoclaw.wiring.local_policies import LocalPolicies
 
 MAX_LINE_CHARS = 240
 """Characters of a printed line."""
@@ -83,7 +82,7 @@ def _diff(old: str, new: str, runs: Path | None, *, as_json: bool) -> int:
 
 
 def _local_policies() -> LocalPolicies:
-    from evoclaw.wiring.judging import local_policies
+    from evoclaw.wiring.local_policies import local_policies
 
     return local_policies(Path.cwd(), os.environ)
 

@@ -12,7 +12,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.render import renderer
-from evoclaw.core.replaying import replay_exactly
+from evoclaw.core.replay import replay_exactly
 from evoclaw.store.sessions.recordings import read_recording
 
 

@@ -172,7 +172,7 @@ async def _run_in_session(
     options: RunOptions, session: str, workspace: Path, settings: LoopSettings
 ) -> int:
     """Continue a session of this machine, or start it."""
-    from evoclaw.wiring.conversations import open_conversations
+    from evoclaw.wiring.local_sessions import open_conversations
     from evoclaw.wiring.oversight import stop_files
 
     if options.on is not None or options.resume:
@@ -245,8 +245,8 @@ def _ports(
     records: Sequence[Record],
 ) -> AbstractAsyncContextManager[Ports]:
     from evoclaw.wiring.fleet import fleet_ports
-    from evoclaw.wiring.local import local_ports
-    from evoclaw.wiring.ssh import ssh_ports
+    from evoclaw.wiring.local_run import local_ports
+    from evoclaw.wiring.ssh_run import ssh_ports
 
     started = PreparedRun(
         state, records, attended=is_interactive() or options.wait, quarantine=options.quarantine

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
-from evoclaw.cli import exits, routes
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.clean import clean
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.render import renderer
+from evoclaw.cli.service_api import get_run, watch_records
 from evoclaw.cli.tables import format_time, print_table, text_of
-from evoclaw.cli.watching import get_run, watch_records
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON
@@ -69,7 +69,7 @@ def _watch(run_id: str, after: int, *, as_json: bool) -> int:
 @_ID
 def _cancel(run_id: str) -> int:
     async def cancel(client: ServiceClient) -> int:
-        if await routes.cancel_run(client, run_id):
+        if await service_api.cancel_run(client, run_id):
             print_out(f"{run_id}: cancelled")
             return exits.OK
         print_err(f"{run_id}: already ended")
@@ -83,7 +83,7 @@ def _cancel(run_id: str) -> int:
 @click.argument("message", help="The message")
 def _steer(run_id: str, message: str) -> int:
     async def steer(client: ServiceClient) -> int:
-        await routes.steer_run(client, run_id, message)
+        await service_api.steer_run(client, run_id, message)
         print_out(f"{run_id}: message sent")
         return exits.OK
 
@@ -110,7 +110,7 @@ def _with_client(work: Callable[[ServiceClient], Awaitable[int]]) -> int:
 async def _print_all(
     client: ServiceClient, limit: int, query: Mapping[str, str], *, as_json: bool
 ) -> int:
-    found = await routes.fetch_pages(client, routes.api_path("runs"), limit, **query)
+    found = await service_api.fetch_pages(client, service_api.api_path("runs"), limit, **query)
     if as_json:
         print_out(found)
         return exits.OK
@@ -169,7 +169,7 @@ async def _follow(client: ServiceClient, run_id: str, after: int, *, as_json: bo
 
 
 async def _save(client: ServiceClient, run_id: str, path: Path | None) -> int:
-    data = await client.request_bytes("GET", routes.api_path("runs", run_id, "records"))
+    data = await client.request_bytes("GET", service_api.api_path("runs", run_id, "records"))
     if path is None:
         sys.stdout.buffer.write(data)
         return exits.OK

@@ -19,10 +19,10 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.skills import names
 from evoclaw.skills.approvals import SkillApprovalFile
+from evoclaw.skills.desktop_tools import DESKTOP_TOOLS, bundled_skills_folder, write_programs
 from evoclaw.skills.folders import SkillRefused
-from evoclaw.skills.generated import DESKTOP_TOOLS, bundled_skills_folder, write_programs
 from evoclaw.skills.loading import Skill, SkillPlatformMismatch, load_skill
-from evoclaw.skills.watching import SkillRegistry
+from evoclaw.skills.registry import SkillRegistry
 
 SKILL_TEMPLATE = """\
 ---

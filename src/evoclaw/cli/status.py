@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import click
 
-from evoclaw.cli import exits, routes
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused, open_client
-from evoclaw.cli.figures import parse_metrics, tool_metrics
 from evoclaw.cli.metrics import PATH, show_tools
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.prometheus import parse_metrics, tool_metrics
 from evoclaw.cli.tables import text_of
 from evoclaw.core.messages import JSON, is_object
 
@@ -54,8 +54,10 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
 
 
 async def _fetch_status(client: ServiceClient) -> dict[str, JSON]:
-    alive = routes.as_object(await client.get("/health/live"))
-    ready = routes.as_object(await client.request("GET", "/health/ready", accepted_statuses=(503,)))
+    alive = service_api.as_object(await client.get("/health/live"))
+    ready = service_api.as_object(
+        await client.request("GET", "/health/ready", accepted_statuses=(503,))
+    )
     found: dict[str, JSON] = {
         "up": True,
         "url": client.url,
@@ -72,7 +74,7 @@ async def _fetch_status(client: ServiceClient) -> dict[str, JSON]:
 
 
 async def _edges(client: ServiceClient) -> JSON:
-    edges = routes.as_items(await client.get(routes.api_path("fleet")))
+    edges = service_api.as_items(await client.get(service_api.api_path("fleet")))
     names = {bool(edge.get("online")): list[str]() for edge in (*edges, {"online": 1}, {})}
     for edge in edges:
         names[bool(edge.get("online"))].append(text_of(edge, "agent_id"))
@@ -83,7 +85,9 @@ async def _runs(client: ServiceClient) -> JSON:
     counts: dict[str, int] = {}
     for state in ("running", "queued", "waiting"):
         counts[state] = len(
-            await routes.fetch_pages(client, routes.api_path("runs"), MAX_COUNTED_RUNS, state=state)
+            await service_api.fetch_pages(
+                client, service_api.api_path("runs"), MAX_COUNTED_RUNS, state=state
+            )
         )
     return counts
 
@@ -91,12 +95,12 @@ async def _runs(client: ServiceClient) -> JSON:
 async def _approvals(client: ServiceClient) -> JSON:
     return [
         {"id": call.id, "tool": call.tool, "run_id": call.run_id}
-        for call in await routes.list_pending_approvals(client)
+        for call in await service_api.list_pending_approvals(client)
     ]
 
 
 async def _budgets(client: ServiceClient) -> JSON:
-    return routes.as_items(await client.get(routes.api_path("budgets")))
+    return service_api.as_items(await client.get(service_api.api_path("budgets")))
 
 
 _SECTIONS: Mapping[str, Callable[[ServiceClient], Awaitable[JSON]]] = {

@@ -12,8 +12,8 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
+from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.options import FILE, CliCommand
-from evoclaw.cli.places import data_folder
 from evoclaw.core.errors import ConfigError
 
 _UNIT_TEMPLATE = """\

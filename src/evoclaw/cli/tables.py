@@ -1,11 +1,16 @@
-"""Formats rows as aligned columns, cleaned for a terminal."""
+"""Formats rows as aligned columns, cleaned for a terminal.
+
+Formats an audit record as one line.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from evoclaw.cli.clean import one_line
+import msgspec
+
+from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.output import print_out
 from evoclaw.core.messages import JSON
 
@@ -43,3 +48,20 @@ def text_of(row: dict[str, JSON], name: str) -> str:
     """A value of a row as text; empty if there is none."""
     value = row.get(name)
     return "" if value is None else str(value)
+
+
+def audit_line(fields: Mapping[str, JSON]) -> str:
+    """Time, agent, tool or kind, result, verdict, and parameters or reason."""
+
+    def text(name: str) -> str:
+        value: JSON = fields.get(name)
+        return "" if value is None else str(value)
+
+    verdict = " ".join(filter(None, (text("verdict"), text("code"))))
+    parameters = ""
+    if "parameters" in fields:
+        parameters = msgspec.json.encode(fields["parameters"]).decode()
+    details = parameters or text("reason") or text("model")
+    what = text("tool") or text("kind")
+    line = f"{text('timestamp')} {text('agent_id'):12} {what:14} {text('result'):10} {verdict:16} "
+    return one_line(line + details, 200) if details else clean(line).rstrip()

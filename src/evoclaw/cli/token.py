@@ -10,7 +10,7 @@ from typing import Protocol
 import click
 import msgspec
 
-from evoclaw.cli import exits, routes
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
@@ -195,12 +195,14 @@ class _RemoteTokens:
             "scopes": list(scopes),
             "expires_in": seconds,
         }
-        created = routes.as_object(await self._client.post(routes.api_path("tokens"), body))
+        created = service_api.as_object(
+            await self._client.post(service_api.api_path("tokens"), body)
+        )
         return text_of(created, "id"), text_of(created, "token")
 
     async def list(self, tenant: str) -> list[dict[str, JSON]]:
-        return routes.as_items(await self._client.get(routes.api_path("tokens")))
+        return service_api.as_items(await self._client.get(service_api.api_path("tokens")))
 
     async def revoke(self, tenant: str, id_: str) -> bool:
-        await self._client.request("DELETE", routes.api_path("tokens", id_))
+        await self._client.request("DELETE", service_api.api_path("tokens", id_))
         return True

@@ -16,14 +16,14 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
-from evoclaw.cli.notify import READY, RELOADING, STOPPING, notify_systemd
 from evoclaw.cli.options import FILE, CliCommand
 from evoclaw.cli.output import print_err
+from evoclaw.cli.systemd_notify import READY, RELOADING, STOPPING, notify_systemd
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.orchestrator.fleet.fleet import PresenceChange
 
 if TYPE_CHECKING:
-    from evoclaw.wiring.up import Application
+    from evoclaw.wiring.application import Application
 
 GC_THRESHOLD_OBJECTS = 10_000
 """New objects between two garbage collections: a thousand concurrent runs allocate many."""
@@ -106,7 +106,7 @@ def up(**options: Any) -> int:
 
 
 async def _up(options: UpOptions) -> int:
-    from evoclaw.wiring.up import open_application
+    from evoclaw.wiring.application import open_application
 
     opened = open_application(
         host=options.host,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import click
 import msgspec
 
-from evoclaw.cli import exits, routes
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import ServiceClient, open_client
@@ -48,10 +48,10 @@ def _list(*, as_json: bool) -> int:
 @json_option()
 def _start(name: str, inputs: tuple[str, ...], key: str, *, as_json: bool) -> int:
     async def start(client: ServiceClient) -> int:
-        where = routes.api_path("workflows", name, "runs")
+        where = service_api.api_path("workflows", name, "runs")
         body = {"inputs": inputs_of(inputs)}
         found = await client.post(where, body, key=key or secrets.token_hex(16))
-        _print_one(routes.as_object(found), as_json=as_json)
+        _print_one(service_api.as_object(found), as_json=as_json)
         return exits.OK
 
     return _with_client(start)
@@ -62,7 +62,7 @@ def _start(name: str, inputs: tuple[str, ...], key: str, *, as_json: bool) -> in
 @json_option()
 def _show(id_: str, *, as_json: bool) -> int:
     async def show(client: ServiceClient) -> int:
-        found = routes.as_object(await client.get(routes.api_path("workflow-runs", id_)))
+        found = service_api.as_object(await client.get(service_api.api_path("workflow-runs", id_)))
         _print_one(found, as_json=as_json)
         return exits.FAILED if found.get("state") in _FAILED else exits.OK
 
@@ -73,7 +73,9 @@ def _show(id_: str, *, as_json: bool) -> int:
 @_ID
 def _cancel(id_: str) -> int:
     async def cancel(client: ServiceClient) -> int:
-        done = routes.as_object(await client.post(routes.api_path("workflow-runs", id_, "cancel")))
+        done = service_api.as_object(
+            await client.post(service_api.api_path("workflow-runs", id_, "cancel"))
+        )
         if done.get("cancelled"):
             print_out(f"{id_}: cancelled")
             return exits.OK
@@ -99,7 +101,7 @@ def _answer(id_: str, step: str, decision: str, reason: str) -> int:
         if why := identify_answerer().refusal_reason("local"):
             raise ConfigError(why)
         body = {"step": step, "decision": decision, "reason": reason}
-        await client.post(routes.api_path("workflow-runs", id_, "answer"), body)
+        await client.post(service_api.api_path("workflow-runs", id_, "answer"), body)
         print_out(f"{id_}: {step}: {decision}")
         return exits.OK
 
@@ -129,8 +131,10 @@ def inputs_of(arguments: Sequence[str]) -> dict[str, JSON]:
 
 
 async def _print_all(client: ServiceClient, *, as_json: bool) -> int:
-    defined = routes.as_items(await client.get(routes.api_path("workflows")))
-    started = await routes.fetch_pages(client, routes.api_path("workflow-runs"), MAX_LISTED_RUNS)
+    defined = service_api.as_items(await client.get(service_api.api_path("workflows")))
+    started = await service_api.fetch_pages(
+        client, service_api.api_path("workflow-runs"), MAX_LISTED_RUNS
+    )
     if as_json:
         print_out({"defined": defined, "started": started})
         return exits.OK

@@ -13,7 +13,7 @@ from evoclaw.config.agent_toml import (
     write_agent_toml,
 )
 from evoclaw.config.broker import BrokerConfig, broker_password
-from evoclaw.config.places import default_data_folder
+from evoclaw.config.paths import default_data_folder
 from evoclaw.config.values import Engine
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evoclaw.config.broker import BrokerConfig, check_broker
-from evoclaw.config.documents import TomlDocument, describe_unknown
-from evoclaw.config.places import default_data_folder, path_decoder, read_text, write_private
+from evoclaw.config.paths import default_data_folder, path_decoder, read_text, write_private
+from evoclaw.config.toml_document import TomlDocument, describe_unknown
+from evoclaw.config.toml_writer import to_toml
 from evoclaw.config.values import Engine, Milliseconds, NonEmptyText, check_capabilities, check_id
-from evoclaw.config.writing import to_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.advert import default_summary
@@ -23,7 +23,7 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.governance.network import NetworkSettings
-from evoclaw.governance.rates import RateSettings
+from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from evoclaw.config.documents import KeyPath, TomlDocument, describe_unknown
-from evoclaw.config.places import read_text
+from evoclaw.config.paths import read_text
+from evoclaw.config.toml_document import KeyPath, TomlDocument, describe_unknown
 from evoclaw.config.values import check_capabilities, check_id
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits

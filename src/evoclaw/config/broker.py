@@ -10,8 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.config.documents import TomlDocument
-from evoclaw.config.places import read_text
+from evoclaw.config.paths import read_text
+from evoclaw.config.toml_document import TomlDocument
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
 

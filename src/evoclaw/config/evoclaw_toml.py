@@ -13,22 +13,22 @@ from msgspec.structs import replace
 from evoclaw.api.settings import ServerSettings
 from evoclaw.config.agents import AgentConfig, check_agents
 from evoclaw.config.broker import BrokerConfig, check_broker
-from evoclaw.config.documents import TomlDocument
-from evoclaw.config.places import default_data_folder, path_decoder, read_text
+from evoclaw.config.paths import default_data_folder, path_decoder, read_text
+from evoclaw.config.toml_document import TomlDocument
 from evoclaw.config.values import Engine, Milliseconds, NonEmptyText
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.governance.network import NetworkSettings
-from evoclaw.governance.rates import RateSettings
+from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
-from evoclaw.orchestrator.errands import RunSettings
+from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.store.settings import StoreSettings
-from evoclaw.workflows.supervising import WorkflowSettings
+from evoclaw.workflows.supervisor import WorkflowSettings
 
 _TOOLS_TABLE_KEYS = {
     "enabled": ("orchestrator", "tool_loop_enabled"),

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from evoclaw.config.documents import KeyPath, TomlDocument, closest_match
+from evoclaw.config.toml_document import KeyPath, TomlDocument, closest_match
 from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 

@@ -3,6 +3,8 @@
 The model's replies, the tools' results, verdicts and approvals come from the records; everything
 else is computed again. If the records are the same, byte for byte, the loop depends on nothing that
 was not recorded.
+
+Verify that a recorded run replays byte for byte.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
@@ -255,3 +260,55 @@ def _recorded_calls(events: Sequence[Event]) -> list[dict[str, _RecordedCall]]:
 def _may_be_early(event: Event) -> bool:
     """Whether an event may come before its recorded position: those of concurrent calls."""
     return isinstance(event, CallStarted | CallOutput | CallFinished)
+
+
+REPLAY_STALL_TIMEOUT_S = 10.0
+"""Seconds to wait for the next record: an altered recording may block the loop for ever."""
+
+
+class ReplayResult(Struct, frozen=True):
+    """The outcome of replaying a run."""
+
+    same: bool
+    records: int
+    """How many records were the same."""
+    differs_at: int | None = None
+    """The number of the first record that differs."""
+    reason: str = ""
+    """Why it differs, for people."""
+
+
+async def replay_exactly(records: Sequence[Record]) -> AsyncGenerator[Record, None]:
+    """Replay a run; raise `RecordingError` at the first record that is not the same to the byte."""
+    count = 0
+    async with aclosing(Replay(records).records()) as played:
+        async for record in played:
+            if msgspec.json.encode(record) != msgspec.json.encode(records[count]):
+                raise RecordingError(f"record {count + 1} differs from the recording")
+            count += 1
+            yield record
+
+
+async def verify_replay(
+    records: Sequence[Record], stall: float = REPLAY_STALL_TIMEOUT_S
+) -> ReplayResult:
+    """Replay a run to its end and compare it; other tasks may run between two records.
+
+    Args:
+        records: The records of the run, numbered without gaps.
+        stall: Seconds to wait for each record.
+    """
+    count, loop = 0, asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(stall) as timeout, aclosing(replay_exactly(records)) as played:
+            async for _ in played:
+                count += 1
+                await asyncio.sleep(0)
+                timeout.reschedule(loop.time() + stall)
+    except RecordingError as problem:
+        return ReplayResult(False, count, count + 1, str(problem))
+    except TimeoutError:
+        return ReplayResult(
+            False, count, count + 1, f"the replay stalled before record {count + 1}"
+        )
+    return ReplayResult(True, count)

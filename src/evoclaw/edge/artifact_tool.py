@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from evoclaw.core.bound import BoundTool, ToolOutput
+from evoclaw.core.bound_tools import BoundTool, ToolOutput
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.store.calls.artifacts import ArtifactNotFound, ArtifactStore, GrepResult

@@ -10,15 +10,13 @@ from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
 from evoclaw.edge.artifact_tool import artifact_tool
 from evoclaw.edge.audit import CallAudit
-from evoclaw.edge.call_spans import add_spans
-from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts
+from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts, OrchestratorClock
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.genome_limits import GenomeTimeouts
 from evoclaw.edge.outputs import KeepLargeOutput
-from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, no_grants
+from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, add_spans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor

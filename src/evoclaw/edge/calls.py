@@ -18,8 +18,7 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.wording import crashed, outcome_unknown
 from evoclaw.edge import refusals
 from evoclaw.edge.call_slots import CallSlots
-from evoclaw.edge.clock import OrchestratorClock
-from evoclaw.edge.device import DeviceLimits
+from evoclaw.edge.device import DeviceLimits, OrchestratorClock
 from evoclaw.edge.live_output import OutputChunks
 from evoclaw.edge.plans import CallPlan, Planner, named, refused
 from evoclaw.edge.reports import EdgeReports

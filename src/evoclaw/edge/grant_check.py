@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.edge.clock import OrchestratorClock
+from evoclaw.edge.device import OrchestratorClock
 from evoclaw.transport.wire import Command, digest
 from evoclaw.trust.grants import GrantRefusal, GrantRefused, Verifier
 

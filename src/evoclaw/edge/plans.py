@@ -1,10 +1,13 @@
-"""From a command to work that can begin: read, granted, validated and judged; nothing run yet."""
+"""From a command to work that can begin: read, granted, validated and judged; nothing run yet.
+
+Traces commands: each runs in a span below the orchestrator's call.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +22,7 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Allow, Ask, Deny, Ports, Progress
 from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
+from evoclaw.core.tracing import use_trace
 from evoclaw.core.wording import denied
 from evoclaw.edge.audit import CallAudit
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
@@ -31,6 +35,10 @@ from evoclaw.transport.wire import (
     convert,
     digest,
 )
+
+if TYPE_CHECKING:
+    from evoclaw.observe.tracing.tracing import Tracing
+
 
 Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
 """Does it, telling its output as it comes; ends early when the deadline is over."""
@@ -193,3 +201,42 @@ def _seconds(asked: ToolPayload, call: Call) -> float:
     if asked.background:
         return min(given or DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S)
     return call.timeout if given is None else min(given, call.tool.max_timeout)
+
+
+def add_spans(
+    planners: Mapping[str, Planner], tracing: Tracing | None, agent_id: str
+) -> Mapping[str, Planner]:
+    """The same planners, with a span around the work of each plan."""
+    if tracing is None:
+        return planners
+    return {name: _traced(planner, tracing, agent_id) for name, planner in planners.items()}
+
+
+def _traced(planner: Planner, tracing: Tracing, agent_id: str) -> Planner:
+    async def plan(command: Command) -> CallPlan | ToolResult:
+        made = await planner(command)
+        if isinstance(made, ToolResult):
+            return made
+        return replace(made, work=_work(made, command, tracing, agent_id))
+
+    return plan
+
+
+def _work(plan: CallPlan, command: Command, tracing: Tracing, agent_id: str) -> Work:
+    async def work(deadline: Deadline, progress: Progress) -> ToolResult:
+        call = tracing.edge_call(
+            agent_id,
+            plan.name,
+            request_id=command.request_id,
+            run_id=command.run_id,
+            traceparent=command.traceparent,
+        )
+        result: ToolResult | None = None
+        try:
+            with use_trace(call.place):
+                result = await plan.work(deadline, progress)
+                return result
+        finally:
+            call.ended(result)
+
+    return work

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import CompletedProcess, ExecOps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from evoclaw.core.bound import BoundTool, ToolEnvironment
+from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ConfigError, DuplicateTool, SchemaError
 from evoclaw.core.messages import ToolResult
 from evoclaw.core.ports import Progress

@@ -19,16 +19,16 @@ from evoclaw.core.messages import JSON, ToolCall, ToolResult
 from evoclaw.core.tools import Context, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
-from evoclaw.orchestrator.cleaning import one_line
-from evoclaw.orchestrator.fleet.delegation import FleetExecutor
+from evoclaw.orchestrator.fleet.artifacts import fetch_artifact
+from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup, ExpirableCommands
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
-from evoclaw.orchestrator.fleet.fetching import fetch_artifact
 from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, permit_all
+from evoclaw.orchestrator.fleet.fleet_executor import FleetExecutor
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, JobCommands, find_job
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.fleet.reception import EdgeCommands, ReportReceiver
-from evoclaw.orchestrator.fleet.tidying import CommandCleanup, ExpirableCommands
-from evoclaw.store.calls.command_values import QueueFull
+from evoclaw.orchestrator.fleet.report_receiver import EdgeCommands, ReportReceiver
+from evoclaw.orchestrator.sanitizing import one_line
+from evoclaw.store.calls.command_states import QueueFull
 from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S
 from evoclaw.transport.link import Link
 from evoclaw.transport.outbox import Outbox

@@ -25,10 +25,12 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
-from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.errors import error_response
 from evoclaw.providers.exchange import ModelServer, endpoint_url, stream_reply
 from evoclaw.providers.http import Http, RetryPolicy
-from evoclaw.providers.outgoing import (
+from evoclaw.providers.prices import Price
+from evoclaw.providers.reply_builder import ReplyBuilder
+from evoclaw.providers.request_encoding import (
     Buffer,
     ToolEncoder,
     arguments_of,
@@ -37,8 +39,6 @@ from evoclaw.providers.outgoing import (
     safe_name,
     text_of,
 )
-from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import error_response
 from evoclaw.providers.sse import EventSplitter
 
 _VERSION = "2023-06-01"

@@ -14,10 +14,10 @@ import msgspec
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried
 from evoclaw.core.messages import Reply, Usage
-from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.errors import AttemptFailed, redact, unreadable_reply
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import AttemptFailed, redact, unreadable_reply
+from evoclaw.providers.reply_builder import ReplyBuilder
 from evoclaw.providers.sse import PayloadSplitter
 
 

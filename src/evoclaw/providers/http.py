@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from evoclaw.core.errors import ProviderErrorKind
-from evoclaw.providers.refusals import AttemptFailed, error_response, one_line
+from evoclaw.providers.errors import AttemptFailed, error_response, one_line
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -24,10 +24,12 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
-from evoclaw.providers.assembly import ReplyBuilder
+from evoclaw.providers.errors import error_response
 from evoclaw.providers.exchange import ModelServer, endpoint_url, stream_reply
 from evoclaw.providers.http import Http, RetryPolicy
-from evoclaw.providers.outgoing import (
+from evoclaw.providers.prices import Price
+from evoclaw.providers.reply_builder import ReplyBuilder
+from evoclaw.providers.request_encoding import (
     JoinedMessages,
     ToolEncoder,
     arguments_of,
@@ -38,8 +40,6 @@ from evoclaw.providers.outgoing import (
     safe_name,
     text_of,
 )
-from evoclaw.providers.prices import Price
-from evoclaw.providers.refusals import error_response
 from evoclaw.providers.sse import LineSplitter
 
 MAX_CONTEXT_TOKENS = 32_768

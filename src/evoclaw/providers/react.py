@@ -6,7 +6,7 @@ import re
 from enum import Enum
 
 from evoclaw.core.events import ReasoningDelta, TextDelta
-from evoclaw.providers.textscan import (
+from evoclaw.providers.text_call_scanner import (
     ENDS_JSON,
     UNREADABLE_CALL,
     Deltas,

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from evoclaw.core.errors import ProviderErrorKind
-from evoclaw.providers.refusals import AttemptFailed
+from evoclaw.providers.errors import AttemptFailed
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 """Bytes of one event or line."""

@@ -19,7 +19,7 @@ from evoclaw.skills.folders import (
     read_text,
 )
 from evoclaw.skills.manifest import MANIFEST_FILE, Manifest, SkillProgram, SkillTable, read_manifest
-from evoclaw.skills.markdown import SKILL_FILES, SkillGuide, read_guide
+from evoclaw.skills.skill_guide import SKILL_FILES, SkillGuide, read_guide
 
 MAX_SKILLS_PER_ROOT = 500
 """Of one root folder."""

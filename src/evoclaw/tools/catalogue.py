@@ -13,7 +13,7 @@ from importlib import import_module
 
 from msgspec import Struct
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 
 
 class RunsOn(StrEnum):

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 import msgspec
 from msgspec.structs import replace
 
-from evoclaw.core.bound import BoundTool, ToolEnvironment, ToolOutput
+from evoclaw.core.bound_tools import BoundTool, ToolEnvironment, ToolOutput
 from evoclaw.core.errors import SchemaError, ToolFailure
 from evoclaw.core.messages import (
     JSON,

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.tools.define import tool

@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ProviderError, ToolFailure
 from evoclaw.core.events import Replied
 from evoclaw.core.history import History
@@ -16,7 +16,7 @@ from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, UserMe
 from evoclaw.core.ops import FileOps
 from evoclaw.core.ports import Provider, Request
 from evoclaw.tools.define import tool
-from evoclaw.tools.pictures import (
+from evoclaw.tools.image_preparation import (
     DEFAULT_MAX_EDGE_PIXELS,
     MAX_INPUT_BYTES,
     PreparedImage,

@@ -12,12 +12,17 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, TextBlock
 from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.tools.define import tool
-from evoclaw.tools.finding import (
+from evoclaw.tools.file_search import UNBOUNDED, FileMatches, GrepQuery, search_file
+from evoclaw.tools.gitignore import GitignoreMatcher, walk_unignored
+from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_to_regex
+from evoclaw.tools.regex_literals import required_literal
+from evoclaw.tools.tree_scan import TreeScanner
+from evoclaw.tools.tree_search import (
     LocalTree,
     NameMatch,
     NameQuery,
@@ -27,11 +32,6 @@ from evoclaw.tools.finding import (
     literal_ends,
     relative_path,
 )
-from evoclaw.tools.ignore import GitignoreMatcher, walk_unignored
-from evoclaw.tools.literals import required_literal
-from evoclaw.tools.matches import UNBOUNDED, FileMatches, GrepQuery, search_file
-from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_to_regex
-from evoclaw.tools.surveying import TreeScanner
 
 MAX_PATTERN_CHARS = 4_096
 DEFAULT_TIMEOUT_MS = 5_000

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import BoundTool, ToolOutput
+from evoclaw.core.bound_tools import BoundTool, ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.tools import Call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.tools.catalogue import CATALOGUE, load
 
 TOOL_NAMES = tuple(CATALOGUE)

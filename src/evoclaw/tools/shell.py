@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import CompletedProcess, ExecOps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.tools.define import tool

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult, is_object

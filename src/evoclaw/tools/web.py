@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from msgspec import Meta
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.tools.define import tool
@@ -18,7 +18,7 @@ from evoclaw.tools.files import image_type
 from evoclaw.tools.truncate import truncate_line
 
 if TYPE_CHECKING:
-    from evoclaw.tools.readable import PageText
+    from evoclaw.tools.page_text import PageText
 
 MAX_PAGE_CHARS = 50_000
 """Of a page that is shown."""
@@ -146,10 +146,7 @@ async def webfetch(
     picture = image_type(found.body)
     if picture is not None:
         return _image_output(found, picture, details)
-    from evoclaw.tools.readable import (
-        extract_text,
-        is_text,
-    )  # 0.4 MB that most processes never need
+    from evoclaw.tools.page_text import extract_text, is_text
 
     if not is_text(media_type, found.body):
         raise ToolFailure(
@@ -188,7 +185,7 @@ def quote_untrusted(text: str, source: str) -> str:
 
 async def _http_error(found: FetchResult, media_type: str, details: dict[str, JSON]) -> ToolFailure:
     quote = ""
-    from evoclaw.tools.readable import extract_text, is_text
+    from evoclaw.tools.page_text import extract_text, is_text
 
     if found.body and is_text(media_type, found.body):
         page = await asyncio.to_thread(

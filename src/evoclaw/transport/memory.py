@@ -11,14 +11,15 @@ from collections.abc import Sequence
 
 from evoclaw.transport.link import (
     MAX_PAYLOAD_BYTES,
+    Backoff,
     Incoming,
     LinkDown,
     Party,
     TooLarge,
     Will,
     topic_bytes,
+    until_lost,
 )
-from evoclaw.transport.reconnect import Backoff, until_lost
 
 _MIN_RECONNECT_DELAY_S, _MAX_RECONNECT_DELAY_S = 0.01, 0.1
 

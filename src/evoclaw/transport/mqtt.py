@@ -7,8 +7,15 @@ import asyncio
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
 from evoclaw.transport.connection import V5, V311, MqttConnection
-from evoclaw.transport.link import MAX_PAYLOAD_BYTES, LinkDown, Party, TooLarge, topic_bytes
-from evoclaw.transport.reconnect import Backoff, until_lost
+from evoclaw.transport.link import (
+    MAX_PAYLOAD_BYTES,
+    Backoff,
+    LinkDown,
+    Party,
+    TooLarge,
+    topic_bytes,
+    until_lost,
+)
 
 __all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
 

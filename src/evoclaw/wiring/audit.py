@@ -21,7 +21,7 @@ FINAL_SHIP_TIMEOUT_S = 2.0
 
 def audit_location(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
     """The data folder, and the audit settings."""
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
 
     return default_data_folder(env), orchestrator_settings(env).audit

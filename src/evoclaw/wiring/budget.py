@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evoclaw.core.ledgers import Ledger
     from evoclaw.core.messages import Usage
-    from evoclaw.governance.budget.foresight import Price
+    from evoclaw.governance.budget.cost_estimator import Price
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.store.databases.database import Database
 
@@ -19,7 +19,7 @@ async def open_ledger(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
-    from evoclaw.store.governing.ledger import SCHEMA, StoredLedger
+    from evoclaw.store.governance.ledger import SCHEMA, StoredLedger
     from evoclaw.wiring.store import clock_of, connect_database
 
     # A reservation need not survive a power cut: the work that it reserves for does not either.
@@ -40,7 +40,7 @@ async def ledger_for(
     A budget of a single run is counted in memory, and rebuilt from its records after a crash. A
     budget that several runs share is counted in the store.
     """
-    from evoclaw.governance.budget.memory import MemoryLedger
+    from evoclaw.governance.budget.memory_ledger import MemoryLedger
     from evoclaw.governance.budget.settings import AccountLimits
 
     shared = (settings.tenant, settings.user, settings.agent)
@@ -53,7 +53,7 @@ async def ledger_for(
 
 def price_for(name: str) -> Price:
     """The maximum price of a reply; `A,B` has the price of the dearer model."""
-    from evoclaw.governance.budget.foresight import highest_price
+    from evoclaw.governance.budget.cost_estimator import highest_price
     from evoclaw.providers.prices import price_function
 
     def priced(model: str) -> Callable[[str, Usage], float | None]:

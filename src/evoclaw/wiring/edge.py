@@ -14,8 +14,7 @@ from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
-    from evoclaw.edge.clock import OrchestratorClock
-    from evoclaw.edge.device import DeviceLimits
+    from evoclaw.edge.device import DeviceLimits, OrchestratorClock
     from evoclaw.edge.edge import Edge
     from evoclaw.edge.plans import GrantCheck
     from evoclaw.store.calls.journal import Journal
@@ -30,13 +29,12 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     """The edge of an `agent.toml` and the environment; closed when the block ends."""
     from evoclaw.config import broker_password, read_agent_toml
     from evoclaw.edge.assemble import assemble
-    from evoclaw.edge.clock import OrchestratorClock
-    from evoclaw.edge.device import EdgeIdentity
+    from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.transport.broker_accounts import client_id
     from evoclaw.trust.receipts import DeviceKey
-    from evoclaw.wiring.device import open_edge_runtime
+    from evoclaw.wiring.edge_runtime import open_edge_runtime
     from evoclaw.wiring.tracing import open_tracing
 
     config = read_agent_toml(path, env)

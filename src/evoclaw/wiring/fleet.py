@@ -51,13 +51,13 @@ async def open_fleet(
     from evoclaw.config import default_data_folder
     from evoclaw.governance.shared_stops import sync_stops
     from evoclaw.governance.stops import Stops
-    from evoclaw.orchestrator.fleet.granting import GrantSigner
-    from evoclaw.orchestrator.fleet.permitted import ApprovedTools, watch_approvals
+    from evoclaw.orchestrator.emergency_stop import StoppableGrants, enforce_stops
+    from evoclaw.orchestrator.fleet.approved_tools import ApprovedTools, watch_approvals
+    from evoclaw.orchestrator.fleet.grant_signer import GrantSigner
     from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.orchestrator.stopping import StoppableGrants, enforce_stops
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.calls.commands import CommandStore
-    from evoclaw.store.governing import stops as stop_tables
+    from evoclaw.store.governance import stops as stop_tables
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.trust.grants import Signer
     from evoclaw.wiring.oversight import stop_board, stop_files
@@ -107,9 +107,9 @@ async def fleet_ports(
     timeout_s: float,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
-    from evoclaw.orchestrator.fleet.forwarding import forwarded_calls
+    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
     from evoclaw.wiring.governance import governed_ports, open_governance
-    from evoclaw.wiring.local import capabilities_for_level
+    from evoclaw.wiring.local_run import capabilities_for_level
     from evoclaw.wiring.models import choose_model, open_provider
 
     name = await choose_model(model, env)

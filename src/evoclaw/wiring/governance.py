@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.policy import RunBudget
-    from evoclaw.governance.forwarded import ForwardedCallsOf
+    from evoclaw.governance.forwarded_calls import ForwardedCallsOf
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.observe.tracing.tracing import Tracing
@@ -71,7 +71,7 @@ class Governance:
         from evoclaw.governance.network import NetworkPolicy
         from evoclaw.governance.permissions import Permissions
         from evoclaw.governance.rules.command_rules import command_rules
-        from evoclaw.governance.rules.status import ToolStatus
+        from evoclaw.governance.rules.tool_status import ToolStatus
 
         settings = self.settings
         status, domains = ToolStatus(settings.policy.off), NetworkPolicy(settings.network)
@@ -95,7 +95,7 @@ class Governance:
         if self.forwarded is None:
             return ()
         from evoclaw.core.chain import Chain
-        from evoclaw.governance.forwarded import ForwardedCalls
+        from evoclaw.governance.forwarded_calls import ForwardedCalls
 
         return (ForwardedCalls(Chain(rules), self.forwarded),)
 
@@ -103,7 +103,7 @@ class Governance:
         """A budget that charges the forwarded call, not the call that forwards it."""
         if self.forwarded is None:
             return budget
-        from evoclaw.governance.forwarded import ForwardedBudget
+        from evoclaw.governance.forwarded_calls import ForwardedBudget
 
         return ForwardedBudget(budget, self.forwarded)
 
@@ -165,8 +165,8 @@ class Governance:
 
     def run_budget(self, model: str, run: PreparedRun) -> RunBudget:
         """The budget of one run, with what its earlier records spent."""
+        from evoclaw.governance.budget.options import BudgetOptions
         from evoclaw.governance.budget.policy import RunBudget
-        from evoclaw.governance.budget.terms import BudgetOptions
         from evoclaw.wiring.budget import price_for
 
         terms = BudgetOptions(price=price_for(model), attended=run.attended)
@@ -222,7 +222,7 @@ def quarantine(provider: Provider) -> tuple[Step, Route]:
     """The step that hides untrusted text, and the route of the tool that reads it."""
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.quarantine import Quarantine
-    from evoclaw.orchestrator.agents.reading import ModelReader
+    from evoclaw.orchestrator.agents.model_reader import ModelReader
     from evoclaw.tools.untrusted import QUARANTINE_KEY, UntrustedReader, read_untrusted
 
     executor = LocalExecutor([read_untrusted], given={UntrustedReader: ModelReader(provider)})
@@ -247,7 +247,7 @@ async def governed_ports(
     """The ports of one run, with every policy, step and sink of this machine."""
     from evoclaw.governance.budget.notices import BudgetNotice
     from evoclaw.governance.permissions import PermittedTools
-    from evoclaw.providers.thrifty import BudgetFallback
+    from evoclaw.providers.budget_fallback import BudgetFallback
     from evoclaw.wiring.models import open_provider
     from evoclaw.wiring.pipelines import local_pipeline
 

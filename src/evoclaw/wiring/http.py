@@ -14,11 +14,11 @@ import msgspec
 from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evoclaw.api.needs import ApiDependencies, ReadinessCheck
+    from evoclaw.api.dependencies import ApiDependencies, ReadinessCheck
     from evoclaw.api.settings import ServerSettings, TokenFile
     from evoclaw.orchestrator.people.access import AccessControl, ConfiguredToken
     from evoclaw.store.databases.database import Database
-    from evoclaw.wiring.brain import Runtime
+    from evoclaw.wiring.runtime import Runtime
 
 MIN_TOKEN_CHARS = 32
 """Characters of a configured token."""
@@ -34,7 +34,7 @@ async def serving_http(
 ) -> AsyncGenerator[str]:
     """Serve the HTTP API while the block runs; yields its address."""
     from evoclaw.api.app import create_app
-    from evoclaw.api.serving import serving
+    from evoclaw.api.server import serving
     from evoclaw.orchestrator.people.access import ConfiguredToken, TokenScope
     from evoclaw.transport.broker_accounts import write_private
 
@@ -61,7 +61,7 @@ async def serving_http(
 @asynccontextmanager
 async def open_access(env: Mapping[str, str]) -> AsyncGenerator[AccessControl]:
     """The access tokens of this machine, also while the service is down."""
-    from evoclaw.store.governing.tokens import SCHEMA
+    from evoclaw.store.governance.tokens import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
@@ -75,7 +75,7 @@ def access_for(
     """Authentication: stored tokens, configured tokens, and JWTs of another issuer."""
     from evoclaw.orchestrator.people.access import AccessControl
     from evoclaw.orchestrator.people.jwt_access import JwtVerifier
-    from evoclaw.store.governing.tokens import TokenStore
+    from evoclaw.store.governance.tokens import TokenStore
 
     signed = None if settings.jwt is None else JwtVerifier(settings.jwt)
     fixed = (*own, *(_read_token_file(token) for token in settings.tokens))
@@ -102,16 +102,14 @@ def _read_token_file(token: TokenFile) -> ConfiguredToken:
 def _api_dependencies(
     runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
 ) -> ApiDependencies:
-    from evoclaw.api.needs import ApiDependencies
-    from evoclaw.api.webhooks import channel_routes
-    from evoclaw.dashboard.files import dashboard_routes
+    from evoclaw.api.dependencies import ApiDependencies
+    from evoclaw.api.routes.channels import channel_routes
+    from evoclaw.dashboard.static_files import dashboard_routes
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
-    from evoclaw.wiring.oversight import stop_board
-    from evoclaw.wiring.policies import PoliciesAdapter
-    from evoclaw.wiring.showing import (
+    from evoclaw.wiring.api_adapters import (
         AuditAdapter,
         CanvasesAdapter,
         DevicesAdapter,
@@ -120,6 +118,8 @@ def _api_dependencies(
         ToolsAdapter,
         refusal_recorder,
     )
+    from evoclaw.wiring.oversight import stop_board
+    from evoclaw.wiring.policies_adapter import PoliciesAdapter
 
     run_factory, audit, memory = runtime.run_factory, runtime.governance.audit, runtime.memory
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]

@@ -34,7 +34,7 @@ async def find_model(env: Mapping[str, str]) -> tuple[str, str]:
 async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
     """The provider of a model; `A,B` falls back to B."""
     from evoclaw.providers import provider_for
-    from evoclaw.providers.closing import close
+    from evoclaw.providers.closable import close
     from evoclaw.providers.fallback import Fallback
     from evoclaw.providers.http import Http
 
@@ -56,7 +56,7 @@ def tools_for_model(name: str, tools: Sequence[str] | None) -> Sequence[str] | N
 def vision_dependency(provider: Provider) -> dict[type, object]:
     """The `Vision` dependency: the model of the run itself, if it reads images."""
     from evoclaw.tools.image import RunModelVision, Vision
-    from evoclaw.tools.pictures import why_unavailable
+    from evoclaw.tools.image_preparation import why_unavailable
 
     able = provider.profile.images and not why_unavailable()
     return {Vision: RunModelVision(model_sees_images=True)} if able else {}

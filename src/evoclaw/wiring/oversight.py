@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evoclaw.core.ports import Approver
     from evoclaw.governance.approvals import ApprovalSettings
-    from evoclaw.governance.rates import RateLimits, SharedRateCounts
+    from evoclaw.governance.rate_limits import RateLimits, SharedRateCounts
     from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.governance.stops import StopFile, Stops
     from evoclaw.orchestrator.people.approvals import CallApprovals
@@ -28,7 +28,7 @@ async def open_approvals(
     """The approvals of this machine; `face` answers them, if a user is present."""
     from evoclaw.core.redaction import Redactor, secrets_in
     from evoclaw.orchestrator.people.approvals import CallApprovals
-    from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
+    from evoclaw.store.governance.approvals import SCHEMA, ApprovalStore
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
@@ -44,7 +44,7 @@ async def open_approvals(
 
 def stop_file(env: Mapping[str, str]) -> StopFile:
     """The stops of this machine."""
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.governance.stops import STOPS_FILE_NAME, StopFile
 
     return StopFile(default_data_folder(env) / STOPS_FILE_NAME)
@@ -68,7 +68,7 @@ def _shared_stop_file(own: StopFile) -> StopFile:
 def stop_board(env: Mapping[str, str], database: Database) -> StopRegistry:
     """The board that puts and releases stops, for a process that has the store open."""
     from evoclaw.governance.shared_stops import StopRegistry
-    from evoclaw.store.governing.stops import StopStore
+    from evoclaw.store.governance.stops import StopStore
     from evoclaw.wiring.settings import orchestrator_settings
 
     own = stop_file(env)
@@ -82,7 +82,7 @@ async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopRegistry]:
     """The same for any other process: an unreachable store does not prevent a local stop."""
     from evoclaw.core.errors import EvoClawError
     from evoclaw.governance.shared_stops import StopRegistry
-    from evoclaw.store.governing.stops import SCHEMA
+    from evoclaw.store.governance.stops import SCHEMA
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
@@ -110,7 +110,7 @@ async def open_rate_counts(
         database: The connection, if this process has one: then the executor waits for the disk
             before a call, and the count does not.
     """
-    from evoclaw.store.governing.rates import SCHEMA, RateStore
+    from evoclaw.store.governance.rates import SCHEMA, RateStore
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
@@ -125,8 +125,8 @@ def stops_and_rates(
     env: Mapping[str, str], agent: str = "", counts: SharedRateCounts | None = None
 ) -> tuple[Stops, RateLimits]:
     """The first policies of a pipeline: the stops of this machine, and the rates."""
-    from evoclaw.config.places import default_data_folder
-    from evoclaw.governance.rates import RateLimits
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.stops import Stops
     from evoclaw.wiring.settings import orchestrator_settings
 

@@ -21,17 +21,17 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.client_calls import CancelOnStop
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.flow.policy import Flow
-    from evoclaw.governance.forwarded import ForwardedCalls
+    from evoclaw.governance.forwarded_calls import ForwardedCalls
     from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions, PermittedTools
-    from evoclaw.governance.rates import RateLimits
+    from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
-    from evoclaw.governance.rules.status import ToolStatus
+    from evoclaw.governance.rules.tool_status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
-    from evoclaw.skills.skill_tools import ActiveSkillTools
+    from evoclaw.skills.disclosure import ActiveSkillTools
 
     return PipelineSpec(
         "local",
@@ -55,18 +55,18 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.governance.budget.policy import RunBudget
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.flow.policy import Flow
-    from evoclaw.governance.forwarded import ForwardedCalls
+    from evoclaw.governance.forwarded_calls import ForwardedCalls
     from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions, PermittedTools
-    from evoclaw.governance.rates import RateLimits
+    from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
-    from evoclaw.governance.rules.status import ToolStatus
+    from evoclaw.governance.rules.tool_status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
+    from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
-    from evoclaw.skills.skill_tools import ActiveSkillTools
+    from evoclaw.skills.disclosure import ActiveSkillTools
 
     return PipelineSpec(
         "service",
@@ -93,9 +93,9 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.network import NetworkPolicy
     from evoclaw.governance.permissions import Permissions, PermittedTools
-    from evoclaw.governance.rates import RateLimits
+    from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
-    from evoclaw.governance.rules.status import ToolStatus
+    from evoclaw.governance.rules.tool_status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
 

@@ -68,7 +68,7 @@ async def open_signer(
         database: The connection, if this process has one: then storing the result waits for the
             disk, and its receipt does not.
     """
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
     from evoclaw.store.calls.receipts import SCHEMA, ReceiptStore
     from evoclaw.trust.receipts import DeviceKey

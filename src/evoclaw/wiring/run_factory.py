@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipt_step import Sign
-    from evoclaw.orchestrator.fleet.delegation import EdgeAffinity, FleetExecutor
+    from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinity, FleetExecutor
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.store.sessions.sessions import Session
-    from evoclaw.store.sessions.sheets import StoredCanvases
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providing import Flush, ProviderCache
+    from evoclaw.wiring.providers import Flush, ProviderCache
     from evoclaw.wiring.toolbox import Toolbox
 
 FLEET_TOOL_NAMES = ("edge_call", "jobs", "nodes")
@@ -112,7 +112,7 @@ class RunFactory:
     ) -> Pipeline:
         from evoclaw.executors.local import LocalExecutor
         from evoclaw.executors.receipt_step import SignReceipt
-        from evoclaw.skills.skill_tools import ActiveSkillTools
+        from evoclaw.skills.disclosure import ActiveSkillTools
         from evoclaw.wiring.pipelines import service_pipeline
 
         toolbox = with_dependencies(self.toolbox, injected)
@@ -131,7 +131,7 @@ class RunFactory:
     def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
         from evoclaw.governance.permissions import PermittedTools
-        from evoclaw.orchestrator.agents.offering import AgentSkills, AgentTools, DefaultTimeout
+        from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
         from evoclaw.orchestrator.agents.prompt import active_skills
 
         steps: list[Step] = [PermittedTools(agent.capabilities)]

@@ -38,7 +38,7 @@ def settings_template(env: Mapping[str, str]) -> str:
 def orchestrator_settings(env: Mapping[str, str]) -> EvoClawConfig:
     """The settings in `evoclaw.toml`, or the defaults without one."""
     from evoclaw.config import read_evoclaw_toml
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
 
     path = default_data_folder(env) / SETTINGS_FILE
     return read_evoclaw_toml(path if path.exists() else None, env)

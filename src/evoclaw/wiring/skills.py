@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.skills.approvals import SkillApprovalFile
-    from evoclaw.skills.watching import SkillRegistry
+    from evoclaw.skills.registry import SkillRegistry
 
 APPROVALS_FILE = "approved-skills.json"
 
 
 def skill_locations(env: Mapping[str, str]) -> tuple[Path, SkillApprovalFile, dict[str, str]]:
     """The folder of the skills, their approvals, and the tool names that they may not use."""
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
 
     return skills_folder(env), skill_approvals(default_data_folder(env)), reserved_tool_names()
 
@@ -43,7 +43,7 @@ def skill_approvals(home: Path) -> SkillApprovalFile:
 
 def skill_registry(env: Mapping[str, str]) -> SkillRegistry:
     """The skill registry; it reloads skills whose files change."""
-    from evoclaw.skills.watching import SkillRegistry
+    from evoclaw.skills.registry import SkillRegistry
 
     folder, approved, reserved_names = skill_locations(env)
     return SkillRegistry([folder], approvals=approved, reserved=reserved_names)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
     from evoclaw.store.databases.database import Database, Schema
-    from evoclaw.store.databases.moving import ExportManifest
-    from evoclaw.store.governing.approvals import ApprovalStore
-    from evoclaw.store.governing.ledger import StoredLedger
+    from evoclaw.store.databases.export_import import ExportManifest
+    from evoclaw.store.governance.approvals import ApprovalStore
+    from evoclaw.store.governance.ledger import StoredLedger
     from evoclaw.store.sessions.sessions import SessionStore
     from evoclaw.trust.pairing import Devices
 
@@ -45,8 +45,8 @@ async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
     """Open every store over one connection, so that related writes share a transaction."""
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
-    from evoclaw.store.governing.approvals import ApprovalStore
-    from evoclaw.store.governing.ledger import StoredLedger
+    from evoclaw.store.governance.approvals import ApprovalStore
+    from evoclaw.store.governance.ledger import StoredLedger
     from evoclaw.store.sessions.sessions import SessionStore
 
     async with (
@@ -83,8 +83,8 @@ async def open_devices(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[Devices]:
     """The edges that joined: in the data folder, or in a shared PostgreSQL."""
-    from evoclaw.config.places import default_data_folder
-    from evoclaw.store.governing.devices import SCHEMA, DeviceStore
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.store.governance.devices import SCHEMA, DeviceStore
     from evoclaw.trust.pairing import Devices
     from evoclaw.trust.shared_devices import SharedDeviceRepository
     from evoclaw.wiring.settings import orchestrator_settings
@@ -140,7 +140,7 @@ class StoreTransfer:
 
     async def export_to(self, file: Path, *, tenant: str = "") -> ExportManifest:
         """Write everything, or the data of one tenant, into a new file."""
-        from evoclaw.store.databases.moving import export_to
+        from evoclaw.store.databases.export_import import export_to
 
         return await export_to(file, self.database, self.parts, tenant=tenant)
 
@@ -148,7 +148,7 @@ class StoreTransfer:
         self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse"
     ) -> ExportManifest:
         """Read a file that `export_to` wrote: all of it, or nothing."""
-        from evoclaw.store.databases.moving import import_from
+        from evoclaw.store.databases.export_import import import_from
 
         return await import_from(file, self.database, self.parts, existing=existing)
 
@@ -157,10 +157,10 @@ def all_schemas() -> tuple[Schema, ...]:
     """The schema of every store of an orchestrator."""
     from evoclaw.store import channels, memory
     from evoclaw.store.calls import command_tables, receipts
-    from evoclaw.store.governing import approvals, devices, ledger, rates, stops, tokens
+    from evoclaw.store.governance import approvals, devices, ledger, rates, stops, tokens
     from evoclaw.store.metrics import tables as metrics_tables
     from evoclaw.store.runs import queue
-    from evoclaw.store.sessions import sheets
+    from evoclaw.store.sessions import canvases
     from evoclaw.store.sessions import tables as session_tables
     from evoclaw.store.workflows import tables as workflow_tables
 
@@ -176,7 +176,7 @@ def all_schemas() -> tuple[Schema, ...]:
         tokens.SCHEMA,
         channels.SCHEMA,
         metrics_tables.SCHEMA,
-        sheets.SCHEMA,
+        canvases.SCHEMA,
         rates.SCHEMA,
         devices.SCHEMA,
         stops.SCHEMA,
@@ -201,7 +201,7 @@ async def connect_database(
     if existing is not None:
         yield existing
         return
-    from evoclaw.store.databases.parts import open_database
+    from evoclaw.store.databases.migrations import open_database
 
     database = await open_database(**_database_location(env), schemas=schemas, durable=durable)
     try:
@@ -217,13 +217,13 @@ class _DatabaseLocation(TypedDict, total=False):
 
 
 def _database_location(env: Mapping[str, str]) -> _DatabaseLocation:
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.wiring.settings import orchestrator_settings
 
     home, settings = default_data_folder(env), orchestrator_settings(env).store
     if not settings.url:
         return _DatabaseLocation(location=home / DATABASE_FILE)
-    from evoclaw.store.databases.postgres_link import read_password
+    from evoclaw.store.databases.postgres_connection import read_password
 
     password = env.get(PASSWORD_VARIABLE, "")
     if settings.password_file:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import Tool, UnavailableTool
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evoclaw.executors.mcp.executor import McpExecutor
     from evoclaw.executors.own_tools import OwnTools
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.skills.watching import SkillRegistry
+    from evoclaw.skills.registry import SkillRegistry
 
 BROWSER_VARIABLE = "EVOCLAW_BROWSER"
 """Environment variable: the path of Chromium, if not the one found on the PATH."""
@@ -76,13 +76,13 @@ async def open_toolbox(
         key: Names the run or session: its browser, its canvas.
         given: Further dependencies, by Protocol; they override those found here.
     """
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.skills.binary import Sandboxes
     from evoclaw.skills.disclosure import RegistrySkillReader
+    from evoclaw.skills.programs import Sandboxes
     from evoclaw.tools.skill import SkillReader
+    from evoclaw.wiring.mcp_connections import connect_mcp_servers
     from evoclaw.wiring.sandboxes import SandboxedProcesses, open_sandboxes
-    from evoclaw.wiring.servers import connect_mcp_servers
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import skill_registry, skills_folder
 
@@ -149,7 +149,7 @@ def _find_dependencies(
     domains: NetworkPolicy,
 ) -> tuple[dict[type, object], dict[type, str]]:
     """The dependencies that this machine has, by Protocol, and why the others are missing."""
-    from evoclaw.config.places import default_data_folder
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.executors.canvases import FileCanvas
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.url_guard import UrlGuard
@@ -157,9 +157,9 @@ def _find_dependencies(
     from evoclaw.executors.web_search import search_from
     from evoclaw.tools.canvas import Canvas
     from evoclaw.tools.nodes import Nodes
-    from evoclaw.tools.notes import InMemoryTodoList, TodoList
     from evoclaw.tools.question import UserPrompter
     from evoclaw.tools.sessions import Sessions
+    from evoclaw.tools.todos import InMemoryTodoList, TodoList
     from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 
     home = default_data_folder(env)
@@ -199,7 +199,7 @@ def _browser(
 
 def _vision() -> dict[type, object | str]:
     from evoclaw.tools.image import Vision
-    from evoclaw.tools.pictures import why_unavailable
+    from evoclaw.tools.image_preparation import why_unavailable
 
     return {Vision: why_unavailable() or "the model of this run does not read images"}
 

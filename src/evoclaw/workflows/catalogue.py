@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.skills.names import unknown_name
-from evoclaw.workflows.checking import validate_workflow
 from evoclaw.workflows.definition import Workflow, WorkflowStep, all_steps
-from evoclaw.workflows.reading import read_workflow
+from evoclaw.workflows.toml_reader import read_workflow
+from evoclaw.workflows.validation import validate_workflow
 
 MAX_WORKFLOW_FILES = 1_000
 MAX_WORKFLOW_FILE_BYTES = 256 * 1024

@@ -16,11 +16,11 @@ from evoclaw.store.workflows.workflows import (
     WorkflowStore,
 )
 from evoclaw.workflows.catalogue import Catalogue
-from evoclaw.workflows.checking import with_defaults
-from evoclaw.workflows.children import new_workflow
+from evoclaw.workflows.child_workflows import new_workflow
 from evoclaw.workflows.cron import parse_cron, zone_of
 from evoclaw.workflows.definition import Schedule, Workflow
 from evoclaw.workflows.progress import Plan
+from evoclaw.workflows.validation import with_defaults
 
 logger = logging.getLogger(__name__)
 

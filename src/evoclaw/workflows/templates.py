@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.workflows.expression_parser import parse_expression
 from evoclaw.workflows.expressions import (
     BadExpression,
     Expression,
@@ -22,7 +23,6 @@ from evoclaw.workflows.expressions import (
     references,
     resolve,
 )
-from evoclaw.workflows.parsing import parse_expression
 
 MAX_FILLED_CHARS = 1_000_000
 """Maximum length of a text after it is filled in."""

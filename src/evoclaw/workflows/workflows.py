@@ -18,10 +18,9 @@ from evoclaw.core.messages import JSON
 from evoclaw.governance.approvals import Answerer
 from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
-from evoclaw.workflows.checking import input_problem, with_defaults
-from evoclaw.workflows.children import ChildWorkflows, new_workflow, request_cancel
+from evoclaw.workflows.child_workflows import ChildWorkflows, new_workflow, request_cancel
 from evoclaw.workflows.definition import all_steps
-from evoclaw.workflows.driving import records_of
+from evoclaw.workflows.driver import records_of
 from evoclaw.workflows.errors import (
     BadInputs,
     CannotAnswer,
@@ -37,11 +36,12 @@ from evoclaw.workflows.events import (
     WorkflowFinished,
     WorkflowRecord,
 )
-from evoclaw.workflows.performing import StepRunner
 from evoclaw.workflows.ports import AgentRuns, ToolCalls
 from evoclaw.workflows.progress import Plan, Progress, decode_plan, progress_of
 from evoclaw.workflows.schedules import Schedules, check_key
-from evoclaw.workflows.supervising import WorkflowKey, WorkflowSettings, WorkflowSupervisor
+from evoclaw.workflows.step_runner import StepRunner
+from evoclaw.workflows.supervisor import WorkflowKey, WorkflowSettings, WorkflowSupervisor
+from evoclaw.workflows.validation import input_problem, with_defaults
 from evoclaw.workflows.views import (
     WorkflowState,
     WorkflowView,

@@ -20,7 +20,7 @@ from evoclaw.governance.budget.device import (
     DeviceBudget,
     MeterDevice,
 )
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.settings import (
     AccountLimits,
     ActionLimit,
@@ -28,7 +28,7 @@ from evoclaw.governance.budget.settings import (
     BudgetSettings,
 )
 from evoclaw.providers.scripted import Scripted
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.transport.wire import Command
 from tests.support.budgets import (
     READ,
@@ -92,7 +92,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.governance.ledger import StoredLedger
 from tests.support.budgets import RELAY, call
 from tests.governance.budget.test_device import TOGGLES
 from tests.support.loop import Table

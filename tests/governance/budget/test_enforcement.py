@@ -8,10 +8,10 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Allow, Ask, Deny, Verdict
 from evoclaw.core.tools import Tool
 from evoclaw.governance.budget.boundaries import BoundaryFinding, EnforcementResult, verdict_of
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
+from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.budget.settings import AllowedLocations, BudgetSettings
-from evoclaw.governance.budget.terms import BudgetOptions
 from tests.support.budgets import (
     BASH,
     EDIT,

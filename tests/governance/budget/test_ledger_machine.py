@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from evoclaw.core.ledgers import Limit, Reservation
-from evoclaw.governance.budget.memory import MemoryLedger
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
+from evoclaw.store.governance.ledger import StoredLedger
 from tests.support.budgets import Clock
 from tests.support.properties import examples
 

@@ -18,12 +18,12 @@ from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Progress
 from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
-from evoclaw.governance.budget.foresight import Price, highest_price
-from evoclaw.governance.budget.memory import MemoryLedger
+from evoclaw.governance.budget.cost_estimator import Price, highest_price
+from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.notices import BudgetNotice
+from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.budget.settings import AccountLimits, ActionLimit, BudgetSettings
-from evoclaw.governance.budget.terms import BudgetOptions
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from tests.support.budgets import (
     EDIT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.governance.rules.disk import LocalPathResolver
+from evoclaw.governance.rules.path_resolver import LocalPathResolver
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.governance.advance import PreApproval
-from evoclaw.governance.rules.disk import LocalPathResolver
+from evoclaw.governance.rules.command_rules import PreApproval
 from evoclaw.governance.rules.document import CallExample, RuleDocument, parse_rules, shipped_rules
 from evoclaw.governance.rules.examples import (
     EXAMPLE_HOME,
@@ -21,8 +20,9 @@ from evoclaw.governance.rules.examples import (
     example_call,
     load_rules,
 )
+from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.policy import RulePolicy
-from evoclaw.governance.rules.status import ToolStatus
+from evoclaw.governance.rules.tool_status import ToolStatus
 
 ALLOWLIST = """
 default = "deny"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from evoclaw.orchestrator.channels.callbacks import Callback
-from evoclaw.orchestrator.channels.letters import Undelivered
+from evoclaw.orchestrator.channels.inbound import Undelivered
 from tests.support.webhook_receiver import posted
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.messages import Reply
-from evoclaw.orchestrator.channels.letters import MessageState
+from evoclaw.orchestrator.channels.inbound import MessageState
 from evoclaw.providers.scripted import ScriptedRequest, says
 from tests.support.channels import PATIENCE, Postbox, kitchen, letter
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from evoclaw.core.messages import Reply
-from evoclaw.orchestrator.channels.front_desk import ChannelDispatcher
+from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings
 from evoclaw.providers.scripted import ScriptedRequest, says

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.channels.factory import build_channels, read_secret
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
-from evoclaw.orchestrator.channels.opening import build_channels, read_secret
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings, check_channels
 from evoclaw.orchestrator.channels.webhooks import WebhookChannel
 from evoclaw.transport.memory import MemoryBroker, MemoryLink

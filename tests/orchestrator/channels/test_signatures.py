@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from evoclaw.orchestrator.channels.letters import MessageRefused
+from evoclaw.orchestrator.channels.inbound import MessageRefused
 from evoclaw.orchestrator.channels.settings import SignatureScheme, WebhookSettings
 from evoclaw.orchestrator.channels.signatures import WebhookSignatures
 

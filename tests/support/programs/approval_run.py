@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bound import BoundTool
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
@@ -25,7 +25,7 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.stops import StopFile, Stops, cancel_on_stop
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.governing.approvals import SCHEMA, ApprovalStore
+from evoclaw.store.governance.approvals import SCHEMA, ApprovalStore
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.define import tool
 from evoclaw.wiring.store import connect_database

@@ -30,17 +30,17 @@ from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import AllowAll, Ports, Request
 from evoclaw.core.profile import Profile
-from evoclaw.orchestrator.fleet.granting import GrantSigner
+from evoclaw.orchestrator.fleet.grant_signer import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings
-from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.providers.settled import WriteBarrierProvider
+from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.providers.write_barrier import WriteBarrierProvider
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
-from evoclaw.store.databases.parts import open_database
-from evoclaw.store.governing import approvals, ledger
-from evoclaw.store.governing.approvals import ApprovalStore
-from evoclaw.store.governing.ledger import StoredLedger
+from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.governance import approvals, ledger
+from evoclaw.store.governance.approvals import ApprovalStore
+from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import RunQueue
 from evoclaw.store.sessions import tables as session_tables

@@ -24,7 +24,7 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.sets import coding
-from evoclaw.wiring.mcp_requests import McpHttpOptions, McpServerOptions
+from evoclaw.wiring.mcp_server import McpHttpOptions, McpServerOptions
 
 
 @tool("shell")

@@ -17,7 +17,7 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call, Tool
-from evoclaw.orchestrator.fleet.granting import GrantSigner
+from evoclaw.orchestrator.fleet.grant_signer import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.tools.sets import everything

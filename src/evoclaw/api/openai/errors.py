@@ -9,7 +9,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from evoclaw.api.errors import ApiError, handle_error, handle_http_exception, to_api_error
-from evoclaw.api.openai.shapes import OpenAIError, OpenAIErrorBody
+from evoclaw.api.openai.schemas import OpenAIError, OpenAIErrorBody
 from evoclaw.core.errors import AgentNotFound, EvoClawError
 
 _ERROR_TYPES = {

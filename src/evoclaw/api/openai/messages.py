@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 
 from evoclaw.api.openai.errors import BadRequest
-from evoclaw.api.openai.shapes import ChatMessage, ContentPart, ToolCallParam
+from evoclaw.api.openai.schemas import ChatMessage, ContentPart, ToolCallParam
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import (
     Block,

@@ -19,10 +19,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import require
-from evoclaw.api.needs import ApiDependencies
-from evoclaw.api.openai.answering import ChatAnswer, ChatAnswerReader, answer_pieces
-from evoclaw.api.openai.asking import ParsedChatRequest, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.answers import ChatAnswer, ChatAnswerReader, answer_pieces
 from evoclaw.api.openai.errors import (
     BadRequest,
     handle_openai_error,
@@ -30,7 +29,8 @@ from evoclaw.api.openai.errors import (
     to_openai_error,
 )
 from evoclaw.api.openai.messages import earlier_calls, trailing_results
-from evoclaw.api.openai.shapes import (
+from evoclaw.api.openai.requests import ParsedChatRequest, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.schemas import (
     ChatRequest,
     Choice,
     Completion,
@@ -40,24 +40,24 @@ from evoclaw.api.openai.shapes import (
     OpenAIErrorBody,
 )
 from evoclaw.api.openai.streaming import CompletionHeader, frames
+from evoclaw.api.routes.parameters import IdempotencyKey, PathId
 from evoclaw.api.routes.runs import is_own
-from evoclaw.api.routes.shapes import IdempotencyKey, PathId
 from evoclaw.api.sse import event_stream
 from evoclaw.core.agent import Agent
 from evoclaw.core.errors import AgentNotFound, EvoClawError
 from evoclaw.core.events import StopReason
 from evoclaw.core.tools import missing_permissions
-from evoclaw.orchestrator.errands import Draining, RunRequest, RunView
 from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.runs.requests import Draining, RunRequest, RunView
 from evoclaw.orchestrator.runs.runs import Runs
-from evoclaw.orchestrator.sessions.callers import (
+from evoclaw.orchestrator.sessions.caller_tools import (
     CallerCallStore,
     CallPosition,
     ResultsMissing,
     ResultsUnknown,
     parse_call_id,
 )
-from evoclaw.orchestrator.sessions.sessions import Conversations, SessionNotFound
+from evoclaw.orchestrator.sessions.conversations import Conversations, SessionNotFound
 
 AnyRequest = Request[Any, Any, Any]
 T = TypeVar("T")

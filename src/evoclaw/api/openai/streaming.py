@@ -8,9 +8,9 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET, Struct
 
-from evoclaw.api.openai.answering import ChatAnswer
+from evoclaw.api.openai.answers import ChatAnswer
 from evoclaw.api.openai.errors import to_openai_error
-from evoclaw.api.openai.shapes import (
+from evoclaw.api.openai.schemas import (
     Chunk,
     ChunkChoice,
     Delta,

@@ -12,9 +12,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 
 from evoclaw.api.auth import ANY_CALLER, InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, unavailable
-from evoclaw.api.needs import ApiDependencies
-from evoclaw.api.routes.answers import approval_view, question_view
+from evoclaw.api.routes.approvals import approval_view, question_view
 from evoclaw.api.routes.fleet import edge_view, paired_devices
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.orchestrator.overview.feed import (

@@ -1,4 +1,7 @@
-"""Routes of the fleet: list, ping, approve, revoke and invite edges."""
+"""Routes of the fleet: list, ping, approve, revoke and invite edges.
+
+The route of an edge's tools, with their schemas.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies, DeviceRegistry, PairedDevice
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.needs import ApiDependencies, DeviceRegistry, PairedDevice
-from evoclaw.api.routes.shapes import PathId
+from evoclaw.api.routes.parameters import PathId
+from evoclaw.api.routes.tools_skills_memory import ToolView, tool_view
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_command, join_link, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
@@ -248,3 +252,24 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     revoke_edge,
     invite_edge,
 )
+
+
+class EdgeToolList(Struct, frozen=True):
+    """The tools of an edge, in the order of its advert."""
+
+    items: tuple[ToolView, ...]
+
+
+@get("/v1/fleet/{agent_id:str}/tools", scope=TokenScope.FLEET_READ, tags=["fleet"])
+async def list_edge_tools(
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
+) -> EdgeToolList:
+    """List the approved tools of an edge; their descriptions come from the edge itself."""
+    fleet = require(parts.orchestrator, "edges").fleet
+    found = [member for member in fleet.members() if member.agent_id == agent_id]
+    if caller.tenant != parts.operator_tenant or not (found or agent_id in paired_devices(parts)):
+        raise not_found("edge")
+    return EdgeToolList(tuple(tool_view(tool) for member in found for tool in member.tools))
+
+
+EDGE_TOOL_ROUTES: tuple[HTTPRouteHandler, ...] = (list_edge_tools,)

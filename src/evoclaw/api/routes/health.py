@@ -12,9 +12,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from evoclaw.api.auth import PUBLIC, InjectedCaller, InjectedDependencies
-from evoclaw.api.door import RequestGate
-from evoclaw.api.needs import ApiDependencies, ReadinessCheck
-from evoclaw.api.routes.oversight import check_operator
+from evoclaw.api.dependencies import ApiDependencies, ReadinessCheck
+from evoclaw.api.middleware import RequestGate
+from evoclaw.api.routes.governance import check_operator
 from evoclaw.api.sse import watchers_of
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.version import VERSION

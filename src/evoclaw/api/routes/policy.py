@@ -11,10 +11,10 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import PolicyAnswer, PolicyQuestion, PolicyView
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.needs import PolicyAnswer, PolicyQuestion, PolicyView
-from evoclaw.api.routes.oversight import check_operator
-from evoclaw.api.routes.shapes import OptionalId
+from evoclaw.api.routes.governance import check_operator
+from evoclaw.api.routes.parameters import OptionalId
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.people.access import TokenScope
 

@@ -14,8 +14,9 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, ErrorBody, require
-from evoclaw.api.needs import ApiDependencies
+from evoclaw.api.routes.parameters import IdempotencyKey, PathId, Text
 from evoclaw.api.routes.runs import (
     LOCATION_HEADER,
     SAME_KEY_RESPONSES,
@@ -23,16 +24,15 @@ from evoclaw.api.routes.runs import (
     renumbered_records,
     start_requested,
 )
-from evoclaw.api.routes.shapes import IdempotencyKey, PathId, Text
-from evoclaw.core.comparing import Difference, compare
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import CallStarted, Record
 from evoclaw.core.forking import fork_messages
 from evoclaw.core.messages import JSON, SystemMessage
-from evoclaw.core.replaying import ReplayResult, verify_replay
-from evoclaw.orchestrator.errands import RunRequest, RunStatus, RunView
+from evoclaw.core.replay import ReplayResult, verify_replay
+from evoclaw.core.run_comparison import Difference, compare
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.receipts.archive import CheckedReceipt
+from evoclaw.orchestrator.runs.requests import RunRequest, RunStatus, RunView
 
 TAGS = ["runs"]
 MAX_RECORDS = 100_000

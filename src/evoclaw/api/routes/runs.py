@@ -18,9 +18,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.needs import ApiDependencies
-from evoclaw.api.routes.shapes import (
+from evoclaw.api.routes.parameters import (
     AfterRecord,
     Cursor,
     IdempotencyKey,
@@ -35,9 +35,9 @@ from evoclaw.api.routes.shapes import (
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
-from evoclaw.orchestrator.errands import RunRequest, RunStatus, RunView
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.runs.hub import WatcherTooSlow
+from evoclaw.orchestrator.runs.requests import RunRequest, RunStatus, RunView
 
 TAGS = ["runs"]
 NDJSON_MEDIA_TYPE = "application/x-ndjson"

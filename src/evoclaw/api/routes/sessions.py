@@ -1,4 +1,7 @@
-"""Routes of sessions: conversations with agents and their messages."""
+"""Routes of sessions: conversations with agents and their messages.
+
+The route of a session's canvas.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies, CanvasView
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.needs import ApiDependencies
-from evoclaw.api.routes.runs import LOCATION_HEADER, SAME_KEY_RESPONSES, is_own, start_requested
-from evoclaw.api.routes.shapes import (
+from evoclaw.api.routes.parameters import (
     NO_NUL_PATTERN,
     Cursor,
     IdempotencyKey,
@@ -24,10 +26,11 @@ from evoclaw.api.routes.shapes import (
     ShortText,
     Text,
 )
+from evoclaw.api.routes.runs import LOCATION_HEADER, SAME_KEY_RESPONSES, is_own, start_requested
 from evoclaw.core.messages import Message
-from evoclaw.orchestrator.errands import RunRequest, RunView
 from evoclaw.orchestrator.people.access import Caller, TokenScope
-from evoclaw.orchestrator.sessions.sessions import Conversations, Session
+from evoclaw.orchestrator.runs.requests import RunRequest, RunView
+from evoclaw.orchestrator.sessions.conversations import Conversations, Session
 
 TAGS = ["sessions"]
 
@@ -279,3 +282,18 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     send_message,
     delete_session,
 )
+
+
+@get("/v1/sessions/{session_id:str}/canvas", scope=TokenScope.SESSIONS_READ, tags=["sessions"])
+async def show_canvas(
+    parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
+) -> CanvasView:
+    """Show the canvas of a session. A model wrote it: render it in a sandboxed frame."""
+    session = await own_session(parts, caller, session_id)
+    canvas = await require(parts.canvases, "canvases").get(caller.tenant, session.id)
+    if canvas is None:
+        raise not_found("canvas in this session")
+    return canvas
+
+
+CANVAS_ROUTES: tuple[HTTPRouteHandler, ...] = (show_canvas,)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from evoclaw.api.auth import ANY_CALLER, InjectedCaller, InjectedDependencies
 from evoclaw.api.errors import ApiError, not_found
-from evoclaw.api.routes.shapes import NO_NUL_PATTERN, PathId, ShortText
+from evoclaw.api.routes.parameters import NO_NUL_PATTERN, PathId, ShortText
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 TAGS = ["tokens"]

@@ -13,10 +13,9 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import not_found, require
-from evoclaw.api.needs import ApiDependencies
-from evoclaw.api.routes.runs import CancelResult, is_own
-from evoclaw.api.routes.shapes import (
+from evoclaw.api.routes.parameters import (
     AfterRecord,
     Cursor,
     IdempotencyKey,
@@ -27,6 +26,7 @@ from evoclaw.api.routes.shapes import (
     Reason,
     ShortText,
 )
+from evoclaw.api.routes.runs import CancelResult, is_own
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.people.access import Caller, TokenScope

@@ -12,7 +12,7 @@ from msgspec import Struct
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import ALLOW, Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Effect
-from evoclaw.governance.budget.measuring import clean_path, named_files, writes_files
+from evoclaw.governance.budget.call_usage import clean_path, named_files, writes_files
 from evoclaw.governance.budget.settings import AllowedLocations
 
 

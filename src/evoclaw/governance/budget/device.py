@@ -17,15 +17,15 @@ from evoclaw.core.tools import Call
 from evoclaw.core.wording import denied
 from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, CommandCheck, verdict_of
-from evoclaw.governance.budget.measuring import (
+from evoclaw.governance.budget.call_usage import (
     CallUsage,
     action_matcher,
     actual_usage,
     estimate_usage,
     file_id,
 )
+from evoclaw.governance.budget.options import budget_denial as denial_of
 from evoclaw.governance.budget.settings import BudgetSettings, limits_of
-from evoclaw.governance.budget.terms import budget_denial as denial_of
 
 DEVICE_ACCOUNT = "device"
 """The account of all callers together; physical actions are bounded here."""

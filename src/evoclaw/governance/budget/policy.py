@@ -46,21 +46,21 @@ from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget import wordings
 from evoclaw.governance.budget.boundaries import Boundaries, verdict_of
-from evoclaw.governance.budget.foresight import CostEstimator, to_microdollars, token_amounts
-from evoclaw.governance.budget.measuring import (
+from evoclaw.governance.budget.call_usage import (
     CallUsage,
     action_matcher,
     actual_usage,
     estimate_usage,
     file_id,
 )
-from evoclaw.governance.budget.settings import BudgetSettings, limits_of
-from evoclaw.governance.budget.terms import (
+from evoclaw.governance.budget.cost_estimator import CostEstimator, to_microdollars, token_amounts
+from evoclaw.governance.budget.options import (
     DEFAULT_OPTIONS,
     BudgetOptions,
     account_path,
     budget_denial,
 )
+from evoclaw.governance.budget.settings import BudgetSettings, limits_of
 
 WARNED_CODE = "budget_warned"
 """The code of a verdict which says that a limit is near."""

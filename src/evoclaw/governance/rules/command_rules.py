@@ -1,20 +1,54 @@
-"""The policy about commands, paths and hosts, by the owner's rules or the shipped ones."""
+"""The policy about commands, paths and hosts, by the owner's rules or the shipped ones.
+
+Pre-approval: an agent with full autonomy need not ask about commands that are only unclear.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Policy, Verdict
+from evoclaw.core.pipeline import kind_of
+from evoclaw.core.ports import Allow, Ask, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.advance import PreApproval
 from evoclaw.governance.autonomy import Level
 
 if TYPE_CHECKING:
     from evoclaw.governance.rules.document import RuleDocument
     from evoclaw.governance.rules.policy import RulePolicy
+
+
+PREAPPROVED_CODES = frozenset({"unreadable", "code", "environment", "maybe"})
+"""Codes of an Ask which only says that a command cannot be analysed; the sandbox bounds it. The
+part after a colon does not count: `maybe:NAME` means that the rule NAME may apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreApproval(Policy):
+    """Turns an Ask of a policy with one of these codes into an Allow; denials stay denials."""
+
+    rule: Policy
+    codes: frozenset[str] = PREAPPROVED_CODES
+
+    @property
+    def kind(self) -> type:
+        """The step kind of the wrapped policy."""
+        return kind_of(self.rule)
+
+    async def judge(self, call: Call) -> Verdict:
+        """Judge as the wrapped policy does; the code says that the call was pre-approved."""
+        verdict = await self.rule.judge(call)
+        if isinstance(verdict, Ask) and verdict.code.partition(":")[0] in self.codes:
+            return Allow(f"in_advance:{verdict.code}")
+        return verdict
+
+    async def admit(self, turn: int) -> Verdict:
+        """Judge a turn as the wrapped policy does."""
+        return await self.rule.admit(turn)
+
 
 REMOTE_WORKSPACE = "/workspace"
 """The workspace that relative paths refer to when calls run on another machine."""
@@ -81,9 +115,9 @@ class CommandRules(Policy):
 
 def loaded_rules(file: Path | None, workspace: Path | None) -> RulePolicy:
     """The rules of a file, or the shipped ones, for calls in a workspace."""
-    from evoclaw.governance.rules.disk import LocalPathResolver
     from evoclaw.governance.rules.document import shipped_rules
     from evoclaw.governance.rules.examples import load_rules
+    from evoclaw.governance.rules.path_resolver import LocalPathResolver
     from evoclaw.governance.rules.policy import RulePolicy
 
     home = os.environ.get("HOME", "/")

@@ -8,7 +8,6 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Allow
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.governance.rules.conditions import RuleMatch
-from evoclaw.governance.rules.disk import PathResolver
 from evoclaw.governance.rules.document import (
     CallExample,
     Rule,
@@ -17,6 +16,7 @@ from evoclaw.governance.rules.document import (
     read_rules,
     shipped_rules,
 )
+from evoclaw.governance.rules.path_resolver import PathResolver
 from evoclaw.governance.rules.policy import Judgement, RulePolicy
 from evoclaw.shell.effects import names
 

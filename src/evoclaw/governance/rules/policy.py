@@ -1,15 +1,25 @@
-"""The policy that judges calls by their effects, according to a rules file."""
+"""The policy that judges calls by their effects, according to a rules file.
+
+The effects of a call, as shown to people.
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from evoclaw.core.messages import JSON
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.rules.compiled import CallEffects, CompiledRule, RuleIndex, resolve_paths
+from evoclaw.governance.rules.compiled_rules import (
+    CallEffects,
+    CompiledRule,
+    RuleIndex,
+    resolve_paths,
+)
 from evoclaw.governance.rules.conditions import RuleMatch
-from evoclaw.governance.rules.disk import PathResolver
 from evoclaw.governance.rules.document import RuleAction, RuleDocument
+from evoclaw.governance.rules.path_resolver import PathResolver
+from evoclaw.governance.rules.patterns import path_parts
 from evoclaw.shell.calls import read_call
 from evoclaw.shell.effects import Effects
 
@@ -182,3 +192,23 @@ class RulePolicy(Policy):
 
 def _weaker(first: RuleAction, second: RuleAction) -> RuleAction:
     return first if first.weight <= second.weight else second
+
+
+def describe_effects(effects: Effects) -> dict[str, JSON]:
+    """The effects of a call by kind; only those that are certain."""
+
+    def paths(access: str) -> list[JSON]:
+        found = (path.pattern for path in effects.places if path.sure and path.access == access)
+        split = (None if not pattern else path_parts(pattern) for pattern in found)
+        shown = ("any path" if names is None else "/" + "/".join(names) for names in split)
+        return [*dict.fromkeys(path.replace("\\", "") for path in shown)]
+
+    return {
+        "programs": [program.shown for program in effects.programs],
+        "reads": paths("read"),
+        "writes": paths("write"),
+        "hosts": [*dict.fromkeys(host.name or "any host" for host in effects.hosts if host.sure)],
+        "sets": [setting.name for setting in effects.settings],
+        "code": [*effects.code],
+        "unreadable": effects.unreadable,
+    }

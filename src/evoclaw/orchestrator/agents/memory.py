@@ -24,8 +24,8 @@ from evoclaw.core.events import Record
 from evoclaw.core.labels import CLEAN, MEMORY_SOURCE, Label
 from evoclaw.core.messages import TextBlock, UserMessage
 from evoclaw.core.redaction import Redactor
-from evoclaw.orchestrator.agents.observing import PRIVATE_TAG, RunObserver, without_private
-from evoclaw.orchestrator.cleaning import one_line
+from evoclaw.orchestrator.agents.run_observer import PRIVATE_TAG, RunObserver, without_private
+from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.memory import (
     EventType,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
 from evoclaw.core.tools import ALL_PERMISSIONS
-from evoclaw.orchestrator.cleaning import plain_text
+from evoclaw.orchestrator.sanitizing import plain_text
 from evoclaw.skills.disclosure import skill_instructions, skill_list
 from evoclaw.skills.loading import Skill
 

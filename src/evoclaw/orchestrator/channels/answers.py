@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from evoclaw.core import wording
 from evoclaw.core.errors import AgentNotFound, ConfigError, EvoClawError, ProviderError
 from evoclaw.core.events import StopReason
-from evoclaw.orchestrator.channels.letters import ChannelAnswer, InboundMessage, MessageState
-from evoclaw.orchestrator.errands import Draining, KeyReused, RunQueueFull
-from evoclaw.orchestrator.sessions.sessions import SessionBusy
+from evoclaw.orchestrator.channels.inbound import ChannelAnswer, InboundMessage, MessageState
+from evoclaw.orchestrator.runs.requests import Draining, KeyReused, RunQueueFull
+from evoclaw.orchestrator.sessions.conversations import SessionBusy
 from evoclaw.tools.question import Question
 
 _ERROR_CODES: Mapping[type[EvoClawError], str] = {

@@ -11,7 +11,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.url_guard import Resolve, UrlGuard, UrlTarget
 from evoclaw.executors.web_fetch import pinned
-from evoclaw.orchestrator.channels.letters import Undelivered
+from evoclaw.orchestrator.channels.inbound import Undelivered
 
 LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 CALLBACK_TIMEOUT_S = 30.0

@@ -12,13 +12,13 @@ from contextlib import suppress
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.channels.letters import (
+from evoclaw.orchestrator.channels.inbound import (
     Channel,
     ChannelAnswer,
     InboundMessage,
     Undelivered,
 )
-from evoclaw.orchestrator.cleaning import one_line
+from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.store.channels import DEAD, DUE, SENT, ChannelStore, StoredDelivery
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from secrets import token_hex
 from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.channels.letters import (
+from evoclaw.orchestrator.channels.inbound import (
     ChannelAnswer,
     InboundMessage,
     MessageHandler,

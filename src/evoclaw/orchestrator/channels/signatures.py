@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from evoclaw.orchestrator.channels.letters import MessageRefused
+from evoclaw.orchestrator.channels.inbound import MessageRefused
 from evoclaw.orchestrator.channels.settings import WebhookSettings
 
 MIN_SECRET_BYTES = 16

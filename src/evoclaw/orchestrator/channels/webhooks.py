@@ -14,7 +14,7 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.callbacks import Callback
-from evoclaw.orchestrator.channels.letters import (
+from evoclaw.orchestrator.channels.inbound import (
     AcceptResult,
     ChannelAnswer,
     InboundMessage,
@@ -22,7 +22,7 @@ from evoclaw.orchestrator.channels.letters import (
     MessageRefused,
     Undelivered,
 )
-from evoclaw.orchestrator.channels.pointers import resolve, resolve_text
+from evoclaw.orchestrator.channels.json_pointer import resolve, resolve_text
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
 from evoclaw.orchestrator.channels.signatures import MIN_SECRET_BYTES, WebhookSignatures
 

@@ -29,9 +29,9 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import current_traceparent
 from evoclaw.core.wording import outcome_unknown, permission_denied
 from evoclaw.executors.edge import EDGE_GRACE_S, EdgeExecutor, Grants, ungranted
-from evoclaw.orchestrator.cleaning import quoted
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.sanitizing import quoted
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import CommandTimeouts, Requests
 from evoclaw.transport.wire import Command

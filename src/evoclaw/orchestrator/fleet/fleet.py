@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator.cleaning import one_line, plain_text
 from evoclaw.orchestrator.fleet.members import Member, find_tool, load
+from evoclaw.orchestrator.sanitizing import one_line, plain_text
 from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.wire import Advert, Heartbeat, Status
 

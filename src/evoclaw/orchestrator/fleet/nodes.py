@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.cleaning import quoted
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.sanitizing import quoted
 
 DEVICE_TOOL = "device"
 """The tool of an edge that reads its sensors."""

@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias
 from msgspec import Raw, Struct
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.seldom import LogThrottle, repeat_suffix
-from evoclaw.store.databases.changes import CommitMark
+from evoclaw.orchestrator.log_throttle import LogThrottle, repeat_suffix
+from evoclaw.store.databases.change_detection import CommitMark
 
 logger = logging.getLogger(__name__)
 MIN_POLL_INTERVAL_S = 0.5

@@ -11,15 +11,15 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from evoclaw.orchestrator.errands import RunView
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.overview.feed import FeedItem
 from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
 from evoclaw.orchestrator.people.questions import Question
-from evoclaw.orchestrator.runs.viewing import RunViews
-from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.store.databases.changes import (
+from evoclaw.orchestrator.runs.requests import RunView
+from evoclaw.orchestrator.runs.views import RunViews
+from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.store.databases.change_detection import (
     STOP_COLUMN,
     CommitMark,
     RunStatusRow,

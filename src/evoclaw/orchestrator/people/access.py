@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer
-from evoclaw.store.governing.tokens import StoredToken, TokenStore
+from evoclaw.store.governance.tokens import StoredToken, TokenStore
 
 TOKEN_PREFIX = "ec"
 MAX_TOKEN_CHARS = 8_192

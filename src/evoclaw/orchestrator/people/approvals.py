@@ -24,7 +24,7 @@ from evoclaw.governance.approvals import (
     displayed_arguments,
     scope_of,
 )
-from evoclaw.store.governing.approvals import (
+from evoclaw.store.governance.approvals import (
     ApprovalClaim,
     ApprovalStatus,
     ApprovalStore,

@@ -5,6 +5,8 @@ position in that buffer.
 
 A run that another process drives is read from the store. That process is notified that the run is
 watched, and sends a notice with each commit; without notices, the hub polls the store.
+
+Single flight: concurrent identical reads share one result, as a thousand may watch one run.
 """
 
 from __future__ import annotations
@@ -12,16 +14,57 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
-from evoclaw.orchestrator.runs.together import SingleFlight
-from evoclaw.orchestrator.sessions.subruns import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS, TenantKey
+from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
+from evoclaw.orchestrator.sessions.run_ids import TenantKey
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
+
+T = TypeVar("T")
+
+
+class _Flight(Generic[T]):
+    def __init__(self, task: asyncio.Task[T]) -> None:
+        self.task = task
+        self.waiters = 0
+
+
+class SingleFlight(Generic[T]):
+    """Shares a read among callers that ask before it starts; later callers start the next read."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Hashable, _Flight[T]] = {}
+
+    async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        """Run the work once for all callers with the same key that ask before it starts."""
+        flight = self._pending.get(key)
+        if flight is None:
+            task = asyncio.create_task(self._start(key, work))
+            flight = self._pending[key] = _Flight(task)
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if not (flight.waiters or flight.task.done()):
+                await self._abandon(key, flight)
+
+    async def _start(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        del self._pending[key]
+        return await work()
+
+    async def _abandon(self, key: Hashable, flight: _Flight[T]) -> None:
+        """Cancel work that no caller waits for any more."""
+        if self._pending.get(key) is flight:
+            del self._pending[key]
+        flight.task.cancel()
+        await asyncio.wait([flight.task])
+
 
 RECORDS_PER_PAGE = 500
 """Stored records that one read returns."""

@@ -29,7 +29,7 @@ from evoclaw.core.result import RunResult, result_of
 from evoclaw.core.run import run
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.definitions import iterative_settings, require_inputs
-from evoclaw.orchestrator.errands import RunRequest, RunView
+from evoclaw.orchestrator.runs.requests import RunRequest, RunView
 
 
 class InvokeResponse(Struct, frozen=True):

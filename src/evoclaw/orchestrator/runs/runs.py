@@ -20,7 +20,10 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.metrics import RunMeter
 from evoclaw.core.result import RunResult, result_of
 from evoclaw.core.tracing import current_traceparent
-from evoclaw.orchestrator.errands import (
+from evoclaw.orchestrator.runs.driver import RunDriver, encode_user_message
+from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
+from evoclaw.orchestrator.runs.process_identity import current_process_identity
+from evoclaw.orchestrator.runs.requests import (
     Draining,
     EmptyMessage,
     KeyReused,
@@ -34,15 +37,11 @@ from evoclaw.orchestrator.errands import (
     SessionHasHistory,
     SessionNotFound,
 )
-from evoclaw.orchestrator.runs.driving import RunDriver, encode_user_message
-from evoclaw.orchestrator.runs.holders import current_process_identity
-from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
-from evoclaw.orchestrator.runs.job_turns import QueueScheduler
-from evoclaw.orchestrator.runs.tending import RunSupervisor
-from evoclaw.orchestrator.runs.turns import LocalScheduler, Scheduler
-from evoclaw.orchestrator.runs.viewing import RunViews, StoredRecords, stop_reason_of
-from evoclaw.orchestrator.sessions.sessions import Conversations
-from evoclaw.orchestrator.sessions.subruns import tenant_run_id
+from evoclaw.orchestrator.runs.scheduler import LocalScheduler, QueueScheduler, Scheduler
+from evoclaw.orchestrator.runs.supervisor import RunSupervisor
+from evoclaw.orchestrator.runs.views import RunViews, StoredRecords, stop_reason_of
+from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.job_queue import JobQueue
 from evoclaw.store.runs.queue import (

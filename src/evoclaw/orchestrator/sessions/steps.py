@@ -9,10 +9,17 @@ from msgspec.structs import replace
 
 from evoclaw.core.chain import Chain
 from evoclaw.core.labels import join_labels
-from evoclaw.core.messages import ToolResult, label_of, labelled
-from evoclaw.core.pipeline import Execution, OfferStep, Pipeline, ResultStep
+from evoclaw.core.messages import (
+    ToolResult,
+    label_of,
+    labelled,
+)
+from evoclaw.core.pipeline import Execution, ExtraPolicy, OfferStep, Pipeline, ResultStep
 from evoclaw.core.ports import Policy, Verdict
 from evoclaw.core.tools import Call, Tool
+from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.permissions import Permissions
+from evoclaw.orchestrator.people.questions import PendingQuestions
 from evoclaw.store.sessions.sessions import SessionStore
 
 
@@ -74,3 +81,19 @@ class ParentRules(Policy):
     async def admit(self, turn: int) -> Verdict:
         """Judge another turn the same way."""
         return await self.chain.admit(turn)
+
+
+def inherited_policies(parent: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
+    """The policies of the parent runs that this run does not have already, each once.
+
+    Permissions are narrowed from run to run; questions, budgets and the caller's tools belong to
+    each run itself.
+    """
+    found: list[Policy] = []
+    for policy in parent.before:
+        if isinstance(policy, ParentRules):
+            found += policy.chain.policies
+        elif not isinstance(policy, Permissions | PendingQuestions | RunBudget):
+            found.append(policy.policy if isinstance(policy, ExtraPolicy) else policy)
+    present = [rule.policy if isinstance(rule, ExtraPolicy) else rule for rule in own.before]
+    return tuple(rule for rule in found if not any(rule is other for other in present))

@@ -3,82 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from functools import partial
-from hashlib import sha256
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from msgspec import Struct
 
-from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.events import (
-    CallJudged,
-    CallOutput,
-    CallStarted,
-    Event,
-    Prompted,
-    ReasoningDelta,
-    Record,
-    Replied,
-    RunFinished,
-    StopReason,
-    TextDelta,
-    ToolsChanged,
-    TurnStarted,
-)
-from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.core.ledgers import CALLS, DOLLARS, TOKENS, TURNS
-from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import (
-    Message,
-    Reply,
-    ToolResult,
-    UserMessage,
-)
-from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.ports import Ports, Sink, no_steering
-from evoclaw.core.state import RunState
-from evoclaw.governance.budget.foresight import to_microdollars
-from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.budget.settings import BudgetSettings
-from evoclaw.orchestrator.sessions.pieces import RecordBuffer
-from evoclaw.store.databases.notices import Notice, NoticeKind
-from evoclaw.store.governing.approvals import ApprovalStore
-from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 
 SUBRUN_CANCEL_GRACE_S = 5.0
 """Seconds that a cancelled sub-run has to record how far it came."""
-TRANSIENT_EVENTS = TextDelta | ReasoningDelta | CallOutput | ToolsChanged | TurnStarted | CallJudged
-"""Events whose records are stored together with the next durable one: if a crash loses them,
-nothing was done that they tell of."""
-MAX_BUFFERED_RECORDS = 1_000
-"""Transient records that are buffered; more are stored without waiting for a durable one."""
-RESUME_SEQ_GAP = 2 * MAX_BUFFERED_RECORDS
-"""Record numbers that a resumed run skips: a watcher may have seen records that were not stored,
-and must not take new records with the same numbers for those."""
-
-
-TenantKey: TypeAlias = tuple[str, str]
-"""A tenant, and an id that is unique within it."""
-TENANT_TAG = re.compile(r"t[0-9a-f]{16}-")
-"""The prefix of run ids of tenants other than `local`."""
-
-
-def tenant_run_id(tenant: str, run_id: str) -> str:
-    """The id of a tenant's run: no run of another tenant can have it, whatever id a user chooses.
-
-    Edges, ledgers and approvals know a run and its calls by the id alone. Runs of `local` keep the
-    ids that were chosen for them.
-    """
-    if tenant == LOCAL_PRINCIPAL.tenant and not TENANT_TAG.match(run_id):
-        return run_id
-    tag = f"t{sha256(tenant.encode()).hexdigest()[:16]}-"
-    return run_id if run_id.startswith(tag) else f"{tag}{run_id}"
 
 
 class RunLimits(Struct, frozen=True):
@@ -100,17 +33,6 @@ class SubrunTree:
     limits: RunLimits
     active_count: int = 0
     """Sub-runs that were started and have not ended."""
-
-
-def prior_spend(spent: RunUsage, settings: BudgetSettings) -> dict[str, int]:
-    """What a run spent before a restart, for a ledger that does not know it."""
-    found = {TURNS: spent.turns, CALLS: spent.calls, TOKENS: spent.tokens_in + spent.tokens_out}
-    if spent.cost is not None:
-        found[DOLLARS] = to_microdollars(spent.cost)
-    elif settings.dollars is not None and settings.unpriced == "refuse":
-        # A reply had no known price: the whole budget counts as spent.
-        found[DOLLARS] = to_microdollars(settings.dollars)
-    return found
 
 
 @dataclass(eq=False, slots=True)
@@ -135,151 +57,3 @@ class ActiveSubrun:
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait([self.task])
-
-
-@dataclass(frozen=True, slots=True)
-class DriverContext:
-    """What the driver of a run brings: its epoch, and its steering messages."""
-
-    epoch: int | None = None
-    """The epoch of the claim: writes are rejected once another process has a higher one. None for a
-    process that has the store for itself."""
-    steering: Callable[[], Sequence[UserMessage]] = no_steering
-
-
-SOLE_DRIVER = DriverContext()
-
-
-def last_used_seq(records: Sequence[Record]) -> int:
-    """The last record number that a run has used, also for records seen by watchers and lost."""
-    if not records:
-        return 0
-    last = records[-1]
-    return last.seq if isinstance(last.event, RunFinished) else last.seq + RESUME_SEQ_GAP
-
-
-def _commits_with_next(event: Event) -> bool:
-    """Whether another record follows at once and is committed with it, before anything is done."""
-    return isinstance(event, CallStarted) or (isinstance(event, Replied) and event.reply.has_calls)
-
-
-def steering_count(records: Sequence[Record]) -> int:
-    """How many steering messages a run has read."""
-    events = [record.event for record in records]
-    return sum(isinstance(event, Prompted) and event.why == "steer" for event in events)
-
-
-def drop_incomplete_turn(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages without a last reply whose calls are not all answered."""
-    end = len(messages)
-    while end and isinstance(messages[end - 1], ToolResult):
-        end -= 1
-    reply = messages[end - 1] if end else None
-    cut = isinstance(reply, Reply) and len(reply.calls) > len(messages) - end
-    return messages[: end - 1] if cut else messages
-
-
-@dataclass(eq=False, slots=True)
-class SessionRun:
-    """A run of a session in this process."""
-
-    store: SessionStore
-    session: Session
-    stored: StoredRun
-    state: RunState
-    settings: LoopSettings
-    deadline: Deadline
-    tree: SubrunTree
-    capabilities: frozenset[str]
-    subrun_slots: asyncio.Semaphore
-    seq: int = 0
-    """The last record number used."""
-    stored_messages: int = 0
-    """How many messages are stored."""
-    steering_taken: int = 0
-    """How many steering messages the run has read."""
-    driver: DriverContext = SOLE_DRIVER
-    defer_commits: bool = False
-    """Commit a reply, the budget reserved for its calls, and its commands together."""
-    approvals: ApprovalStore | None = None
-    """Where its calls wait for approval."""
-    subruns: list[ActiveSubrun] = field(default_factory=list[ActiveSubrun])
-    ports: Ports = field(init=False)
-    """Set last: the tools get this run as a dependency."""
-    budget: RunBudget = field(init=False)
-    """The budget of the run and its sub-runs."""
-    pipeline: Pipeline = field(init=False)
-    """The call pipeline; its policies also judge the sub-runs."""
-    sinks: tuple[Sink, ...] = ()
-    """Sinks of the run, whichever process drives it."""
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when this process no longer drives the run."""
-
-    async def records(self, sinks: Sequence[Sink] = ()) -> AsyncGenerator[Record, None]:
-        """Start or resume the loop; each durable record is stored before the next step."""
-        bus = Bus(self.stored.id, (self.budget, *self.sinks, *sinks), seq=self.seq)
-        events = run_loop(self.state, self.ports, self.settings, self.deadline)
-        notices, key = self.store.database.notices, (self.store.tenant, self.stored.id)
-        buffer = RecordBuffer(self._store_transient, partial(notices.is_watched, *key))
-        stop: StopReason | None = None
-        try:
-            with notices.register_driver(*key, buffer.schedule_flush):
-                async with aclosing(events):
-                    async for event in events:
-                        record = bus.publish(event)
-                        if isinstance(event, RunFinished):
-                            stop = event.stop
-                        if (
-                            isinstance(event, TRANSIENT_EVENTS)
-                            and len(buffer) < MAX_BUFFERED_RECORDS - 1
-                        ):
-                            buffer.add(record)
-                        else:
-                            await buffer.wait_flushed()
-                            await self._store_records([*buffer.drain(), record], stop)
-                        yield record
-        finally:
-            await buffer.close()
-            clean = stop is not None and stop is not StopReason.WAITING
-            await self._stop_subruns(clean=clean)
-
-    async def _store_transient(self, records: Sequence[Record]) -> None:
-        """Store records for watchers in other processes; without records, have them check again."""
-        store, stored = self.store, self.stored
-        if not records:
-            await store.database.announce(
-                (Notice(NoticeKind.RECORDS_STORED, store.tenant, stored.id),)
-            )
-            return
-        # No message is stored here: messages are stored with their durable records.
-        await store.append(stored, records, (), self._spent(), None, epoch=self.driver.epoch)
-
-    async def _store_records(self, records: Sequence[Record], stop: StopReason | None) -> None:
-        state = self.state
-        history = state.history
-        messages = [
-            (number, history[number]) for number in range(self.stored_messages, len(history))
-        ]
-        spent = self._spent()
-        wait = not (self.defer_commits and _commits_with_next(records[-1].event))
-        await self.store.append(
-            self.stored, records, messages, spent, stop, epoch=self.driver.epoch, wait=wait
-        )
-        self.stored_messages = len(history)
-        if stop is not None and stop is not StopReason.WAITING:
-            await self.close_requests()
-
-    def _spent(self) -> RunUsage:
-        state = self.state
-        return RunUsage(state.turn, state.calls, state.usage.input, state.usage.output, state.cost)
-
-    async def close_requests(self) -> None:
-        """Close the open questions and approvals of the run."""
-        closing = [self.store.questions.close_waiting(self.stored.id)]
-        if self.approvals is not None:
-            closing.append(self.approvals.close_waiting(self.stored.id, self.store.tenant))
-        await asyncio.gather(*closing)  # in one commit
-
-    async def _stop_subruns(self, *, clean: bool) -> None:
-        running = [child for child in self.subruns if not child.task.done()]
-        await asyncio.gather(*(child.stop(clean=clean) for child in running))

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.store.databases.opening import StoreFull, sync_folder
+from evoclaw.store.databases.sqlite_file import StoreFull, sync_folder
 
 HANDLE = re.compile(r"sha256:([0-9a-f]{64})")
 WRITE_CHUNK_BYTES = 256 << 10

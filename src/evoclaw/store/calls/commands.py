@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.calls.command_tables import NO_OUTCOME, SCHEMA
-from evoclaw.store.calls.command_values import (
+from evoclaw.store.calls.command_states import (
     FINAL_STATES,
     OPEN_STATES,
     CommandPutKind,
@@ -24,6 +23,7 @@ from evoclaw.store.calls.command_values import (
     QueueFull,
     SettleResult,
 )
+from evoclaw.store.calls.command_tables import NO_OUTCOME, SCHEMA
 from evoclaw.store.databases.database import (
     NO_LIMIT,
     Connection,

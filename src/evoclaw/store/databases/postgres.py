@@ -16,12 +16,12 @@ import psycopg
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.store.databases.database import Dialect
-from evoclaw.store.databases.listening import listen
 from evoclaw.store.databases.notices import Notice, Notices
-from evoclaw.store.databases.opening import UNAVAILABLE_TIMEOUT_S
-from evoclaw.store.databases.postgres_link import PostgresServer, translate_error
-from evoclaw.store.databases.postgres_writer import PostgresWorker
-from evoclaw.store.databases.threaded import ThreadedDatabase
+from evoclaw.store.databases.postgres_connection import PostgresServer, translate_error
+from evoclaw.store.databases.postgres_listener import listen
+from evoclaw.store.databases.postgres_worker import PostgresWorker
+from evoclaw.store.databases.sqlite_file import UNAVAILABLE_TIMEOUT_S
+from evoclaw.store.databases.threaded_database import ThreadedDatabase
 
 
 class PostgresDatabase(ThreadedDatabase):

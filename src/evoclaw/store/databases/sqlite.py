@@ -31,20 +31,20 @@ from evoclaw.store.databases.database import (
     add_checksum,
     verify_checksum,
 )
-from evoclaw.store.databases.opening import (
+from evoclaw.store.databases.sqlite_file import (
     UNAVAILABLE_TIMEOUT_S,
     SingleSchemaFormat,
     SqliteFileFormat,
     open_file,
     translate_error,
 )
-from evoclaw.store.databases.orders import (
+from evoclaw.store.databases.threaded_database import ThreadedDatabase
+from evoclaw.store.databases.write_requests import (
     MAX_BATCH_REQUESTS,
     DeferredCommitFailed,
     WriteRequest,
     attempt_all,
 )
-from evoclaw.store.databases.threaded import ThreadedDatabase
 
 __all__ = [
     "DamagedStore",

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Connection, add_checksum
 from evoclaw.store.sessions import statements
-from evoclaw.store.sessions.forgetting import delete_sessions as delete_rows
+from evoclaw.store.sessions.deletion import delete_sessions as delete_rows
 from evoclaw.store.sessions.sessions import Session, SessionStore
 
 DESCENDANTS = """

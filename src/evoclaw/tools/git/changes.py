@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import STATE_FOLDER
-from evoclaw.tools.git.safety import IGNORE_SUBMODULES, MAX_LISTING_BYTES, Repository, split_nul
+from evoclaw.tools.git.repository import IGNORE_SUBMODULES, MAX_LISTING_BYTES, Repository, split_nul
 
 MAX_LISTED_ENTRIES = 200
 """Of each kind of change."""

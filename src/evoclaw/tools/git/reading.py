@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import ExecOps, FileOps
@@ -24,7 +24,7 @@ from evoclaw.tools.git.changes import (
     name_some_filtered,
     refuse_evoclaw_files,
 )
-from evoclaw.tools.git.safety import (
+from evoclaw.tools.git.repository import (
     DIFF_OPTIONS,
     IGNORE_SUBMODULES,
     MAX_LISTING_BYTES,

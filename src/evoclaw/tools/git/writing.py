@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from evoclaw.core.bound import ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ops import ExecOps, FileOps
@@ -31,7 +31,7 @@ from evoclaw.tools.git.reading import (
     Paths,
     text_output,
 )
-from evoclaw.tools.git.safety import (
+from evoclaw.tools.git.repository import (
     DIFF_OPTIONS,
     IGNORE_SUBMODULES,
     MAX_LISTING_BYTES,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evoclaw.tools.patch.parts import (
+from evoclaw.tools.patch.hunks import (
     Action,
     FileChange,
     Hunk,

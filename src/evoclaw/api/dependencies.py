@@ -1,0 +1,369 @@
+"""The dependencies of the HTTP routes, which the composition root builds."""
+
+from __future__ import annotations
+
+from asyncio import Semaphore
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from msgspec import Struct
+
+from evoclaw.api.errors import DependencyMissing
+from evoclaw.api.settings import ServerSettings
+from evoclaw.core.ledgers import Ledger
+from evoclaw.core.messages import JSON
+from evoclaw.core.pipeline import DeclaredStep
+from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.orchestrator.overview.metrics import MetricsReader
+from evoclaw.orchestrator.people.access import AccessControl
+from evoclaw.orchestrator.people.approvals import CallApprovals
+from evoclaw.orchestrator.receipts.archive import ReceiptArchive
+from evoclaw.orchestrator.runs.runs import Runs
+from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.workflows.workflows import Workflows
+
+T = TypeVar("T")
+
+
+class RefusedRequest(Struct, frozen=True):
+    """A request that was refused: not authenticated, or not authorized."""
+
+    status: int
+    method: str
+    path: str
+    address: str
+    tenant: str = ""
+    user: str = ""
+    token: str = ""
+    """The id of the token."""
+    why: str = ""
+    """The error code."""
+
+
+class PairedDevice(Protocol):
+    """A paired edge."""
+
+    @property
+    def agent_id(self) -> str:
+        """The id of the edge."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """Whether the edge may be used: `pending`, `approved` or `revoked`."""
+        ...
+
+    @property
+    def approved(self) -> Mapping[str, str]:
+        """The approved tools, each with the hash that was approved."""
+        ...
+
+    @property
+    def waiting(self) -> Mapping[str, str]:
+        """The tools that wait for a person's approval, each with its hash."""
+        ...
+
+    @property
+    def surface(self) -> str:
+        """A hash of all approved and waiting tools, as a person sees them before approving."""
+        ...
+
+
+class DeviceRegistry(Protocol):
+    """The paired edges, and invitations for new ones."""
+
+    def all(self) -> Sequence[PairedDevice]:
+        """All paired edges."""
+        ...
+
+    def get(self, agent_id: str) -> PairedDevice | None:
+        """A paired edge by its id."""
+        ...
+
+    async def approve(self, agent_id: str, seen: str = "") -> PairedDevice:
+        """Approve the waiting tools; fails if they differ from the surface that was `seen`."""
+        ...
+
+    async def revoke(self, agent_id: str) -> None:
+        """Revoke the access of an edge."""
+        ...
+
+    def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
+        """Invite a new edge: the broker's URL, and a token that works once."""
+        ...
+
+
+class AuditReader(Protocol):
+    """The audit log."""
+
+    async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
+        """The newest matching records of a tenant, the oldest first."""
+        ...
+
+    async def verify(self) -> Mapping[str, JSON]:
+        """Verify the hash chain: `ok`, `findings` and the number of records."""
+        ...
+
+
+class ToolDirectory(Protocol):
+    """The tools of this orchestrator."""
+
+    def offered(self) -> Sequence[Tool]:
+        """The available tools."""
+        ...
+
+    def absent(self) -> Sequence[UnavailableTool]:
+        """The unavailable tools, each with the reason."""
+        ...
+
+
+class SkillView(Struct, frozen=True, omit_defaults=True):
+    """A skill: its purpose and its tools."""
+
+    name: str
+    version: str
+    description: str
+    digest: str
+    approved: bool
+    tools: tuple[str, ...] = ()
+    allowed_tools: tuple[str, ...] | None = None
+    """The tools that it works with; null: all."""
+    references: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    instructions: str = ""
+    """Only in the response for a single skill."""
+
+
+class SkillProblem(Struct, frozen=True):
+    """A skill that is not available."""
+
+    path: str
+    reason: str
+    refused: bool
+    """False if the skill only does not support this machine."""
+
+
+class SkillDirectory(Protocol):
+    """The skills of this orchestrator."""
+
+    def all(self) -> Sequence[SkillView]:
+        """The available skills."""
+        ...
+
+    def find(self, name: str) -> SkillView | None:
+        """A skill by name, with its instructions."""
+        ...
+
+    def problems(self) -> Sequence[SkillProblem]:
+        """The skills that are not available, each with the reason."""
+        ...
+
+
+class StopView(Struct, frozen=True, omit_defaults=True):
+    """An emergency stop, in force until a person releases it."""
+
+    kind: str
+    """`all`, `agent`, `tool` or `network`."""
+    name: str = ""
+    """The name of the agent or tool."""
+    reason: str = ""
+    by: str = ""
+    at: float = 0.0
+
+
+class EmergencyStops(Protocol):
+    """The emergency stop."""
+
+    def all(self) -> Sequence[StopView]:
+        """The stops in force."""
+        ...
+
+    async def put(self, stop: StopView) -> None:
+        """Add a stop."""
+        ...
+
+    async def release(self, kind: str, name: str) -> StopView | None:
+        """Release a stop; None if there was none."""
+        ...
+
+
+class CanvasView(Struct, frozen=True):
+    """The canvas of a session."""
+
+    title: str
+    format: Literal["html", "markdown"]
+    content: str
+    """Written by a model: show it in a sandboxed frame."""
+    at: float
+    """When it was written; Unix seconds."""
+
+
+class CanvasViews(Protocol):
+    """The canvases of sessions."""
+
+    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
+        """The canvas of a session; None if it is empty."""
+        ...
+
+    async def clear(self, tenant: str, session_id: str) -> None:
+        """Clear the canvas of a session."""
+        ...
+
+
+class RuleView(Struct, frozen=True):
+    """One rule of the command policy."""
+
+    name: str
+    verdict: str
+    """`allow`, `ask` or `deny`."""
+    summary: str
+    source: str
+    """`shipped`, or the path of the owner's rule file."""
+
+
+class PolicyView(Struct, frozen=True):
+    """The policies and settings that judge tool calls."""
+
+    level: str
+    """The autonomy level of the default agent."""
+    presets: tuple[str, ...]
+    """The information-flow presets; `settings` says which one is in force."""
+    rules: tuple[RuleView, ...]
+    settings: dict[str, JSON]
+    pipelines: dict[str, tuple[DeclaredStep, ...]] = {}
+    """The steps that a call passes through, in order: on the orchestrator, and on an edge."""
+
+
+class PolicyQuestion(Struct, frozen=True):
+    """A tool call to explain; it is not run, counted or recorded."""
+
+    tool: str
+    arguments: dict[str, JSON]
+    agent: str = ""
+    """The calling agent; empty: the default agent."""
+    level: str = ""
+    """Overrides the agent's autonomy level."""
+
+
+class PolicyStepView(Struct, frozen=True):
+    """The verdict of one policy."""
+
+    policy: str
+    verdict: str
+    code: str = ""
+    reason: str = ""
+
+
+class PolicyAnswer(Struct, frozen=True):
+    """The verdict on a tool call, and the policy that decided it."""
+
+    verdict: Literal["allow", "deny", "ask"]
+    code: str
+    reason: str
+    """For people."""
+    reason_for_model: str
+    by: str
+    """The policy that decided; empty if no policy objects."""
+    steps: tuple[PolicyStepView, ...]
+    """The verdict of each policy, in order."""
+    effects: dict[str, JSON]
+    """The effects of the call, as far as they are known."""
+
+
+class PolicyExplainer(Protocol):
+    """Shows the policies, and explains their verdicts."""
+
+    async def describe(self) -> PolicyView:
+        """The rules and settings that are in force now."""
+        ...
+
+    async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
+        """Judge a call without running it; None for an unknown tool."""
+        ...
+
+
+class UserMemory(Protocol):
+    """The memory of one user."""
+
+    async def search(
+        self,
+        query: str,
+        level: Any = ...,
+        top_k: int = ...,
+        *,
+        agent: str = ...,
+        session_id: str = ...,
+    ) -> Sequence[Any]:
+        """The notes that match a query, the best first; each a Struct."""
+        ...
+
+    async def forget(self, session_id: str) -> int:
+        """Delete the notes of a session; returns how many there were."""
+        ...
+
+
+ReadinessCheck = Callable[[], Awaitable[str]]
+"""Returns what is wrong with a component; empty if it is ready."""
+
+
+def ignore_refusal(refusal: RefusedRequest) -> None:
+    """The default of `on_refused`: only the counters and the log have it."""
+
+
+def ignore_request(method: str, route: str, status: int, seconds: float) -> None:
+    """The default of `on_response`: records nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiDependencies:
+    """The dependencies of the routes. A route whose dependency is None answers 503."""
+
+    access: AccessControl
+    """Authenticates tokens."""
+    settings: ServerSettings = ServerSettings()
+    runs: Runs | None = None
+    conversations: Conversations | None = None
+    """Sessions, questions and agents of one tenant; `of` gives those of another."""
+    approvals: CallApprovals | None = None
+    orchestrator: Orchestrator | None = None
+    """The fleet."""
+    devices: DeviceRegistry | None = None
+    ledger: Ledger | None = None
+    audit: AuditReader | None = None
+    tools: ToolDirectory | None = None
+    skills: SkillDirectory | None = None
+    stops: EmergencyStops | None = None
+    canvases: CanvasViews | None = None
+    policies: PolicyExplainer | None = None
+    receipts: ReceiptArchive | None = None
+    """The signed receipts of devices."""
+    replay_slots: Semaphore = field(default_factory=lambda: Semaphore(2))
+    """Limits concurrent replays, forks and comparisons: each takes a processor."""
+    memory: Callable[[str, str], UserMemory] | None = None
+    """Returns the memory of a tenant's user."""
+    workflows: Workflows | None = None
+    metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
+    """Renders all metrics in the Prometheus format."""
+    on_response: Callable[[str, str, int, float], None] = ignore_request
+    """Called for each response: method, route, status, and the seconds until it started."""
+    metrics_reader: MetricsReader | None = None
+    """Reads metrics from stored records."""
+    checks: Mapping[str, ReadinessCheck] = field(default_factory=dict[str, ReadinessCheck])
+    """The readiness checks by name: store, broker, provider."""
+    on_refused: Callable[[RefusedRequest], None] = ignore_refusal
+    """Called for each refused request, for the audit log."""
+    operator_tenant: str = "local"
+    """The tenant that owns this machine: only it may see the fleet, the policies and the stops."""
+    extra_routes: Sequence[Any] = ()
+    """Further routes, such as those of channels and the dashboard."""
+    extras: Mapping[type, object] = field(default_factory=dict[type, object])
+    """The dependencies of the extra routes, by type."""
+
+    def get(self, kind: type[T]) -> T:
+        """A dependency of an extra route; `DependencyMissing` if this process does not have it."""
+        found = self.extras.get(kind)
+        if not isinstance(found, kind):
+            raise DependencyMissing(f"This process does not provide {kind.__name__}.")
+        return found

@@ -1,0 +1,335 @@
+"""Routes of approvals and questions: list them, and answer them by id or by run."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Literal
+
+from litestar import get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import JSONBody, QueryParameter
+from msgspec import Meta, Struct
+
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.parameters import IdFilter, OptionalId, PathId, Reason, Text
+from evoclaw.api.routes.runs import is_own, own_run
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Decision
+from evoclaw.orchestrator.overview.sources import owners_of
+from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.people.approvals import ApprovalCase
+from evoclaw.orchestrator.people.questions import Question, UserAnswer
+from evoclaw.orchestrator.runs.requests import RunNotFound, RunView
+
+TAGS = ["approvals"]
+RUN_TAGS = ["runs"]
+
+
+class ApprovalView(Struct, frozen=True, omit_defaults=True):
+    """A tool call that waits, or waited, for a person's approval."""
+
+    id: str
+    standing: str
+    """`waiting`, `once`, `session`, `denied`, `used`, `expired` or `closed`."""
+    run_id: str
+    request_id: str
+    user: str
+    agent: str
+    tool: str
+    arguments: dict[str, JSON]
+    """The arguments of the call, without secrets, and truncated."""
+    sha256: str
+    """The hash of the full arguments: an approval holds only for these."""
+    code: str
+    reason: str
+    """Why the call needs an approval."""
+    covers: str
+    """The calls that an approval for the session would cover."""
+    asked_at: float
+    expires_at: float
+    decision: str = ""
+    answered_by: str = ""
+    answered_at: float | None = None
+    answer_reason: str = ""
+    uses: int = 0
+
+
+class ApprovalList(Struct, frozen=True):
+    """The approvals that wait, oldest first, then those in force for a session."""
+
+    items: tuple[ApprovalView, ...]
+
+
+class ApprovalDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's decision on a call that waits."""
+
+    decision: Literal["once", "session", "deny"]
+    reason: Reason = ""
+    """Sent to the model, and recorded."""
+
+
+class ApproveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Approves a call that a run waits for."""
+
+    approval_id: OptionalId = ""
+    """Optional if the run waits for only one approval."""
+    for_session: bool = False
+    """Approve all calls that `covers` describes, for the session."""
+    reason: Reason = ""
+
+
+class DenyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Denies a call that a run waits for."""
+
+    approval_id: OptionalId = ""
+    reason: Reason = ""
+
+
+class QuestionAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's answer to a question."""
+
+    question_id: OptionalId = ""
+    """Optional if the run waits for only one question."""
+    chosen: Annotated[tuple[Text, ...], Meta(max_length=100)] = ()
+    """The chosen options."""
+    text: Text = ""
+    """A free-text answer."""
+
+
+class QuestionView(Struct, frozen=True, omit_defaults=True):
+    """A question of a run to its user."""
+
+    id: str
+    session_id: str
+    run_id: str
+    text: str
+    options: tuple[str, ...] = ()
+    multiple: bool = False
+    own_words: bool = True
+
+
+class QuestionList(Struct, frozen=True):
+    """The questions that wait for an answer, oldest first."""
+
+    items: tuple[QuestionView, ...]
+
+
+def approval_view(case: ApprovalCase) -> ApprovalView:
+    """The view of an approval."""
+    asking, answer = case.request, case.answer
+    return ApprovalView(
+        id=asking.id,
+        standing=str(case.status),
+        run_id=asking.run_id,
+        request_id=asking.request_id,
+        user=asking.scope.user,
+        agent=asking.scope.agent,
+        tool=asking.scope.tool,
+        arguments=asking.arguments,
+        sha256=asking.sha256,
+        code=asking.scope.code,
+        reason=asking.reason,
+        covers=asking.scope.description,
+        asked_at=asking.asked_at,
+        expires_at=asking.expires_at,
+        decision="" if answer is None else str(answer.decision),
+        answered_by="" if answer is None else answer.by.name,
+        answered_at=None if answer is None else answer.at,
+        answer_reason="" if answer is None else answer.reason,
+        uses=case.uses,
+    )
+
+
+async def _own_approval(parts: ApiDependencies, caller: Caller, id_: str) -> ApprovalCase:
+    """An approval that the caller may see; `ApiError` 404 for any other."""
+    found = await require(parts.approvals, "approvals").get(id_, caller.tenant)
+    if found is None or not is_own(caller, found.request.scope.user):
+        raise not_found("approval")
+    return found
+
+
+async def _decide(
+    parts: ApiDependencies, caller: Caller, id_: str, decision: Decision, reason: str
+) -> ApprovalView:
+    """Record a person's decision, and resume the run that waits for it."""
+    approvals = require(parts.approvals, "approvals")
+    case = await _own_approval(parts, caller, id_)
+    if problem := await approvals.answer(id_, decision, caller.answerer(), reason):
+        raise ApiError(409, "not_waiting", problem)
+    await wake(parts, caller.tenant, case.request.run_id)
+    return approval_view(await _own_approval(parts, caller, id_))
+
+
+async def wake(parts: ApiDependencies, tenant: str, run_id: str) -> None:
+    """Resume the run or workflow step that waits, if there is one."""
+    if parts.runs is not None:
+        with suppress(RunNotFound):
+            await parts.runs.resume(tenant, run_id)
+    if parts.workflows is not None:
+        await parts.workflows.wake(tenant, run_id)
+
+
+@get("/v1/approvals", scope=TokenScope.APPROVALS_READ, tags=TAGS)
+async def list_approvals(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: IdFilter = ""
+) -> ApprovalList:
+    """List the tool calls that wait for your approval, and the approvals for a session.
+
+    An admin sees those of the whole tenant.
+    """
+    approvals = require(parts.approvals, "approvals")
+    waiting, wide = (
+        await approvals.waiting(caller.tenant),
+        await approvals.session_approvals(caller.tenant),
+    )
+    cases = [
+        case
+        for case in (*waiting, *wide)
+        if run_id in ("", case.request.run_id) and is_own(caller, case.request.scope.user)
+    ]
+    return ApprovalList(tuple(approval_view(case) for case in cases))
+
+
+@get("/v1/approvals/{approval_id:str}", scope=TokenScope.APPROVALS_READ, tags=TAGS)
+async def show_approval(
+    parts: InjectedDependencies, caller: InjectedCaller, approval_id: PathId
+) -> ApprovalView:
+    """Show one approval: the call, and what an approval for the session would cover."""
+    return approval_view(await _own_approval(parts, caller, approval_id))
+
+
+@post("/v1/approvals/{approval_id:str}/answer", scope=TokenScope.HUMAN, tags=TAGS, status_code=200)
+async def answer_approval(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    approval_id: PathId,
+    data: JSONBody[ApprovalDecision],
+) -> ApprovalView:
+    """Approve or deny a call. Only a person may; the first answer counts."""
+    return await _decide(parts, caller, approval_id, Decision(data.decision), data.reason)
+
+
+@post(
+    "/v1/approvals/{approval_id:str}/withdraw", scope=TokenScope.HUMAN, tags=TAGS, status_code=200
+)
+async def withdraw_approval(
+    parts: InjectedDependencies, caller: InjectedCaller, approval_id: PathId
+) -> ApprovalView:
+    """Withdraw an approval that is still in force."""
+    await _own_approval(parts, caller, approval_id)
+    approvals = require(parts.approvals, "approvals")
+    if problem := await approvals.withdraw(approval_id, caller.answerer()):
+        raise ApiError(409, "not_in_force", problem)
+    return approval_view(await _own_approval(parts, caller, approval_id))
+
+
+async def _waiting_approval(parts: ApiDependencies, caller: Caller, view: RunView, id_: str) -> str:
+    waiting = await require(parts.approvals, "approvals").waiting(caller.tenant)
+    ids = [case.request.id for case in waiting if case.request.run_id == view.run_id]
+    return _select_waiting(ids, id_, "approval")
+
+
+def _select_waiting(ids: list[str], wanted: str, what: str) -> str:
+    """The id that the request names, or the only one that waits."""
+    if wanted:
+        if wanted not in ids:
+            raise not_found(f"waiting {what} of this run")
+        return wanted
+    if not ids:
+        raise ApiError(409, "nothing_waits", f"The run does not wait for any {what}.")
+    if len(ids) > 1:
+        text = f"The run waits for several {what}s. Name one as {what}_id."
+        raise ApiError(409, "several_wait", text, details={f"{what}_ids": ids})
+    return ids[0]
+
+
+@post("/v1/runs/{run_id:str}/approve", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
+async def approve_in_run(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[ApproveRequest],
+) -> ApprovalView:
+    """Approve the call that a run waits for."""
+    view = await own_run(parts, caller, run_id)
+    id_ = await _waiting_approval(parts, caller, view, data.approval_id)
+    decision = Decision.SESSION if data.for_session else Decision.ONCE
+    return await _decide(parts, caller, id_, decision, data.reason)
+
+
+@post("/v1/runs/{run_id:str}/deny", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
+async def deny_in_run(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId, data: JSONBody[DenyRequest]
+) -> ApprovalView:
+    """Deny the call that a run waits for."""
+    view = await own_run(parts, caller, run_id)
+    id_ = await _waiting_approval(parts, caller, view, data.approval_id)
+    return await _decide(parts, caller, id_, Decision.DENY, data.reason)
+
+
+@get("/v1/questions", scope=TokenScope.APPROVALS_READ, tags=TAGS)
+async def list_questions(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: Annotated[
+        IdFilter, QueryParameter(description="Only questions of this session.")
+    ] = "",
+) -> QuestionList:
+    """List the questions that your runs wait for; an admin sees those of the whole tenant."""
+    talks = require(parts.conversations, "sessions").of(caller.tenant)
+    found = await talks.questions.waiting(session_id)
+    owners = await owners_of(talks, {session for session, _ in found})
+    return QuestionList(
+        tuple(question_view(at, question) for at, question in found if is_own(caller, owners[at]))
+    )
+
+
+def question_view(session_id: str, question: Question) -> QuestionView:
+    """The view of a question."""
+    return QuestionView(
+        question.id,
+        session_id,
+        run_id_of(question.id),
+        question.text,
+        question.options,
+        question.multiple,
+        question.own_words,
+    )
+
+
+def run_id_of(request_id: str) -> str:
+    """The run id in a request id, which adds turn, call and attempt to it."""
+    return request_id.rsplit(".", 3)[0]
+
+
+@post("/v1/runs/{run_id:str}/answer", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
+async def answer_in_run(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[QuestionAnswer],
+) -> RunView:
+    """Answer a question of a run; the run continues with the answer."""
+    view = await own_run(parts, caller, run_id)
+    questions = require(parts.conversations, "sessions").of(caller.tenant).questions
+    waiting = await questions.waiting(view.session_id)
+    ids = [question.id for _, question in waiting if run_id_of(question.id) == view.run_id]
+    id_ = _select_waiting(ids, data.question_id, "question")
+    if problem := await questions.answer(id_, UserAnswer(data.chosen, data.text)):
+        raise ApiError(409, "cannot_answer", problem)
+    await wake(parts, caller.tenant, view.run_id)
+    return await own_run(parts, caller, run_id)
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    list_approvals,
+    show_approval,
+    answer_approval,
+    withdraw_approval,
+    approve_in_run,
+    deny_in_run,
+    list_questions,
+    answer_in_run,
+)

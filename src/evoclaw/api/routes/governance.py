@@ -1,0 +1,261 @@
+"""Routes of the audit log, budgets and the emergency stop."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+from litestar import delete, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath, JSONBody, QueryParameter
+from msgspec import Meta, Struct
+
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies, StopView
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.parameters import ID_PATTERN, NO_NUL_PATTERN, PathId, Reason
+from evoclaw.api.routes.runs import own_run
+from evoclaw.core.ledgers import UNITS_PER_KIND, Account
+from evoclaw.core.messages import JSON
+from evoclaw.orchestrator.people.access import Caller, TokenScope
+
+AuditFilter = Annotated[str, QueryParameter(max_length=200, pattern=NO_NUL_PATTERN)]
+AuditTime = Annotated[
+    float, QueryParameter(ge=0, le=1e11, description="Unix seconds; 0: no limit.")
+]
+StopKindParam = Literal["all", "agent", "tool", "network"]
+
+
+class AuditPage(Struct, frozen=True):
+    """Records of the audit log, the oldest first."""
+
+    items: tuple[dict[str, JSON], ...]
+
+
+class FindingView(Struct, frozen=True):
+    """One integrity problem of the audit log."""
+
+    kind: str
+    place: str
+    line: int
+    text: str
+
+
+class AuditReport(Struct, frozen=True):
+    """The result of verifying the audit log."""
+
+    ok: bool
+    findings: tuple[FindingView, ...]
+    """The integrity problems, in the order of the chain."""
+    records: int
+    first: int
+    last: int
+    checkpoints: int
+    signed: int
+    """The last record that a signed checkpoint covers."""
+    dropped: tuple[str, ...] = ()
+    """Ranges of records that were deleted because the spool was full."""
+
+
+class SpendingView(Struct, frozen=True):
+    """Spending of one kind, and what is left."""
+
+    spent: float
+    reserved: float
+    limit: float | None
+    per_seconds: float | None
+    """The period of the limit; null: no period."""
+    left: float | None
+
+
+class AccountView(Struct, frozen=True):
+    """The limits and spending of one account, in dollars, seconds or counts."""
+
+    account: str
+    closed: bool
+    kinds: dict[str, SpendingView]
+
+
+class AccountList(Struct, frozen=True):
+    """The accounts of a tenant, its users and their agents."""
+
+    items: tuple[AccountView, ...]
+
+
+class _StopRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    reason: Reason = ""
+    """Shown to models and people."""
+
+
+class StopAll(_StopRequest, frozen=True, kw_only=True, tag="all"):
+    """Stop everything, including current runs."""
+
+
+class StopNetwork(_StopRequest, frozen=True, kw_only=True, tag="network"):
+    """Stop tool calls that can reach the network."""
+
+
+class StopAgent(_StopRequest, frozen=True, kw_only=True, tag="agent"):
+    """Stop one agent or edge, including its current runs."""
+
+    name: Annotated[str, Meta(pattern=ID_PATTERN)]
+
+
+class StopTool(_StopRequest, frozen=True, kw_only=True, tag="tool"):
+    """Stop the calls of one tool."""
+
+    name: Annotated[str, Meta(pattern=ID_PATTERN)]
+
+
+StopRequest: TypeAlias = StopAll | StopNetwork | StopAgent | StopTool
+"""The body of an emergency stop."""
+
+
+class StopList(Struct, frozen=True):
+    """The stops in force."""
+
+    items: tuple[StopView, ...]
+
+
+@get("/v1/audit", scope=TokenScope.AUDIT_READ, tags=["audit"])
+async def search_audit(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    kind: AuditFilter = "",
+    user: AuditFilter = "",
+    agent: AuditFilter = "",
+    run_id: AuditFilter = "",
+    tool: AuditFilter = "",
+    verdict: AuditFilter = "",
+    text: AuditFilter = "",
+    since: AuditTime = 0,
+    until: AuditTime = 0,
+    limit: Annotated[int, QueryParameter(ge=1, le=1_000)] = 100,
+) -> AuditPage:
+    """Search the audit log: the newest matching records of your tenant."""
+    query: dict[str, JSON] = {
+        "kind": kind, "user": user, "agent_id": agent, "run_id": run_id, "tool": tool,
+        "verdict": verdict, "text": text, "since": since or None, "until": until or None,
+        "limit": limit,
+    }  # fmt: skip
+    found = await require(parts.audit, "audit records").search(caller.tenant, query)
+    return AuditPage(tuple(found))
+
+
+@get("/v1/audit/verify", scope=TokenScope.AUDIT_READ, tags=["audit"])
+async def verify_audit(parts: InjectedDependencies, caller: InjectedCaller) -> AuditReport:
+    """Verify the hash chain of the audit log. Only for the operator's tenant."""
+    check_operator(parts, caller)
+    found = await require(parts.audit, "audit records").verify()
+    return msgspec.convert(found, AuditReport)
+
+
+def check_operator(parts: ApiDependencies, caller: Caller) -> None:
+    """Refuse a caller of another tenant than the operator's."""
+    if caller.tenant != parts.operator_tenant:
+        raise ApiError(403, "forbidden", "Only the operator's tenant may use this.")
+
+
+@get("/v1/budgets", scope=TokenScope.BUDGETS_READ, tags=["budgets"])
+async def list_budgets(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    closed: Annotated[bool, QueryParameter(description="Include closed accounts.")] = False,
+) -> AccountList:
+    """List the budgets of your tenant, its users and their agents."""
+    own, now = f"tenant:{quote(caller.tenant, safe='')}", time.time()
+    accounts = await require(parts.ledger, "budgets").accounts(own)
+    found = [_account_view(account, now) for account in accounts if closed or not account.closed]
+    return AccountList(tuple(found))
+
+
+@get("/v1/budgets/runs/{run_id:str}", scope=TokenScope.BUDGETS_READ, tags=["budgets"])
+async def show_budget(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+) -> AccountView:
+    """Show the budget of one run."""
+    view = await own_run(parts, caller, run_id)
+    for account in await require(parts.ledger, "budgets").accounts(f"run:{view.run_id}"):
+        return _account_view(account, time.time())
+    raise ApiError(
+        404, "not_found", "The run has no budget account: it has not spent anything yet."
+    )
+
+
+def _account_view(account: Account, now: float) -> AccountView:
+    kinds = sorted({*account.limits, *account.spent, *account.held})
+    return AccountView(
+        account.name, account.closed, {kind: _spending_view(account, kind, now) for kind in kinds}
+    )
+
+
+def _spending_view(account: Account, kind: str, now: float) -> SpendingView:
+    parts, limit, left = (
+        UNITS_PER_KIND.get(kind, 1),
+        account.limits.get(kind),
+        account.remaining(kind, now),
+    )
+    return SpendingView(
+        account.spent.get(kind, 0) / parts,
+        account.held.get(kind, 0) / parts,
+        None if limit is None else limit.most / parts,
+        None if limit is None or not limit.per else limit.per,
+        None if left is None else left / parts,
+    )
+
+
+@get("/v1/stops", scope=TokenScope.ADMIN, tags=["stops"])
+async def list_stops(parts: InjectedDependencies, caller: InjectedCaller) -> StopList:
+    """List the stops in force."""
+    check_operator(parts, caller)
+    return StopList(tuple(require(parts.stops, "stops").all()))
+
+
+@post("/v1/stops", scope=TokenScope.ADMIN, tags=["stops"])
+async def create_stop(
+    parts: InjectedDependencies, caller: InjectedCaller, data: JSONBody[StopRequest]
+) -> StopList:
+    """Add an emergency stop; it is in force until a person releases it."""
+    check_operator(parts, caller)
+    stops = require(parts.stops, "stops")
+    kind, by = str(data.__struct_config__.tag), caller.principal.user or caller.token
+    name = data.name if isinstance(data, StopAgent | StopTool) else ""
+    await stops.put(StopView(kind, name, data.reason, by, time.time()))
+    return StopList(tuple(stops.all()))
+
+
+@delete("/v1/stops/{kind:str}", scope=TokenScope.ADMIN, tags=["stops"], status_code=200)
+async def release_stop(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    kind: FromPath[StopKindParam],
+    name: Annotated[
+        str,
+        QueryParameter(
+            max_length=128, pattern=NO_NUL_PATTERN, description="The name of the agent or tool."
+        ),
+    ] = "",
+) -> StopList:
+    """Release a stop. Only a person may: the token also needs the scope `human`."""
+    check_operator(parts, caller)
+    if not caller.may(TokenScope.HUMAN):
+        raise ApiError(
+            403, "forbidden", "Only a person may release a stop: the token needs the scope 'human'."
+        )
+    stops = require(parts.stops, "stops")
+    if await stops.release(kind, name) is None:
+        raise not_found("stop")
+    return StopList(tuple(stops.all()))
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    search_audit,
+    verify_audit,
+    list_budgets,
+    show_budget,
+    list_stops,
+    create_stop,
+    release_stop,
+)

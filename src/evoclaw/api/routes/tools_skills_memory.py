@@ -1,0 +1,154 @@
+"""Routes of tools, skills and memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import QueryParameter
+from msgspec import Struct
+
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import SkillProblem, SkillView
+from evoclaw.api.errors import not_found, require
+from evoclaw.api.routes.parameters import NO_NUL_PATTERN, IdFilter, PathId
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Tool
+from evoclaw.orchestrator.people.access import TokenScope
+
+
+class ToolView(Struct, frozen=True):
+    """A tool of this orchestrator."""
+
+    name: str
+    description: str
+    parameters: dict[str, JSON]
+    """The JSON Schema of its arguments."""
+    permissions: tuple[str, ...]
+    """What an agent must hold to use it."""
+    effect: str
+    timeout: float
+    max_timeout: float
+    idempotent: bool
+    version: str
+
+
+class UnavailableToolView(Struct, frozen=True):
+    """A tool that is not available."""
+
+    name: str
+    why: str
+    description: str
+    parameters: dict[str, JSON]
+    """The JSON Schema of its arguments."""
+    permissions: tuple[str, ...]
+    """What an agent must hold to use it."""
+
+
+class ToolList(Struct, frozen=True):
+    """The available tools, and the unavailable ones with the reason."""
+
+    items: tuple[ToolView, ...]
+    absent: tuple[UnavailableToolView, ...]
+
+
+class SkillList(Struct, frozen=True):
+    """The available skills, and the unavailable ones with the reason."""
+
+    items: tuple[SkillView, ...]
+    problems: tuple[SkillProblem, ...]
+
+
+class MemoryList(Struct, frozen=True):
+    """The matching notes, the best first."""
+
+    items: tuple[dict[str, JSON], ...]
+
+
+def tool_view(tool: Tool) -> ToolView:
+    """The view of a tool."""
+    return ToolView(
+        tool.name,
+        tool.description,
+        tool.parameters,
+        tuple(sorted(tool.permissions)),
+        str(tool.effect),
+        tool.timeout,
+        tool.max_timeout,
+        tool.idempotent,
+        tool.version,
+    )
+
+
+@get("/v1/tools", scope=TokenScope.TOOLS_READ, tags=["tools"])
+async def list_tools(parts: InjectedDependencies, caller: InjectedCaller) -> ToolList:
+    """List the tools of this orchestrator, and the unavailable ones with the reason."""
+    tools = require(parts.tools, "tools")
+    absent = tuple(
+        UnavailableToolView(
+            tool.name, reason, tool.description, tool.parameters, tuple(sorted(tool.permissions))
+        )
+        for tool, reason in ((found.tool, found.why) for found in tools.absent())
+    )
+    return ToolList(tuple(tool_view(tool) for tool in tools.offered()), absent)
+
+
+@get("/v1/tools/{name:str}", scope=TokenScope.TOOLS_READ, tags=["tools"])
+async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> ToolView:
+    """Show one tool."""
+    for tool in require(parts.tools, "tools").offered():
+        if tool.name == name:
+            return tool_view(tool)
+    raise not_found("tool")
+
+
+@get("/v1/skills", scope=TokenScope.SKILLS_READ, tags=["skills"])
+async def list_skills(parts: InjectedDependencies, caller: InjectedCaller) -> SkillList:
+    """List the skills of this orchestrator, and the unavailable ones with the reason."""
+    skills = require(parts.skills, "skills")
+    return SkillList(tuple(skills.all()), tuple(skills.problems()))
+
+
+@get("/v1/skills/{name:str}", scope=TokenScope.SKILLS_READ, tags=["skills"])
+async def show_skill(
+    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+) -> SkillView:
+    """Show one skill with its instructions."""
+    found = require(parts.skills, "skills").find(name)
+    if found is None:
+        raise not_found("skill")
+    return found
+
+
+@get("/v1/memory", scope=TokenScope.SESSIONS_READ, tags=["memory"])
+async def search_memory(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    memory_query: Annotated[
+        str, QueryParameter(name="query", min_length=1, max_length=1_000, pattern=NO_NUL_PATTERN)
+    ],
+    level: Annotated[
+        Literal["index", "timeline", "full"],
+        QueryParameter(description="How much of each note to return."),
+    ] = "index",
+    top_k: Annotated[
+        int, QueryParameter(ge=1, le=100, description="The maximum number of notes.")
+    ] = 5,
+    agent: IdFilter = "",
+    session_id: IdFilter = "",
+) -> MemoryList:
+    """Search the notes that your agents keep between sessions."""
+    memory = require(parts.memory, "memories")(caller.tenant, caller.principal.user)
+    found = await memory.search(memory_query, level, top_k, agent=agent, session_id=session_id)
+    return MemoryList(tuple(msgspec.to_builtins(note) for note in found))
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    list_tools,
+    show_tool,
+    list_skills,
+    show_skill,
+    search_memory,
+)

@@ -1,0 +1,204 @@
+"""The slash commands of a chat: `/sessions`, `/branch` and others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.cli import service_api, session_api
+from evoclaw.cli.approvals import identify_answerer
+from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli.client import ServiceClient, open_client
+from evoclaw.cli.output import print_err
+from evoclaw.cli.service_api import PAUSED_STATES, get_run
+from evoclaw.cli.tables import format_table, text_of
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Approval, Decision
+
+HELP_HINT = "/help lists the commands; to send a message that starts with /, type //"
+
+
+class ChatPosition(Struct, frozen=True):
+    """The session and run that a chat is at."""
+
+    session: str = ""
+    """The session id; empty until the first message of a new session."""
+    agent: str = ""
+    """The agent of a new session."""
+    title: str = ""
+    """The title of a new session."""
+    run: str = ""
+    """The last run of the session."""
+
+    async def enter(self, client: ServiceClient) -> tuple[ChatPosition, dict[str, JSON] | None]:
+        """Find the named session, or start a new one with that title; with its unfinished run."""
+        if not self.session:
+            return self, None
+        found = await session_api.find_session(client, self.session)
+        if found is None:
+            return ChatPosition(agent=self.agent, title=self.session), None
+        where = ChatPosition(
+            text_of(found, "id"), text_of(found, "agent"), run=text_of(found, "last_run")
+        )
+        if not found.get("is_open") or not where.run:
+            return where, None
+        run = await get_run(client, where.run)
+        return where, None if run.get("state") == "ended" else run
+
+    def after(self, run: Mapping[str, JSON]) -> ChatPosition:
+        """The position after a run was started."""
+        if not run:
+            return self
+        return ChatPosition(
+            str(run["session_id"]), str(run.get("agent", "")), run=str(run["run_id"])
+        )
+
+
+async def run_command(name: str, rest: str, position: ChatPosition) -> ChatPosition:
+    """Run a command; returns the new position."""
+    _, work = COMMANDS[name]
+    async with open_client(os.environ) as client:
+        return await work(client, rest, position)
+
+
+async def _help(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    for line in format_table((name, about) for name, (about, _) in COMMANDS.items()):
+        print_err(line)
+    print_err("during a run, what you type steers it; Ctrl-C cancels it, twice leaves the chat")
+    return where
+
+
+async def _new(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    print_err("your next message starts a new session")
+    return ChatPosition(agent=where.agent, title=rest)
+
+
+async def _sessions(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    for session in await session_api.list_sessions(client, 20):
+        mark = "*" if session.get("id") == where.session else " "
+        print_err(f"{mark} {clean(text_of(session, 'id'))}  {one_line(text_of(session, 'title'))}")
+    return where
+
+
+async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    if not rest:
+        print_err(f"this is session {where.session or '(new)'}")
+        return where
+    found = await session_api.find_session(client, rest)
+    if found is None:
+        raise ConfigError(f"there is no session {rest!r}; see /sessions")
+    print_err(f"{text_of(found, 'messages') or 0} earlier messages; /history shows them")
+    return ChatPosition(
+        text_of(found, "id"), text_of(found, "agent"), run=text_of(found, "last_run")
+    )
+
+
+async def _agent(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    if not rest:
+        raise ConfigError("name the agent: /agent NAME")
+    print_err(f"your next message starts a new session with {clean(rest)}")
+    return ChatPosition(agent=rest)
+
+
+async def _title(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    if not rest:
+        raise ConfigError("type the new title: /title TEXT")
+    if not where.session:
+        return replace(where, title=rest)
+    await session_api.rename_session(client, where.session, rest)
+    return where
+
+
+async def _history(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    found = await session_api.list_messages(client, where.session) if where.session else []
+    for number, message in found:
+        print_err(session_api.message_line(number, message))
+    if not found:
+        print_err("no messages yet")
+    return where
+
+
+async def _tools(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    found = service_api.as_items(await client.get(service_api.api_path("tools")))
+    for line in format_table(
+        (text_of(tool, "name"), text_of(tool, "description")) for tool in found
+    ):
+        print_err(line)
+    return where
+
+
+async def _approve(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    await _answer(client, rest, where, Decision.ONCE)
+    return where
+
+
+async def _deny(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    await _answer(client, rest, where, Decision.DENY)
+    return where
+
+
+async def _answer(
+    client: ServiceClient, rest: str, where: ChatPosition, decision: Decision
+) -> None:
+    if why := identify_answerer().refusal_reason("local"):
+        raise ConfigError(why)
+    id_, _, reason = rest.partition(" ")
+    waiting = await service_api.list_pending_approvals(client, "" if id_ else where.run)
+    if not id_ and len(waiting) != 1:
+        for call in waiting:
+            print_err(f"{call.id}  {clean(call.tool)}  {one_line(str(call.arguments))}")
+        raise ConfigError(
+            "several calls wait: add the ID of one" if waiting else "no call waits for an approval"
+        )
+    await service_api.answer_approval(
+        client, id_ or waiting[0].id, Approval(decision, reason.strip())
+    )
+    print_err(
+        f"{id_ or waiting[0].id}: {'denied' if decision is Decision.DENY else 'approved, once'}"
+    )
+
+
+async def _cancel(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    if not where.run or (await get_run(client, where.run)).get("state") == PAUSED_STATES[0]:
+        raise ConfigError("no run is active in this session")
+    await service_api.cancel_run(client, where.run)
+    print_err("cancelled")
+    return where
+
+
+async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    if not where.session:
+        raise ConfigError("this session has no messages yet")
+    if rest and not rest.isdecimal():
+        raise ConfigError("type the number of the last message to keep: /branch N; see /history")
+    made = await session_api.branch_session(client, where.session, int(rest) if rest else None, "")
+    print_err(f"this is now session {made}; the previous one is {where.session}")
+    return ChatPosition(made, where.agent)
+
+
+async def _quit(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    return where
+
+
+COMMANDS: Mapping[
+    str, tuple[str, Callable[[ServiceClient, str, ChatPosition], Awaitable[ChatPosition]]]
+] = {
+    "/help": ("Show this list", _help),
+    "/new": ("Start a new session: /new [TITLE]", _new),
+    "/sessions": ("List your sessions", _sessions),
+    "/session": ("Switch to a session: /session ID or its title", _session),
+    "/agent": ("Start a new session with another agent: /agent NAME", _agent),
+    "/title": ("Rename this session: /title TEXT", _title),
+    "/history": ("Show the messages with their numbers", _history),
+    "/tools": ("List the tools of the service", _tools),
+    "/approve": ("Approve a waiting call: /approve [ID]", _approve),
+    "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),
+    "/cancel": ("Cancel the current run", _cancel),
+    "/branch": ("Start a new session from message N: /branch [N]", _branch),
+    "/quit": ("Leave the chat", _quit),
+}
+"""By name: the help text, and the function."""

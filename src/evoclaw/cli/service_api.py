@@ -1,0 +1,191 @@
+"""The API of the service as functions: the only place that knows its paths and JSON shapes.
+
+Reads the records of a run of the service, until it ends or waits for a person.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.cli.client import ServiceClient, ServiceNotRunning
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.events import Record, RunFinished
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.ports import Approval
+from evoclaw.tools.question import Question, UserAnswer
+
+START_ATTEMPTS = 3
+"""Attempts to start a run when the connection breaks; the idempotency key makes it one run."""
+PAGE_ROWS = 200
+"""Rows of one page of a list."""
+
+
+class PendingApprovalRow(Struct, frozen=True):
+    """A call that waits for an approval."""
+
+    id: str
+    run_id: str
+    tool: str
+    arguments: dict[str, JSON]
+    reason: str
+    covers: str = ""
+    """What an approval for the session would cover, in words."""
+
+
+def api_path(*parts: str) -> str:
+    """A path below `/v1`, with its parts escaped."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+async def start_run(client: ServiceClient, request: dict[str, JSON]) -> dict[str, JSON]:
+    """Start a run exactly once, also if the connection breaks meanwhile."""
+    key, body = secrets.token_hex(16), {name: value for name, value in request.items() if value}
+    for left in reversed(range(START_ATTEMPTS)):
+        try:
+            return as_object(await client.post(api_path("runs"), body, key=key))
+        except ServiceNotRunning:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def cancel_run(client: ServiceClient, run_id: str) -> bool:
+    """Cancel a run; False if it had ended."""
+    return bool(as_object(await client.post(api_path("runs", run_id, "cancel"))).get("cancelled"))
+
+
+async def steer_run(client: ServiceClient, run_id: str, message: str) -> None:
+    """Send a message to an active run."""
+    await client.post(api_path("runs", run_id, "messages"), {"message": message})
+
+
+async def list_pending_approvals(
+    client: ServiceClient, run_id: str = ""
+) -> list[PendingApprovalRow]:
+    """The calls that wait for an approval, of one run or of all."""
+    found = as_items(await client.get(api_path("approvals"), run_id=run_id))
+    return [_pending_approval(row) for row in found if row.get("standing") == "waiting"]
+
+
+async def answer_approval(client: ServiceClient, id_: str, approval: Approval) -> None:
+    """Answer an approval, on behalf of the user of this command."""
+    body = {"decision": str(approval.decision), "reason": approval.reason}
+    await client.post(api_path("approvals", id_, "answer"), body)
+
+
+async def list_questions(client: ServiceClient, run: Mapping[str, JSON]) -> list[Question]:
+    """The open questions of a run to its user."""
+    found = as_items(await client.get(api_path("questions"), session_id=str(run["session_id"])))
+    return [_question(row) for row in found if row.get("run_id") == run["run_id"]]
+
+
+async def answer_question(
+    client: ServiceClient, run: Mapping[str, JSON], question: Question, answer: UserAnswer
+) -> None:
+    """Answer a question of a run."""
+    body = {"question_id": question.id, "chosen": list(answer.chosen), "text": answer.text}
+    await client.post(api_path("runs", str(run["run_id"]), "answer"), body)
+
+
+def as_object(answered: JSON) -> dict[str, JSON]:
+    """The response, if it is a JSON object."""
+    if not is_object(answered):
+        raise EvoClawError(
+            "the service did not answer with an object; does it run another version of EvoClaw?"
+        )
+    return answered
+
+
+def as_items(answered: JSON) -> list[dict[str, JSON]]:
+    """The items of a response that is a list."""
+    found = as_object(answered).get("items")
+    if not is_array(found):
+        raise EvoClawError(
+            "the service did not answer with a list; does it run another version of EvoClaw?"
+        )
+    return [row for row in found if is_object(row)]
+
+
+async def fetch_pages(
+    client: ServiceClient, path: str, max_rows: int, **query: str | int
+) -> list[dict[str, JSON]]:
+    """The newest rows of a long list, fetched page by page."""
+    found: list[dict[str, JSON]] = []
+    before = ""
+    while len(found) < max_rows:
+        limit = min(max_rows - len(found), PAGE_ROWS)
+        page = as_object(await client.get(path, before=before, limit=limit, **query))
+        found += as_items(page)
+        before = str(page.get("next") or "")
+        if not before:
+            break
+    return found
+
+
+def _pending_approval(row: dict[str, JSON]) -> PendingApprovalRow:
+    try:
+        return msgspec.convert(row, PendingApprovalRow)
+    except msgspec.ValidationError as problem:
+        raise EvoClawError(f"the service sent an approval that cannot be read: {problem}") from None
+
+
+def _question(row: dict[str, JSON]) -> Question:
+    try:
+        return msgspec.convert(row, Question)
+    except msgspec.ValidationError as problem:
+        raise EvoClawError(f"the service sent a question that cannot be read: {problem}") from None
+
+
+PAUSED_STATES = ("ended", "waiting")
+"""States of a run that produces no more records by itself."""
+
+
+async def get_run(client: ServiceClient, run_id: str) -> dict[str, JSON]:
+    """The state and figures of a run."""
+    return as_object(await client.get(api_path("runs", run_id)))
+
+
+async def get_records(client: ServiceClient, run_id: str) -> list[Record]:
+    """The records of a run so far."""
+    data = await client.request_bytes("GET", api_path("runs", run_id, "records"))
+    try:
+        return msgspec.json.Decoder(Record).decode_lines(data)
+    except msgspec.DecodeError as problem:
+        raise EvoClawError(f"the service sent records that cannot be read: {problem}") from None
+
+
+async def watch_records(
+    client: ServiceClient, run_id: str, after: int = 0
+) -> AsyncGenerator[Record]:
+    """Every record after number `after`, each once and in order.
+
+    It reconnects to a service that restarts. The last record is a `RunFinished`, unless the run
+    was cancelled before it started.
+    """
+    decoder = msgspec.json.Decoder(Record)
+    while True:
+        events = client.stream_events(
+            api_path("runs", run_id, "events"), after=str(after) if after else "", follow="true"
+        )
+        async with aclosing(events):
+            async for event in events:
+                try:
+                    record = decoder.decode(event.data)
+                except msgspec.DecodeError as problem:
+                    raise EvoClawError(
+                        f"the service sent a record that cannot be read: {problem}"
+                    ) from None
+                if record.seq <= after:
+                    continue
+                after = record.seq
+                yield record
+                if isinstance(record.event, RunFinished):
+                    return
+        if (await get_run(client, run_id)).get("state") in PAUSED_STATES:
+            return

@@ -1,0 +1,277 @@
+"""The report receiver: takes in all messages of edges and passes them on.
+
+Invalid, forged and retained messages are counted and dropped; no message stops the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from secrets import token_hex
+from typing import Protocol
+
+from evoclaw.core.eager import start_eagerly
+from evoclaw.core.errors import EvoClawError
+from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.tool_discovery import ToolDiscovery
+from evoclaw.transport.link import Incoming, Link, LinkDown, Will
+from evoclaw.transport.outbox import CLOSED_STATES, CommandBacklog, StoredCommand, WantedCommand
+from evoclaw.transport.requests import Requests
+from evoclaw.transport.topics import BROADCAST, TopicKind, every, read_topic
+from evoclaw.transport.wire import (
+    WIRE_VERSION,
+    Command,
+    Heartbeat,
+    Hello,
+    Report,
+    ReportType,
+    Welcome,
+    WireError,
+    as_payload,
+    convert,
+    encode,
+    read_advert,
+    read_report,
+    read_status,
+)
+
+SILENCE_CHECK_INTERVAL_S = 5.0
+"""Between two checks for edges that missed their heartbeats."""
+MAX_EDGES = 10_000
+"""Further edges are ignored: any client of the broker can choose a name."""
+MAX_CONCURRENT_TASKS = 2_000
+"""Further messages are dropped; edges repeat what was not answered."""
+
+
+class EdgeCommands(CommandBacklog, Protocol):
+    """The stored commands of edges."""
+
+    async def known(self, request_ids: Sequence[str]) -> Mapping[str, str]:
+        """The states of those commands that are stored, by id."""
+        ...
+
+    async def cancelling(self, agent_id: str) -> Sequence[WantedCommand]:
+        """The commands that an edge must cancel."""
+        ...
+
+    async def get(self, request_id: str) -> StoredCommand | None:
+        """The command with an id."""
+        ...
+
+
+class ReceiptInspector(Protocol):
+    """Verifies and stores receipts; `ReceiptVerifier` is one."""
+
+    async def inspect(self, report: Report, stored_command: StoredCommand | None) -> Report:
+        """The report with the verdict on its receipt, or a refusal in its place."""
+        ...
+
+
+class ReportReceiver:
+    """Receives the messages of all edges on the orchestrator's link."""
+
+    def __init__(
+        self, link: Link, fleet: Fleet, requests: Requests, commands: EdgeCommands
+    ) -> None:
+        self._link, self._fleet, self._requests, self._commands = link, fleet, requests, commands
+        self._client_id = f"orchestrator-{token_hex(8)}"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.counts: Counter[str] = Counter()
+        """Messages that were dropped, by reason."""
+        self._tool_discovery = ToolDiscovery(fleet, requests, self.counts)
+        self.on_join: Callable[[Report], Coroutine[object, object, None]] | None = None
+        """Handles edges that want to join; None if this orchestrator does not pair edges."""
+        self.receipts: ReceiptInspector | None = None
+        """Verifies the receipts of results; None passes them on unverified."""
+        self.is_connected = False
+        """Whether the broker is connected."""
+
+    async def run(self) -> None:
+        """Receive until cancelled; then all tasks have ended."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._link.run(self))
+                group.create_task(self._check_silence())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    @property
+    def client_id(self) -> str:
+        """A new id each time: two orchestrators never disconnect each other."""
+        return self._client_id
+
+    @property
+    def subscriptions(self) -> Sequence[str]:
+        """All topics of edges."""
+        return every(TopicKind.REPORTS), every(TopicKind.STATUS), every(TopicKind.CAPABILITIES)
+
+    def will(self) -> Will | None:
+        """None: edges do not depend on the presence of an orchestrator."""
+        return None
+
+    async def connected(self) -> None:
+        """Ask all edges for a hello: messages were missed meanwhile."""
+        self.is_connected = True
+        try:
+            await self._link.publish(BROADCAST, encode(Command("hello")))
+        except LinkDown:
+            self.counts["unsaid hello"] += 1
+
+    def disconnected(self, reason: str) -> None:
+        """Count it; the link reconnects."""
+        self.is_connected = False
+        self.counts["disconnected"] += 1
+
+    def received(self, message: Incoming) -> None:
+        """Read a message and handle it; invalid ones are counted."""
+        found = read_topic(message.topic)
+        if found is None:
+            self.counts["no agent's topic"] += 1
+            return
+        agent_id, kind = found
+        if self._fleet.find(agent_id) is None and self._fleet.size >= MAX_EDGES:
+            self.counts["too many edges"] += 1
+            return
+        try:
+            self._handle(agent_id, kind, message)
+        except WireError as problem:
+            self.counts[f"unreadable {kind}: {problem.kind}"] += 1
+
+    def _handle(self, agent_id: str, kind: TopicKind, message: Incoming) -> None:
+        if kind is TopicKind.STATUS:
+            if message.payload and not self._fleet.on_status(
+                read_status(agent_id, message.payload), retained=message.retained
+            ):
+                self.counts["stale status"] += 1
+        elif kind is TopicKind.CAPABILITIES:
+            if message.payload:
+                self._fleet.on_advert(read_advert(agent_id, message.payload))
+                self._refresh_tools(agent_id)
+        elif message.retained:
+            self.counts["retained report"] += 1
+        elif kind is TopicKind.REPORTS:
+            self._on_report(read_report(agent_id, message.payload))
+
+    def _on_report(self, report: Report) -> None:
+        match report.report_type:
+            case ReportType.HELLO:
+                self._spawn(self._on_hello(report.agent_id, convert(report.payload, Hello)))
+            case ReportType.HEARTBEAT:
+                self._on_heartbeat(report.agent_id, convert(report.payload, Heartbeat))
+            case ReportType.JOIN:
+                if self.on_join is not None:
+                    self._spawn(self.on_join(report))
+            case ReportType.RESULT | ReportType.ERROR:
+                self._on_outcome(report)
+            case _:
+                self._requests.deliver(report)
+
+    def _on_outcome(self, report: Report) -> None:
+        """Deliver an outcome; the verdict on its receipt is never taken from the edge."""
+        report.payload.pop("checked", None)
+        if self.receipts is None:
+            self._requests.deliver(report)
+            return
+        unfinished = start_eagerly(self._inspect(self.receipts, report))
+        if unfinished is not None:
+            self._spawn(unfinished)
+
+    async def _inspect(self, receipts: ReceiptInspector, report: Report) -> None:
+        try:
+            asked = await self._commands.get(report.request_id)
+            report = await receipts.inspect(report, asked)
+        except EvoClawError:
+            self.counts["the store failed"] += 1  # not acknowledged, so the edge reports it again
+            return
+        self._requests.deliver(report)
+
+    def _on_heartbeat(self, agent_id: str, heartbeat: Heartbeat) -> None:
+        if not self._fleet.on_heartbeat(agent_id, heartbeat):
+            self.counts["stale heartbeat"] += 1
+            return
+        self._refresh_tools(agent_id)
+        member = self._fleet.member(agent_id)
+        if not member.advertised and member.offered is None:
+            # Its advert was lost; its tools can be fetched without it.
+            self.counts["advert missed"] += 1
+            self._spawn(self._tool_discovery.refresh(agent_id))
+        self._requests.edge_queues.on_heartbeat(agent_id, heartbeat.room)
+        if member.last_hello != (heartbeat.boot_id, heartbeat.counter):
+            # Its hello, or our welcome, was lost.
+            self._spawn(self._ask_for_hello(agent_id))
+
+    async def _ask_for_hello(self, agent_id: str) -> None:
+        self.counts["hello missed"] += 1
+        await self._requests.send(agent_id, Command("hello"))
+
+    async def _on_hello(self, agent_id: str, hello: Hello) -> None:
+        """Answer a hello: acknowledge ended commands, and cancel those that are not wanted."""
+        if not hello.v_min <= WIRE_VERSION <= hello.v_max:
+            problem = (
+                f"its wire versions {hello.v_min} to {hello.v_max} do not include "
+                f"{WIRE_VERSION}, the version of this orchestrator; update the edge"
+            )
+            self._fleet.quarantine(agent_id, problem, {})
+            self.counts["another version"] += 1
+            return
+        if not self._fleet.on_life_sign(agent_id, hello.boot_id, hello.counter):
+            self.counts["stale hello"] += 1
+            return
+        self._fleet.set_heartbeat_interval(agent_id, hello.heartbeat_s)
+        self._refresh_tools(agent_id)
+        try:
+            await self._send_welcome(agent_id, hello)
+        except EvoClawError:
+            self.counts["the store failed"] += 1  # no welcome, so the edge says hello again
+
+    async def _send_welcome(self, agent_id: str, hello: Hello) -> None:
+        reported = {*hello.running, *hello.finished}
+        states = await self._commands.known(sorted(reported))
+        cancels = ("cancelling", *CLOSED_STATES)
+        welcome = Welcome(
+            hello.boot_id,
+            hello.counter,
+            self._requests.clock(),
+            hello.asked,
+            acks=[id_ for id_ in hello.finished if states.get(id_) in CLOSED_STATES],
+            cancels=[id_ for id_ in hello.running if states.get(id_) in cancels],
+        )
+        await self._requests.send(agent_id, Command("welcome", as_payload(welcome)))
+        member = self._fleet.member(agent_id)
+        if member.journal_id not in ("", hello.journal):
+            await self._on_journal_lost(agent_id, reported)
+        member.journal_id = hello.journal
+        member.last_hello = (hello.boot_id, hello.counter)
+        self._requests.edge_queues.on_hello(agent_id, reported, hello.room)
+        for command in await self._commands.cancelling(agent_id):
+            if command.request_id not in reported:
+                self._requests.spawn(self._requests.cancel(agent_id, command.request_id))
+
+    async def _on_journal_lost(self, agent_id: str, known_to_edge: Collection[str]) -> None:
+        """An edge lost its journal: the outcome of the commands sent before is unknown."""
+        self.counts["journals lost"] += 1
+        for command in await self._commands.wanted(agent_id, self._requests.clock()):
+            if command.state != "queued" and command.request_id not in known_to_edge:
+                await self._requests.give_up(agent_id, command.request_id, "call")
+
+    def _refresh_tools(self, agent_id: str) -> None:
+        if self._fleet.is_online(agent_id) and self._fleet.outdated(agent_id):
+            self._spawn(self._tool_discovery.refresh(agent_id))
+
+    async def _check_silence(self) -> None:
+        while True:
+            await asyncio.sleep(SILENCE_CHECK_INTERVAL_S)
+            self._fleet.mark_silent_offline()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        if len(self._tasks) >= MAX_CONCURRENT_TASKS:
+            self.counts["too much at once"] += 1
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,468 @@
+"""Run driver: drives the claimed runs of this process, closes runs, handles control requests.
+
+A fault in one run does not affect the others.
+
+Closes a run that no process drives: cancelled while waiting, or failed internally.
+
+Control requests that came in through another orchestrator: cancel, steer, resume.
+
+A request that is missed here is found a little later by polling: see `RunSupervisor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from evoclaw.core import wording
+from evoclaw.core.bus import Bus
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.events import (
+    CallFinished,
+    Event,
+    Record,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    ToolsChanged,
+)
+from evoclaw.core.messages import ErrorKind, TextBlock, UserMessage
+from evoclaw.core.output import parse_output
+from evoclaw.core.state import RunState, fold
+from evoclaw.core.tools import failure
+from evoclaw.core.tracing import enter_run_trace
+from evoclaw.orchestrator.runs.hub import Hub
+from evoclaw.orchestrator.runs.requests import RunRequest, SessionNotFound, decode_run_request
+from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.orchestrator.sessions.run_history import last_used_seq, steering_count
+from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
+from evoclaw.orchestrator.sessions.session_run import DriverContext, SessionRun
+from evoclaw.store.databases.database import StoreError
+from evoclaw.store.databases.notices import Notice, NoticeKind
+from evoclaw.store.databases.write_requests import write_scope
+from evoclaw.store.runs.inbox import Inbox
+from evoclaw.store.runs.queue import Claim, QueuedRun, RunQueue, adopt_subrun
+from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, StoredRun
+
+PARENT_ENDED_REASON = "the parent run has ended"
+"""Why a sub-run without a driver is closed."""
+UNKNOWN_OUTCOME_TEXT = (
+    "Error: The call was started, and the run ended before its outcome was known."
+)
+
+
+async def close_run(
+    conversations: Conversations,
+    stored: StoredRun,
+    stop: StopReason,
+    reason: str = "",
+    *,
+    epoch: int | None = None,
+) -> Sequence[Record]:
+    """Answer all open calls, record how the run ended, and close its questions and approvals.
+
+    No model and no tool is called. Returns the stored records.
+
+    Args:
+        conversations: The sessions of its tenant.
+        stored: The run; it must be open, and no process may drive it.
+        stop: The stop reason.
+        reason: The explanation for people.
+        epoch: The epoch of the claim, if several processes may drive the run.
+    """
+    store = conversations.store
+    before = await store.records(stored.id)
+    state = fold(before) if before else RunState(stored.id)
+    session = await store.session(stored.session_id)
+    enter_run_trace(
+        stored.root_run, decode_run_request(await store.run_request(stored.root_run)).traceparent
+    )
+    sinks = () if session is None else conversations.sinks_of(session, before)
+    bus = Bus(stored.id, sinks, seq=last_used_seq(before))
+    known = len(await store.messages(stored.session_id)) if state.started else 0
+    records: list[Record] = []
+    for event in _closing_events(state, before, stop, reason):
+        state.apply(event)
+        records.append(bus.publish(event))
+    history, usage = state.history, state.usage
+    messages = [(number, history[number]) for number in range(known, len(history))]
+    spent = RunUsage(state.turn, state.calls, usage.input, usage.output, state.cost)
+    await store.append(stored, records, messages, spent, stop, epoch=epoch)
+    await store.questions.close_waiting(stored.id)
+    if conversations.approvals is not None:
+        await conversations.approvals.close_waiting(stored.id, store.tenant)
+    return records
+
+
+def _closing_events(
+    state: RunState, before: Sequence[Record], stop: StopReason, reason: str
+) -> Sequence[Event]:
+    events: list[Event] = []
+    opening = before[0].event if before else None
+    fields: Sequence[str] = ()
+    if isinstance(opening, RunStarted):
+        fields = opening.settings.output_fields
+        events.append(RunResumed(opening.model, opening.settings, opening.profile))
+        offered = [record.event for record in before if isinstance(record.event, ToolsChanged)]
+        events.extend(offered[-1:])  # as the loop would, so that it replays
+    for _, call in state.unanswered:
+        kind, why = ErrorKind.CANCELLED, wording.not_executed("the run has ended")
+        if call.id in state.running:
+            kind, why = ErrorKind.UNKNOWN, UNKNOWN_OUTCOME_TEXT
+        events.append(CallFinished(failure(call.id, call.name, kind, why)))
+    text = wording.ending(stop, reason)
+    end = RunFinished(
+        stop, text, parse_output(text, fields), reason, state.turn, state.calls,
+        tuple(state.tools_used), state.usage, state.cost,
+    )  # fmt: skip
+    return [*events, end]
+
+
+logger = logging.getLogger(__name__)
+MAX_REASON_CHARS = 1_000
+"""Longest reason stored for a run that ended by an internal error."""
+
+
+class SteeringMessages:
+    """Steering messages for a run: each is delivered once, in the order sent."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        """How many messages were delivered or wait here."""
+        self._waiting: list[UserMessage] = []
+
+    def __call__(self) -> Sequence[UserMessage]:
+        """Return the messages that came since the last call."""
+        messages, self._waiting = self._waiting, []
+        return messages
+
+    def add(self, start: int, messages: Sequence[UserMessage]) -> None:
+        """Add the messages that start at a number; skip those received before."""
+        fresh = messages[max(0, self.received - start) :]
+        self._waiting.extend(fresh)
+        self.received += len(fresh)
+
+
+@dataclass(eq=False, slots=True)
+class ActiveRun:
+    """A run that this process drives."""
+
+    claim: Claim
+    cancelled: bool = False
+    """The run is to be cancelled."""
+    resume_requested: bool = False
+    """The answer that the run waits for was stored while the run was still active."""
+    released: bool = False
+    """The claim is released, or about to be."""
+    interrupted: bool = False
+    """This process stopped driving the run before it ended."""
+    deadline: Deadline | None = None
+    steering: SteeringMessages | None = None
+    task: asyncio.Task[None] = field(init=False)
+
+    @property
+    def key(self) -> TenantKey:
+        """Its tenant and id."""
+        return self.claim.tenant, self.claim.run_id
+
+    def cancel(self) -> None:
+        """Cancel the run; its records say so."""
+        self.cancelled = True
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+
+class RunDriver:
+    """The active runs of this process."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        queue: RunQueue,
+        inbox: Inbox,
+        hub: Hub,
+        on_capacity: Callable[[], None],
+    ) -> None:
+        """Choose the parts; `on_capacity` is called whenever a slot for another run may be free."""
+        self._conversations, self._queue, self._inbox, self._hub = conversations, queue, inbox, hub
+        self._on_capacity = on_capacity
+        self.active: dict[TenantKey, ActiveRun] = {}
+        self.suspended: dict[TenantKey, Claim] = {}
+        """Runs that can be neither driven nor released while the store is unavailable."""
+
+    @property
+    def active_per_tenant(self) -> Mapping[str, int]:
+        """The number of active runs of each tenant."""
+        return Counter(tenant for tenant, _ in self.active)
+
+    def start(self, claim: Claim, *, cancelled: bool = False) -> ActiveRun | None:
+        """Start to drive a claimed run; it is in `active` when this returns.
+
+        None if the run is active already.
+        """
+        active = ActiveRun(claim, cancelled)
+        if active.key in self.active:
+            return None
+        stack = ExitStack()
+        topic = stack.enter_context(self._hub.topic(active.key))
+        topic.is_local = True
+        topic.notify()
+
+        def ended(_: object) -> None:
+            topic.is_local = False
+            topic.unstored.clear()
+            topic.notify()
+            stack.close()
+            del self.active[active.key]
+            self._on_capacity()
+
+        self.active[active.key] = active
+        active.task = asyncio.create_task(self._drive(active), name=claim.run_id)
+        active.task.add_done_callback(ended)
+        return active
+
+    async def interrupt(self, runs: Iterable[ActiveRun], *, release: bool = True) -> None:
+        """Stop driving runs where they are; the next process to claim them continues there."""
+        stopped = list(runs)
+        for active in stopped:
+            active.interrupted = True
+            active.task.cancel()
+        if stopped:
+            await asyncio.wait([active.task for active in stopped])
+        if stopped and release:
+            try:
+                await self._queue.release([active.claim for active in stopped])
+            except StoreError as error:
+                logger.warning("interrupted runs stay claimed until this process ends: %s", error)
+
+    async def release_suspended(self) -> None:
+        """Try again to release the claims of suspended runs."""
+        if stalled := dict(self.suspended):
+            await self._queue.release(list(stalled.values()))
+            for key in stalled:
+                del self.suspended[key]
+            self._on_capacity()
+
+    async def deliver_steering(self, active: ActiveRun) -> None:
+        """Deliver steering messages to a run; one that has not started reads them at its start."""
+        if (steering := active.steering) is not None:
+            start = steering.received
+            blobs = await self._inbox.messages(*active.key, start)
+            steering.add(start, [msgspec.json.decode(blob, type=UserMessage) for blob in blobs])
+
+    async def _drive(self, active: ActiveRun) -> None:
+        try:
+            with write_scope():
+                await self._continue(active)
+        except Fenced:
+            logger.info("run %s was taken over by another process", active.claim.run_id)
+        except StoreError as error:
+            logger.warning("run %s suspended: store unavailable: %s", active.claim.run_id, error)
+            self.suspended[active.key] = active.claim
+        except Exception as error:
+            # A fault in one run must not end the others, and its user must learn of it.
+            logger.exception("run %s failed with an internal error", active.claim.run_id)
+            await self._fail(active, error)
+
+    async def _fail(self, active: ActiveRun, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
+        try:
+            stored = await self._stored(active)
+            if stored is not None and stored.is_open:
+                await self._close(active, stored, StopReason.ERROR, reason)
+        except Fenced:
+            logger.info("run %s was taken over by another process", active.claim.run_id)
+        except StoreError as problem:
+            logger.warning("run %s suspended: store unavailable: %s", active.claim.run_id, problem)
+            self.suspended[active.key] = active.claim
+
+    async def _stored(self, active: ActiveRun) -> StoredRun | None:
+        return await self._conversations.store.of(active.claim.tenant).run(active.claim.run_id)
+
+    async def _continue(self, active: ActiveRun) -> None:
+        conversations, stored = (
+            self._conversations.of(active.claim.tenant),
+            await self._stored(active),
+        )
+        if stored is None or not stored.is_open:
+            return await self._queue.finish(active.claim)
+        if active.cancelled or await self._inbox.is_cancelled(*active.key):
+            return await self._close(active, stored, StopReason.CANCELLED)
+        run = await self._prepare(conversations, active, stored)
+        with self._hub.topic(active.key) as topic:
+            async with aclosing(conversations.drive(run)) as records:
+                async for record in records:
+                    topic.publish(record)
+        return await self._park_or_finish(active, run)
+
+    async def _prepare(
+        self, conversations: Conversations, active: ActiveRun, stored: StoredRun
+    ) -> SessionRun:
+        session = await conversations.store.session(stored.session_id)
+        if session is None:
+            raise SessionNotFound(stored.session_id)
+        steering = SteeringMessages()
+        driver = DriverContext(active.claim.epoch, steering)
+        run = await conversations.prepare(session, stored, None, None, None, driver)
+        steering.received = run.steering_taken
+        active.steering, active.deadline = steering, run.deadline
+        await self.deliver_steering(active)
+        if active.cancelled:
+            run.deadline.cancel()
+        return run
+
+    async def _park_or_finish(self, active: ActiveRun, run: SessionRun) -> None:
+        state, claim = run.state, active.claim
+        if state.stop is not StopReason.WAITING:
+            return await self._finish(active, run.stored, state.stop)
+        if active.resume_requested:
+            active.resume_requested = False
+            return await self._continue(active)
+        pending = [index for index, call in state.unanswered if call.id in state.pending]
+        active.released = True
+        places = [f"{claim.run_id}.{state.turn}.{index}" for index in pending]
+        return await self._queue.park(claim, places)
+
+    async def _finish(self, active: ActiveRun, stored: StoredRun, stop: StopReason | None) -> None:
+        active.released = True
+        await self._queue.finish(active.claim)
+        await self.queue_follow_up(active.claim.tenant, stored, stop)
+
+    async def queue_follow_up(
+        self, tenant: str, stored: StoredRun, stop: StopReason | None
+    ) -> None:
+        """Queue a run that answers messages which came too late, unless the run was cancelled."""
+        store, entry = self._conversations.store.of(tenant), None
+        messages = await self._inbox.messages(tenant, stored.id)
+        if not messages:
+            return
+        if stop is not StopReason.CANCELLED:
+            late = messages[steering_count(await store.records(stored.id)) :]
+            session = await store.session(stored.session_id)
+            if late and session is not None:
+                before = decode_run_request(await store.run_request(stored.id))
+                entry = _follow_up_run(session, before, [_decode_text(blob) for blob in late])
+        await self._inbox.move_to_next_run(tenant, stored.id, entry)
+        self._on_capacity()
+
+    async def _close(
+        self, active: ActiveRun, stored: StoredRun, stop: StopReason, reason: str = ""
+    ) -> None:
+        conversations, epoch = self._conversations.of(active.claim.tenant), active.claim.epoch
+        await self._close_subruns(conversations, stored, epoch)
+        with self._hub.topic(active.key) as topic:
+            for record in await close_run(conversations, stored, stop, reason, epoch=epoch):
+                topic.publish(record)
+        await self._finish(active, stored, stop)
+
+    async def _close_subruns(
+        self, conversations: Conversations, parent: StoredRun, epoch: int
+    ) -> None:
+        """Close the sub-runs of a run that ends."""
+        for run_id in await self._queue.open_subruns(conversations.store.tenant, parent.id):
+            stored = await conversations.store.run(run_id)
+            if stored is not None and stored.is_open:
+                own = await adopt_subrun(conversations.store, run_id, parent.id, epoch)
+                await self._close_subruns(conversations, stored, own)
+                await close_run(
+                    conversations, stored, StopReason.CANCELLED, PARENT_ENDED_REASON, epoch=own
+                )
+
+
+def encode_user_message(message: str) -> bytes:
+    """Encode a message as it is stored until a run reads it."""
+    return msgspec.json.encode(UserMessage((TextBlock(message),)))
+
+
+def _decode_text(blob: bytes) -> str:
+    return msgspec.json.decode(blob, type=UserMessage).text
+
+
+def _follow_up_run(session: Session, before: RunRequest, late: Sequence[str]) -> QueuedRun:
+    """The next run of a session: answers what the run before did not read, with its settings."""
+    request = replace(
+        before, message="\n\n".join(late), session_id=session.id, messages=(), title="", agent=""
+    )
+    run_id = tenant_run_id(session.tenant, secrets.token_hex(16))
+    return QueuedRun(run_id, session, False, request.message, msgspec.json.encode(request))
+
+
+MAX_PENDING_CONTROL_REQUESTS = 10_000
+"""Control requests that may be pending; further ones are found by polling."""
+
+
+class ControlRequests:
+    """Control requests that were received and are not performed yet."""
+
+    def __init__(
+        self,
+        driver: RunDriver,
+        conversations: Conversations,
+        inbox: Inbox,
+        *,
+        cancel: Callable[[str, str], Awaitable[None]],
+        resume: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        """Choose the parts.
+
+        Args:
+            driver: The active runs of this process.
+            conversations: The active sub-runs of this process.
+            inbox: The stored control requests.
+            cancel: Cancels a run.
+            resume: Resumes a waiting run.
+        """
+        self._driver, self._conversations, self._inbox = driver, conversations, inbox
+        self._cancel, self._resume = cancel, resume
+        self._pending: dict[tuple[str, TenantKey], None] = {}
+        self._available = asyncio.Event()
+
+    def on_notice(self, notice: Notice | None) -> None:
+        """Enqueue the control request of a notice: in order, each once."""
+        if notice is not None and notice.kind in (
+            NoticeKind.CANCELLED,
+            NoticeKind.MESSAGE_SENT,
+            NoticeKind.ANSWERED,
+        ):
+            self._enqueue(notice.kind, (notice.tenant, notice.run_id))
+
+    def _enqueue(self, kind: str, key: TenantKey) -> None:
+        if len(self._pending) < MAX_PENDING_CONTROL_REQUESTS:
+            self._pending[kind, key] = None
+            self._available.set()
+
+    async def serve(
+        self, attempt: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+    ) -> None:
+        """Perform requests until cancelled; `attempt` runs one that may fail."""
+        while True:
+            await self._available.wait()
+            self._available.clear()
+            pending, self._pending = self._pending, {}
+            for kind, key in pending:
+                await attempt(partial(self._perform, kind, key))
+
+    async def _perform(self, kind: str, key: TenantKey) -> None:
+        active = self._driver.active.get(key)
+        if kind == NoticeKind.CANCELLED:
+            # A run that no process drives is closed by the orchestrator that got the request.
+            if active is not None or key in self._conversations.subruns:
+                await self._cancel(*key)
+        elif kind == NoticeKind.MESSAGE_SENT:
+            if active is not None:
+                await self._driver.deliver_steering(active)
+        elif active is not None:
+            # The run may be about to wait for this answer: check again when it stops.
+            active.task.add_done_callback(lambda _: self._enqueue(kind, key))
+        elif await self._inbox.is_answered(*key):
+            await self._resume(*key)

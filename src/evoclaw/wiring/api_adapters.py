@@ -1,0 +1,259 @@
+"""Adapters between the API and this machine: devices, audit, tools, skills, stops, canvases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from evoclaw.api.dependencies import CanvasView, RefusedRequest, SkillProblem, SkillView, StopView
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Tool, UnavailableTool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from evoclaw.executors.canvases import CanvasFolder
+    from evoclaw.governance.shared_stops import StopRegistry
+    from evoclaw.observe.audit.cold import AuditQuery, ColdTier
+    from evoclaw.observe.audit.settings import AuditSettings
+    from evoclaw.observe.audit.writer import Audit
+    from evoclaw.skills.loading import Skill
+    from evoclaw.skills.registry import SkillRegistry
+    from evoclaw.store.sessions.canvases import StoredCanvases
+    from evoclaw.trust.pairing import Device, Devices
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesAdapter:
+    """The edges that joined, for the API."""
+
+    devices: Devices
+    env: Mapping[str, str]
+
+    def all(self) -> Sequence[Device]:
+        """Every known edge."""
+        return self.devices.all()
+
+    def get(self, agent_id: str) -> Device | None:
+        """One edge; None if it is unknown."""
+        return self.devices.get(agent_id)
+
+    async def approve(self, agent_id: str, seen: str = "") -> Device:
+        """Approve the pending tools of an edge; an error if they differ from those `seen`."""
+        return await self.devices.approve(agent_id, time.time(), seen=seen)
+
+    async def revoke(self, agent_id: str) -> None:
+        """Revoke an edge: remove its broker account and the approval of its tools."""
+        from evoclaw.wiring.pairing import revoke_edge
+
+        await revoke_edge(agent_id, self.env, self.devices)
+
+    def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
+        """Invite an edge; returns the broker's address, and a token that works once."""
+        from evoclaw.wiring.pairing import invite_edge
+
+        invited = invite_edge(agent_id, seconds, self.env)
+        return invited.url, invited.token
+
+
+@dataclass(frozen=True, slots=True)
+class AuditAdapter:
+    """The audit of this machine, for the API: one tenant at a time."""
+
+    audit: Audit
+    home: Path
+    settings: AuditSettings
+    env: Mapping[str, str]
+
+    async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
+        """The newest matching records of a tenant, oldest first."""
+        from evoclaw.observe.audit.cold import AuditQuery
+
+        if not tenant:
+            return ()  # an empty tenant would match every tenant
+        audit_query = msgspec.convert({**query, "tenant": tenant}, AuditQuery)
+        await asyncio.to_thread(self.audit.flush)
+        # It reads whole files, so it runs in a thread with an event loop of its own.
+        return await asyncio.to_thread(lambda: asyncio.run(self._search(audit_query)))
+
+    async def _search(self, query: AuditQuery) -> Sequence[dict[str, JSON]]:
+        from evoclaw.observe.audit.reader import search
+
+        cold = self._cold()
+        try:
+            return await search(self.home / "audit", query, cold)
+        finally:
+            if cold is not None:
+                await cold.close()
+
+    async def verify(self) -> Mapping[str, JSON]:
+        """Check that no record of this machine was edited, removed or cut off."""
+        await asyncio.to_thread(self.audit.flush)
+        return await asyncio.to_thread(self._verify)
+
+    def _verify(self) -> dict[str, JSON]:
+        from evoclaw.observe.audit.checkpoints import AuditKey
+        from evoclaw.observe.audit.reader import audit_files
+        from evoclaw.observe.audit.verify import verify
+        from evoclaw.observe.audit.warm import WarmTier
+
+        folder, key = self.home / "audit", AuditKey.load_or_create(self.home / "audit.key")
+        with WarmTier(folder, key).locked():
+            material = audit_files(folder)
+        report = verify(material, [key.public])
+        return {**msgspec.to_builtins(report), "ok": report.ok}
+
+    def _cold(self) -> ColdTier | None:
+        from evoclaw.observe.audit.cold import open_cold
+
+        return open_cold(self.home, self.settings, self.env)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsAdapter:
+    """The tools of the default agent, for the API."""
+
+    tools: Callable[[], Sequence[Tool]]
+    missing: Callable[[], Sequence[UnavailableTool]]
+
+    def offered(self) -> Sequence[Tool]:
+        """The tools that the default agent is offered now."""
+        return self.tools()
+
+    def absent(self) -> Sequence[UnavailableTool]:
+        """The tools that are unavailable, with the reason."""
+        return self.missing()
+
+
+@dataclass(frozen=True, slots=True)
+class SkillsAdapter:
+    """The skills of this machine, for the API."""
+
+    skill_registry: SkillRegistry
+
+    def all(self) -> Sequence[SkillView]:
+        """The skills that can be used."""
+        return [self._view(skill) for skill in self.skill_registry.skills()]
+
+    def find(self, name: str) -> SkillView | None:
+        """One skill, with its instructions; None if there is none of that name."""
+        skill = self.skill_registry.find(name)
+        if skill is None:
+            return None
+        return msgspec.structs.replace(self._view(skill), instructions=skill.instructions)
+
+    def problems(self) -> Sequence[SkillProblem]:
+        """The skills that cannot be used, with the reason."""
+        return [
+            SkillProblem(problem.path.name, problem.reason, problem.refused)
+            for problem in self.skill_registry.problems()
+        ]
+
+    def _view(self, skill: Skill) -> SkillView:
+        return SkillView(
+            skill.name,
+            skill.version,
+            skill.description,
+            skill.digest,
+            self.skill_registry.pinned(skill),
+            tuple(program.tool.name for program in skill.programs),
+            None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
+            tuple(skill.references),
+            tuple(skill.notes),
+        )
+
+
+@contextmanager
+def _as_store_error() -> Generator[None]:
+    """Raise `StoreError` if a stop could not be shared with other orchestrators."""
+    from evoclaw.governance.shared_stops import StopNotShared
+    from evoclaw.store.databases.database import StoreError
+
+    try:
+        yield
+    except StopNotShared as problem:
+        raise StoreError(str(problem)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class StopsAdapter:
+    """The emergency stops, for the API."""
+
+    board: StopRegistry
+
+    def all(self) -> Sequence[StopView]:
+        """The stops in force."""
+        return [
+            StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+            for stop in self.board.stops()
+        ]
+
+    async def put(self, stop: StopView) -> None:
+        """Put a stop in force."""
+        from evoclaw.governance.stops import Stop, StopKind
+
+        new_stop = Stop(StopKind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+        with _as_store_error():
+            await self.board.put(new_stop)
+
+    async def release(self, kind: str, name: str) -> StopView | None:
+        """Release a stop; None if there is none."""
+        from evoclaw.governance.stops import StopKind
+
+        with _as_store_error():
+            stop = await self.board.release(StopKind(kind), name)
+        if stop is None:
+            return None
+        return StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasesAdapter:
+    """The canvases of sessions, for the API."""
+
+    canvases: CanvasFolder | StoredCanvases
+
+    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
+        """The canvas of a session; None if it is empty."""
+        canvas = self.canvases.of(tenant, session_id)
+        sheet, at = await canvas.current(), await canvas.changed_at()
+        if sheet is None:
+            return None
+        is_html = sheet.format == "html"
+        return CanvasView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
+
+    async def clear(self, tenant: str, session_id: str) -> None:
+        """Clear the canvas of a session."""
+        await self.canvases.of(tenant, session_id).clear()
+
+
+def refusal_recorder(audit: Audit | None) -> Callable[[RefusedRequest], None]:
+    """A function that writes refused requests to the audit."""
+    from evoclaw.core.labels import Principal
+    from evoclaw.observe.audit.settings import AuditError
+    from evoclaw.observe.audit.sink import AuditContext
+
+    def note(refusal: RefusedRequest) -> None:
+        if audit is not None:
+            context = AuditContext(
+                principal=Principal(refusal.tenant or "local", refusal.user), agent_id=""
+            )
+            fields = msgspec.structs.asdict(refusal)
+            fields = {
+                name: fields[name] for name in ("status", "method", "path", "address", "token")
+            }
+            try:
+                audit.record("refused", context, reason=refusal.why, **fields)
+            except AuditError as problem:
+                logger.warning("cannot write a refused request to the audit: %s", problem)
+
+    return note

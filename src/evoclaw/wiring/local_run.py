@@ -1,0 +1,125 @@
+"""Builds a run on this machine: its model, its tools, its rules."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Approver, Executor, Ports
+from evoclaw.core.tools import ALL_PERMISSIONS
+
+if TYPE_CHECKING:
+    from evoclaw.core.state import PreparedRun
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.wiring.toolbox import Toolbox
+
+
+@asynccontextmanager
+async def local_ports(
+    *,
+    model: str | None,
+    workspace: Path,
+    level: Level,
+    tools: Sequence[str] | None,
+    approver: Approver,
+    env: Mapping[str, str],
+    run: PreparedRun,
+    dependencies: Mapping[type, object] | None = None,
+) -> AsyncGenerator[Ports]:
+    """The ports of a run on this machine; closed, with every process, when the block ends."""
+    from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.wiring.governance import governed_ports, open_governance
+    from evoclaw.wiring.models import (
+        choose_model,
+        open_provider,
+        tools_for_model,
+        vision_dependency,
+    )
+    from evoclaw.wiring.receipts import open_signer
+    from evoclaw.wiring.toolbox import open_toolbox
+
+    capabilities = capabilities_for_level(level, env)
+    name = await choose_model(model, env)
+    tools = tools_for_model(name, tools)
+    async with AsyncExitStack() as stack:
+        governance = await stack.enter_async_context(open_governance(env))
+        provider = await stack.enter_async_context(open_provider(name, env))
+        injected = {**vision_dependency(provider), **(dependencies or {})}
+        toolbox = await stack.enter_async_context(
+            open_toolbox(workspace, env, dependencies=injected)
+        )
+        state = run.state
+        history = state.history if state.started else state.opening
+        signer = await stack.enter_async_context(open_signer(env))
+        yield await stack.enter_async_context(
+            governed_ports(
+                governance,
+                provider=provider,
+                model=name,
+                routes=toolbox_routes(toolbox, tools),
+                steps=[ActiveSkillTools(toolbox.skill_registry, history), SignReceipt(signer)],
+                approver=approver,
+                level=level,
+                capabilities=capabilities,
+                workspace=workspace,
+                run=run,
+                env=env,
+            )
+        )
+
+
+def capabilities_for_level(level: Level, env: Mapping[str, str]) -> frozenset[str]:
+    """The capabilities of an agent that is defined by its autonomy level only.
+
+    Never more than `permissions` grants, and none if the tool loop is disabled.
+    """
+    from evoclaw.core.agent import intersect_capabilities
+    from evoclaw.governance.autonomy import Level
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    settings = orchestrator_settings(env).orchestrator
+    if not settings.tool_loop_enabled:
+        return frozenset()
+    held = frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL_PERMISSIONS})
+    granted = settings.tools.granted
+    return held if granted is None else intersect_capabilities(held, granted)
+
+
+def toolbox_routes(toolbox: Toolbox, names: Sequence[str] | None) -> Sequence[Executor]:
+    """The executors of a toolbox: its built-in tools, skills, own tools and MCP servers.
+
+    With names, only the built-in tools of these names.
+    """
+    from evoclaw.core.ops import ExecOps
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.skills.programs import Sandboxes
+    from evoclaw.skills.skill_executor import SkillExecutor
+    from evoclaw.wiring.sandboxes import SandboxedProcesses
+
+    tools = toolbox.tools
+    if names is not None:
+        known = {tool.name for tool in tools}
+        unavailable = {tool.name: tool.why for tool in toolbox.unavailable}
+        for name in names:
+            if name in unavailable:
+                raise ConfigError(f"the tool {name!r} cannot be used here: {unavailable[name]}")
+            if name not in known:
+                available = ", ".join(sorted(known))
+                raise ConfigError(f"unknown tool {name!r}; available tools: {available}")
+        tools = tuple(tool for tool in tools if tool.name in names)
+    sandboxed = cast("SandboxedProcesses", toolbox.dependencies[SandboxedProcesses])
+    built_in = LocalExecutor(tools, given=toolbox.dependencies, exec_for=sandboxed.exec_for)
+    if names is not None:
+        return [built_in]
+    processes = cast("ExecOps", toolbox.dependencies[ExecOps])
+    skills = SkillExecutor(
+        toolbox.skill_registry,
+        processes,
+        dependencies={Sandboxes: sandboxed.sandboxes},
+        exec_for=sandboxed.exec_for,
+    )
+    return [built_in, skills, toolbox.own_tools, *toolbox.mcp_servers]

@@ -1,0 +1,66 @@
+"""Builds a run whose calls go to another machine over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoclaw.core.ports import Approver, Ports
+
+if TYPE_CHECKING:
+    from evoclaw.core.state import PreparedRun
+    from evoclaw.governance.autonomy import Level
+
+
+@asynccontextmanager
+async def ssh_ports(
+    *,
+    model: str | None,
+    url: str,
+    level: Level,
+    approver: Approver,
+    env: Mapping[str, str],
+    run: PreparedRun,
+) -> AsyncGenerator[Ports]:
+    """The ports of a run that works on `ssh://user@host/folder`; closed when the block ends."""
+    from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
+    from evoclaw.executors.ssh.files import SshFiles
+    from evoclaw.executors.ssh.processes import SshProcesses
+    from evoclaw.tools.sets import remote
+    from evoclaw.wiring.governance import governed_ports, open_governance
+    from evoclaw.wiring.local_run import capabilities_for_level
+    from evoclaw.wiring.models import choose_model, open_provider
+
+    target = parse_ssh_url(url)
+    capabilities = capabilities_for_level(level, env)
+    name = await choose_model(model, env)
+    connection = SshConnection(target.host, port=target.port, user=target.user)
+    files = SshFiles(connection, target.path)
+    try:
+        await files.check()
+        processes = SshProcesses(connection, target.path)
+        executor = LocalExecutor(remote(), files=files, exec=processes)
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(open_governance(env))
+            governance = replace(opened, sandboxed=False)
+            provider = await stack.enter_async_context(open_provider(name, env))
+            yield await stack.enter_async_context(
+                governed_ports(
+                    governance,
+                    provider=provider,
+                    model=name,
+                    routes=[executor],
+                    approver=approver,
+                    level=level,
+                    capabilities=capabilities,
+                    workspace=Path(target.path),
+                    run=run,
+                    env=env,
+                )
+            )
+    finally:
+        await connection.close()

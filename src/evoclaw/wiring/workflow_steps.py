@@ -1,0 +1,155 @@
+"""Runs the steps of workflows as ordinary runs: stored, judged, recorded and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.events import CallFinished, StopReason
+from evoclaw.core.labels import Label, Principal, join_labels
+from evoclaw.core.messages import Reply, TextBlock, ToolCall, ToolResult, UserMessage, label_of
+from evoclaw.core.tools import Effect, Tool
+from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
+from evoclaw.providers.direct import DIRECT_MODEL as DIRECT
+from evoclaw.workflows.ports import AgentRunResult, RetrySafety, StepWaiting
+
+if TYPE_CHECKING:
+    from evoclaw.core.result import RunResult
+    from evoclaw.orchestrator.runs.runs import RunRequest, Runs
+    from evoclaw.orchestrator.sessions.conversations import Conversations
+    from evoclaw.workflows.ports import AgentCall, AgentRunOutcome, ToolOutcome, ToolRequest
+
+STEP_RETRY_DELAY_S = 5.0
+"""Seconds until a step that was rejected for lack of capacity is retried."""
+ONE_CALL_SETTINGS = LoopSettings(max_turns=2, max_calls_per_turn=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSteps:
+    """Workflow steps that ask an agent."""
+
+    runs: Runs
+    conversations: Conversations
+
+    async def start(self, who: Principal, call: AgentCall) -> StepWaiting | None:
+        """Start the run of a step; the same run if the step is started again."""
+        from evoclaw.orchestrator.agents.definitions import iterative_settings
+        from evoclaw.orchestrator.runs.runs import Draining, RunQueueFull, RunRequest
+
+        agent = self.conversations.agents.get(call.agent)
+        settings = iterative_settings(agent) if agent is not None and call.iterative else None
+        request = RunRequest(
+            call.message,
+            agent=call.agent,
+            title=call.title,
+            settings=settings,
+            single=not call.iterative,
+            label=call.label,
+        )
+        try:
+            await self.runs.start(who, request, run_id=call.run_id)
+        except (Draining, RunQueueFull) as problem:
+            return StepWaiting(str(problem), STEP_RETRY_DELAY_S)
+        return None
+
+    async def result(self, tenant: str, run_id: str) -> AgentRunOutcome:
+        """Await the end of a run; `StepWaiting` as soon as it waits for a person."""
+        result = await self.runs.result(tenant, tenant_run_id(tenant, run_id))
+        if result.stop is StopReason.WAITING:
+            return StepWaiting(result.reason or result.text)
+        done = result.stop is StopReason.COMPLETED
+        return AgentRunResult(
+            ok=done,
+            output=result.output,
+            text=result.text,
+            reason="" if done else result.reason or str(result.stop),
+            safe_to_retry=not result.calls,
+            label=await self._label(tenant, result),
+        )
+
+    async def _label(self, tenant: str, result: RunResult) -> Label:
+        """The joined label of all messages of its session."""
+        view = await self.runs.get(tenant, result.run_id)
+        if view is None:
+            return join_labels(())
+        messages = await self.conversations.store.of(tenant).messages(view.session_id)
+        return join_labels(label_of(message) for _, message in messages)
+
+    async def cancel(self, tenant: str, run_id: str) -> None:
+        """Cancel a run."""
+        await self.runs.cancel(tenant, tenant_run_id(tenant, run_id))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSteps:
+    """Workflow steps that are one call: a run without a model, under the rules of an agent."""
+
+    runs: Runs
+    agent: Callable[[], Agent]
+    tools: Callable[[Agent], Sequence[Tool]]
+
+    def retry_safety(self, who: Principal, tool: str) -> RetrySafety:
+        """How safely a call can be repeated; its run starts once, so no call runs twice."""
+        found = next((known for known in self.tools(self.agent()) if known.name == tool), None)
+        if found is None:
+            return RetrySafety(deduplicated=True)
+        harmless = found.effect is Effect.READ or found.idempotent
+        return RetrySafety(idempotent=harmless, deduplicated=True)
+
+    async def execute(self, who: Principal, asked: ToolRequest) -> ToolOutcome:
+        """Judge and run one call; its run continues if the workflow stops waiting for it."""
+        from evoclaw.orchestrator.runs.runs import Draining, RunQueueFull
+
+        run_id = _tool_run_id(who.tenant, asked.request_id)
+        try:
+            await self.runs.start(who, self._run_request(asked), run_id=run_id)
+        except (Draining, RunQueueFull) as problem:
+            return StepWaiting(str(problem), STEP_RETRY_DELAY_S)
+        result = await self.runs.result(who.tenant, run_id)
+        if result.stop is StopReason.WAITING:
+            return StepWaiting(result.reason or result.text)
+        return await self._outcome(who.tenant, result)
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        """Cancel the run of a call."""
+        await self.runs.cancel(tenant, _tool_run_id(tenant, request_id))
+
+    def _run_request(self, asked: ToolRequest) -> RunRequest:
+        from evoclaw.orchestrator.runs.runs import RunRequest
+
+        message = UserMessage((TextBlock(f"A step of a workflow: {asked.tool}", asked.label),))
+        call = ToolCall("step", asked.tool, msgspec.json.encode(asked.arguments).decode())
+        settings = ONE_CALL_SETTINGS
+        if asked.timeout_s is not None:
+            settings = msgspec.structs.replace(ONE_CALL_SETTINGS, max_seconds=asked.timeout_s)
+        return RunRequest(
+            messages=(message, Reply(calls=(call,))),
+            agent=self.agent().name,
+            title=f"step: {asked.tool}",
+            model=DIRECT,
+            settings=settings,
+        )
+
+    async def _outcome(self, tenant: str, result: RunResult) -> ToolResult:
+        from evoclaw.core.messages import ErrorKind
+        from evoclaw.core.tools import failure
+
+        found: ToolResult | None = None
+        async for record in self.runs.watch(tenant, result.run_id):
+            if isinstance(record.event, CallFinished):
+                found = record.event.result
+        if found is not None:
+            return found
+        return failure("step", "", ErrorKind.INTERNAL, result.reason or result.text)
+
+
+def _tool_run_id(tenant: str, request_id: str) -> str:
+    """The run id of a tool step, derived from its request id.
+
+    It names its workflow, like the run of an agent step: an answer to the run wakes the workflow.
+    """
+    return tenant_run_id(tenant, "tool-" + request_id.replace(".", "-"))

@@ -1,0 +1,265 @@
+"""Webhooks over real sockets: signed letters in, signed answers out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from evoclaw.api.app import create_app
+from evoclaw.api.dependencies import ApiDependencies
+from evoclaw.api.routes.channels import channel_routes
+from evoclaw.api.server import serving
+from evoclaw.api.settings import ServerSettings
+from evoclaw.core.messages import JSON
+from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
+from evoclaw.orchestrator.channels.signatures import WebhookSignatures
+from evoclaw.orchestrator.channels.webhooks import WebhookChannel
+from evoclaw.orchestrator.people.access import AccessControl
+from evoclaw.providers.scripted import says
+from evoclaw.store.governance.tokens import TokenStore
+from tests.support.channels import Kitchen, kitchen
+from tests.support.service import Answer
+from tests.support.waiting import until
+from tests.support.webhook_receiver import Posted, posted
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+HELLO = {"message": "how long?", "sender": "U1", "conversation": "c1", "message_id": "m1"}
+
+
+@dataclass
+class Hooked:
+    """A service with one webhook."""
+
+    kitchen: Kitchen
+    hook: WebhookChannel
+    signatures: WebhookSignatures
+    there: Posted
+    http: aiohttp.ClientSession
+    url: str
+
+    async def post(
+        self, body: JSON, headers: dict[str, str] | None = None, *, name: str = "hook"
+    ) -> Answer:
+        """Post something, signed now if the headers do not say otherwise."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        signed = self.signatures.headers(data, time.time()) if headers is None else headers
+        async with self.http.post(
+            f"{self.url}/v1/channels/{name}", data=data, headers=signed
+        ) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def admin(self, method: str, path: str, *scopes: str, tenant: str = "local") -> Answer:
+        """Ask as somebody with these scopes."""
+        access = AccessControl(TokenStore(self.kitchen.database))
+        _, token = await access.create("test", tenant, "ann", scopes)
+        shown = {"authorization": f"Bearer {token}"}
+        async with self.http.request(method, self.url + path, headers=shown) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+
+@asynccontextmanager
+async def hooked(
+    folder: Path, *answers: str, patience: float = 3600.0, **settings: JSON
+) -> AsyncGenerator[Hooked]:
+    async with posted() as there, kitchen(folder, *(says(one) for one in answers)) as made:
+        chosen = msgspec.convert(
+            {"secret_env": "X", "callback_url": there.url, **settings}, WebhookSettings
+        )
+        channel = ChannelSettings(
+            name="hook", kind="webhook", agent="cook", senders={"U1": "ann"}, webhook=chosen
+        )
+        hook = WebhookChannel(channel, SECRET)
+        desk = made.desk([hook], {"hook": patience})
+        server = ServerSettings(port=0, stop_within_s=1)
+        parts = ApiDependencies(
+            access=AccessControl(TokenStore(made.database)),
+            settings=server,
+            extra_routes=channel_routes(desk, [hook]),
+        )
+        async with (
+            desk.serving(),
+            aiohttp.ClientSession() as http,
+            serving(create_app(parts), server) as url,
+        ):
+            yield Hooked(made, hook, WebhookSignatures(chosen, SECRET), there, http, url)
+
+
+async def test_a_signed_letter_is_answered_at_the_callback_signed_the_same_way(
+    tmp_path: Path,
+) -> None:
+    async with hooked(tmp_path, "twelve minutes") as it:
+        received = await it.post(HELLO)
+        (answer,) = await it.there.got(1)
+
+        assert received.status == 202
+        assert received.json["state"] == "accepted"
+        assert answer["run_id"] == received.json["run_id"]
+        assert (answer["state"], answer["text"]) == ("answer", "twelve minutes")
+        assert (answer["message_id"], answer["conversation"]) == ("m1", "c1")
+        assert (answer["channel"], answer["sender"]) == ("hook", "U1")
+        it.signatures.check(it.there.headers[0], it.there.bodies[0], time.time())
+        (run,) = await it.kitchen.runs.list("local")
+        assert run.owner == "ann"
+
+
+async def test_a_letter_posted_twice_runs_once(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "one", "two") as it:
+        first = await it.post(HELLO)
+        await it.there.got(1)
+        again = await it.post(HELLO)
+
+        assert (again.status, again.json["run_id"]) == (202, first.json["run_id"])
+        assert again.json["fresh"] is False
+        assert len(it.kitchen.model.requests) == 1
+        assert len(it.there.bodies) == 1
+
+
+async def test_a_replay_of_a_letter_without_an_id_runs_once(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "one", "two", message_id="/none") as it:
+        data = msgspec.json.encode(HELLO)
+        headers = it.signatures.headers(data, time.time())
+        for _ in range(2):
+            assert (await it.post(data, headers)).status == 202
+        await it.there.got(1)
+
+        assert len(await it.kitchen.runs.list("local")) == 1
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "secret", "body", "old", "channel"])
+async def test_what_is_not_signed_now_and_for_this_is_refused(tmp_path: Path, wrong: str) -> None:
+    async with hooked(tmp_path) as it:
+        data = msgspec.json.encode(HELLO)
+        other = WebhookSignatures(WebhookSettings(secret_env="X"), b"somebody else's.")
+        headers = {
+            "nothing": {},
+            "secret": other.headers(data, time.time()),
+            "body": it.signatures.headers(data + b" ", time.time()),
+            "old": it.signatures.headers(data, time.time() - 302),
+            "channel": it.signatures.headers(data, time.time()),
+        }[wrong]
+        answer = await it.post(data, headers, name="other" if wrong == "channel" else "hook")
+
+        assert (answer.status, answer.code) == (401, "stale" if wrong == "old" else "unsigned")
+        assert not await it.kitchen.runs.list("local")
+        if wrong != "channel":
+            assert it.hook.counts[f"refused: {answer.code}"] == 1
+
+
+async def test_a_stranger_is_refused_though_the_letter_is_signed(tmp_path: Path) -> None:
+    async with hooked(tmp_path) as it:
+        answer = await it.post({**HELLO, "sender": "U2"})
+
+        assert (answer.status, answer.code) == (403, "unknown_sender")
+        assert it.hook.counts["refused: unknown_sender"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{broken", 422, "unreadable"),
+        (b"[" * 10_000, 422, "unreadable"),
+        (b'{"message": "' + b"x" * 300_000 + b'"}', 413, "too_large"),
+        (msgspec.json.encode({**HELLO, "message": "x" * 70_000}), 413, "too_large"),
+    ],
+)
+async def test_what_cannot_be_taken_says_why(
+    tmp_path: Path, body: bytes, status: int, code: str
+) -> None:
+    async with hooked(tmp_path) as it:
+        answer = await it.post(body)
+        assert (answer.status, answer.code) == (status, code)
+
+
+async def test_the_same_id_for_something_else_is_a_conflict(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "one") as it:
+        await it.post(HELLO)
+        answer = await it.post({**HELLO, "message": "something else"})
+        assert (answer.status, answer.code) == (409, "conflict")
+
+
+async def test_anybodys_json_is_read_where_pointers_say(tmp_path: Path) -> None:
+    async with hooked(
+        tmp_path, "twelve", text="/data/0/body", sender="/data/0/by/id", message_id="/data/0/n"
+    ) as it:
+        odd = {"data": [{"body": "how long?", "by": {"id": "U1"}, "n": 17}]}
+        assert (await it.post(odd)).status == 202
+        (answer,) = await it.there.got(1)
+
+        assert (answer["message_id"], answer["text"]) == ("17", "twelve")
+
+
+async def test_an_event_without_a_text_is_ignored_and_no_failure(tmp_path: Path) -> None:
+    async with hooked(tmp_path, scheme="github") as it:
+        answer = await it.post({"zen": "Keep it logically awesome.", "hook_id": 1})
+
+        assert (answer.status, answer.json["state"]) == (200, "ignored")
+        assert it.hook.replayable
+
+
+async def test_slack_hears_its_challenge_when_a_webhook_is_set_up(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "twelve", scheme="slack") as it:
+        answer = await it.post({"type": "url_verification", "challenge": "3eZbrw1aB"})
+        assert (answer.status, answer.body) == (200, b"3eZbrw1aB")
+
+        said = {"event_id": "E1", "event": {"text": "how long?", "user": "U1", "channel": "C1"}}
+        assert (await it.post(said)).status == 202
+        assert (await it.there.got(1))[0]["conversation"] == "C1"
+
+
+async def test_an_answer_is_posted_again_until_it_is_taken(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "twelve") as it:
+        it.there.statuses = [503]
+        await it.post(HELLO)
+        first, second = await it.there.got(2)
+
+    assert first == second
+
+
+async def test_an_answer_that_is_given_up_can_be_seen_and_revived_by_an_admin(
+    tmp_path: Path,
+) -> None:
+    async with hooked(tmp_path, "twelve") as it:
+        it.there.statuses = [410]
+        await it.post(HELLO)
+        await until(lambda: it.kitchen.letters.deliveries("local"))
+        place = "/v1/deliveries/given-up"
+
+        (found,) = (await it.admin("GET", place, "admin")).json["items"]
+        assert found["problem"] == "the callback URL answered with status 410"
+        assert found["answer"]["text"] == "twelve"
+        assert (await it.admin("GET", place, "admin", tenant="other")).json["items"] == []
+        assert (await it.admin("GET", place, "runs:read")).status == 403
+
+        revive = f"/v1/deliveries/{found['id']}/revive"
+        assert (await it.admin("POST", revive, "admin", tenant="other")).status == 404
+        assert (await it.admin("POST", revive, "admin")).status == 202
+        await it.there.got(2)
+
+
+async def test_without_a_callback_the_answer_is_known_by_its_run_alone(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "twelve", callback_url="") as it:
+        received = await it.post(HELLO)
+        await until(lambda: it.kitchen.letters.deliveries("local"))
+        run = await it.kitchen.runs.get("local", received.json["run_id"])
+
+        assert run is not None
+        assert run.text == "twelve"
+
+
+async def test_a_run_that_cannot_begin_is_told_at_once_and_at_the_callback(
+    tmp_path: Path,
+) -> None:
+    async with hooked(tmp_path) as it:
+        it.kitchen.runs.draining = True
+        received = await it.post(HELLO)
+        (answer,) = await it.there.got(1)
+
+        assert (received.status, received.json["reason"]) == (202, "draining")
+        assert (answer["state"], answer["reason"]) == ("failed", "draining")
