@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 from playwright.async_api import Browser, Page
 from tests.page.browsing import chromium
-from tests.support.service import House, built
+from tests.support.service import ServiceHarness, build_service
 
 from evoclaw.api.app import create_app
 from evoclaw.api.server import serving
@@ -120,10 +120,10 @@ def script() -> list[Reply]:
 
 
 @asynccontextmanager
-async def service(folder: Path) -> AsyncGenerator[tuple[House, Orchestrator, str, str]]:
+async def service(folder: Path) -> AsyncGenerator[tuple[ServiceHarness, Orchestrator, str, str]]:
     settings = ServerSettings(port=0, stop_within_s=1, requests_per_minute=100_000, burst=10_000)
     async with (
-        built(folder, Scripted(*script()), settings=settings) as (house, _),
+        build_service(folder, Scripted(*script()), settings=settings) as (house, _),
         await CommandStore.open(folder / "fleet.db") as commands,
         house.runs.serving(),
     ):

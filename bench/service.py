@@ -27,7 +27,7 @@ from statistics import quantiles
 from typing import Any
 
 import aiohttp
-from tests.support.stalled_watcher import DROPPED, Sleeper
+from tests.support.stalled_watcher import DROPPED, StalledWatcher
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 150.0
@@ -307,7 +307,7 @@ async def asleep(service: Service, sleepers: int, words: int) -> dict[str, Any]:
     async with service.gauge.used(figures):
         # Slowly at first: they are to be there, and up to date, when it says much.
         run = await service.begin(f"words 50 0.02 call todoread {{}}\nwords {words}")
-        asleep = [Sleeper(service.url, service.token, run) for _ in range(sleepers)]
+        asleep = [StalledWatcher(service.url, service.token, run) for _ in range(sleepers)]
         after = 0
         while True:  # one that reads as fast as it can, and comes back if that is not enough
             awake = await service.watch(run, after)
@@ -317,7 +317,7 @@ async def asleep(service: Service, sleepers: int, words: int) -> dict[str, Any]:
     stored = (await service.watch(run)).seen()
     told, lost = 0, 0
     for one in asleep:
-        body = await asyncio.to_thread(one.wakes)
+        body = await asyncio.to_thread(one.read_all)
         first = [int(found[1]) for found in PIECE.finditer(body)]
         dropped = DROPPED.search(body)
         told += dropped is not None

@@ -19,7 +19,7 @@ from statistics import median
 
 from tests.support.loop import Table, echo, tool
 from tests.support.otlp_collector import Collector, collector
-from tests.support.up_process import UpProcess, begun, reached, up_process
+from tests.support.up_process import UpProcess, start_run, up_process, wait_for_state
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bus import Bus, recorded
@@ -99,7 +99,7 @@ async def _served(up: UpProcess) -> dict[str, float]:
     up.configure()
     (up.workspace / "note.txt").write_text("a note")
     client = await up.start(edge=True)
-    await up.online(client)
+    await up.wait_online(client)
     lines = "\n".join([f"call edge_call {_call(n)}" for n in range(1, SERVED_TURNS)])
     pids = {"orchestrator": up.pid, "edge": _edge(up.pid)}
     took: list[float] = []
@@ -108,7 +108,7 @@ async def _served(up: UpProcess) -> dict[str, float]:
         if run == 1:  # the first one loads what it needs, and so do the first spans that are sent
             await asyncio.sleep(2 * DELAY)
             before = {name: _seconds(pid) for name, pid in pids.items()}
-        view = await reached(client, await begun(client, f"{lines}\nsay done"))
+        view = await wait_for_state(client, await start_run(client, f"{lines}\nsay done"))
         if view["turns"] != SERVED_TURNS:
             raise TooBusy(view["reason"])
         took.append((view["ended_at"] - view["began_at"]) / SERVED_TURNS * 1000)

@@ -116,7 +116,7 @@ def own_imports(module: Module) -> Iterator[tuple[str, int]]:
             yield target.removeprefix("evoclaw."), line
 
 
-def test_every_module_is_in_a_room_or_on_the_roof() -> None:
+def test_every_module_is_in_a_known_package() -> None:
     assert {m.room for m in modules()} <= FLOORS.keys() | ROOF
 
 
@@ -135,7 +135,7 @@ def may_import(module: Module, target: str) -> bool:
     return FLOORS[room] < FLOORS[module.room]
 
 
-def test_imports_go_down_only() -> None:
+def test_imports_go_only_to_lower_layers() -> None:
     wrong = [
         f"{module.short}:{line} imports evoclaw.{target}"
         for module in modules()
@@ -145,7 +145,7 @@ def test_imports_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     names = {module.name: module for module in modules()}
 
     def targets(module: Module) -> set[str]:
@@ -159,7 +159,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not graph, f"in or behind a circle: {sorted(graph)}"
 
 
-def test_the_rule_itself_can_fail() -> None:
+def test_the_import_rule_rejects_forbidden_imports() -> None:
     def allowed(path: str, target: str) -> bool:
         return may_import(Module(SOURCE / path), target)
 
@@ -179,7 +179,7 @@ def test_the_rule_itself_can_fail() -> None:
     assert allowed("wiring.py", "cli.main")
 
 
-def test_core_knows_only_the_standard_library_and_two_more() -> None:
+def test_core_imports_only_the_standard_library_and_two_packages() -> None:
     wrong = [
         f"{module.short}:{line} imports {target}"
         for module in modules()
@@ -193,7 +193,7 @@ def test_core_knows_only_the_standard_library_and_two_more() -> None:
 @pytest.mark.parametrize(
     ("name", "limit"), [("core/loop.py", MAX_LOOP_LINES), ("__init__.py", MAX_ROOT_LINES)]
 )
-def test_the_loop_and_the_public_names_stay_short(name: str, limit: int) -> None:
+def test_the_loop_and_the_package_init_stay_short(name: str, limit: int) -> None:
     assert len((SOURCE / name).read_text().splitlines()) <= limit
 
 
@@ -216,7 +216,7 @@ def test_banned_names_are_not_used_for_modules_classes_or_functions() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_everything_is_caught_only_where_a_port_ends() -> None:
+def test_broad_except_is_used_only_at_port_boundaries() -> None:
     wrong = [
         f"{module.short}:{node.lineno}"
         for module in modules()
@@ -228,7 +228,7 @@ def test_everything_is_caught_only_where_a_port_ends() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_module_says_in_one_sentence_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     wrong = [m.short for m in modules() if not (ast.get_docstring(tree(m)) or "").strip()]
     assert not wrong, "\n".join(wrong)
 
@@ -239,7 +239,7 @@ def _runs_something(node: ast.stmt) -> bool:
     return isinstance(node, ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith)
 
 
-def test_nothing_runs_on_import() -> None:
+def test_modules_run_no_code_on_import() -> None:
     wrong = [
         f"{module.short}:{node.lineno}"
         for module in modules()
@@ -271,7 +271,7 @@ MAX_BARE_LIMITS = 99
 """How many of them are left. Only ever lowered, until it is 0."""
 
 
-def test_few_classes_share_a_name_and_no_new_ones_do() -> None:
+def test_the_number_of_shared_class_names_does_not_grow() -> None:
     homes: dict[str, list[str]] = {}
     for module in modules():
         for node in nodes(module):
@@ -281,7 +281,7 @@ def test_few_classes_share_a_name_and_no_new_ones_do() -> None:
     assert len(shared) <= MAX_SHARED_CLASS_NAMES, shared
 
 
-def test_few_constants_lack_a_noun_and_no_new_ones_do() -> None:
+def test_the_number_of_constants_without_a_noun_does_not_grow() -> None:
     bare = [
         f"{module.short}: {target.id}"
         for module in modules()

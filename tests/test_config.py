@@ -109,7 +109,7 @@ def refusal(read: Callable[..., object], text: str, **env: str) -> str:
     return str(caught.value)
 
 
-def test_a_sensor_says_in_one_line_what_it_can_do_and_holds_nothing(edge: Edge) -> None:
+def test_a_sensor_file_gives_a_summary_and_no_capabilities(edge: Edge) -> None:
     config = edge(SENSOR)
     assert (config.agent_id, config.agent_type) == ("alex-eye", "monitor")
     assert config.summary.startswith("Pi sensor node — CPU/memory/disk")
@@ -123,7 +123,7 @@ def test_a_sensor_says_in_one_line_what_it_can_do_and_holds_nothing(edge: Edge) 
     assert (config.heartbeat_s, config.broker.address()) == (30, Address("127.0.0.1"))
 
 
-def test_a_desktop_holds_what_is_listed_and_has_a_name_without_being_given_one(edge: Edge) -> None:
+def test_a_desktop_file_gives_capabilities_and_a_generated_agent_id(edge: Edge) -> None:
     config = edge(DESKTOP)
     assert config.capabilities == {"file_read", "file_write", "shell"}
     assert config.tools.sandboxing is Engine.FIREJAIL
@@ -133,7 +133,7 @@ def test_a_desktop_holds_what_is_listed_and_has_a_name_without_being_given_one(e
     assert config.summary == f"{config.agent_id} edge agent"
 
 
-def test_the_summary_and_the_permissions_may_be_in_one_file(edge: Edge) -> None:
+def test_summary_and_capabilities_may_be_in_one_file(edge: Edge) -> None:
     config = edge(SENSOR + '[agent]\ncapabilities = ["*"]\n')
     assert config.summary.startswith("Pi sensor node")
     assert config.capabilities == {"*"}
@@ -153,11 +153,11 @@ def test_the_summary_and_the_permissions_may_be_in_one_file(edge: Edge) -> None:
         ("toaster", "x edge agent"),
     ],
 )
-def test_without_a_summary_the_type_makes_one(edge: Edge, kind: str, summary: str) -> None:
+def test_without_a_summary_the_agent_type_provides_one(edge: Edge, kind: str, summary: str) -> None:
     assert edge(f'agent_id = "x"\nagent_type = "{kind}"').summary.startswith(summary)
 
 
-def test_an_orchestrators_documented_file_loads_as_it_stands(brain: Brain) -> None:
+def test_the_documented_orchestrator_file_loads_unchanged(brain: Brain) -> None:
     config = brain(ORCHESTRATOR).orchestrator
     assert (config.tool_loop_enabled, config.max_tool_iterations) == (True, 10)
     assert (config.tool_error_limit, config.default_tool_timeout_ms) == (3, 30_000)
@@ -166,7 +166,7 @@ def test_an_orchestrators_documented_file_loads_as_it_stands(brain: Brain) -> No
     assert config.tools.granted == {"file_read", "file_write", "shell", "network", "git"}
 
 
-def test_an_empty_file_is_all_defaults(brain: Brain) -> None:
+def test_an_empty_file_gives_all_defaults(brain: Brain) -> None:
     config = brain("", EVOCLAW_HOME="/srv/evoclaw")
     assert config.data == Path("/srv/evoclaw")
     assert config.orchestrator.tools.skills_path == Path("/srv/evoclaw/skills")
@@ -174,7 +174,7 @@ def test_an_empty_file_is_all_defaults(brain: Brain) -> None:
     assert (config.agents, config.broker.url) == ((), "mqtt://127.0.0.1:1883")
 
 
-def test_the_other_documented_tools_table_is_understood(brain: Brain) -> None:
+def test_the_alternative_documented_tools_table_is_accepted(brain: Brain) -> None:
     text = '[tools]\nenabled = false\nskills_path = "/s"\npermissions = ["git"]\n'
     config = brain(text).orchestrator
     assert not config.tool_loop_enabled
@@ -182,7 +182,7 @@ def test_the_other_documented_tools_table_is_understood(brain: Brain) -> None:
     assert "set the same" in refusal(brain, text + '[orchestrator.tools]\nskills_path = "/t"')
 
 
-def test_agents_are_listed_also_under_a_head_that_is_no_toml(brain: Brain) -> None:
+def test_agents_may_be_listed_below_an_agents_header(brain: Brain) -> None:
     agents = """
       [[agents]]
         id = "desktop-agent"
@@ -241,7 +241,7 @@ def test_agents_are_listed_also_under_a_head_that_is_no_toml(brain: Brain) -> No
         (f"summary = '{'x' * 1001}'", "summary: Expected `str` of length <= 1000"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_what_is_allowed(
+def test_an_error_is_reported_with_its_line_and_the_allowed_values(
     edge: Edge, tmp_path: Path, text: str, said: str
 ) -> None:
     error = refusal(edge, text)
@@ -249,7 +249,7 @@ def test_a_mistake_is_named_with_its_place_and_what_is_allowed(
     assert error.startswith(str(tmp_path / "agent.toml"))
 
 
-def test_a_line_is_only_named_if_it_is_known(edge: Edge) -> None:
+def test_a_line_number_is_reported_only_if_it_is_certain(edge: Edge) -> None:
     text = 'summary = """\nlevel = 1\n"""\nlevel = "x"'
     assert "agent.toml: level: Invalid enum value" in refusal(edge, text)
     assert "line 3" in refusal(edge, '# level = "full"\n\n"level" = "x"')
@@ -264,13 +264,17 @@ def test_a_line_is_only_named_if_it_is_known(edge: Edge) -> None:
         ("broker.url = 'mqtt://me:p4ss@localhost:x'", "broker.url: "),
     ],
 )
-def test_a_secret_in_the_file_is_refused_and_not_repeated(edge: Edge, text: str, said: str) -> None:
+def test_a_secret_in_the_file_is_refused_and_not_repeated_in_the_error(
+    edge: Edge, text: str, said: str
+) -> None:
     error = refusal(edge, text)
     assert said in error
     assert "p4ss" not in error
 
 
-def test_the_password_comes_from_the_environment_or_its_file(edge: Edge, tmp_path: Path) -> None:
+def test_the_broker_password_comes_from_the_environment_or_a_file(
+    edge: Edge, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     broker = edge('[broker]\nusername = "pi"\npassword_file = "secret"').broker
     assert broker.password_file == secret
@@ -290,9 +294,7 @@ def test_the_password_comes_from_the_environment_or_its_file(edge: Edge, tmp_pat
 @pytest.mark.parametrize(
     "url", ["mqtt://192.168.1.5", "mqtts://broker.example:8883", "mqtt://127.1", "mqtt://[::2]"]
 )
-def test_a_broker_elsewhere_needs_the_orchestrators_keys_or_a_word_that_it_does_not(
-    edge: Edge, url: str
-) -> None:
+def test_a_remote_broker_needs_orchestrator_keys_or_allow_unsigned(edge: Edge, url: str) -> None:
     text = f'[broker]\nurl = "{url}"'
     error = refusal(edge, text)
     assert "line 2" in error
@@ -305,7 +307,7 @@ def test_a_broker_elsewhere_needs_the_orchestrators_keys_or_a_word_that_it_does_
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "[::1]"])
-def test_a_broker_on_this_machine_needs_none(edge: Edge, host: str) -> None:
+def test_a_loopback_broker_needs_no_orchestrator_keys(edge: Edge, host: str) -> None:
     broker = edge(f'[broker]\nurl = "mqtts://{host}"').broker
     assert (broker.address().port, broker.is_local) == (8883, True)
 
@@ -322,17 +324,17 @@ def test_a_broker_on_this_machine_needs_none(edge: Edge, host: str) -> None:
         ("url = 'mqtt://me@localhost'\nusername = 'you'", "line 2: broker.url: username and url"),
     ],
 )
-def test_a_broker_that_cannot_be_is_refused(edge: Edge, lines: str, said: str) -> None:
+def test_an_invalid_broker_is_refused(edge: Edge, lines: str, said: str) -> None:
     assert said in refusal(edge, f"[broker]\n{lines}")
 
 
-def test_how_messages_are_handed_over_names_no_broker() -> None:
+def test_delivery_settings_alone_do_not_configure_a_broker() -> None:
     assert not BrokerConfig(qos=0, keep_alive_s=5).is_configured
     assert BrokerConfig(url="mqtt://there:1883", qos=0).is_configured
     assert BrokerConfig(username="me").is_configured
 
 
-def test_the_environment_has_the_last_word_on_single_values(edge: Edge) -> None:
+def test_environment_variables_override_single_values(edge: Edge) -> None:
     config = edge(
         SENSOR,
         EVOCLAW_EDGE_AGENT_ID="other",
@@ -365,19 +367,21 @@ def test_the_environment_has_the_last_word_on_single_values(edge: Edge) -> None:
         ("EVOCLAW_HOME", "~root", "another user"),
     ],
 )
-def test_a_wrong_variable_is_named(edge: Edge, variable: str, value: str, said: str) -> None:
+def test_an_invalid_environment_variable_is_named(
+    edge: Edge, variable: str, value: str, said: str
+) -> None:
     error = refusal(edge, "", **{variable: value})
     assert error.startswith(f"{variable}: ")
     assert said in error
 
 
-def test_an_edge_needs_no_file() -> None:
+def test_an_edge_needs_no_configuration_file() -> None:
     config = read_agent_toml(None, HOME | {"EVOCLAW_EDGE_AGENT_ID": "a"})
     assert (config.agent_id, config.data) == ("a", Path("/home/pi/.evoclaw/edge/a"))
     assert default_data_folder(HOME) == Path("/home/pi/.evoclaw")
 
 
-def test_commands_are_taken_from_those_who_may_send_them(edge: Edge) -> None:
+def test_accepted_commands_can_be_limited_by_orchestrator_key(edge: Edge) -> None:
     everything = edge("")
     assert all(everything.accepts(command) for command in COMMANDS)
     assert everything.accepted == frozenset(COMMANDS)
@@ -395,7 +399,7 @@ def test_commands_are_taken_from_those_who_may_send_them(edge: Edge) -> None:
     assert some.accepted == frozenset(COMMANDS) - {"prompt"}
 
 
-def test_what_is_no_file_or_no_text_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_file_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     with pytest.raises(ConfigError, match="does not exist"):
         read_agent_toml(path, {})
@@ -432,7 +436,7 @@ BOMBS = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_hostile_file_is_refused_with_little_memory_and_time(tmp_path: Path, bomb: str) -> None:
+def test_a_hostile_file_is_refused_within_memory_and_time_limits(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / "agent.toml"
     path.write_text(BOMBS[bomb])
     code = (
@@ -455,12 +459,12 @@ def test_a_hostile_file_is_refused_with_little_memory_and_time(tmp_path: Path, b
     assert len(done.stdout) < 1000
 
 
-def test_many_short_dotted_words_in_a_text_are_no_long_key(edge: Edge) -> None:
+def test_many_dotted_words_in_a_string_are_not_a_long_key(edge: Edge) -> None:
     text = ". ".join(["Word"] * 31) + ", and " + ". ".join(["word"] * 31)
     assert edge(f"summary = '{text}'").summary == text
 
 
-def test_a_written_file_is_commented_private_and_reads_back(tmp_path: Path) -> None:
+def test_a_written_file_is_commented_private_and_loads_again(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "agent.toml"
     values = {
         "agent_id": "pi",
@@ -489,7 +493,7 @@ def test_a_written_file_is_commented_private_and_reads_back(tmp_path: Path) -> N
     assert (config.tools.only, config.tools.paths.bin) == (("read",), Path("/opt/bin"))
 
 
-def test_what_would_not_read_back_is_not_written(tmp_path: Path) -> None:
+def test_values_that_would_not_load_are_not_written(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     for wrong in (
         {"agent_id": "a b"},
@@ -504,7 +508,7 @@ def test_what_would_not_read_back_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_there_is_only_replaced_when_told_to(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     write_agent_toml(path, {"agent_id": "a"})
     with pytest.raises(ConfigError, match="already exists"):
@@ -518,7 +522,7 @@ def test_a_file_that_is_there_is_only_replaced_when_told_to(tmp_path: Path) -> N
 
 
 @pytest.mark.process
-def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     write_agent_toml(path, {"agent_id": "a"})
     code = (
@@ -535,7 +539,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(tmp_path: Path
     assert read_agent_toml(path, HOME).agent_id == "a"
 
 
-def test_the_broker_is_where_the_file_says_with_the_user_and_the_certificates(edge: Edge) -> None:
+def test_the_broker_address_has_the_configured_user_and_certificates(edge: Edge) -> None:
     broker = edge(
         """
         [broker]
@@ -562,7 +566,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 
 @given(TEXTS, st.lists(TEXTS, max_size=4), TEXTS)
 @example(name="".join(map(chr, range(200))), tools=["\"'\\"], key="\u2028\x85\x7f\U0001f980")
-def test_any_text_survives_writing_and_reading(
+def test_any_text_round_trips_through_the_file(
     tmp_path_factory: pytest.TempPathFactory, name: str, tools: list[str], key: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "hypothesis" / "agent.toml"
@@ -581,7 +585,7 @@ def test_any_text_survives_writing_and_reading(
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_is_loaded_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(text.encode(errors="replace"))
     try:

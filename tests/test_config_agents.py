@@ -77,7 +77,7 @@ def read(tmp_path: Path) -> Read:
     return one
 
 
-def test_an_agent_with_everything_is_read(read: Read) -> None:
+def test_an_agent_with_every_setting_is_loaded(read: Read) -> None:
     config = read(WHOLE)
     scout, writer = config.agents
     assert (scout.id, scout.name, scout.prompt) == ("scout", "The Scout", "You scout.\n")
@@ -117,19 +117,19 @@ def test_an_agent_with_everything_is_read(read: Read) -> None:
         ("max_turns = 3", "line 3: unknown key 'max_turns' in [agents]"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(read: Read, text: str, said: str) -> None:
+def test_an_error_is_reported_with_its_line(read: Read, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(f'[[agents]]\nid = "a"\n{text}')
     assert said in str(refused.value)
 
 
-def test_the_tables_of_the_second_agent_are_found_in_their_lines(read: Read) -> None:
+def test_errors_in_tables_of_the_second_agent_have_the_right_line(read: Read) -> None:
     text = '[[agents]]\nid = "a"\n[agents.limits]\nmax_turns = 1\n[[agents]]\nid = "b"\n'
     with pytest.raises(ConfigError, match=r"line 8: unknown key 'max_turn' in \[agents.limits\]"):
         read(text + "[agents.limits]\nmax_turn = 1")
 
 
 @pytest.mark.parametrize("said", ["top_k = 21", "keep_days = 0", "most_chars = 10", "topk = 1"])
-def test_a_memory_that_cannot_be_is_refused(read: Read, said: str) -> None:
+def test_invalid_memory_settings_are_refused(read: Read, said: str) -> None:
     with pytest.raises(ConfigError, match=r"line 2: .*(memory|topk)"):
         read(f"[memory]\n{said}")

@@ -50,7 +50,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
-def test_the_python_of_a_page_runs_and_prints_what_the_page_says(
+def test_the_python_blocks_of_a_page_run_and_print_what_the_page_shows(
     page: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -102,7 +102,7 @@ def test_the_example_with_a_real_model_runs(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_resolves(page: Path) -> None:
     text = _BLOCK.sub("", read(page))
     for target in _LINK.findall(text):
         if "://" in target or target.startswith("mailto:"):
@@ -122,7 +122,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_command_named_exists(page: Path) -> None:
+def test_every_documented_command_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", read(ROOT / "Makefile"), re.MULTILINE))
     for words in commands(page):
         if words[0] == "make":
@@ -180,7 +180,7 @@ def generate() -> Iterator[Any]:
     del sys.modules["generate"]
 
 
-def test_the_reference_is_current(generate: Any) -> None:
+def test_the_generated_reference_is_current(generate: Any) -> None:
     made: dict[str, str] = generate.pages()
     stored = {name: read(DOCS / name) for name in made if (DOCS / name).exists()}
 
@@ -190,7 +190,7 @@ def test_the_reference_is_current(generate: Any) -> None:
     }
 
 
-def test_every_fault_has_a_test_or_a_reason_why_not(generate: Any) -> None:
+def test_every_fault_has_a_test_or_a_reason(generate: Any) -> None:
     tests: dict[int, list[tuple[str, str]]] = generate.fault_tests()
     assert set(tests) == set(range(1, 71))
     with pytest.raises(ValueError, match="fault 4 needs a test called test_fault_04_"):
@@ -213,11 +213,11 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert set(DOCS.rglob("*.md")) - reached == set()
 
 
-def test_the_page_for_contributors_stays_short() -> None:
+def test_agents_md_stays_short() -> None:
     assert len(read(ROOT / "AGENTS.md").splitlines()) <= 120
 
 
-def test_the_readme_fits_its_promise() -> None:
+def test_the_readme_names_its_commands_and_has_short_lines() -> None:
     text = read(ROOT / "README.md")
 
     assert "make demo" in text and "make test" in text

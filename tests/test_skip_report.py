@@ -19,7 +19,7 @@ from tests.support.skip_report import package_of, skip_lines
         ("only root can become somebody else", ""),
     ],
 )  # fmt: skip
-def test_a_reason_names_the_package_to_install(reason: str, package: str) -> None:
+def test_a_skip_reason_names_the_package_to_install(reason: str, package: str) -> None:
     assert package_of(reason) == package
 
 
@@ -32,5 +32,5 @@ def test_packages_are_listed_once_and_other_reasons_are_counted() -> None:
     ]
 
 
-def test_nothing_skipped_says_nothing() -> None:
+def test_without_skipped_tests_the_report_is_empty() -> None:
     assert list(skip_lines([])) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.fleet.bare import PING, PONG, connected
 from bench.fleet.profiling import profile
-from tests.support.light_edges import light_edge, marking
+from tests.support.light_edges import light_edge, marking_tool
 
 from evoclaw.edge.device import DeviceLimits
 from evoclaw.transport.address import Address
@@ -42,7 +42,7 @@ async def edge(port: int, folder: Path, durable: bool, stop: asyncio.Event) -> N
 
 async def marks(port: int, folder: Path, stop: asyncio.Event) -> None:
     """Serve a tool that writes down what it is given, with the limits an edge has by itself."""
-    tools = [marking(folder / "marks")]
+    tools = [marking_tool(folder / "marks")]
     address = Address("127.0.0.1", port)
     async with light_edge("pi", address, folder, tools=tools, durable=True):
         await stop.wait()

@@ -21,8 +21,8 @@ from statistics import median
 from bench.fleet.history import Findings, examine
 from bench.fleet.trouble import Trouble, gone
 from tests.support.fleet_processes import DriverProcess, EdgeProcess
-from tests.support.process_fleet import mark, site
-from tests.support.programs.orchestrator_driver import Ask, Told
+from tests.support.process_fleet import mark, open_process_fleet
+from tests.support.programs.orchestrator_driver import Ask, CallOutcome
 from tests.support.waiting import until
 
 KEEP_ALIVE = 5
@@ -67,7 +67,7 @@ class Driving:
     driver: DriverProcess
     script: Script
     chance: random.Random
-    told: list[Told] = field(default_factory=list)
+    told: list[CallOutcome] = field(default_factory=list)
     open: dict[str, Ask] = field(default_factory=dict)
     epoch: int = 0
     undisturbed: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Driving:
     def give(self, calls: list[Ask]) -> None:
         """Ask for calls."""
         self.open |= {call.id: call for call in calls if call.id not in self._known}
-        self.driver.give(
+        self.driver.submit(
             Ask(c.id, c.agent, c.tool, c.arguments, self.epoch, c.queue) for c in calls
         )
 
@@ -151,7 +151,7 @@ async def bench(options: argparse.Namespace, folder: Path) -> Result:
     """One whole run."""
     chance = random.Random(options.seed)
     began = time.monotonic()
-    async with site(folder, options.engine) as here:
+    async with open_process_fleet(folder, options.engine) as here:
         edges: dict[EdgeProcess, object] = {}
         for number in range(options.edges):
             proxy = await here.proxy(options.seed + number)
@@ -215,9 +215,9 @@ async def _come_to_rest(driving: Driving, edges: list[EdgeProcess]) -> None:
         await until(quiet, LONGEST_END)
     except AssertionError:
         print(f"\n{len(driving.open)} calls still open after {LONGEST_END:.0f} s", file=sys.stderr)
-    driving.driver.give([], last=True)
+    driving.driver.submit([], last=True)
     try:
-        await driving.driver.gone(20.0)
+        await driving.driver.wait_exit_and_output(20.0)
     except TimeoutError:
         await driving.driver.kill()
     driving.collect()

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.support.process_fleet import Hub, Site, site
+from tests.support.process_fleet import InProcessOrchestrator, ProcessFleet, open_process_fleet
 
 from evoclaw.transport.broker import EmbeddedBroker
 
@@ -29,7 +29,7 @@ Start = tuple[float, float]
 """Seconds until it is there, and megabytes then."""
 
 
-async def once(here: Site, hub: Hub, number: int) -> Start:
+async def once(here: ProcessFleet, hub: InProcessOrchestrator, number: int) -> Start:
     """Start an edge; the seconds until it is online, and its megabytes when it has settled."""
     edge = await here.edge(f"edge-{number}")
     born = asyncio.get_running_loop().create_future()
@@ -43,7 +43,7 @@ async def once(here: Site, hub: Hub, number: int) -> Start:
     await edge.start()
     async with asyncio.timeout(30):
         online = await born
-    await hub.there(edge.name)
+    await hub.wait_online(edge.name)
     await hub.ping(edge.name)
     memory = resident_mb(edge.pid)
     await edge.kill()
@@ -77,7 +77,7 @@ async def measure(engine: str, rounds: int) -> tuple[list[Start], list[Start]]:
     ):
         async with (
             EmbeddedBroker(other, engine=engine, anonymous=True) as plain,
-            site(Path(folder), engine) as here,
+            open_process_fleet(Path(folder), engine) as here,
             here.hub() as hub,
         ):
             await once(here, hub, rounds)

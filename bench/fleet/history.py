@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 from tests.support.fleet_processes import EdgeProcess
-from tests.support.programs.orchestrator_driver import Ask, Told
+from tests.support.programs.orchestrator_driver import Ask, CallOutcome
 
 from evoclaw.store.databases.sqlite import verify_checksum
 from evoclaw.transport.wire import Outcome
@@ -47,7 +47,7 @@ class Stored:
 
 
 def examine(
-    asked: Sequence[Ask], told: Sequence[Told], store: Path, edges: Sequence[EdgeProcess]
+    asked: Sequence[Ask], told: Sequence[CallOutcome], store: Path, edges: Sequence[EdgeProcess]
 ) -> Findings:
     """Compare everything with everything."""
     found = Findings()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.fleet.many import resident_mb
 from bench.fleet.roundtrip import far_side
-from tests.support.light_edges import marking
+from tests.support.light_edges import marking_tool
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.tools import Call
@@ -37,7 +37,7 @@ class Asking:
     """Calls to one edge, each with its own id."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator, self._tool = orchestrator, marking(Path("marks")).tool
+        self._orchestrator, self._tool = orchestrator, marking_tool(Path("marks")).tool
         self._run, self._turn = secrets.token_hex(16), 0
         self.ids: list[str] = []
 

@@ -25,7 +25,7 @@ from bench.fleet import mcp_trip
 from bench.fleet.bare import Bare, connected
 from bench.fleet.profiling import profile
 from bench.suite.subjects import CannotMeasure, peer
-from tests.support.light_edges import nothing
+from tests.support.light_edges import do_nothing
 
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -106,7 +106,7 @@ async def calling(port: int, folder: Path, durable: bool) -> AsyncGenerator[Trip
         orchestrator = Orchestrator(MqttLink(Address("127.0.0.1", port)), store)
         async with orchestrator.connected():
             await orchestrator.wait_for("pi", 30)
-            executor, tool = orchestrator.edge("pi"), nothing.tool
+            executor, tool = orchestrator.edge("pi"), do_nothing.tool
             run, turn = secrets.token_hex(16), 0
 
             async def trip() -> None:

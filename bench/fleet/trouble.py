@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.fault_proxy import FaultProxy
 from tests.support.fleet_processes import EdgeProcess
-from tests.support.process_fleet import Site
+from tests.support.process_fleet import ProcessFleet
 
 WEIGHTS = {
     "kill_edge": 30,
@@ -55,7 +55,7 @@ def good(proxy: FaultProxy) -> None:
 class Trouble:
     """Makes faults until told to stop; then everything is mended."""
 
-    site: Site
+    site: ProcessFleet
     edges: dict[EdgeProcess, FaultProxy]
     driver_proxy: FaultProxy
     kill_driver: Callable[[], Coroutine[Any, Any, None]]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 from bench.growth.clocks import Op, Points, called, least
 from bench.growth.fitting import FLAT, LINEAR, Curve
-from tests.support.light_edges import light_edge, nothing
+from tests.support.light_edges import do_nothing, light_edge
 
 from evoclaw.api.routes.fleet import list_edges, show_edge
 from evoclaw.config.evoclaw_toml import read_evoclaw_toml
@@ -79,7 +79,7 @@ async def _orchestrator(address: Address, path: Path) -> AsyncGenerator[Orchestr
 
 async def _greet(orchestrator: Orchestrator, name: str) -> None:
     """Have an edge known, as if it had said all that edges say."""
-    fleet, tool = orchestrator.fleet, nothing.tool
+    fleet, tool = orchestrator.fleet, do_nothing.tool
     hashes = [AdvertisedTool(tool.name, "", "1")]
     fleet.on_status(Status(name, "online", BOOT, 1), retained=False)
     fleet.on_advert(Advert(name, "A sensor.", agent_type="sensor", tools=hashes))
@@ -165,7 +165,7 @@ def _call(orchestrator: Orchestrator) -> Op:
 
 def _choose(orchestrator: Orchestrator) -> Op:
     async def op() -> None:
-        assert orchestrator.fleet.with_tool(nothing.tool)
+        assert orchestrator.fleet.with_tool(do_nothing.tool)
 
     return op
 

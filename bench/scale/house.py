@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 from tests.support.brokers import Broker
 from tests.support.certificates import make_certificates
-from tests.support.deployed_brokers import Door, accounts, mosquitto, nats_cluster
+from tests.support.deployed_brokers import BrokerAccess, accounts, mosquitto, nats_cluster
 from tests.support.fault_proxy import FaultProxy
 from tests.support.fleet_processes import EdgeProcess, Process
 from tests.support.ports import free_port
@@ -256,7 +256,9 @@ async def brought_up(folder: Path, plan: Plan) -> AsyncGenerator[House]:
         yield house
 
 
-async def _broker(folder: Path, plan: Plan, stack: AsyncExitStack) -> tuple[Door, list[Broker]]:
+async def _broker(
+    folder: Path, plan: Plan, stack: AsyncExitStack
+) -> tuple[BrokerAccess, list[Broker]]:
     if plan.broker == "nats":
         door = await stack.enter_async_context(nats_cluster(folder))
         return door, door.nodes
@@ -268,7 +270,7 @@ async def _broker(folder: Path, plan: Plan, stack: AsyncExitStack) -> tuple[Door
     broker = mosquitto(place, tls)
     stack.callback(broker.kill)
     await broker.start()
-    return Door(folder / "accounts", certificates.ca, broker.port), [broker]
+    return BrokerAccess(folder / "accounts", certificates.ca, broker.port), [broker]
 
 
 def _model(log: Path, stack: AsyncExitStack) -> tuple[int, int]:
@@ -281,7 +283,7 @@ def _model(log: Path, stack: AsyncExitStack) -> tuple[int, int]:
 
 
 async def _orchestrator(
-    house: House, name: str, door: Door, models: int, stack: AsyncExitStack
+    house: House, name: str, door: BrokerAccess, models: int, stack: AsyncExitStack
 ) -> Orchestrator:
     number = NAMES.index(name)
     store = await stack.enter_async_context(Way([house.postgres.port], number))
@@ -329,7 +331,7 @@ def _authority(folder: Path) -> str:
     return str(folder / "certificates" / "ca.pem")
 
 
-async def _edges(house: House, door: Door, stack: AsyncExitStack) -> None:
+async def _edges(house: House, door: BrokerAccess, stack: AsyncExitStack) -> None:
     key = Signer.load_or_create(house.folder / NAMES[0] / "orchestrator.key").public_key
     names, plan = edge_names(house.plan), house.plan
     # One way for all that share a process: each node of a cluster has its part of them.
@@ -345,7 +347,7 @@ async def _edges(house: House, door: Door, stack: AsyncExitStack) -> None:
         await each.start()
 
 
-def _edge(house: House, door: Door, name: str, way: Way, key: str) -> EdgeProcess:
+def _edge(house: House, door: BrokerAccess, name: str, way: Way, key: str) -> EdgeProcess:
     folder = house.folder / "edges" / name
     return EdgeProcess(
         name,

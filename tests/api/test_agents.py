@@ -10,13 +10,13 @@ import msgspec
 
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.providers.scripted import calls, says
-from tests.support.chat_service import SUMS, Served, Slow, script_of, served
+from tests.support.chat_service import SUMS, ChatService, HeldModel, script_of, serve_agents
 
 ITERATIVE = "/v1/agents/lead/invoke-iterative"
 
 
 async def test_invoke_is_one_reply_without_tools(tmp_path: Path) -> None:
-    async with served(tmp_path, says('```json\n{"total": 3}\n```')) as house:
+    async with serve_agents(tmp_path, says('```json\n{"total": 3}\n```')) as house:
         async with await house.http() as http:
             body = {"inputs": {"a": 1, "b": 2}, "temperature": 0.5}
             answer = await http.post("/v1/agents/sums/invoke", json=body)
@@ -33,16 +33,16 @@ async def test_invoke_is_one_reply_without_tools(tmp_path: Path) -> None:
 
 
 async def test_invoke_never_offers_a_tool_and_never_confirms(tmp_path: Path) -> None:
-    async with served(tmp_path, says("done")) as house, await house.http() as http:
+    async with serve_agents(tmp_path, says("done")) as house, await house.http() as http:
         answer = await http.post("/v1/agents/lead/invoke", json={"inputs": {"task": "x"}})
         assert answer.json()["output"] == {"result": "done"}
         (asked,) = script_of(house).requests
         assert asked.tools == ()
 
 
-async def test_the_iterative_answer_has_the_documented_shape(tmp_path: Path) -> None:
+async def test_invoke_iterative_returns_the_documented_fields(tmp_path: Path) -> None:
     script = (calls(("work", {"what": "a"})), says("done"), says("COMPLETED: all done"))
-    async with served(tmp_path, *script) as house, await house.http() as http:
+    async with serve_agents(tmp_path, *script) as house, await house.http() as http:
         answer = await http.post(ITERATIVE, json={"inputs": {"task": "work"}})
         shape = answer.json()
         assert shape.pop("run_id") == answer.headers["x-evoclaw-run"]
@@ -59,10 +59,10 @@ async def test_the_iterative_answer_has_the_documented_shape(tmp_path: Path) -> 
         }
 
 
-async def test_the_bounds_of_the_loop_can_be_chosen(tmp_path: Path) -> None:
+async def test_max_iterations_and_double_confirmation_can_be_set(tmp_path: Path) -> None:
     again = [calls(("work", {"what": str(n)})) for n in range(2)]
     script = (*again, says("that far"), says("unconfirmed"))
-    async with served(tmp_path, *script) as house, await house.http() as http:
+    async with serve_agents(tmp_path, *script) as house, await house.http() as http:
         short = await http.post(ITERATIVE, json={"max_iterations": 2})
         assert short.json()["termination_reason"] == "max_iterations"
         assert short.json()["raw_response"] == "that far"
@@ -70,9 +70,9 @@ async def test_the_bounds_of_the_loop_can_be_chosen(tmp_path: Path) -> None:
         assert (once.json()["iterations"], once.json()["raw_response"]) == (1, "unconfirmed")
 
 
-async def test_a_stream_tells_every_record_and_then_the_answer(tmp_path: Path) -> None:
+async def test_a_stream_sends_every_record_and_then_the_answer(tmp_path: Path) -> None:
     script = (calls(("work", {"what": "a"})), says("done"), says("COMPLETED: all done"))
-    async with served(tmp_path, *script) as house, await house.http() as http:
+    async with serve_agents(tmp_path, *script) as house, await house.http() as http:
         answer = await http.post(f"{ITERATIVE}/stream", json={"inputs": {"task": "work"}})
         assert answer.headers["content-type"].startswith("text/event-stream")
         found = [block for block in answer.text.split("\n\n") if "event: " in block]
@@ -86,14 +86,14 @@ async def test_a_stream_tells_every_record_and_then_the_answer(tmp_path: Path) -
         assert last["run_id"] == answer.headers["x-evoclaw-run"]
 
 
-async def status(house: Served, path: str, body: Any, *scopes: str) -> tuple[int, Any]:
+async def status(house: ChatService, path: str, body: Any, *scopes: str) -> tuple[int, Any]:
     async with await house.http(*scopes) as http:
         answer = await http.post(path, json=body)
     return answer.status_code, answer.json().get("error", {})
 
 
-async def test_what_cannot_be_done_has_its_status(tmp_path: Path) -> None:
-    async with served(tmp_path) as house:
+async def test_invalid_invocations_return_404_422_or_403(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path) as house:
         for way in ("invoke", "invoke-iterative", "invoke-iterative/stream"):
             code, error = await status(house, f"/v1/agents/nobody/{way}", {})
             assert (code, error["code"]) == (404, "not_found")
@@ -109,10 +109,10 @@ async def test_what_cannot_be_done_has_its_status(tmp_path: Path) -> None:
         assert await house.runs.list("local") == []
 
 
-async def test_a_provider_that_fails_is_502_and_none_at_all_503(tmp_path: Path) -> None:
+async def test_a_failing_provider_is_502_and_an_unusable_one_503(tmp_path: Path) -> None:
     down = ProviderError(ProviderErrorKind.SERVER_ERROR, "it is down")
     shut = ProviderError(ProviderErrorKind.AUTH_ERROR, "no key")
-    async with served(tmp_path, down, down, shut) as house:
+    async with serve_agents(tmp_path, down, down, shut) as house:
         code, error = await status(house, "/v1/agents/lead/invoke", {})
         assert (code, error["message"]) == (502, "it is down")
         assert (await status(house, ITERATIVE, {}))[0] == 502
@@ -122,10 +122,10 @@ async def test_a_provider_that_fails_is_502_and_none_at_all_503(tmp_path: Path) 
         assert (code, error["code"]) == (503, "draining")
 
 
-async def test_a_run_that_was_cancelled_says_so(tmp_path: Path) -> None:
+async def test_a_cancelled_run_is_reported_to_its_caller(tmp_path: Path) -> None:
     for path, wanted in (("/v1/agents/lead/invoke", 409), (ITERATIVE, 200)):
-        model = Slow()
-        async with served(tmp_path / str(wanted), model=model) as house, asyncio.timeout(30):
+        model = HeldModel()
+        async with serve_agents(tmp_path / str(wanted), model=model) as house, asyncio.timeout(30):
             asking = asyncio.create_task(status(house, path, {}))
             await model.asked.wait()
             (run,) = await house.runs.list("local")
@@ -135,9 +135,9 @@ async def test_a_run_that_was_cancelled_says_so(tmp_path: Path) -> None:
             assert error.get("details", {"run_id": run.run_id}) == {"run_id": run.run_id}
 
 
-async def test_a_key_used_twice_is_one_run_also_at_once(tmp_path: Path) -> None:
+async def test_concurrent_requests_with_one_idempotency_key_share_one_run(tmp_path: Path) -> None:
     script = (says("one"), says("COMPLETED: one"))
-    async with served(tmp_path, *script) as house, await house.http() as http:
+    async with serve_agents(tmp_path, *script) as house, await house.http() as http:
         headers = {"idempotency-key": "k"}
         found = await asyncio.gather(
             *(http.post(ITERATIVE, json={}, headers=headers) for _ in range(3))
@@ -148,8 +148,8 @@ async def test_a_key_used_twice_is_one_run_also_at_once(tmp_path: Path) -> None:
         assert other.status_code == 409
 
 
-async def test_agents_say_what_they_are_for_and_what_they_take(tmp_path: Path) -> None:
-    async with served(tmp_path) as house, await house.http() as http:
+async def test_agents_are_listed_with_their_description_and_inputs(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path) as house, await house.http() as http:
         listed = (await http.get("/v1/agents")).json()["agents"]
         assert [one["name"] for one in listed] == ["lead", "talker", "sums"]
         one = (await http.get("/v1/agents/sums")).json()

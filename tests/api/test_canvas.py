@@ -9,10 +9,10 @@ from typing import cast
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.deletion import delete_expired_sessions
 from evoclaw.tools.canvas import Canvas, Sheet
-from tests.support.service import Client, Served, served
+from tests.support.service import Client, RunningService, running_service
 
 
-def canvas(up: Served, session: str) -> Canvas:
+def canvas(up: RunningService, session: str) -> Canvas:
     return cast("Canvas", up.house.canvases.of("local", session))
 
 
@@ -20,9 +20,9 @@ async def opened(client: Client) -> str:
     return str((await client.post("/v1/sessions", {"agent": "helper"})).json["id"])
 
 
-async def test_what_a_session_shows_is_seen_by_its_owner_alone(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("sessions:read", "sessions:write")
+async def test_the_canvas_of_a_session_is_visible_to_its_owner_only(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("sessions:read", "sessions:write")
         session = await opened(ann)
         path = f"/v1/sessions/{session}/canvas"
         empty = await ann.get(path)
@@ -32,13 +32,16 @@ async def test_what_a_session_shows_is_seen_by_its_owner_alone(tmp_path: Path) -
         found = (await ann.get(path)).json
         assert abs(found.pop("at") - time.time()) < 60
         assert found == {"title": "Plan", "format": "html", "content": sheet.content}
-        for other in (await up.as_("*", tenant="acme"), await up.as_("sessions:read", user="bob")):
+        for other in (
+            await up.client_with("*", tenant="acme"),
+            await up.client_with("sessions:read", user="bob"),
+        ):
             assert (await other.get(path)).status == 404
 
 
-async def test_a_session_that_is_deleted_takes_its_canvas_with_it(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("sessions:read", "sessions:write")
+async def test_deleting_a_session_deletes_its_canvas(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("sessions:read", "sessions:write")
         gone, stays = await opened(ann), await opened(ann)
         for session in (gone, stays):
             await canvas(up, session).show(Sheet("x", "markdown"))
@@ -49,9 +52,9 @@ async def test_a_session_that_is_deleted_takes_its_canvas_with_it(tmp_path: Path
         assert await canvas(up, stays).current() is not None
 
 
-async def test_what_is_forgotten_for_its_age_shows_nothing_any_more(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(says("hi"))) as up:
-        session = await opened(await up.as_("sessions:write"))
+async def test_deleting_old_sessions_deletes_their_canvas(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(says("hi"))) as up:
+        session = await opened(await up.client_with("sessions:write"))
         await canvas(up, session).show(Sheet("x", "html"))
 
         async def clear(tenant: str, session_id: str) -> None:

@@ -24,10 +24,10 @@ from evoclaw.orchestrator.channels.webhooks import WebhookChannel
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.providers.scripted import says
 from evoclaw.store.governance.tokens import TokenStore
-from tests.support.channels import Kitchen, kitchen
+from tests.support.channels import ChannelHarness, open_channel_harness
 from tests.support.service import Answer
 from tests.support.waiting import until
-from tests.support.webhook_receiver import Posted, posted
+from tests.support.webhook_receiver import WebhookReceiver, open_webhook_receiver
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 HELLO = {"message": "how long?", "sender": "U1", "conversation": "c1", "message_id": "m1"}
@@ -37,10 +37,10 @@ HELLO = {"message": "how long?", "sender": "U1", "conversation": "c1", "message_
 class Hooked:
     """A service with one webhook."""
 
-    kitchen: Kitchen
+    kitchen: ChannelHarness
     hook: WebhookChannel
     signatures: WebhookSignatures
-    there: Posted
+    there: WebhookReceiver
     http: aiohttp.ClientSession
     url: str
 
@@ -68,7 +68,10 @@ class Hooked:
 async def hooked(
     folder: Path, *answers: str, patience: float = 3600.0, **settings: JSON
 ) -> AsyncGenerator[Hooked]:
-    async with posted() as there, kitchen(folder, *(says(one) for one in answers)) as made:
+    async with (
+        open_webhook_receiver() as there,
+        open_channel_harness(folder, *(says(one) for one in answers)) as made,
+    ):
         chosen = msgspec.convert(
             {"secret_env": "X", "callback_url": there.url, **settings}, WebhookSettings
         )
@@ -76,7 +79,7 @@ async def hooked(
             name="hook", kind="webhook", agent="cook", senders={"U1": "ann"}, webhook=chosen
         )
         hook = WebhookChannel(channel, SECRET)
-        desk = made.desk([hook], {"hook": patience})
+        desk = made.dispatcher([hook], {"hook": patience})
         server = ServerSettings(port=0, stop_within_s=1)
         parts = ApiDependencies(
             access=AccessControl(TokenStore(made.database)),
@@ -91,12 +94,12 @@ async def hooked(
             yield Hooked(made, hook, WebhookSignatures(chosen, SECRET), there, http, url)
 
 
-async def test_a_signed_letter_is_answered_at_the_callback_signed_the_same_way(
+async def test_a_signed_message_is_answered_with_a_signed_callback(
     tmp_path: Path,
 ) -> None:
     async with hooked(tmp_path, "twelve minutes") as it:
         received = await it.post(HELLO)
-        (answer,) = await it.there.got(1)
+        (answer,) = await it.there.wait_for_posts(1)
 
         assert received.status == 202
         assert received.json["state"] == "accepted"
@@ -109,10 +112,10 @@ async def test_a_signed_letter_is_answered_at_the_callback_signed_the_same_way(
         assert run.owner == "ann"
 
 
-async def test_a_letter_posted_twice_runs_once(tmp_path: Path) -> None:
+async def test_a_message_posted_twice_starts_one_run(tmp_path: Path) -> None:
     async with hooked(tmp_path, "one", "two") as it:
         first = await it.post(HELLO)
-        await it.there.got(1)
+        await it.there.wait_for_posts(1)
         again = await it.post(HELLO)
 
         assert (again.status, again.json["run_id"]) == (202, first.json["run_id"])
@@ -121,19 +124,21 @@ async def test_a_letter_posted_twice_runs_once(tmp_path: Path) -> None:
         assert len(it.there.bodies) == 1
 
 
-async def test_a_replay_of_a_letter_without_an_id_runs_once(tmp_path: Path) -> None:
+async def test_a_replayed_message_without_an_id_starts_one_run(tmp_path: Path) -> None:
     async with hooked(tmp_path, "one", "two", message_id="/none") as it:
         data = msgspec.json.encode(HELLO)
         headers = it.signatures.headers(data, time.time())
         for _ in range(2):
             assert (await it.post(data, headers)).status == 202
-        await it.there.got(1)
+        await it.there.wait_for_posts(1)
 
         assert len(await it.kitchen.runs.list("local")) == 1
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "secret", "body", "old", "channel"])
-async def test_what_is_not_signed_now_and_for_this_is_refused(tmp_path: Path, wrong: str) -> None:
+async def test_a_message_with_a_missing_wrong_or_old_signature_is_refused(
+    tmp_path: Path, wrong: str
+) -> None:
     async with hooked(tmp_path) as it:
         data = msgspec.json.encode(HELLO)
         other = WebhookSignatures(WebhookSettings(secret_env="X"), b"somebody else's.")
@@ -152,7 +157,7 @@ async def test_what_is_not_signed_now_and_for_this_is_refused(tmp_path: Path, wr
             assert it.hook.counts[f"refused: {answer.code}"] == 1
 
 
-async def test_a_stranger_is_refused_though_the_letter_is_signed(tmp_path: Path) -> None:
+async def test_an_unknown_sender_is_refused_despite_a_valid_signature(tmp_path: Path) -> None:
     async with hooked(tmp_path) as it:
         answer = await it.post({**HELLO, "sender": "U2"})
 
@@ -169,7 +174,7 @@ async def test_a_stranger_is_refused_though_the_letter_is_signed(tmp_path: Path)
         (msgspec.json.encode({**HELLO, "message": "x" * 70_000}), 413, "too_large"),
     ],
 )
-async def test_what_cannot_be_taken_says_why(
+async def test_an_unreadable_or_oversized_message_is_refused_with_a_reason(
     tmp_path: Path, body: bytes, status: int, code: str
 ) -> None:
     async with hooked(tmp_path) as it:
@@ -177,25 +182,25 @@ async def test_what_cannot_be_taken_says_why(
         assert (answer.status, answer.code) == (status, code)
 
 
-async def test_the_same_id_for_something_else_is_a_conflict(tmp_path: Path) -> None:
+async def test_a_message_id_reused_for_other_content_is_a_conflict(tmp_path: Path) -> None:
     async with hooked(tmp_path, "one") as it:
         await it.post(HELLO)
         answer = await it.post({**HELLO, "message": "something else"})
         assert (answer.status, answer.code) == (409, "conflict")
 
 
-async def test_anybodys_json_is_read_where_pointers_say(tmp_path: Path) -> None:
+async def test_custom_json_is_read_with_json_pointers(tmp_path: Path) -> None:
     async with hooked(
         tmp_path, "twelve", text="/data/0/body", sender="/data/0/by/id", message_id="/data/0/n"
     ) as it:
         odd = {"data": [{"body": "how long?", "by": {"id": "U1"}, "n": 17}]}
         assert (await it.post(odd)).status == 202
-        (answer,) = await it.there.got(1)
+        (answer,) = await it.there.wait_for_posts(1)
 
         assert (answer["message_id"], answer["text"]) == ("17", "twelve")
 
 
-async def test_an_event_without_a_text_is_ignored_and_no_failure(tmp_path: Path) -> None:
+async def test_an_event_without_text_is_ignored(tmp_path: Path) -> None:
     async with hooked(tmp_path, scheme="github") as it:
         answer = await it.post({"zen": "Keep it logically awesome.", "hook_id": 1})
 
@@ -203,26 +208,26 @@ async def test_an_event_without_a_text_is_ignored_and_no_failure(tmp_path: Path)
         assert it.hook.replayable
 
 
-async def test_slack_hears_its_challenge_when_a_webhook_is_set_up(tmp_path: Path) -> None:
+async def test_the_slack_url_verification_challenge_is_answered(tmp_path: Path) -> None:
     async with hooked(tmp_path, "twelve", scheme="slack") as it:
         answer = await it.post({"type": "url_verification", "challenge": "3eZbrw1aB"})
         assert (answer.status, answer.body) == (200, b"3eZbrw1aB")
 
         said = {"event_id": "E1", "event": {"text": "how long?", "user": "U1", "channel": "C1"}}
         assert (await it.post(said)).status == 202
-        assert (await it.there.got(1))[0]["conversation"] == "C1"
+        assert (await it.there.wait_for_posts(1))[0]["conversation"] == "C1"
 
 
-async def test_an_answer_is_posted_again_until_it_is_taken(tmp_path: Path) -> None:
+async def test_a_failed_callback_is_retried_until_it_is_accepted(tmp_path: Path) -> None:
     async with hooked(tmp_path, "twelve") as it:
         it.there.statuses = [503]
         await it.post(HELLO)
-        first, second = await it.there.got(2)
+        first, second = await it.there.wait_for_posts(2)
 
     assert first == second
 
 
-async def test_an_answer_that_is_given_up_can_be_seen_and_revived_by_an_admin(
+async def test_a_dead_delivery_can_be_listed_and_revived_by_an_admin(
     tmp_path: Path,
 ) -> None:
     async with hooked(tmp_path, "twelve") as it:
@@ -240,10 +245,10 @@ async def test_an_answer_that_is_given_up_can_be_seen_and_revived_by_an_admin(
         revive = f"/v1/deliveries/{found['id']}/revive"
         assert (await it.admin("POST", revive, "admin", tenant="other")).status == 404
         assert (await it.admin("POST", revive, "admin")).status == 202
-        await it.there.got(2)
+        await it.there.wait_for_posts(2)
 
 
-async def test_without_a_callback_the_answer_is_known_by_its_run_alone(tmp_path: Path) -> None:
+async def test_without_a_callback_the_answer_is_available_from_its_run(tmp_path: Path) -> None:
     async with hooked(tmp_path, "twelve", callback_url="") as it:
         received = await it.post(HELLO)
         await until(lambda: it.kitchen.letters.deliveries("local"))
@@ -253,13 +258,13 @@ async def test_without_a_callback_the_answer_is_known_by_its_run_alone(tmp_path:
         assert run.text == "twelve"
 
 
-async def test_a_run_that_cannot_begin_is_told_at_once_and_at_the_callback(
+async def test_a_run_that_cannot_start_is_reported_at_once_and_by_callback(
     tmp_path: Path,
 ) -> None:
     async with hooked(tmp_path) as it:
         it.kitchen.runs.draining = True
         received = await it.post(HELLO)
-        (answer,) = await it.there.got(1)
+        (answer,) = await it.there.wait_for_posts(1)
 
         assert (received.status, received.json["reason"]) == (202, "draining")
         assert (answer["state"], answer["reason"]) == ("failed", "draining")

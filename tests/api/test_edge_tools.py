@@ -8,14 +8,14 @@ from evoclaw.core.tools import Effect, Tool
 from evoclaw.transport.wire import Advert
 from evoclaw.trust.pairing import Devices
 from tests.api.test_events import fleet_of
-from tests.support.service import served
+from tests.support.service import running_service
 
 SHINE = Tool("shine", "Shines.", {"type": "object"}, effect=Effect.WRITE)
 
 
-async def test_an_edges_tools_are_shown_as_it_describes_them(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann, fleet = await up.as_("fleet:read"), fleet_of(up)
+async def test_the_tools_of_an_edge_are_listed_as_advertised(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann, fleet = await up.client_with("fleet:read"), fleet_of(up)
         fleet.on_advert(Advert("lamp", "shines"))
         await fleet.set_tools("lamp", [SHINE], {})
 
@@ -24,13 +24,15 @@ async def test_an_edges_tools_are_shown_as_it_describes_them(tmp_path: Path) -> 
             "shine", "write", {"type": "object"},
         )  # fmt: skip
         assert (await ann.get("/v1/fleet/nobody/tools")).status == 404
-        assert (await (await up.as_("tools:read")).get("/v1/fleet/lamp/tools")).status == 403
-        other = await up.as_("*", tenant="other")
+        assert (
+            await (await up.client_with("tools:read")).get("/v1/fleet/lamp/tools")
+        ).status == 403
+        other = await up.client_with("*", tenant="other")
         assert (await other.get("/v1/fleet/lamp/tools")).status == 404
 
 
-async def test_an_edge_that_was_never_there_has_no_tools(tmp_path: Path) -> None:
+async def test_an_edge_that_never_connected_has_no_tools(tmp_path: Path) -> None:
     await Devices(tmp_path).compare_tools("pi", [("read", "h1")], 1.0)
-    async with served(tmp_path) as up:
-        ann = await up.as_("fleet:read")
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("fleet:read")
         assert (await ann.get("/v1/fleet/pi/tools")).json == {"items": []}

@@ -30,7 +30,7 @@ class Client:
         self.told.set()
 
 
-async def test_what_comes_in_one_go_is_sent_at_once_and_then_the_end() -> None:
+async def test_queued_chunks_are_sent_together_and_then_the_end() -> None:
     client = Client()
     line = EventSender(client.send, LIMIT)
     for piece in (b"a", b"b", b"c"):
@@ -46,7 +46,7 @@ async def test_what_comes_in_one_go_is_sent_at_once_and_then_the_end() -> None:
     await line.close()
 
 
-async def test_one_that_does_not_read_is_waited_for_and_gets_everything_in_order() -> None:
+async def test_a_slow_reader_gets_every_chunk_in_order() -> None:
     client = Client()
     client.reads.clear()
     line = EventSender(client.send, LIMIT)
@@ -66,7 +66,7 @@ async def test_one_that_does_not_read_is_waited_for_and_gets_everything_in_order
     await line.close()
 
 
-async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_sender, "SEND_TIMEOUT_S", 0.01)
     client = Client()
     client.reads.clear()
@@ -80,7 +80,7 @@ async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert client.sent == []
 
 
-async def test_a_sign_of_life_is_sent_when_nothing_else_is() -> None:
+async def test_a_keepalive_is_sent_when_the_stream_is_idle() -> None:
     client = Client()
     line = EventSender(client.send, 0.01)
     async with asyncio.timeout(LIMIT):
@@ -89,7 +89,7 @@ async def test_a_sign_of_life_is_sent_when_nothing_else_is() -> None:
     assert set(client.sent) == {HEARTBEAT_FRAME}
 
 
-async def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
+async def test_closing_a_blocked_sender_leaves_no_task() -> None:
     client = Client()
     client.reads.clear()
     before = asyncio.all_tasks()
@@ -101,7 +101,7 @@ async def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
     assert client.sent == []
 
 
-async def test_sending_that_fails_is_the_last_that_is_tried() -> None:
+async def test_nothing_is_sent_after_a_failed_send() -> None:
     async def fails(message: Any) -> None:
         raise RuntimeError("broken")
 

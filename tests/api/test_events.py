@@ -24,7 +24,14 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.transport.wire import Advert, Heartbeat
 from evoclaw.trust.pairing import Devices
 from tests.api.test_runs import QUESTION, begun, next_event, watching
-from tests.support.service import AGENT, LIMIT, Client, Served, built, served
+from tests.support.service import (
+    AGENT,
+    LIMIT,
+    Client,
+    RunningService,
+    build_service,
+    running_service,
+)
 
 READER = ("runs:read", "runs:write", "approvals:read", "fleet:read")
 SUPERVISED = Autonomy(Level.SUPERVISED)
@@ -67,22 +74,22 @@ async def following(client: Client, topics: str = "") -> AsyncGenerator[Watched]
 @asynccontextmanager
 async def serving(
     folder: Path, provider: Provider | None = None, rules: Policy | None = None
-) -> AsyncGenerator[Served]:
+) -> AsyncGenerator[RunningService]:
     """A service that looks often, so that nobody waits for it here."""
-    async with served(folder, provider, rules=rules) as up:
+    async with running_service(folder, provider, rules=rules) as up:
         up.app.state["feed"] = events.make_feed(
             parts_of(up), min_interval_s=0.02, max_interval_s=0.05
         )
         yield up
 
 
-def parts_of(up: Served) -> ApiDependencies:
+def parts_of(up: RunningService) -> ApiDependencies:
     provided = up.app.dependencies["parts"]
     assert isinstance(provided, Provide)
     return provided.dependency()
 
 
-def fleet_of(up: Served) -> Fleet:
+def fleet_of(up: RunningService) -> Fleet:
     orchestrator = parts_of(up).orchestrator
     assert orchestrator is not None
     return orchestrator.fleet
@@ -92,9 +99,9 @@ def is_looking() -> bool:
     return any(task.get_name() == "feed" for task in asyncio.all_tasks())
 
 
-async def test_everything_is_told_first_and_then_what_changes(tmp_path: Path) -> None:
+async def test_the_event_stream_sends_a_snapshot_and_then_changes(tmp_path: Path) -> None:
     async with serving(tmp_path, Scripted(says("four"), says("five"))) as up:
-        ann = await up.as_(*READER)
+        ann = await up.client_with(*READER)
         first = await begun(ann, "2 + 2?")
         await ann.until(f"/v1/runs/{first}", "state", "ended")
         async with following(ann) as page:
@@ -108,9 +115,9 @@ async def test_everything_is_told_first_and_then_what_changes(tmp_path: Path) ->
             assert sorted(page.wholes) == ["approvals", "fleet", "questions", "runs"]
 
 
-async def test_what_is_told_of_a_run_is_what_the_list_says(tmp_path: Path) -> None:
+async def test_run_events_equal_the_listed_runs(tmp_path: Path) -> None:
     async with serving(tmp_path) as up:
-        ann = await up.as_(*READER)
+        ann = await up.client_with(*READER)
         async with following(ann, "runs") as page:
             await page.until("runs", lambda runs: not runs)
             run_id = await begun(ann)
@@ -119,10 +126,10 @@ async def test_what_is_told_of_a_run_is_what_the_list_says(tmp_path: Path) -> No
         assert list(known.values()) == listed
 
 
-async def test_an_approval_is_told_when_it_waits_and_when_it_is_answered(tmp_path: Path) -> None:
+async def test_approval_events_are_sent_when_requested_and_when_answered(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("done"))
     async with serving(tmp_path, model, rules=SUPERVISED) as up:
-        ann = await up.as_(*READER, "human")
+        ann = await up.client_with(*READER, "human")
         async with following(ann, "approvals,runs") as page:
             await page.until("approvals", lambda cases: not cases)
             run_id = await begun(ann)
@@ -135,10 +142,10 @@ async def test_an_approval_is_told_when_it_waits_and_when_it_is_answered(tmp_pat
             await page.until("runs", lambda runs: runs[run_id]["state"] == "ended")
 
 
-async def test_a_question_is_told_when_it_is_asked_and_when_it_is_answered(tmp_path: Path) -> None:
+async def test_question_events_are_sent_when_asked_and_when_answered(tmp_path: Path) -> None:
     model = Scripted(calls(("question", QUESTION)), says("red it is"))
     async with serving(tmp_path, model) as up:
-        ann = await up.as_(*READER, "human")
+        ann = await up.client_with(*READER, "human")
         async with following(ann, "questions") as page:
             await page.until("questions", lambda found: not found)
             run_id = await begun(ann)
@@ -148,12 +155,12 @@ async def test_a_question_is_told_when_it_is_asked_and_when_it_is_answered(tmp_p
             await page.until("questions", lambda found: not found)
 
 
-async def test_a_user_sees_his_own_and_an_admin_all_of_the_tenant(tmp_path: Path) -> None:
+async def test_a_user_receives_own_events_and_an_admin_those_of_the_tenant(tmp_path: Path) -> None:
     model = Scripted(*[calls(("work", {"what": "it"})) for _ in range(2)])
     async with serving(tmp_path, model, rules=SUPERVISED) as up:
-        ann, bob = await up.as_(*READER), await up.as_(*READER, user="bob")
-        eve = await up.as_("*", tenant="else", user="ann")
-        boss = await up.as_("admin", user="boss")
+        ann, bob = await up.client_with(*READER), await up.client_with(*READER, user="bob")
+        eve = await up.client_with("*", tenant="else", user="ann")
+        boss = await up.client_with("admin", user="boss")
         async with following(bob) as his, following(boss) as all_, following(eve) as hers:
             for page in (his, all_, hers):
                 await page.until("approvals", lambda cases: not cases)
@@ -170,9 +177,9 @@ async def test_a_user_sees_his_own_and_an_admin_all_of_the_tenant(tmp_path: Path
             assert await hers.until("runs", lambda _: True) == {}
 
 
-async def test_an_edge_is_told_as_it_comes_beats_and_goes(tmp_path: Path) -> None:
+async def test_edge_events_are_sent_on_advert_and_on_heartbeats(tmp_path: Path) -> None:
     async with serving(tmp_path) as up:
-        ann, fleet = await up.as_(*READER), fleet_of(up)
+        ann, fleet = await up.client_with(*READER), fleet_of(up)
         fleet.on_advert(Advert("lamp", "shines"))
         async with following(ann, "fleet") as page:
             known = await page.until("fleet", bool)
@@ -188,8 +195,10 @@ async def test_an_edge_is_told_as_it_comes_beats_and_goes(tmp_path: Path) -> Non
             assert page.wholes == ["fleet"]
 
 
-async def test_an_edge_that_joins_or_is_approved_elsewhere_is_told(tmp_path: Path) -> None:
-    async with serving(tmp_path) as up, following(await up.as_(*READER), "fleet") as page:
+async def test_an_edge_invited_by_another_process_appears_in_the_event_stream(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as up, following(await up.client_with(*READER), "fleet") as page:
         await page.until("fleet", lambda edges: not edges)
         await Devices(tmp_path).invite("lamp", 1.0)  # as another process does
         await page.until(
@@ -197,31 +206,34 @@ async def test_an_edge_that_joins_or_is_approved_elsewhere_is_told(tmp_path: Pat
         )
 
 
-async def test_the_fleet_is_the_operators_alone(tmp_path: Path) -> None:
+async def test_fleet_events_are_sent_to_the_operator_only(tmp_path: Path) -> None:
     async with serving(tmp_path) as up:
         fleet_of(up).on_advert(Advert("lamp", "shines"))
-        eve = await up.as_("*", tenant="else")
+        eve = await up.client_with("*", tenant="else")
         async with following(eve) as page:
             assert await page.until("fleet", lambda _: True) == {}
             await page.until("questions", lambda _: True)
             assert page.items["fleet"] == {}
 
 
-async def test_what_another_process_does_is_told_too(tmp_path: Path) -> None:
+async def test_runs_of_another_process_appear_in_the_event_stream(tmp_path: Path) -> None:
     model = Scripted(says("done"))
-    async with serving(tmp_path, model) as up, following(await up.as_(*READER), "runs") as page:
+    async with (
+        serving(tmp_path, model) as up,
+        following(await up.client_with(*READER), "runs") as page,
+    ):
         await page.until("runs", lambda runs: not runs)
-        async with built(tmp_path, Scripted(says("done elsewhere"))) as (other, _):
+        async with build_service(tmp_path, Scripted(says("done elsewhere"))) as (other, _):
             errand = RunRequest("go", agent=AGENT.name)
             view, _ = await other.runs.start(Principal(user="ann"), errand)
             await page.until("runs", lambda runs: view.run_id in runs)
 
 
-async def test_topics_without_the_scope_are_left_out_and_unknown_ones_refused(
+async def test_topics_without_their_scope_are_omitted_and_unknown_ones_refused(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as up:
-        ann = await up.as_("runs:read")
+        ann = await up.client_with("runs:read")
         async with following(ann, "approvals,runs,fleet") as page:
             await page.until("runs", lambda _: True)
             assert list(page.items) == ["runs"]
@@ -232,12 +244,12 @@ async def test_topics_without_the_scope_are_left_out_and_unknown_ones_refused(
         assert (await up.client("").get("/v1/events")).status == 401
 
 
-async def test_a_token_that_was_taken_back_is_told_nothing_more(
+async def test_a_revoked_token_stops_receiving_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "TOKEN_RECHECK_INTERVAL_S", 0.01)
     async with serving(tmp_path) as up:
-        ann = await up.as_(*READER)
+        ann = await up.client_with(*READER)
         async with watching(ann, "/v1/events?topics=runs") as stream:
             first = await next_event(stream)
             assert first is not None and first.event == "runs"
@@ -250,9 +262,9 @@ async def test_a_token_that_was_taken_back_is_told_nothing_more(
                 assert await next_event(stream) is None
 
 
-async def test_nothing_is_looked_at_when_nobody_watches(tmp_path: Path) -> None:
+async def test_the_feed_stops_polling_without_watchers(tmp_path: Path) -> None:
     async with serving(tmp_path) as up:
-        ann = await up.as_(*READER)
+        ann = await up.client_with(*READER)
         async with following(ann) as page, following(ann) as other:
             await page.until("runs", lambda _: True)
             await other.until("runs", lambda _: True)

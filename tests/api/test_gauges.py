@@ -25,16 +25,23 @@ from evoclaw.transport.wire import Heartbeat, Status
 from evoclaw.wiring.gauges import GaugeReader
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun
-from tests.support.service import AGENT, Client, House, Served, built, served
+from tests.support.service import (
+    AGENT,
+    Client,
+    RunningService,
+    ServiceHarness,
+    build_service,
+    running_service,
+)
 
 
 class Asked:
     """A process with metrics."""
 
-    def __init__(self, up: Served) -> None:
+    def __init__(self, up: RunningService) -> None:
         orchestrator = parts_of(up).orchestrator
         assert orchestrator is not None
-        self.house: House = up.house
+        self.house: ServiceHarness = up.house
         self.fleet: Fleet = orchestrator.fleet
         self.now = 0.0
         self.gauges = GaugeReader(
@@ -58,13 +65,13 @@ class Asked:
 
 
 @asynccontextmanager
-async def asking(folder: Path) -> AsyncGenerator[tuple[Served, Asked]]:
+async def asking(folder: Path) -> AsyncGenerator[tuple[RunningService, Asked]]:
     model = Scripted(calls(("work", {"what": "it"})))
-    async with served(folder, model, rules=Autonomy(Level.SUPERVISED)) as up:
+    async with running_service(folder, model, rules=Autonomy(Level.SUPERVISED)) as up:
         yield up, Asked(up)
 
 
-async def test_edges_are_shown_by_their_heartbeats_and_offline_ones_have_no_load(
+async def test_edge_gauges_follow_heartbeats_and_offline_edges_have_no_load(
     tmp_path: Path,
 ) -> None:
     async with asking(tmp_path) as (_, asked):
@@ -80,10 +87,10 @@ async def test_edges_are_shown_by_their_heartbeats_and_offline_ones_have_no_load
         assert found["evoclaw_edge_last_seen_timestamp_seconds lamp"] > 1e9
 
 
-async def test_the_backlog_of_the_store_is_shown_with_its_age(tmp_path: Path) -> None:
+async def test_waiting_approvals_and_queued_runs_are_gauges_with_their_age(tmp_path: Path) -> None:
     async with asking(tmp_path) as (up, asked):
         assert (await asked.told())["evoclaw_approval_wait_seconds"] == 0
-        ann = await up.as_("*")
+        ann = await up.client_with("*")
         run_id = await begun(ann)
         await ann.until(f"/v1/runs/{run_id}", "state", "waiting")
         (case,) = await asked.house.approvals.waiting()
@@ -97,27 +104,27 @@ async def test_the_backlog_of_the_store_is_shown_with_its_age(tmp_path: Path) ->
         assert (await asked.told())["evoclaw_runs_queued"] == 1
 
 
-async def test_a_failing_part_is_shown_and_unknown_gauges_are_nan(
+async def test_a_failing_component_is_not_ready_and_unknown_gauges_are_nan(
     tmp_path: Path,
 ) -> None:
     async with asking(tmp_path) as (_, asked):
         assert (await asked.told())["evoclaw_part_ready store"] == 1
         for asked.problem in ("no room", "raised"):
             assert (await asked.told())["evoclaw_part_ready store"] == 0
-        async with served(tmp_path / "other") as other:
+        async with running_service(tmp_path / "other") as other:
             gone = Asked(other)
         found = await gone.told()
         assert math.isnan(found["evoclaw_runs_queued"])
         assert math.isnan(found["evoclaw_approval_wait_seconds"])
 
 
-async def test_requests_are_counted_by_the_pattern_of_their_route(tmp_path: Path) -> None:
+async def test_requests_are_counted_by_route_pattern(tmp_path: Path) -> None:
     settings, metrics = ServerSettings(port=0, stop_within_s=1), Metrics()
 
     async def figures() -> bytes:
         return metrics.render()
 
-    async with built(tmp_path, settings=settings) as (house, _):
+    async with build_service(tmp_path, settings=settings) as (house, _):
         parts = replace(house.parts(settings), counted=metrics.http, metrics=figures)
         token = await house.token("*")
         async with serving(create_app(parts), settings) as url, ClientSession() as http:

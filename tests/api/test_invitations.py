@@ -10,17 +10,17 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_link, qr_lines, qr_rows, read_link
 from evoclaw.wiring.fleet import BrokerLogin, write_broker_login
-from tests.support.service import served
+from tests.support.service import running_service
 
 URL, TOKEN = "mqtts://[2001:db8::1]:8883", "pi." + "a" * 48
 FINDER = ("1111111", "1000001", "1011101", "1011101", "1011101", "1000001", "1111111")
 """What is in three corners of every QR code."""
 
 
-async def test_an_invitation_is_also_a_link_a_command_and_a_picture(tmp_path: Path) -> None:
+async def test_an_invitation_contains_a_link_a_command_and_a_qr_code(tmp_path: Path) -> None:
     write_broker_login(tmp_path, BrokerLogin("mqtt://192.0.2.7:1883", "orchestrator", "secret"))
-    async with served(tmp_path) as up:
-        answer = await (await up.as_("fleet:write")).post(
+    async with running_service(tmp_path) as up:
+        answer = await (await up.client_with("fleet:write")).post(
             "/v1/fleet/invitations", {"agent_id": "pi"}
         )
         assert answer.status == 201, answer.body
@@ -32,7 +32,7 @@ async def test_an_invitation_is_also_a_link_a_command_and_a_picture(tmp_path: Pa
     assert "secret" not in answer.body.decode()
 
 
-def test_a_picture_has_its_corners_and_a_light_border() -> None:
+def test_a_qr_code_has_finder_patterns_and_a_quiet_zone() -> None:
     rows = qr_rows(join_link(URL, TOKEN, "pi"))
     size = len(rows)
     assert {len(row) for row in rows} == {size} and set("".join(rows)) == {"0", "1"}
@@ -42,7 +42,7 @@ def test_a_picture_has_its_corners_and_a_light_border() -> None:
     assert rows != qr_rows(join_link(URL, TOKEN + "b", "pi"))
 
 
-def test_the_picture_on_a_terminal_is_the_same_picture() -> None:
+def test_the_terminal_qr_code_equals_the_qr_rows() -> None:
     rows = qr_rows("evoclaw://join")
     back = {"█": "00", "▀": "01", "▄": "10", " ": "11"}
     pairs = [[back[letter] for letter in line] for line in qr_lines(rows)]
@@ -50,7 +50,7 @@ def test_the_picture_on_a_terminal_is_the_same_picture() -> None:
     assert tuple(found[: len(rows)]) == rows
 
 
-def test_a_link_is_read_as_it_was_written() -> None:
+def test_a_join_link_round_trips() -> None:
     assert read_link(f"  {join_link(URL, TOKEN, 'pi')}\n") == (URL, TOKEN)
 
 
@@ -68,6 +68,6 @@ def test_a_link_is_read_as_it_was_written() -> None:
         "evoclaw://[join?url=x&token=pi.x&name=pi",
     ],
 )
-def test_a_link_that_is_not_whole_is_refused(link: str) -> None:
+def test_an_incomplete_or_tampered_join_link_is_refused(link: str) -> None:
     with pytest.raises(ConfigError, match="no whole invitation"):
         read_link(link)

@@ -161,7 +161,7 @@ async def test_tools_are_listed_with_their_schemas_and_run(mode: str) -> None:
     assert said(wrote) == "written" and bench.written == ["hello"]
 
 
-async def test_what_a_client_may_not_use_is_neither_listed_nor_run(mode: str) -> None:
+async def test_tools_without_the_capability_are_neither_listed_nor_run(mode: str) -> None:
     bench = Bench()
     tools = offered(bench, capabilities=frozenset({"file_read"}))
     async with over_http(tools, mode) as client:
@@ -173,7 +173,7 @@ async def test_what_a_client_may_not_use_is_neither_listed_nor_run(mode: str) ->
     assert bench.written == []
 
 
-async def test_the_policy_has_its_say_and_everything_is_recorded() -> None:
+async def test_calls_are_judged_by_the_policy_and_recorded() -> None:
     bench, kept = Bench(), Kept()
     async with over_http(offered(bench, Level.READ_ONLY, sinks=[kept]), "auto") as client:
         denied = await client.call_tool("write", {"text": "x"})
@@ -197,7 +197,7 @@ async def test_the_policy_has_its_say_and_everything_is_recorded() -> None:
         (Decision.PENDING, "waits for a person's approval", []),
     ],
 )
-async def test_a_person_is_asked_where_the_policy_says_so(
+async def test_approval_is_requested_where_the_policy_requires_it(
     decision: Decision, text: str, written: list[str]
 ) -> None:
     bench, person, kept = Bench(), Answers(decision), Kept()
@@ -212,7 +212,7 @@ async def test_a_person_is_asked_where_the_policy_says_so(
     assert (end.stop is StopReason.WAITING) == (decision is Decision.PENDING)
 
 
-async def test_what_cannot_be_recorded_is_not_run() -> None:
+async def test_a_call_that_cannot_be_recorded_is_not_run() -> None:
     bench = Bench()
     async with over_http(offered(bench, sinks=[Full()]), "auto") as client:
         result = await client.call_tool("write", {"text": "x"})
@@ -221,7 +221,7 @@ async def test_what_cannot_be_recorded_is_not_run() -> None:
     assert bench.written == []
 
 
-async def test_a_client_that_gives_up_ends_its_call(mode: str) -> None:
+async def test_a_cancelled_client_request_cancels_its_call(mode: str) -> None:
     bench, kept = Bench(), Kept()
     async with over_http(offered(bench, sinks=[kept]), mode) as client:
         calling = asyncio.create_task(client.call_tool("wait"))
@@ -236,7 +236,7 @@ async def test_a_client_that_gives_up_ends_its_call(mode: str) -> None:
     assert ErrorKind.CANCELLED in ends
 
 
-async def test_our_client_uses_our_server() -> None:
+async def test_the_mcp_executor_can_use_the_mcp_server() -> None:
     async with asyncio.timeout(20), serving_http(offered(Bench()), token=TOKEN) as url:
         about = McpServer("far", url=url, headers={"authorization": f"Bearer {TOKEN}"})
         async with McpExecutor(about, NoPins()) as executor:
@@ -249,7 +249,7 @@ async def test_our_client_uses_our_server() -> None:
     assert result.text == "a door" and heard == ["1 looking\n"]
 
 
-async def test_our_client_finds_a_server_again_that_was_away() -> None:
+async def test_the_mcp_executor_reconnects_to_a_restarted_server() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         async with serving_http(offered(bench)) as url:
@@ -281,7 +281,9 @@ async def test_our_client_finds_a_server_again_that_was_away() -> None:
         ({"authorization": f"bearer {TOKEN}", "origin": "https://page.example.org"}, 200),
     ],
 )
-async def test_only_who_may_comes_in(headers: dict[str, str], status: int) -> None:
+async def test_requests_need_a_valid_token_host_and_origin(
+    headers: dict[str, str], status: int
+) -> None:
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
     headers = {"accept": "application/json, text/event-stream", **headers}
     origins = ["https://page.example.org"]
@@ -295,7 +297,7 @@ async def test_only_who_may_comes_in(headers: dict[str, str], status: int) -> No
 
 
 @pytest.mark.parametrize(("host", "token"), [("0.0.0.0", ""), ("192.0.2.1", ""), ("::", "short")])
-async def test_nobody_else_is_let_near_without_a_token(host: str, token: str) -> None:
+async def test_serving_other_hosts_without_a_strong_token_is_refused(host: str, token: str) -> None:
     with pytest.raises(ConfigError, match="token"):
         async with serving_http(offered(Bench()), host=host, token=token):
             pass
@@ -305,7 +307,7 @@ def command(*options: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "tests.support.programs.mcp_serve", *options)
 
 
-async def test_mcp_serve_over_stdio_is_a_server_for_any_client(tmp_path: Path) -> None:
+async def test_mcp_serve_works_over_stdio(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("The door code is 4711.\n")
     about = McpServer(
         "house",
@@ -327,7 +329,7 @@ async def test_mcp_serve_over_stdio_is_a_server_for_any_client(tmp_path: Path) -
     assert not (tmp_path / "new.txt").exists()
 
 
-async def test_a_stray_print_does_not_reach_the_wire(tmp_path: Path) -> None:
+async def test_a_stray_print_of_a_tool_does_not_reach_stdout(tmp_path: Path) -> None:
     # Read by hand: our client passes rubbish over.
     process = await asyncio.create_subprocess_exec(
         *command("--yes", "--folder", str(tmp_path)),
@@ -355,7 +357,7 @@ async def test_a_stray_print_does_not_reach_the_wire(tmp_path: Path) -> None:
     assert b"stray" in stray
 
 
-async def test_mcp_serve_over_http_ends_when_told(tmp_path: Path) -> None:
+async def test_mcp_serve_over_http_stops_on_sigterm(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *command("--http", "--port", "0", "--read-only", "--folder", str(tmp_path)),
         cwd=ROOT,
@@ -378,7 +380,7 @@ async def test_mcp_serve_over_http_ends_when_told(tmp_path: Path) -> None:
     assert code == 0
 
 
-async def test_fault_62_bodies_without_end_and_bombs_are_bounded() -> None:
+async def test_fault_62_endless_and_compressed_response_bodies_are_bounded() -> None:
     asked: list[str] = []
     sent = 0
 

@@ -10,7 +10,7 @@ from evoclaw.core.messages import ToolResult
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
-from tests.support.service import Client, served
+from tests.support.service import Client, running_service
 
 WORK = calls(("work", {"what": "it"}))
 
@@ -20,13 +20,13 @@ async def ask(client: Client) -> None:
     await client.until(f"/v1/runs/{run['run_id']}", "state", "ended")
 
 
-async def test_everybody_sees_figures_of_their_own_runs_and_an_admin_of_all(tmp_path: Path) -> None:
+async def test_a_user_sees_metrics_of_own_runs_and_an_admin_of_all_runs(tmp_path: Path) -> None:
     model = Scripted(WORK, says("done"), calls(("nothing", {})), WORK, says("done"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_("runs:read", "runs:write")
-        bob = await up.as_("runs:read", "runs:write", user="bob")
-        admin = await up.as_("runs:read", "admin", user="root")
-        stranger = await up.as_("*", tenant="acme")
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with("runs:read", "runs:write")
+        bob = await up.client_with("runs:read", "runs:write", user="bob")
+        admin = await up.client_with("runs:read", "admin", user="root")
+        stranger = await up.client_with("*", tenant="acme")
         await ask(ann)
         await ask(bob)
         own = (await ann.get("/v1/figures")).json
@@ -51,29 +51,29 @@ async def test_everybody_sees_figures_of_their_own_runs_and_an_admin_of_all(tmp_
     assert narrow["step"] == 10 and 10 <= len(narrow["series"]) <= 11
 
 
-async def test_a_call_that_was_refused_counts_as_denied(tmp_path: Path) -> None:
+async def test_a_denied_call_is_counted_as_denied(tmp_path: Path) -> None:
     model = Scripted(WORK, says("I may not."))
-    async with served(tmp_path, model, rules=Autonomy(Level.READ_ONLY)) as up:
-        ann = await up.as_("runs:read", "runs:write")
+    async with running_service(tmp_path, model, rules=Autonomy(Level.READ_ONLY)) as up:
+        ann = await up.client_with("runs:read", "runs:write")
         await ask(ann)
         (tool,) = (await ann.get("/v1/figures")).json["tools"]
     assert (tool["denied"], tool["failed"], tool["avg_ms"]) == (1, 1, None)
     assert "work" in tool["last_error"]
 
 
-async def test_figures_that_cannot_be_told_are_refused(tmp_path: Path) -> None:
+async def test_invalid_metrics_queries_are_refused(tmp_path: Path) -> None:
     wrong = ("since=20&until=10", "step=0.001", "since=-1", "agent=%00", "until=x", "sinse=1")
-    async with served(tmp_path) as up:
-        ann = await up.as_("runs:read")
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("runs:read")
         for query in wrong:
             answer = await ann.get(f"/v1/figures?{query}")
             assert answer.status == 422, (query, answer.body)
-        assert (await (await up.as_("fleet:read")).get("/v1/figures")).status == 403
+        assert (await (await up.client_with("fleet:read")).get("/v1/figures")).status == 403
         assert (await up.client("").get("/v1/figures")).status == 401
 
 
-async def test_delegations_tell_who_had_whom_work(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_delegations_list_source_and_target_of_calls(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         store, now = SessionStore(up.house.database), time.time()
         for owner in ("ann", "bob"):
             await store.create(Session(f"s-{owner}", "helper", owner))
@@ -86,8 +86,10 @@ async def test_delegations_tell_who_had_whom_work(tmp_path: Path) -> None:
             )
             records = [Record(run.id, seq, now, event) for seq, event in enumerate(events, 1)]
             await store.append(run, records, [], RunUsage(), StopReason.COMPLETED)
-        own = (await (await up.as_("fleet:read")).get("/v1/fleet/delegations")).json["items"]
-        admin = await up.as_("*", user="root")
+        own = (await (await up.client_with("fleet:read")).get("/v1/fleet/delegations")).json[
+            "items"
+        ]
+        admin = await up.client_with("*", user="root")
         both = (await admin.get("/v1/fleet/delegations")).json["items"]
         before = (await admin.get(f"/v1/fleet/delegations?until={now - 1}")).json["items"]
         wrong = await admin.get("/v1/fleet/delegations?since=2&until=1")
@@ -99,12 +101,12 @@ async def test_delegations_tell_who_had_whom_work(tmp_path: Path) -> None:
     assert before == [] and wrong.status == 422
 
 
-async def test_a_page_of_workflows_is_full_though_others_started_some_between(
+async def test_workflow_pages_are_full_despite_workflows_of_other_users(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("workflows:read", "workflows:run")
-        bob = await up.as_("workflows:read", "workflows:run", user="bob")
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("workflows:read", "workflows:run")
+        bob = await up.client_with("workflows:read", "workflows:run", user="bob")
         mine: list[str] = []
         for _ in range(3):
             mine.append((await ann.post("/v1/workflows/greet/runs", {})).json["id"])

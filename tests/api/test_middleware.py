@@ -13,12 +13,12 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.api.strict_http import problem_with
 from evoclaw.store.databases.database import StoreUnavailable
 from evoclaw.store.governance.tokens import TokenStore
-from tests.support.service import Served, served
+from tests.support.service import RunningService, running_service
 
 RUNS = "/v1/runs"
 
 
-async def raw(up: Served, *pieces: bytes, until_closed: bool = True) -> bytes:
+async def raw(up: RunningService, *pieces: bytes, until_closed: bool = True) -> bytes:
     """Say something on a socket, and read what comes back."""
     address = urlsplit(up.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -39,18 +39,18 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
 
 
-async def request(up: Served, token: str, *lines: str, body: bytes = b"") -> bytes:
+async def request(up: RunningService, token: str, *lines: str, body: bytes = b"") -> bytes:
     host = urlsplit(up.url).netloc
     head = [*lines[:1], f"Host: {host}", f"Authorization: Bearer {token}", *lines[1:], "", ""]
     return "\r\n".join(head).encode() + body
 
 
-async def healthy(up: Served) -> bool:
+async def healthy(up: RunningService) -> bool:
     return (await up.client("").get("/health/live")).status == 200
 
 
-async def test_fault_64_shapes_that_smuggle_requests_are_refused(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_fault_64_request_smuggling_is_refused(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         token = await up.house.token("*")
         post = f"POST {RUNS} HTTP/1.1"
         smuggled = b"0\r\n\r\nGET /v1/tokens HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -85,8 +85,8 @@ async def test_fault_64_shapes_that_smuggle_requests_are_refused(tmp_path: Path)
         assert not (await up.client(token).get(RUNS)).json["items"]
 
 
-async def test_a_folded_header_behind_another_request_is_refused_too(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_a_folded_header_in_a_pipelined_request_is_refused(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         token = await up.house.token("*")
         good = await request(up, token, "GET /v1/me HTTP/1.1")
         folded = await request(up, token, "GET /v1/me HTTP/1.1", "X-One: a", "\tb")
@@ -95,8 +95,8 @@ async def test_a_folded_header_behind_another_request_is_refused_too(tmp_path: P
         assert answer.count(b"HTTP/1.1 400") == 1
 
 
-async def test_fault_64_too_much_is_refused_early(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_fault_64_oversized_bodies_and_headers_are_refused_early(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         token = await up.house.token("*")
         post = f"POST {RUNS} HTTP/1.1"
         declared = await request(up, token, post, "Content-Length: 104857600")
@@ -121,8 +121,8 @@ async def test_fault_64_too_much_is_refused_early(tmp_path: Path) -> None:
         assert await healthy(up)
 
 
-async def test_fault_64_a_wrong_host_is_turned_away(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_fault_64_a_wrong_host_header_is_refused(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         token = await up.house.token("*")
         for host in ("evil.example", "127.0.0.1:1", "", "localhost@evil.example"):
             answer = await up.client(token).get("/v1/me", host=host)
@@ -133,10 +133,10 @@ async def test_fault_64_a_wrong_host_is_turned_away(tmp_path: Path) -> None:
         assert (await up.client(token).get("/v1/me", host=f"localhost:{port}")).status == 200
 
 
-async def test_a_strange_web_page_may_not_ask_and_a_configured_one_may(tmp_path: Path) -> None:
+async def test_only_configured_cors_origins_are_allowed(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, origins=("https://app.example",), stop_within_s=1)
-    async with served(tmp_path, settings=settings) as up:
-        ann = await up.as_("*")
+    async with running_service(tmp_path, settings=settings) as up:
+        ann = await up.client_with("*")
         strange = await ann.get("/v1/me", origin="https://evil.example")
         assert (strange.status, strange.code) == (403, "unknown_origin")
         own = await ann.get("/v1/me", origin=up.url)
@@ -151,8 +151,8 @@ async def test_a_strange_web_page_may_not_ask_and_a_configured_one_may(tmp_path:
         assert (await up.client("").ask("OPTIONS", RUNS, **asked)).status == 403
 
 
-async def test_nothing_but_health_and_docs_opens_without_a_token(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_every_path_but_health_and_docs_requires_a_token(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         nobody = up.client("")
         for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
             assert (await nobody.get(path)).status == 200, path
@@ -164,8 +164,8 @@ async def test_nothing_but_health_and_docs_opens_without_a_token(tmp_path: Path)
             assert (await nobody.get(RUNS, authorization=shown)).code == "unauthorized"
 
 
-async def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_the_docs_page_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         page = (await up.client("").get("/docs")).body.decode()
         assert "/v1/runs/{run_id}/events" in page
         assert "<script" not in page
@@ -173,10 +173,10 @@ async def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
         assert "https://" not in page
 
 
-async def test_a_caller_who_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_a_rate_limited_caller_gets_429_with_retry_after(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, requests_per_minute=60, burst=5, stop_within_s=1)
-    async with served(tmp_path, settings=settings) as up:
-        ann, bob = await up.as_("*"), await up.as_("*")
+    async with running_service(tmp_path, settings=settings) as up:
+        ann, bob = await up.client_with("*"), await up.client_with("*")
         answers = [await ann.get("/v1/me") for _ in range(7)]
         assert [answer.status for answer in answers[:5]] == [200] * 5
         assert answers[-1].status == 429
@@ -184,9 +184,9 @@ async def test_a_caller_who_asks_too_often_is_told_when_to_come_again(tmp_path: 
         assert (await bob.get("/v1/me")).status == 200
 
 
-async def test_a_body_that_never_ends_is_given_up(tmp_path: Path) -> None:
+async def test_an_incomplete_body_times_out_with_408(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, body_seconds=0.2, stop_within_s=1)
-    async with served(tmp_path, settings=settings) as up:
+    async with running_service(tmp_path, settings=settings) as up:
         token = await up.house.token("*")
         slow = await request(up, token, f"POST {RUNS} HTTP/1.1", "Content-Length: 100", body=b"{")
         answer = await raw(up, slow)
@@ -194,10 +194,10 @@ async def test_a_body_that_never_ends_is_given_up(tmp_path: Path) -> None:
         assert await healthy(up)
 
 
-async def test_who_leaves_before_its_body_is_whole_is_no_fault_of_ours(
+async def test_a_client_disconnect_during_the_body_is_not_logged_as_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(tmp_path) as up:
+    async with running_service(tmp_path) as up:
         token = await up.house.token("*")
         half = await request(up, token, f"POST {RUNS} HTTP/1.1", "Content-Length: 100", body=b"{")
         address = urlsplit(up.url)
@@ -210,11 +210,11 @@ async def test_who_leaves_before_its_body_is_whole_is_no_fault_of_ours(
     assert "failed" not in caplog.text
 
 
-async def test_while_the_store_is_away_callers_are_told_to_come_again(
+async def test_an_unavailable_store_is_answered_with_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("*")
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("*")
 
         async def away(self: TokenStore, id_: str) -> None:
             raise StoreUnavailable("the server is gone")
@@ -225,9 +225,9 @@ async def test_while_the_store_is_away_callers_are_told_to_come_again(
         assert await healthy(up)
 
 
-async def test_a_fault_of_ours_tells_nothing_but_that(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("*")
+async def test_invalid_bodies_paths_and_methods_get_their_error_codes(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("*")
         wrong = await ann.ask("POST", RUNS, "not an object")
         assert (wrong.status, wrong.code) == (422, "invalid")
         async with ann.http.post(
@@ -252,11 +252,11 @@ async def test_a_fault_of_ours_tells_nothing_but_that(tmp_path: Path) -> None:
         (b"P / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n", "two lengths"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_named(head: bytes, problem: str) -> None:
+def test_a_malformed_request_head_is_refused_with_its_problem(head: bytes, problem: str) -> None:
     assert problem_with(head) == problem
 
 
-def test_a_bucket_fills_again_and_forgets_whoever_was_away_longest() -> None:
+def test_rate_limit_tokens_refill_over_time_per_caller() -> None:
     now = [0.0]
     rates = RequestRateLimiter(60, 2, clock=lambda: now[0])
     assert [rates.take("a") for _ in range(3)] == [0.0, 0.0, 1.0]

@@ -16,7 +16,7 @@ from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, 
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
 from evoclaw.observe.counters import EdgeGauges, Gauges
 from evoclaw.observe.metrics import Metrics
-from tests.support.service import served
+from tests.support.service import running_service
 
 PLACE = Path(__file__).parents[2] / "examples" / "monitoring"
 ADDED = {"instance", "job"}
@@ -70,8 +70,8 @@ def labels_in(text: str) -> dict[str, set[str]]:
 
 
 async def told(folder: Path) -> Mapping[str, set[str]]:
-    async with served(folder) as up:
-        ann = await up.as_("metrics:read")
+    async with running_service(folder) as up:
+        ann = await up.client_with("metrics:read")
         answer = await ann.get("/metrics")
     return labels_in(lived().render().decode() + answer.body.decode()) | {"up": ADDED}
 
@@ -114,7 +114,7 @@ def panels() -> list[dict[str, JSON]]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-async def test_every_alert_asks_for_what_is_told(tmp_path: Path) -> None:
+async def test_every_alert_uses_exported_metrics_and_labels(tmp_path: Path) -> None:
     known = await told(tmp_path)
     wrong = [
         f"{rule['alert']}: {problem}"
@@ -124,7 +124,7 @@ async def test_every_alert_asks_for_what_is_told(tmp_path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-async def test_every_panel_asks_for_what_is_told(tmp_path: Path) -> None:
+async def test_every_grafana_panel_uses_exported_metrics_and_labels(tmp_path: Path) -> None:
     known = await told(tmp_path)
     wrong = [
         f"{panel['title']}: {problem}"
@@ -135,7 +135,7 @@ async def test_every_panel_asks_for_what_is_told(tmp_path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_an_alert_says_what_to_do_and_there_is_one_of_each_name() -> None:
+def test_alerts_have_unique_names_a_severity_and_an_action() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(names) == len(set(names)) >= 10
     for rule in rules():
@@ -143,7 +143,7 @@ def test_an_alert_says_what_to_do_and_there_is_one_of_each_name() -> None:
         assert rule["annotations"]["summary"] and rule["annotations"]["action"], rule["alert"]
 
 
-def test_the_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+def test_grafana_panels_have_unique_ids_and_do_not_overlap() -> None:
     board = msgspec.json.decode((PLACE / "grafana-dashboard.json").read_bytes())
     ids = [panel["id"] for panel in board["panels"]]
     assert len(ids) == len(set(ids))
@@ -160,7 +160,7 @@ def test_the_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
         taken |= places
 
 
-def test_prometheus_is_told_where_and_with_which_token() -> None:
+def test_the_prometheus_example_has_target_path_and_token() -> None:
     settings = yaml.safe_load((PLACE / "prometheus.yml").read_text())
     (job,) = settings["scrape_configs"]
     assert settings["rule_files"] == ["alerts.yml"]
@@ -181,6 +181,6 @@ def test_prometheus_is_told_where_and_with_which_token() -> None:
         ("1 > 0", "", "it asks for nothing"),
     ],
 )
-def test_what_is_wrong_in_an_expression_is_found(expression: str, shown: str, problem: str) -> None:
+def test_the_promql_check_finds_mistakes(expression: str, shown: str, problem: str) -> None:
     known = {"evoclaw_runs_total": {"stop", "agent"}}
     assert problem in list(problems_of(expression, shown, known))

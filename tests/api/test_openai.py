@@ -71,7 +71,7 @@ def history(*messages: dict[str, Any]) -> Any:
     return to_history(msgspec.convert(list(messages), list[ChatMessage]))
 
 
-def test_messages_of_every_role_become_a_history() -> None:
+def test_messages_of_every_role_are_converted_to_a_history() -> None:
     found = history(
         {"role": "system", "content": "Be short."},
         {"role": "developer", "content": [{"type": "text", "text": "And kind."}]},
@@ -94,7 +94,7 @@ def test_messages_of_every_role_become_a_history() -> None:
     )
 
 
-def test_what_the_user_said_is_trusted_and_replies_given_back_are_not() -> None:
+def test_user_messages_are_trusted_and_returned_replies_are_not() -> None:
     alone = history({"role": "user", "content": "hi"})
     assert label_of(alone[0]) == CLEAN
     _, _, last = history(
@@ -143,7 +143,7 @@ def test_what_the_user_said_is_trusted_and_replies_given_back_are_not() -> None:
         ),
     ],
 )  # fmt: skip
-def test_messages_that_cannot_be_are_refused_by_place(
+def test_invalid_messages_are_refused_with_their_position(
     messages: list[Any], param: str, said: str
 ) -> None:
     error = refused(messages=messages)
@@ -151,7 +151,7 @@ def test_messages_that_cannot_be_are_refused_by_place(
     assert said in str(error)
 
 
-def test_the_results_at_the_end_are_found_by_call() -> None:
+def test_trailing_tool_results_are_found_by_call_id() -> None:
     messages = [
         {"role": "user", "content": "x"},
         {"role": "tool", "tool_call_id": "a", "content": "1"},
@@ -162,7 +162,7 @@ def test_the_results_at_the_end_are_found_by_call() -> None:
     assert trailing_results([ChatMessage("user", "x")]) == {}
 
 
-def test_limits_are_the_callers_within_the_agents() -> None:
+def test_limits_of_the_caller_apply_within_those_of_the_agent() -> None:
     assert asking().errand.settings == AGENT.settings
     settings = asking(temperature=0.5, max_tokens=100, parallel_tool_calls=False).errand.settings
     assert (settings.temperature, settings.max_tokens) == (0.5, 100)
@@ -187,23 +187,23 @@ def test_limits_are_the_callers_within_the_agents() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     error = refused(**body)
     assert error.status == 400
     assert error.param == param
 
 
-def test_values_that_ask_for_nothing_pass_and_hints_are_named_as_ignored() -> None:
+def test_neutral_parameters_pass_and_hints_are_listed_as_ignored() -> None:
     found = asking(n=1, stop=None, logit_bias={}, user="me", store=False, top_p=0.9, seed=1)
     assert found.ignored == ("seed", "top_p")
 
 
-def test_tools_of_the_caller_come_along_unless_none_may_be_called() -> None:
+def test_tools_of_the_caller_are_offered_unless_tool_choice_is_none() -> None:
     assert [tool.name for tool in asking(tools=[WEATHER]).errand.tools] == ["weather"]
     assert asking(tools=[WEATHER], tool_choice="none").errand.tools == ()
 
 
-def test_json_is_asked_for_and_checked() -> None:
+def test_response_format_json_is_requested_and_validated() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     found = asking(
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -220,7 +220,7 @@ def test_json_is_asked_for_and_checked() -> None:
     assert refused(response_format=bad).param == "response_format.json_schema.schema"
 
 
-def test_errors_have_the_types_that_clients_know() -> None:
+def test_errors_have_openai_types_and_codes() -> None:
     status, problem, _ = to_openai_error(AgentNotFound("x", ("lead",)))
     assert (status, problem.code, problem.param) == (404, "model_not_found", "model")
     assert problem.type == "invalid_request_error"
@@ -255,7 +255,7 @@ async def told(
     return [piece for piece in found if isinstance(piece, str)], found[-1]
 
 
-async def test_text_is_told_as_it_comes_and_once() -> None:
+async def test_text_is_streamed_once_as_it_arrives() -> None:
     reply = Reply("Hello you", usage=Usage(7, 3, cache_read=2))
     said = records(
         STARTED, TurnStarted(1), TextDelta("Hello "), TextDelta("you"), Replied(reply),
@@ -268,7 +268,7 @@ async def test_text_is_told_as_it_comes_and_once() -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 2
 
 
-async def test_a_reply_that_is_asked_for_again_is_not_told_twice() -> None:
+async def test_a_retried_reply_is_not_streamed_twice() -> None:
     again = ReplyRetried("server_error", "broke off", 1, 0.0)
     said = records(
         STARTED, TurnStarted(1), TextDelta("Hel"), TextDelta("lo"), again,
@@ -278,7 +278,7 @@ async def test_a_reply_that_is_asked_for_again_is_not_told_twice() -> None:
     assert "".join(shown) == "Hello you"
 
 
-async def test_a_reply_that_says_something_else_the_second_time_begins_a_paragraph() -> None:
+async def test_a_retried_reply_with_other_text_starts_a_new_paragraph() -> None:
     again = ReplyRetried("server_error", "broke off", 1, 0.0)
     said = records(
         STARTED, TurnStarted(1), TextDelta("Hello"), again, TextDelta("He"), TextDelta("y"),
@@ -289,7 +289,7 @@ async def test_a_reply_that_says_something_else_the_second_time_begins_a_paragra
     assert answer.text == "Hey"
 
 
-async def test_words_before_our_own_tools_are_a_paragraph_of_the_stream() -> None:
+async def test_text_before_server_side_calls_is_a_paragraph_of_the_stream() -> None:
     look = Reply("Let me look.", (ToolCall("c", "bash"),), Finish.CALLS)
     said = records(
         STARTED, TurnStarted(1), TextDelta("Let me look."), Replied(look),
@@ -301,7 +301,7 @@ async def test_words_before_our_own_tools_are_a_paragraph_of_the_stream() -> Non
     assert answer.text == "Found."
 
 
-async def test_an_answer_that_may_still_be_sent_back_is_held_until_it_stands() -> None:
+async def test_an_unconfirmed_answer_is_held_back_until_it_is_final() -> None:
     confirming = RunStarted("m", (), LoopSettings(confirm=True), Profile())
     said = records(
         confirming, TurnStarted(1), TextDelta("draft"), Replied(Reply("draft")),
@@ -325,7 +325,7 @@ def mixed(*more: Event) -> list[Record]:
     )  # fmt: skip
 
 
-async def test_calls_of_the_callers_tools_are_handed_over_with_their_arguments() -> None:
+async def test_calls_of_caller_tools_are_returned_with_their_arguments() -> None:
     shown, answer = await told(mixed())
     assert shown == []
     assert answer.finish == "tool_calls"
@@ -336,7 +336,7 @@ async def test_calls_of_the_callers_tools_are_handed_over_with_their_arguments()
     assert second.id == f"call_{RUN}_1_2"
 
 
-async def test_whoever_brings_results_is_told_only_what_came_after() -> None:
+async def test_after_tool_results_only_new_text_is_streamed() -> None:
     places = frozenset({CallPosition(RUN, 1, 1), CallPosition(RUN, 1, 2)})
     results = (
         CallFinished(ToolResult("y", "weather", (TextBlock("rain"),))),
@@ -355,7 +355,7 @@ async def test_whoever_brings_results_is_told_only_what_came_after() -> None:
     assert (shown, answer.text) == (["Wet"], "Wet")
 
 
-async def test_a_run_that_waits_for_a_person_says_so_and_how() -> None:
+async def test_a_run_waiting_for_approval_explains_how_to_approve() -> None:
     how = "bash waits for a person: `evoclaw approvals approve x1`"
     said = records(STARTED, TurnStarted(1), done(f"It waits: {how}.", StopReason.WAITING, how))
     shown, answer = await told(said)
@@ -365,7 +365,7 @@ async def test_a_run_that_waits_for_a_person_says_so_and_how() -> None:
     assert "".join(shown) == answer.text
 
 
-async def test_a_provider_that_failed_is_an_error_and_limits_are_answers() -> None:
+async def test_a_failed_provider_is_an_error_and_an_exceeded_limit_an_answer() -> None:
     failed = ReplyFailed("server_error", "no luck")
     said = records(STARTED, TurnStarted(1), failed, done("No.", StopReason.ERROR, "no luck"))
     shown, answer = await told(said)
@@ -377,13 +377,13 @@ async def test_a_provider_that_failed_is_an_error_and_limits_are_answers() -> No
     assert (shown, answer.error) == (["The budget is spent."], None)
 
 
-async def test_a_reply_that_was_cut_off_says_so() -> None:
+async def test_a_truncated_reply_has_finish_reason_length() -> None:
     cut = Reply("Long", finish=Finish.LENGTH)
     said = records(STARTED, TurnStarted(1), TextDelta("Long"), Replied(cut), done("Long"))
     assert (await told(said))[1].finish == "length"
 
 
-async def test_an_answer_that_is_no_json_is_held_and_refused() -> None:
+async def test_an_answer_that_is_not_json_is_withheld_and_refused() -> None:
     said = records(STARTED, TurnStarted(1), TextDelta("one"), Replied(Reply("one")), done("one"))
     shown, answer = await told(said, wanted=OutputFormat())
     assert shown == []
@@ -393,7 +393,7 @@ async def test_an_answer_that_is_no_json_is_held_and_refused() -> None:
     )
 
 
-async def test_a_stream_has_the_pieces_that_clients_expect() -> None:
+async def test_a_stream_has_the_openai_chunk_format() -> None:
     async def give() -> AsyncGenerator[str | ChatAnswer, None]:
         yield "Hi"
         yield (await told(mixed()))[1]

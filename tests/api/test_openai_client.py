@@ -15,7 +15,7 @@ from evoclaw.core.ports import Approval, Ask, Decision, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.runs.requests import RunView
 from evoclaw.providers.scripted import calls, says
-from tests.support.chat_service import Served, Slow, script_of, served
+from tests.support.chat_service import ChatService, HeldModel, script_of, serve_agents
 from tests.support.lazy_imports import LazyModule
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ BERN: Any = {"role": "user", "content": "How is it in Bern?"}
 
 
 @asynccontextmanager
-async def client(house: Served, *scopes: str) -> AsyncGenerator[openai.AsyncOpenAI]:
+async def client(house: ChatService, *scopes: str) -> AsyncGenerator[openai.AsyncOpenAI]:
     bearer = await house.token(*scopes)
     made = openai.AsyncOpenAI(api_key=bearer, base_url=f"{house.url}/v1", max_retries=0, timeout=20)
     async with made:
         yield made
 
 
-async def test_a_plain_answer_with_its_usage(tmp_path: Path) -> None:
-    async with served(tmp_path, says("It rains.")) as house, client(house) as ai:
+async def test_a_completion_has_text_usage_and_run_headers(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path, says("It rains.")) as house, client(house) as ai:
         raw = await ai.chat.completions.with_raw_response.create(
             model="lead", messages=[{"role": "system", "content": "Be short."}, BERN], top_p=0.9
         )
@@ -68,7 +68,7 @@ async def test_a_plain_answer_with_its_usage(tmp_path: Path) -> None:
 
 
 async def test_a_stream_ends_with_its_usage(tmp_path: Path) -> None:
-    async with served(tmp_path, says("It\nrains\nhere.")) as house, client(house) as ai:
+    async with serve_agents(tmp_path, says("It\nrains\nhere.")) as house, client(house) as ai:
         stream = await ai.chat.completions.create(
             model="lead", messages=[BERN], stream=True, stream_options={"include_usage": True}
         )
@@ -82,9 +82,9 @@ async def test_a_stream_ends_with_its_usage(tmp_path: Path) -> None:
         assert stream.response.headers["x-evoclaw-run"]
 
 
-async def test_tools_of_ours_run_here_and_only_the_answer_is_seen(tmp_path: Path) -> None:
+async def test_server_side_tools_run_and_only_the_answer_is_returned(tmp_path: Path) -> None:
     script = (calls(("work", {"what": "it"}), text="I look."), says("Done."))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         answer = await ai.chat.completions.create(model="lead", messages=[BERN])
         assert answer.choices[0].message.content == "Done."
         assert house.house.ran == ["it"]
@@ -92,13 +92,13 @@ async def test_tools_of_ours_run_here_and_only_the_answer_is_seen(tmp_path: Path
         assert answer.usage.total_tokens == 30
 
 
-async def test_the_callers_tools_are_run_by_the_caller(tmp_path: Path) -> None:
+async def test_caller_tools_are_run_by_the_caller(tmp_path: Path) -> None:
     script = (
         calls(("weather", {"town": "Bern"}), ("work", {"what": "a"}), text="A moment."),
         calls(("weather", {"town": "Thun"})),
         says("Rain in Bern, sun in Thun."),
     )
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         talk: list[Any] = [BERN]
         first = (
             await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
@@ -138,12 +138,12 @@ async def test_the_callers_tools_are_run_by_the_caller(tmp_path: Path) -> None:
         assert len(await house.runs.list("local")) == 1
 
 
-async def test_the_callers_tools_in_a_stream(tmp_path: Path) -> None:
+async def test_caller_tools_work_in_a_stream(tmp_path: Path) -> None:
     script = (
         calls(("weather", {"town": "Bern"}), ("weather", {"town": "Thun"})),
         says("Rain\nand sun."),
     )
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         talk: list[Any] = [BERN]
         async with ai.chat.completions.stream(
             model="lead", messages=talk, tools=[WEATHER]
@@ -167,8 +167,8 @@ async def test_the_callers_tools_in_a_stream(tmp_path: Path) -> None:
         assert (last.finish_reason, last.message.content) == ("stop", "Rain\nand sun.")
 
 
-async def test_errors_are_the_ones_that_the_client_knows(tmp_path: Path) -> None:
-    async with served(tmp_path) as house:
+async def test_errors_map_to_openai_client_exceptions(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path) as house:
         async with openai.AsyncOpenAI(
             api_key="ec_x_y", base_url=f"{house.url}/v1", max_retries=0
         ) as stranger:
@@ -198,7 +198,7 @@ async def test_errors_are_the_ones_that_the_client_knows(tmp_path: Path) -> None
                 _ = [chunk async for chunk in stream]
 
 
-async def test_a_body_that_cannot_be_read_is_refused_by_place(tmp_path: Path) -> None:
+async def test_an_invalid_body_is_refused_with_its_position(tmp_path: Path) -> None:
     hi = {"role": "user", "content": "hi"}
     wrong: list[tuple[Any, str | None]] = [
         ({"model": "lead", "messages": [hi], "temperature": 3}, "temperature"),
@@ -206,7 +206,7 @@ async def test_a_body_that_cannot_be_read_is_refused_by_place(tmp_path: Path) ->
         ({"model": "lead", "messages": [hi, {"role": 1}]}, "messages[1].role"),
         ({"model": None, "messages": [hi]}, "model"),
     ]
-    async with served(tmp_path) as house, await house.http() as http:
+    async with serve_agents(tmp_path) as house, await house.http() as http:
         for body, param in wrong:
             answer = await http.post("/v1/chat/completions", json=body)
             error = answer.json()["error"]
@@ -218,8 +218,8 @@ async def test_a_body_that_cannot_be_read_is_refused_by_place(tmp_path: Path) ->
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_the_agents_are_the_models(tmp_path: Path) -> None:
-    async with served(tmp_path) as house, client(house) as ai:
+async def test_agents_are_listed_as_models(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path) as house, client(house) as ai:
         assert [model.id async for model in ai.models.list()] == ["lead", "talker", "sums"]
         assert (await ai.models.retrieve("talker")).object == "model"
         with pytest.raises(openai.NotFoundError) as unknown:
@@ -227,7 +227,7 @@ async def test_the_agents_are_the_models(tmp_path: Path) -> None:
         assert unknown.value.code == "model_not_found"
 
 
-async def ended(house: Served, run_id: str) -> RunView:
+async def ended(house: ChatService, run_id: str) -> RunView:
     async with asyncio.timeout(30):
         await house.runs.result("local", run_id)
     found = await house.runs.get("local", run_id)
@@ -236,9 +236,9 @@ async def ended(house: Served, run_id: str) -> RunView:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_run_whose_caller_has_gone_is_cancelled(tmp_path: Path, stream: bool) -> None:
-    model = Slow()
-    async with served(tmp_path, model=model) as house, await house.http() as http:
+async def test_a_client_disconnect_cancels_the_run(tmp_path: Path, stream: bool) -> None:
+    model = HeldModel()
+    async with serve_agents(tmp_path, model=model) as house, await house.http() as http:
         body = {"model": "talker", "messages": [BERN], "stream": stream}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
         async with asyncio.timeout(30):
@@ -249,9 +249,9 @@ async def test_a_run_whose_caller_has_gone_is_cancelled(tmp_path: Path, stream: 
         assert (await ended(house, run.run_id)).stop is StopReason.CANCELLED
 
 
-async def test_a_run_that_is_detached_goes_on_without_its_caller(tmp_path: Path) -> None:
-    model = Slow()
-    async with served(tmp_path, model=model) as house, await house.http() as http:
+async def test_a_detached_run_continues_after_a_client_disconnect(tmp_path: Path) -> None:
+    model = HeldModel()
+    async with serve_agents(tmp_path, model=model) as house, await house.http() as http:
         body = {"model": "talker", "messages": [BERN], "stream": True}
         headers = {"x-evoclaw-detached": "1"}
         async with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as gone:
@@ -262,9 +262,9 @@ async def test_a_run_that_is_detached_goes_on_without_its_caller(tmp_path: Path)
         assert (await ended(house, run_id)).text == "Well, yes."
 
 
-async def test_a_stream_shows_signs_of_life_while_nothing_is_said(tmp_path: Path) -> None:
-    model = Slow()
-    async with served(tmp_path, model=model) as house, await house.http() as http:
+async def test_an_idle_stream_sends_keepalive_comments(tmp_path: Path) -> None:
+    model = HeldModel()
+    async with serve_agents(tmp_path, model=model) as house, await house.http() as http:
         body = {"model": "talker", "messages": [BERN], "stream": True}
         async with (
             asyncio.timeout(30),
@@ -279,9 +279,9 @@ async def test_a_stream_shows_signs_of_life_while_nothing_is_said(tmp_path: Path
         assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-async def test_a_session_goes_on_with_what_was_said_in_it(tmp_path: Path) -> None:
+async def test_a_session_header_continues_the_conversation(tmp_path: Path) -> None:
     script = (says("Noted."), says("Blue."))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         session = await house.talks.open("lead", owner="ada")
         headers = {"X-EvoClaw-Session": session.id}
         for said in ("My colour is blue.", "Which is it?"):
@@ -301,11 +301,11 @@ async def test_a_session_goes_on_with_what_was_said_in_it(tmp_path: Path) -> Non
             await ai.chat.completions.create(model="talker", messages=[BERN], extra_headers=headers)
 
 
-async def test_json_that_was_asked_for_is_what_comes(tmp_path: Path) -> None:
+async def test_a_json_schema_response_is_enforced(tmp_path: Path) -> None:
     schema: Any = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "count", "schema": schema}}
     script = (says("It is one."), says('{"n": 1}'), says("one"), says("still one"))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         answer = await ai.chat.completions.create(
             model="talker", messages=[BERN], response_format=wanted
         )
@@ -320,9 +320,9 @@ async def test_json_that_was_asked_for_is_what_comes(tmp_path: Path) -> None:
             _ = [chunk async for chunk in stream]
 
 
-async def test_a_run_that_waits_for_a_person_says_how_to_let_it_go_on(tmp_path: Path) -> None:
+async def test_a_run_waiting_for_approval_explains_how_to_approve(tmp_path: Path) -> None:
     script = (calls(("work", {"what": "it"})), says("Done."))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         house.house.policy = Asks()
         house.house.approver = Later()
         raw = await ai.chat.completions.with_raw_response.create(model="lead", messages=[BERN])
@@ -336,15 +336,15 @@ async def test_a_run_that_waits_for_a_person_says_how_to_let_it_go_on(tmp_path: 
         assert found.stop is StopReason.WAITING
 
 
-async def test_results_come_to_the_run_also_after_a_restart(tmp_path: Path) -> None:
+async def test_tool_results_resume_the_run_after_a_restart(tmp_path: Path) -> None:
     talk: list[Any] = [BERN]
     mixed = calls(("work", {"what": "a"}), ("weather", {"town": "Bern"}))
-    async with served(tmp_path, mixed) as house, client(house) as ai:
+    async with serve_agents(tmp_path, mixed) as house, client(house) as ai:
         first = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
         assert house.house.ran == ["a"]
     (call,) = first.choices[0].message.tool_calls or []
     talk += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
-    async with served(tmp_path, says("It rains.")) as house, client(house) as ai:
+    async with serve_agents(tmp_path, says("It rains.")) as house, client(house) as ai:
         last = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
         assert last.choices[0].message.content == "It rains."
         assert house.house.ran == []
@@ -352,9 +352,9 @@ async def test_results_come_to_the_run_also_after_a_restart(tmp_path: Path) -> N
         assert run.turns == 2
 
 
-async def test_nobody_else_can_bring_results(tmp_path: Path) -> None:
+async def test_tool_results_of_another_user_or_tenant_start_a_new_run(tmp_path: Path) -> None:
     script = (calls(("weather", {"town": "Bern"})), says("Theirs."), says("Theirs."))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         talk: list[Any] = [BERN]
         first = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
         (call,) = first.choices[0].message.tool_calls or []
@@ -370,16 +370,16 @@ async def test_nobody_else_can_bring_results(tmp_path: Path) -> None:
             # A conversation of their own, begun with what they sent.
             assert theirs.choices[0].message.content == "Theirs."
             assert theirs.id != first.id
-    async with served(tmp_path, says("Mine.")) as house, client(house) as ai:
+    async with serve_agents(tmp_path, says("Mine.")) as house, client(house) as ai:
         mine = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
         assert (mine.id, mine.choices[0].message.content) == (first.id, "Mine.")
 
 
-async def test_a_conversation_that_went_on_without_the_results_leaves_nothing_waiting(
+async def test_a_new_message_instead_of_tool_results_cancels_the_waiting_run(
     tmp_path: Path,
 ) -> None:
     script = (calls(("weather", {"town": "Bern"})), says("As you like."))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         talk: list[Any] = [BERN]
         first = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
         (call,) = first.choices[0].message.tool_calls or []
@@ -394,11 +394,11 @@ async def test_a_conversation_that_went_on_without_the_results_leaves_nothing_wa
         assert run.stop is StopReason.CANCELLED
 
 
-async def test_results_that_are_brought_to_another_agent_do_not_go_to_both(
+async def test_tool_results_sent_to_another_agent_cancel_the_waiting_run(
     tmp_path: Path,
 ) -> None:
     script = (calls(("weather", {"town": "Bern"})), says("I talk."), says("I go on."))
-    async with served(tmp_path, *script) as house, client(house) as ai:
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
         talk: list[Any] = [BERN]
         first = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
         (call,) = first.choices[0].message.tool_calls or []
@@ -412,8 +412,8 @@ async def test_results_that_are_brought_to_another_agent_do_not_go_to_both(
         assert run.stop is StopReason.CANCELLED
 
 
-async def test_a_key_used_twice_gives_one_run(tmp_path: Path) -> None:
-    async with served(tmp_path, says("Once.")) as house, client(house) as ai:
+async def test_an_idempotency_key_used_twice_gives_one_run(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path, says("Once.")) as house, client(house) as ai:
         headers = {"Idempotency-Key": "k1"}
         found = [
             await ai.chat.completions.create(model="lead", messages=[BERN], extra_headers=headers)

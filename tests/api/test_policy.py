@@ -10,7 +10,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
 from evoclaw.governance.rate_limits import ProcessRateWindows, RateLimits
 from evoclaw.tools.sets import named
-from tests.support.service import AGENT, Client, served
+from tests.support.service import AGENT, Client, running_service
 
 RULES = """
 [[rules]]
@@ -30,9 +30,9 @@ async def explained(client: Client, tool: str, level: str = "", **arguments: JSO
     return answer.json
 
 
-async def test_the_rules_and_settings_are_shown(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        found = (await (await up.as_("tools:read")).get("/v1/policy")).json
+async def test_policy_rules_settings_and_pipelines_are_listed(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        found = (await (await up.client_with("tools:read")).get("/v1/policy")).json
     assert found["level"] == "supervised"
     assert "grounded" in found["presets"]
     names = {one["name"] for one in found["rules"]}
@@ -45,11 +45,11 @@ async def test_the_rules_and_settings_are_shown(tmp_path: Path) -> None:
     assert first["name"] == "Stops" and first["does"].startswith("Denies")
 
 
-async def test_a_verdict_is_explained_by_the_owners_own_rules(tmp_path: Path) -> None:
+async def test_a_verdict_is_explained_with_the_configured_rules(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(RULES)
     (tmp_path / "evoclaw.toml").write_text('[policy]\nrules = "own.toml"\noff = {glob = "broken"}')
-    async with served(tmp_path) as up:
-        root = await up.as_("tools:read")
+    async with running_service(tmp_path) as up:
+        root = await up.client_with("tools:read")
         (rule,) = (await root.get("/v1/policy")).json["rules"]
         assert (rule["name"], rule["source"]) == ("no-curl", "own.toml")
         curl = await explained(root, "bash", command="curl http://x/ > out")
@@ -71,11 +71,11 @@ async def test_a_verdict_is_explained_by_the_owners_own_rules(tmp_path: Path) ->
         assert (never["verdict"], never["code"]) == ("deny", "read_only")
 
 
-async def test_the_steps_are_those_of_the_chain_that_runs_have_but_for_rates(
+async def test_an_explanation_has_every_policy_step_but_rate_limits(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as up:
-        found = await explained(await up.as_("tools:read"), "read", path="a.txt")
+    async with running_service(tmp_path) as up:
+        found = await explained(await up.client_with("tools:read"), "read", path="a.txt")
     assert [one["policy"] for one in found["steps"]] == [
         "Stops", "ToolStatus", "Recordable", "Autonomy", "Permissions", "CommandRules", "Domains",
         "Flow",
@@ -83,41 +83,41 @@ async def test_the_steps_are_those_of_the_chain_that_runs_have_but_for_rates(
     assert found["verdict"] == "allow"
 
 
-async def test_an_agent_that_is_stopped_may_do_nothing(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        root = await up.as_("*")
+async def test_every_call_of_a_stopped_agent_is_denied(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        root = await up.client_with("*")
         assert (await explained(root, "read", path="a"))["verdict"] == "allow"
         await root.post("/v1/stops", {"kind": "agent", "name": AGENT.name})
         found = await explained(root, "read", path="a")
         assert (found["verdict"], found["by"]) == ("deny", "Stops")
 
 
-async def test_an_explanation_leaves_no_trace(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_an_explanation_has_no_side_effects(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         judged = up.house.judged
         (rates,) = [one for one in judged.governance.guards if isinstance(one, RateLimits)]
         windows = rates.windows
         assert isinstance(windows, ProcessRateWindows)
-        root = await up.as_("tools:read")
+        root = await up.client_with("tools:read")
         for _ in range(30):  # more than a burst
             await explained(root, "bash", command="rm -rf /")
         assert len(windows) == 0
         assert await up.house.approvals.waiting("local") == []
         assert await up.house.ledger.accounts("tenant:local") == []
         await asyncio.to_thread(up.house.audit.flush)
-        records = await (await up.as_("audit:read")).get("/v1/audit")
+        records = await (await up.client_with("audit:read")).get("/v1/audit")
         assert records.json["items"] == []
         call = Call("1", named(("read",))[0].tool, {"path": "a"}, "r.1.0.1", 1.0)
         await Chain(judged.policies(AGENT)).judge(call)
         assert len(windows) == 1, "the same rates count what runs do"
 
 
-async def test_who_is_not_the_operator_is_told_nothing(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        far, weak = await up.as_("*", tenant="acme"), await up.as_("runs:read")
+async def test_only_the_operator_can_read_the_policy(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        far, weak = await up.client_with("*", tenant="acme"), await up.client_with("runs:read")
         for who in (far, weak):
             assert (await who.get("/v1/policy")).status == 403
             assert (await who.post("/v1/policy/explain", {"tool": "bash"})).status == 403
-        root = await up.as_("*")
+        root = await up.client_with("*")
         asked = [{"tool": "nonsense"}, {"tool": "bash", "agent": "nobody"}]
         assert [(await root.post("/v1/policy/explain", one)).status for one in asked] == [404, 404]

@@ -18,7 +18,7 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.database import Connection, add_checksum
 from evoclaw.trust.receipts import DeviceKey
 from tests.api.test_runs import RUNNER, begun
-from tests.support.service import Client, Served, served
+from tests.support.service import Client, RunningService, running_service
 
 WORK = (calls(("work", {"what": "a"})), calls(("work", {"what": "b"})), says("both"))
 
@@ -29,11 +29,11 @@ async def ended(client: Client, message: str = "go", **more: JSON) -> str:
     return run_id
 
 
-async def stored(up: Served, run_id: str) -> list[Record]:
+async def stored(up: RunningService, run_id: str) -> list[Record]:
     return await up.house.talks.store.records(run_id)
 
 
-async def changed(up: Served, run_id: str, seq: int, record: Record) -> None:
+async def changed(up: RunningService, run_id: str, seq: int, record: Record) -> None:
     """Put another record in the place of one."""
 
     def work(connection: Connection) -> None:
@@ -45,9 +45,9 @@ async def changed(up: Served, run_id: str, seq: int, record: Record) -> None:
     await up.house.database.write(work)
 
 
-async def test_a_run_is_played_again_and_comes_out_the_same(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(*WORK)) as up:
-        ann = await up.as_(*RUNNER)
+async def test_a_replayed_run_is_identical_and_runs_no_call_again(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*WORK)) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await ended(ann)
         many = len(await stored(up, run_id))
         answer = await ann.post(f"/v1/runs/{run_id}/replay")
@@ -56,9 +56,9 @@ async def test_a_run_is_played_again_and_comes_out_the_same(tmp_path: Path) -> N
         assert up.house.ran == ["a", "b"], "nothing was done again"
 
 
-async def test_a_record_that_was_changed_is_found(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(*WORK)) as up:
-        ann = await up.as_(*RUNNER)
+async def test_a_tampered_record_is_found_by_replay(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*WORK)) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await ended(ann)
         records = await stored(up, run_id)
         place = next(i for i, one in enumerate(records) if isinstance(one.event, Replied))
@@ -72,10 +72,10 @@ async def test_a_record_that_was_changed_is_found(tmp_path: Path) -> None:
         assert "does not replay" in found["reason"]
 
 
-async def test_a_run_that_goes_on_is_not_played_but_one_that_waits_is(tmp_path: Path) -> None:
+async def test_a_run_in_progress_cannot_be_replayed_but_a_waiting_one_can(tmp_path: Path) -> None:
     asks = Scripted(calls(("work", {"what": "a"})), says("done"))
-    async with served(tmp_path, asks, rules=Autonomy(Level.SUPERVISED)) as up:
-        ann = await up.as_(*RUNNER, "approvals:read", "human")
+    async with running_service(tmp_path, asks, rules=Autonomy(Level.SUPERVISED)) as up:
+        ann = await up.client_with(*RUNNER, "approvals:read", "human")
         waits = await begun(ann)
         await ann.until(f"/v1/runs/{waits}", "state", "waiting")
         assert (await ann.post(f"/v1/runs/{waits}/replay")).json["same"]
@@ -91,10 +91,10 @@ async def test_a_run_that_goes_on_is_not_played_but_one_that_waits_is(tmp_path: 
         assert (await ann.post(f"/v1/runs/{waits}/replay")).json["same"]
 
 
-async def test_a_long_run_that_is_played_again_holds_nobody_up(tmp_path: Path) -> None:
+async def test_replaying_a_long_run_does_not_block_other_requests(tmp_path: Path) -> None:
     script = [calls(*[("work", {"what": f"{i}"}) for i in range(20)]) for _ in range(9)]
-    async with served(tmp_path, Scripted(*script, says("much"))) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, Scripted(*script, says("much"))) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await ended(ann)
         playing = asyncio.create_task(ann.post(f"/v1/runs/{run_id}/replay"))
         between = 0
@@ -107,8 +107,8 @@ async def test_a_long_run_that_is_played_again_holds_nobody_up(tmp_path: Path) -
 
 async def test_a_fork_is_a_new_run_in_a_new_session_of_the_caller(tmp_path: Path) -> None:
     model = Scripted(*WORK, says("another way"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_(*RUNNER, "sessions:read")
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with(*RUNNER, "sessions:read")
         run_id = await ended(ann, "do both", title="chores")
         old = (await ann.get(f"/v1/runs/{run_id}")).json
         answer = await ann.post(f"/v1/runs/{run_id}/fork", {"turn": 2})
@@ -125,10 +125,10 @@ async def test_a_fork_is_a_new_run_in_a_new_session_of_the_caller(tmp_path: Path
         assert (await ann.post(f"/v1/runs/{new['run_id']}/replay")).json["same"]
 
 
-async def test_a_fork_may_say_something_else_and_the_same_key_is_one_fork(tmp_path: Path) -> None:
+async def test_a_fork_can_change_the_message_and_is_idempotent_by_key(tmp_path: Path) -> None:
     model = Scripted(*WORK, says("other"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await ended(ann, "do both")
         asked = {"turn": 1, "message": "do nothing"}
         path = f"/v1/runs/{run_id}/fork"
@@ -142,9 +142,9 @@ async def test_a_fork_may_say_something_else_and_the_same_key_is_one_fork(tmp_pa
         assert said == ["You help.", "do nothing"]
 
 
-async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(*WORK)) as up:
-        ann, reader = await up.as_(*RUNNER), await up.as_("runs:read")
+async def test_an_impossible_fork_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*WORK)) as up:
+        ann, reader = await up.client_with(*RUNNER), await up.client_with("runs:read")
         run_id = await ended(ann)
         path = f"/v1/runs/{run_id}/fork"
         beyond, over = await ann.post(path, {"turn": 9}), await ann.post(path, {"turn": 4})
@@ -155,12 +155,12 @@ async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
         assert (await reader.post(path, {"turn": 1})).status == 403
 
 
-async def test_a_call_that_waits_in_the_old_run_is_asked_about_anew_in_the_fork(
+async def test_a_waiting_call_needs_a_new_approval_in_a_fork(
     tmp_path: Path,
 ) -> None:
     asks = Scripted(calls(("work", {"what": "a"})))
-    async with served(tmp_path, asks, rules=Autonomy(Level.SUPERVISED)) as up:
-        ann = await up.as_(*RUNNER, "approvals:read")
+    async with running_service(tmp_path, asks, rules=Autonomy(Level.SUPERVISED)) as up:
+        ann = await up.client_with(*RUNNER, "approvals:read")
         waits = await begun(ann)
         await ann.until(f"/v1/runs/{waits}", "state", "waiting")
         fork = (await ann.post(f"/v1/runs/{waits}/fork", {"turn": 2})).json["run_id"]
@@ -172,8 +172,8 @@ async def test_a_call_that_waits_in_the_old_run_is_asked_about_anew_in_the_fork(
 
 async def test_two_runs_are_compared_turn_by_turn(tmp_path: Path) -> None:
     other = (WORK[0], calls(("work", {"what": "c"})), says("c instead"))
-    async with served(tmp_path, Scripted(*WORK, *WORK, *other)) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, Scripted(*WORK, *WORK, *other)) as up:
+        ann = await up.client_with(*RUNNER)
         a, b, c = [await ended(ann) for _ in range(3)]
         assert (await ann.get(f"/v1/runs/{a}/compare/{b}")).json == {
             "same": True,
@@ -187,9 +187,9 @@ async def test_two_runs_are_compared_turn_by_turn(tmp_path: Path) -> None:
         assert (answer["a"], answer["b"]) == ("both", "c instead")
 
 
-async def test_what_devices_signed_is_shown_and_checked(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(*WORK)) as up:
-        ann = await up.as_(*RUNNER)
+async def test_receipts_of_a_run_are_listed_and_verified(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*WORK)) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await ended(ann)
         store, signer = up.house.receipts, DeviceKey(bytes(range(32)))
         sign = LocalReceiptSigner(signer, store, "boot").sign
@@ -211,16 +211,19 @@ async def test_what_devices_signed_is_shown_and_checked(tmp_path: Path) -> None:
         assert forged[0]["valid"] is False
 
 
-async def test_nobody_sees_the_runs_of_others_in_these_ways(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(*WORK)) as up:
-        ann = await up.as_(*RUNNER)
+async def test_replays_forks_and_receipts_of_other_users_are_404(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*WORK)) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await ended(ann)
-        bob, far = await up.as_(*RUNNER, user="bob"), await up.as_("*", tenant="acme")
+        bob, far = (
+            await up.client_with(*RUNNER, user="bob"),
+            await up.client_with("*", tenant="acme"),
+        )
         for who in (bob, far):
             path = f"/v1/runs/{run_id}"
             assert (await who.get(f"{path}/receipts")).status == 404
             assert (await who.post(f"{path}/replay")).status == 404
             assert (await who.post(f"{path}/fork", {"turn": 1})).status == 404
             assert (await who.get(f"{path}/compare/{run_id}")).status == 404
-        admin = await up.as_("*", user="root")
+        admin = await up.client_with("*", user="root")
         assert (await admin.post(f"{path}/replay")).json["same"]

@@ -10,13 +10,13 @@ from evoclaw.orchestrator.agents.memory import EventType, Observation
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.trust.pairing import Devices
-from tests.support.service import served
+from tests.support.service import running_service
 
 
-async def test_a_session_is_talked_in_renamed_branched_and_forgotten(tmp_path: Path) -> None:
+async def test_a_session_can_be_used_renamed_branched_and_deleted(tmp_path: Path) -> None:
     model = Scripted(says("one"), says("two"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_("sessions:read", "sessions:write", "runs:read", "runs:write")
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with("sessions:read", "sessions:write", "runs:read", "runs:write")
         made = await ann.post("/v1/sessions", {"agent": "helper", "title": "first"})
         assert made.status == 201, made.body
         path = f"/v1/sessions/{made.json['id']}"
@@ -45,11 +45,11 @@ async def test_a_session_is_talked_in_renamed_branched_and_forgotten(tmp_path: P
         assert (await ann.post("/v1/sessions", {"agent": "nobody"})).status == 404
 
 
-async def test_what_was_noted_of_a_forgotten_session_is_forgotten_with_those_below(
+async def test_deleting_a_session_deletes_its_memory_and_that_of_child_sessions(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("sessions:read", "sessions:write")
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("sessions:read", "sessions:write")
         id_ = (await ann.post("/v1/sessions", {"agent": "helper"})).json["id"]
         store = up.house.talks.store
         await store.create(Session("below", "helper", "ann", parent=id_, depth=1))
@@ -63,10 +63,10 @@ async def test_what_was_noted_of_a_forgotten_session_is_forgotten_with_those_bel
         assert left["id"] == "elsewhere"
 
 
-async def test_a_workflow_is_started_and_a_person_lets_it_go_on(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("workflows:read", "workflows:run")
-        person = await up.as_("human", "workflows:read")
+async def test_a_workflow_is_started_and_continues_after_human_approval(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("workflows:read", "workflows:run")
+        person = await up.client_with("human", "workflows:read")
         (defined,) = (await ann.get("/v1/workflows")).json["items"]
         assert (defined["name"], defined["steps"]) == ("greet", ["ask", "hello"])
         begun = await ann.post("/v1/workflows/greet/runs", {}, idempotency_key="k")
@@ -91,12 +91,12 @@ async def test_a_workflow_is_started_and_a_person_lets_it_go_on(tmp_path: Path) 
         ]
 
 
-async def test_edges_are_seen_approved_and_shut_out_by_the_operator(tmp_path: Path) -> None:
+async def test_edges_are_listed_and_approved_by_the_operator_only(tmp_path: Path) -> None:
     devices = Devices(tmp_path)
     await devices.compare_tools("pi", [("read", "h1")], 1.0)
-    async with served(tmp_path) as up:
-        ann, other = await up.as_("*"), await up.as_("*", tenant="other")
-        admin = await up.as_("admin")
+    async with running_service(tmp_path) as up:
+        ann, other = await up.client_with("*"), await up.client_with("*", tenant="other")
+        admin = await up.client_with("admin")
         (edge,) = (await ann.get("/v1/fleet")).json["items"]
         assert (edge["agent_id"], edge["online"], edge["waiting"]) == ("pi", False, ["read"])
         assert (await other.get("/v1/fleet")).json["items"] == []
@@ -108,12 +108,12 @@ async def test_edges_are_seen_approved_and_shut_out_by_the_operator(tmp_path: Pa
         assert (await ann.post("/v1/fleet/nobody/ping")).status == 404
 
 
-async def test_what_is_stopped_is_released_by_a_person_of_the_operator_alone(
+async def test_a_stop_is_released_only_by_a_human_token_of_the_operator(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as up:
-        admin, person = await up.as_("admin"), await up.as_("admin", "human")
-        other = await up.as_("*", tenant="other")
+    async with running_service(tmp_path) as up:
+        admin, person = await up.client_with("admin"), await up.client_with("admin", "human")
+        other = await up.client_with("*", tenant="other")
         assert (await other.post("/v1/stops", {"kind": "all"})).status == 403
         assert (await admin.post("/v1/stops", {"kind": "tool"})).status == 422
         put = await admin.post("/v1/stops", {"kind": "tool", "name": "bash", "reason": "hm"})
@@ -126,9 +126,9 @@ async def test_what_is_stopped_is_released_by_a_person_of_the_operator_alone(
         assert (await person.ask("DELETE", path)).status == 404
 
 
-async def test_tokens_are_made_with_no_more_than_one_has(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        admin = await up.as_("admin", tenant="acme")
+async def test_a_token_cannot_create_tokens_with_more_scopes_than_its_own(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        admin = await up.client_with("admin", tenant="acme")
         made = await admin.post("/v1/tokens", {"name": "ci", "scopes": ["runs:read"]})
         assert made.status == 201, made.body
         new = up.client(made.json["token"])
@@ -141,7 +141,7 @@ async def test_tokens_are_made_with_no_more_than_one_has(tmp_path: Path) -> None
             assert (refused.status, refused.code) == (403, "forbidden")
         elsewhere = {"name": "x", "scopes": ["runs:read"], "tenant": "other"}
         assert (await admin.post("/v1/tokens", elsewhere)).status == 403
-        operator = await up.as_("*")
+        operator = await up.client_with("*")
         assert (await operator.post("/v1/tokens", elsewhere)).status == 201
         listed = (await admin.get("/v1/tokens")).json["items"]
         assert all("hash" not in one and "token" not in one for one in listed)
@@ -149,9 +149,9 @@ async def test_tokens_are_made_with_no_more_than_one_has(tmp_path: Path) -> None
         assert (await new.get("/v1/me")).status == 401
 
 
-async def test_what_is_at_hand_and_what_was_spent_is_shown(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(says("done"))) as up:
-        ann = await up.as_("*")
+async def test_tools_skills_budgets_audit_and_memory_are_listed(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(says("done"))) as up:
+        ann = await up.client_with("*")
         assert [one["name"] for one in (await ann.get("/v1/tools")).json["items"]] == ["question"]
         assert (await ann.get("/v1/tools/question")).json["permissions"] == ["interact"]
         assert (await ann.get("/v1/tools/none")).status == 404
@@ -175,9 +175,9 @@ def _who(tenant: str) -> AuditContext:
     return AuditContext(principal=Principal(tenant), agent_id="")
 
 
-async def test_a_parameter_that_is_spelled_wrong_is_not_passed_over(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_("*")
+async def test_a_misspelled_parameter_is_refused(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("*")
         wrong = await ann.get("/v1/runs?limt=5")
         assert (wrong.status, wrong.code) == (422, "invalid")
         assert "limit" in wrong.json["error"]["message"]
@@ -187,9 +187,9 @@ async def test_a_parameter_that_is_spelled_wrong_is_not_passed_over(tmp_path: Pa
         assert unknown.status == 422
 
 
-async def test_figures_are_for_who_may_read_them(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        scraper, ann = await up.as_("metrics:read"), await up.as_("runs:read")
+async def test_metrics_require_their_scope(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        scraper, ann = await up.client_with("metrics:read"), await up.client_with("runs:read")
         assert (await ann.get("/metrics")).status == 403
         told = await scraper.get("/metrics")
         assert told.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -17,7 +17,7 @@ from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.recordings import read_recording
 from evoclaw.store.sessions.sessions import Session
-from tests.support.service import Client, served
+from tests.support.service import Client, running_service
 
 RUNNER = ("runs:read", "runs:write")
 QUESTION = {"question": "Which one?", "options": ["red", "blue"]}
@@ -66,9 +66,9 @@ async def begun(client: Client, message: str = "go", **more: JSON) -> str:
     return str(answer.json["run_id"])
 
 
-async def test_a_run_is_begun_and_its_answer_read(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(says("four"))) as up:
-        ann = await up.as_(*RUNNER)
+async def test_a_run_is_started_and_its_answer_read(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(says("four"))) as up:
+        ann = await up.client_with(*RUNNER)
         answer = await ann.post("/v1/runs", {"message": "what is 2 + 2?"})
         assert answer.status == 201, answer.body
         assert answer.headers["location"] == f"/v1/runs/{answer.json['run_id']}"
@@ -76,10 +76,10 @@ async def test_a_run_is_begun_and_its_answer_read(tmp_path: Path) -> None:
         assert (found["text"], found["stop"], found["owner"]) == ("four", "completed", "ann")
 
 
-async def test_every_event_of_a_run_is_told_and_the_rest_after_a_resume_id(tmp_path: Path) -> None:
+async def test_run_events_are_streamed_and_can_be_resumed_by_event_id(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("done"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with(*RUNNER)
         path = f"/v1/runs/{await begun(ann)}"
         events = await all_events(ann, f"{path}/events")
         assert [event.event for event in events][0] == "run_started"
@@ -95,10 +95,10 @@ async def test_every_event_of_a_run_is_told_and_the_rest_after_a_resume_id(tmp_p
             ]
 
 
-async def test_the_records_of_a_run_are_a_recording(tmp_path: Path) -> None:
+async def test_the_records_of_a_run_download_as_a_recording(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("done"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await begun(ann)
         await ann.until(f"/v1/runs/{run_id}", "state", "ended")
         answer = await ann.get(f"/v1/runs/{run_id}/records")
@@ -110,9 +110,11 @@ async def test_the_records_of_a_run_are_a_recording(tmp_path: Path) -> None:
     assert all(isinstance(record, Record) for record in records)
 
 
-async def test_fault_65_one_key_is_one_run_also_at_once_and_after_a_restart(tmp_path: Path) -> None:
+async def test_fault_65_one_idempotency_key_is_one_run_concurrently_and_after_restart(
+    tmp_path: Path,
+) -> None:
     body = {"message": "only once"}
-    async with served(tmp_path, Scripted(says("done"))) as up:
+    async with running_service(tmp_path, Scripted(says("done"))) as up:
         token = await up.house.token(*RUNNER)
         ann = up.client(token)
         asked = [ann.post("/v1/runs", body, idempotency_key="k1") for _ in range(20)]
@@ -121,7 +123,7 @@ async def test_fault_65_one_key_is_one_run_also_at_once_and_after_a_restart(tmp_
         ids = {answer.json["run_id"] for answer in answers}
         assert len(ids) == 1
         await ann.until(f"/v1/runs/{next(iter(ids))}", "state", "ended")
-    async with served(tmp_path, Scripted()) as up:
+    async with running_service(tmp_path, Scripted()) as up:
         ann = up.client(token)
         again = await ann.post("/v1/runs", body, idempotency_key="k1")
         assert (again.status, again.json["run_id"], again.json["text"]) == (200, *ids, "done")
@@ -130,11 +132,11 @@ async def test_fault_65_one_key_is_one_run_also_at_once_and_after_a_restart(tmp_
         assert len((await ann.get("/v1/runs")).json["items"]) == 1
 
 
-async def test_a_run_that_goes_on_is_steered_and_cancelled(tmp_path: Path) -> None:
+async def test_a_run_in_progress_can_be_steered_and_an_ended_one_cannot(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("done"), says("as you say"))
-    async with served(tmp_path, model) as up:
+    async with running_service(tmp_path, model) as up:
         up.house.may_go_on.clear()
-        ann = await up.as_(*RUNNER)
+        ann = await up.client_with(*RUNNER)
         run_id = await begun(ann)
         async with watching(ann, f"/v1/runs/{run_id}/events") as stream:
             while (event := await next_event(stream)) is not None and event.event != "call_started":
@@ -154,9 +156,9 @@ async def test_a_run_that_goes_on_is_steered_and_cancelled(tmp_path: Path) -> No
 
 
 async def test_a_cancelled_run_ends(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(calls(("work", {})), says("never"))) as up:
+    async with running_service(tmp_path, Scripted(calls(("work", {})), says("never"))) as up:
         up.house.may_go_on.clear()
-        ann = await up.as_(*RUNNER)
+        ann = await up.client_with(*RUNNER)
         run_id = await begun(ann)
         async with watching(ann, f"/v1/runs/{run_id}/events") as stream:
             while (event := await next_event(stream)) is not None and event.event != "call_started":
@@ -167,11 +169,11 @@ async def test_a_cancelled_run_ends(tmp_path: Path) -> None:
         assert not up.house.ran
 
 
-async def test_a_person_approves_what_a_run_waits_for_and_no_program_does(tmp_path: Path) -> None:
+async def test_only_a_human_token_can_approve_a_waiting_call(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("done"))
-    async with served(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
-        program = await up.as_("admin")
-        person = await up.as_("human", "runs:read", "approvals:read")
+    async with running_service(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
+        program = await up.client_with("admin")
+        person = await up.client_with("human", "runs:read", "approvals:read")
         run_id = await begun(program)
         await program.until(f"/v1/runs/{run_id}", "state", "waiting")
         refused = await program.post(f"/v1/runs/{run_id}/approve")
@@ -192,8 +194,8 @@ async def test_a_person_approves_what_a_run_waits_for_and_no_program_does(tmp_pa
 
 async def test_a_denied_call_never_runs(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("then not"))
-    async with served(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
-        person = await up.as_("human", *RUNNER)
+    async with running_service(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
+        person = await up.client_with("human", *RUNNER)
         run_id = await begun(person)
         await person.until(f"/v1/runs/{run_id}", "state", "waiting")
         assert (await person.post(f"/v1/runs/{run_id}/deny", {"reason": "no"})).status == 200
@@ -201,10 +203,10 @@ async def test_a_denied_call_never_runs(tmp_path: Path) -> None:
         assert (found["text"], up.house.ran) == ("then not", [])
 
 
-async def test_a_question_is_answered_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_run_continues_after_its_question_is_answered(tmp_path: Path) -> None:
     model = Scripted(calls(("question", QUESTION)), says("blue it is"))
-    async with served(tmp_path, model) as up:
-        person = await up.as_("human", "approvals:read", *RUNNER)
+    async with running_service(tmp_path, model) as up:
+        person = await up.client_with("human", "approvals:read", *RUNNER)
         run_id = await begun(person)
         await person.until(f"/v1/runs/{run_id}", "state", "waiting")
         (asked,) = (await person.get("/v1/questions")).json["items"]
@@ -217,9 +219,9 @@ async def test_a_question_is_answered_and_the_run_goes_on(tmp_path: Path) -> Non
         assert (again.status, again.code) == (409, "nothing_waits")
 
 
-async def test_pages_of_runs_hold_each_run_once(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(*[says("ok")] * 5)) as up:
-        ann = await up.as_(*RUNNER)
+async def test_run_pages_contain_each_run_once(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*[says("ok")] * 5)) as up:
+        ann = await up.client_with(*RUNNER)
         made = [await begun(ann, f"number {number}") for number in range(5)]
         found: list[str] = []
         before = ""
@@ -232,21 +234,21 @@ async def test_pages_of_runs_hold_each_run_once(tmp_path: Path) -> None:
         assert found == made[::-1]
 
 
-async def test_fewer_turns_may_be_asked_for_but_never_more(tmp_path: Path) -> None:
+async def test_max_turns_of_a_request_limits_the_run(tmp_path: Path) -> None:
     model = Scripted(*[calls(("work", {"what": str(number)})) for number in range(3)], says("end"))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with(*RUNNER)
         run_id = await begun(ann, max_turns=2)
         found = await ann.until(f"/v1/runs/{run_id}", "state", "ended")
         assert found["stop"] == "max_iterations"
         assert len(up.house.ran) == 2
 
 
-async def test_a_draining_process_begins_nothing_and_says_when_to_come_again(
+async def test_a_draining_server_refuses_new_runs_with_retry_after(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path, Scripted()) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, Scripted()) as up:
+        ann = await up.client_with(*RUNNER)
         assert (await ann.get("/health/ready")).status == 200
         await up.house.runs.drain(0)
         answer = await ann.post("/v1/runs", {"message": "go"})
@@ -256,12 +258,12 @@ async def test_a_draining_process_begins_nothing_and_says_when_to_come_again(
         assert (ready.status, ready.json["parts"]["runs"]) == (503, "draining")
 
 
-async def test_a_watcher_hears_signs_of_life_and_that_the_process_stops(tmp_path: Path) -> None:
+async def test_an_event_stream_sends_heartbeats_and_a_closing_event(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, heartbeat_s=0.05, stop_within_s=1)
     model = Scripted(calls(("work", {})), says("done"))
-    async with served(tmp_path, model, settings=settings) as up:
+    async with running_service(tmp_path, model, settings=settings) as up:
         up.house.may_go_on.clear()
-        ann = await up.as_(*RUNNER)
+        ann = await up.client_with(*RUNNER)
         run_id = await begun(ann)
         url = f"{ann.url}/v1/runs/{run_id}/events"
         response = await ann.http.get(url, headers=ann.headers())
@@ -273,11 +275,13 @@ async def test_a_watcher_hears_signs_of_life_and_that_the_process_stops(tmp_path
         up.house.may_go_on.set()
 
 
-async def test_too_many_watchers_are_refused_and_those_there_stay(tmp_path: Path) -> None:
+async def test_watchers_over_the_limit_are_refused_and_open_ones_stay(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, watchers_per_caller=1, stop_within_s=1)
-    async with served(tmp_path, Scripted(calls(("work", {})), says("x")), settings=settings) as up:
+    async with running_service(
+        tmp_path, Scripted(calls(("work", {})), says("x")), settings=settings
+    ) as up:
         up.house.may_go_on.clear()
-        ann, bob = await up.as_(*RUNNER), await up.as_(*RUNNER)
+        ann, bob = await up.client_with(*RUNNER), await up.client_with(*RUNNER)
         path = f"/v1/runs/{await begun(ann)}/events"
         async with watching(ann, path) as stream:
             assert (await next_event(stream)) is not None
@@ -290,15 +294,15 @@ async def test_too_many_watchers_are_refused_and_those_there_stay(tmp_path: Path
             while (event := await next_event(stream)) is not None:
                 told = event.event
         assert told == "run_finished"
-        figures = await up.as_("metrics:read")
+        figures = await up.client_with("metrics:read")
         async with asyncio.timeout(30):
             while b"evoclaw_http_watchers 0" not in (await figures.get("/metrics")).body:
                 pass
 
 
-async def test_what_a_run_began_is_asked_for_by_the_run(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
-        ann = await up.as_(*RUNNER)
+async def test_child_runs_are_listed_by_parent_run(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with(*RUNNER)
         top = (await ann.post("/v1/runs", {"message": "hello"})).json
         store = up.house.talks.store
         for number in range(3):
@@ -312,5 +316,5 @@ async def test_what_a_run_began_is_asked_for_by_the_run(tmp_path: Path) -> None:
 
         assert [one["run_id"] for one in (*found["items"], *rest["items"])] == ["b2", "b1", "b0"]
         assert (await ann.get("/v1/runs?parent_run=b0")).json["items"] == []
-        bob = await up.as_(*RUNNER, user="bob")
+        bob = await up.client_with(*RUNNER, user="bob")
         assert (await bob.get(f"/v1/runs?parent_run={top['run_id']}")).json["items"] == []

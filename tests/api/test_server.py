@@ -26,18 +26,18 @@ from evoclaw.api.sse import EventStream, Watchers, frame
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.api.test_runs import RUNNER, begun, next_event, watching
-from tests.support.service import Client, built, served
+from tests.support.service import Client, build_service, running_service
 
 LINES = 12_000
 
 
-async def test_fault_21_a_watcher_that_does_not_read_is_dropped_and_misses_nothing(
+async def test_fault_21_a_slow_event_reader_is_dropped_and_can_resume(
     tmp_path: Path,
 ) -> None:
     text = "".join(f"line {number} {'.' * 150}\n" for number in range(LINES))
     model = Scripted(calls(("work", {})), says(text))
-    async with served(tmp_path, model) as up:
-        ann = await up.as_(*RUNNER)
+    async with running_service(tmp_path, model) as up:
+        ann = await up.client_with(*RUNNER)
         up.house.may_go_on.clear()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         run_id = await begun(ann)
@@ -73,12 +73,12 @@ async def test_fault_21_a_watcher_that_does_not_read_is_dropped_and_misses_nothi
         assert b"event: run_finished" in rest
 
 
-async def test_who_watches_when_it_stops_is_told_and_it_stops_in_time(tmp_path: Path) -> None:
+async def test_stopping_sends_a_closing_event_and_ends_in_time(tmp_path: Path) -> None:
     chosen = ServerSettings(port=0, stop_within_s=2)
     model = Scripted(calls(("work", {})), says("x"))
     async with (
         asyncio.timeout(30),
-        built(tmp_path, model, settings=chosen) as (house, app),
+        build_service(tmp_path, model, settings=chosen) as (house, app),
         house.runs.serving(),
         aiohttp.ClientSession() as http,
         AsyncExitStack() as stack,
@@ -99,42 +99,42 @@ async def test_who_watches_when_it_stops_is_told_and_it_stops_in_time(tmp_path: 
         house.may_go_on.set()
 
 
-async def test_it_is_served_with_a_certificate(tmp_path: Path) -> None:
+async def test_the_server_uses_a_tls_certificate(tmp_path: Path) -> None:
     certificate, key = certified(tmp_path)
     chosen = ServerSettings(port=0, tls_cert=certificate, tls_key=key, stop_within_s=1)
     trusting = ssl.create_default_context(cafile=str(certificate))
-    async with served(tmp_path, settings=chosen) as up:
+    async with running_service(tmp_path, settings=chosen) as up:
         assert up.url.startswith("https://")
         nobody = up.client("")
         async with nobody.http.get(f"{up.url}/health/live", ssl=trusting) as response:
             assert response.status == 200
 
 
-async def test_a_certificate_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+async def test_an_unusable_certificate_is_a_configuration_error(tmp_path: Path) -> None:
     missing = ServerSettings(port=0, tls_cert=tmp_path / "no.pem", tls_key=tmp_path / "no.key")
-    async with built(tmp_path) as (_, app):
+    async with build_service(tmp_path) as (_, app):
         with pytest.raises(ConfigError, match="certificate"):
             async with serving(app, missing):
                 pass
 
 
-async def test_a_key_without_a_certificate_is_not_served_in_the_clear(tmp_path: Path) -> None:
+async def test_a_tls_key_without_a_certificate_is_refused(tmp_path: Path) -> None:
     half = ServerSettings(port=0, tls_key=tmp_path / "key.pem")
-    async with built(tmp_path) as (_, app):
+    async with build_service(tmp_path) as (_, app):
         with pytest.raises(ConfigError, match="tls_cert"):
             async with serving(app, half):
                 pass
 
 
-async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
-    async with built(tmp_path) as (_, app), serving(app, ServerSettings(port=0)) as url:
+async def test_a_port_in_use_is_a_configuration_error(tmp_path: Path) -> None:
+    async with build_service(tmp_path) as (_, app), serving(app, ServerSettings(port=0)) as url:
         port = urlsplit(url).port or 0
         with pytest.raises(ConfigError, match="cannot listen"):
             async with serving(app, ServerSettings(port=port)):
                 pass
 
 
-def test_names_under_which_we_are_reached() -> None:
+def test_allowed_hosts_follow_the_bind_address_and_configured_names() -> None:
     assert allowed_hosts("0.0.0.0", 80, ()) is None
     named = allowed_hosts("0.0.0.0", 80, ("Claw.example",))
     assert named is not None
@@ -173,7 +173,7 @@ def certified(folder: Path) -> tuple[Path, Path]:
     return certificate, secret
 
 
-async def test_a_stream_that_breaks_by_a_fault_of_ours_ends_and_says_no_more_than_that(
+async def test_an_internal_stream_error_is_sent_without_its_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def frames() -> AsyncGenerator[bytes, None]:
@@ -200,6 +200,6 @@ async def test_a_stream_that_breaks_by_a_fault_of_ours_ends_and_says_no_more_tha
     assert "secret place" in caplog.text
 
 
-def test_an_answer_in_two_pieces_does_not_wait_for_the_other_side() -> None:
+def test_the_listening_socket_sets_tcp_nodelay() -> None:
     with listen("127.0.0.1", 0) as listening:
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

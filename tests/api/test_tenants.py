@@ -10,16 +10,16 @@ import pytest
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.api_request_bodies import body_of, like
-from tests.support.service import Client, Served, served
+from tests.support.service import Client, RunningService, running_service
 
 OPEN = {"/health/live", "/health/ready"}
 ENDLESS = {"/v1/events"}
 """Goes on for as long as somebody listens; tests/api/test_events.py says who may."""
 
 
-async def ids_of_a(up: Served) -> dict[str, str]:
+async def ids_of_a(up: RunningService) -> dict[str, str]:
     """One of each that tenant A has."""
-    ann = await up.as_("*", tenant="a")
+    ann = await up.client_with("*", tenant="a")
     run = (await ann.post("/v1/runs", {"message": "secret plans"})).json
     await ann.until(f"/v1/runs/{run['run_id']}", "state", "waiting")
     (approval,) = (await ann.get("/v1/approvals")).json["items"]
@@ -40,11 +40,11 @@ async def asked(client: Client, method: str, path: str, name: str) -> tuple[int,
     return answer.status, answer.body
 
 
-async def test_fault_56_ids_of_another_tenant_are_as_if_nobody_had_them(tmp_path: Path) -> None:
+async def test_fault_56_ids_of_another_tenant_are_404_like_unknown_ids(tmp_path: Path) -> None:
     model = Scripted(calls(("work", {"what": "it"})), says("done"))
-    async with served(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
+    async with running_service(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
         ids = await ids_of_a(up)
-        bob = await up.as_("*", tenant="b")
+        bob = await up.client_with("*", tenant="b")
         paths = (await bob.get("/openapi.json")).json["paths"]
         tried = 0
         for path, methods in paths.items():
@@ -72,17 +72,17 @@ async def test_fault_56_ids_of_another_tenant_are_as_if_nobody_had_them(tmp_path
             assert answer.json["items"] == [], path
         for path in ("/metrics", "/v1/audit/verify", "/v1/stops"):
             assert (await bob.get(path)).status == 403, path
-        ann = await up.as_("*", tenant="a")
+        ann = await up.client_with("*", tenant="a")
         still = (await ann.get(f"/v1/runs/{ids['run_id']}")).json
         assert still["state"] == "waiting"
         assert not up.house.ran
 
 
-async def test_another_user_of_the_tenant_sees_it_only_as_an_admin(tmp_path: Path) -> None:
-    async with served(tmp_path, Scripted(says("done"))) as up:
-        ann = await up.as_("runs:write", "runs:read", "sessions:read", user="ann")
-        eve = await up.as_("runs:read", "sessions:read", user="eve")
-        boss = await up.as_("admin", user="boss")
+async def test_only_an_admin_sees_runs_and_sessions_of_other_users(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(says("done"))) as up:
+        ann = await up.client_with("runs:write", "runs:read", "sessions:read", user="ann")
+        eve = await up.client_with("runs:read", "sessions:read", user="eve")
+        boss = await up.client_with("admin", user="boss")
         run = (await ann.post("/v1/runs", {"message": "mine"})).json
         for path in (f"/v1/runs/{run['run_id']}", f"/v1/sessions/{run['session_id']}"):
             assert (await ann.get(path)).status == 200
@@ -93,15 +93,15 @@ async def test_another_user_of_the_tenant_sees_it_only_as_an_admin(tmp_path: Pat
         assert len((await boss.get("/v1/sessions?owner=ann")).json["items"]) == 1
 
 
-async def test_another_person_of_the_tenant_neither_sees_nor_answers_what_is_not_theirs(
+async def test_only_an_admin_sees_and_answers_approvals_of_other_users(
     tmp_path: Path,
 ) -> None:
     asks = calls(("question", {"question": "Which key?"}))
     model = Scripted(calls(("work", {"what": "ann's own"})), asks, says("done"))
-    async with served(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
-        ann = await up.as_("*", user="ann")
-        eve = await up.as_("human", "approvals:read", "runs:read", user="eve")
-        boss = await up.as_("admin", "human", user="boss")
+    async with running_service(tmp_path, model, rules=Autonomy(Level.SUPERVISED)) as up:
+        ann = await up.client_with("*", user="ann")
+        eve = await up.client_with("human", "approvals:read", "runs:read", user="eve")
+        boss = await up.client_with("admin", "human", user="boss")
         run = (await ann.post("/v1/runs", {"message": "mine"})).json["run_id"]
         await ann.until(f"/v1/runs/{run}", "state", "waiting")
         (approval,) = (await ann.get("/v1/approvals")).json["items"]
@@ -121,9 +121,9 @@ async def test_another_person_of_the_tenant_neither_sees_nor_answers_what_is_not
 
 
 @pytest.mark.parametrize("scope", ["runs:read", "human", "audit:read"])
-async def test_each_route_wants_its_scope_and_no_other_will_do(tmp_path: Path, scope: str) -> None:
-    async with served(tmp_path) as up:
-        held = await up.as_(scope)
+async def test_each_route_requires_its_own_scope(tmp_path: Path, scope: str) -> None:
+    async with running_service(tmp_path) as up:
+        held = await up.client_with(scope)
         document = (await held.get("/openapi.json")).json
         wants = {
             handler.opt["scope"]
@@ -144,8 +144,8 @@ async def test_each_route_wants_its_scope_and_no_other_will_do(tmp_path: Path, s
         assert document["paths"]["/v1/runs"]["get"]["security"] == [{"token": ["runs:read"]}]
 
 
-async def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
-    async with served(tmp_path) as up:
+async def test_every_route_declares_its_scope(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
         silent = [
             str(handler)
             for route in up.app.routes

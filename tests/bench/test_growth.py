@@ -13,36 +13,36 @@ SIZES = (10, 100, 1_000, 10_000)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
-def test_the_exponent_of_a_power_is_found(power: float) -> None:
+def test_fit_finds_the_exponent_of_a_power_law(power: float) -> None:
     exponent, residual = fit(SIZES, [7.0 * size**power for size in SIZES])
     assert exponent == pytest.approx(power)
     assert residual == pytest.approx(1.0)
 
 
-def test_what_scatters_has_a_residual() -> None:
+def test_scattered_samples_have_a_residual() -> None:
     exponent, residual = fit(SIZES, [10.0, 20.0, 20.0, 10.0])
     assert exponent == pytest.approx(0.0)
     assert residual == pytest.approx(math.sqrt(2.0))
 
 
-def test_what_is_always_paid_does_not_hide_what_grows_at_large_sizes() -> None:
+def test_a_constant_cost_does_not_hide_growth_at_large_sizes() -> None:
     found = curve("scan", "µs", {size: 500.0 + size for size in SIZES}, FLAT)
     assert found.exponent > FLAT
     assert not found.ok
 
 
-def test_a_logarithm_is_flat_and_a_root_is_not() -> None:
+def test_a_logarithm_counts_as_flat_and_a_square_root_does_not() -> None:
     logarithm = {size: 100.0 + 10.0 * math.log2(size) for size in SIZES}
     assert curve("tree", "µs", logarithm, FLAT).ok
     assert not curve("root", "µs", {size: math.sqrt(size) for size in SIZES}, FLAT).ok
 
 
-def test_a_square_is_too_much_for_whoever_reads_all_of_its_input() -> None:
+def test_quadratic_growth_exceeds_the_linear_limit() -> None:
     assert curve("all", "µs", {size: 3.0 * size for size in SIZES}, LINEAR).ok
     assert not curve("pairs", "µs", {size: float(size * size) for size in SIZES}, LINEAR).ok
 
 
-def test_of_several_samples_the_least_counts_and_a_curve_needs_two_sizes() -> None:
+def test_the_lowest_sample_counts_and_a_curve_needs_two_sizes() -> None:
     points = Points()
     for size, value in ((10, 3.0), (10, 2.0), (10, 5.0), (100, 2.0)):
         points.add("one", "µs", FLAT, size, value)
@@ -54,7 +54,7 @@ def test_of_several_samples_the_least_counts_and_a_curve_needs_two_sizes() -> No
         fit([10], [1.0])
 
 
-async def test_calls_are_counted() -> None:
+async def test_function_calls_are_counted() -> None:
     def nothing() -> None:
         pass
 

@@ -34,19 +34,19 @@ def cells(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_cell_says_the_figure_and_how_many_times_the_floor_it_is() -> None:
+def test_a_cell_shows_the_value_and_its_ratio_to_the_floor() -> None:
     shown = table(found(row("turn", 70, 10, agno=440), row("concurrent_runs", 5000, 10000)))
     assert cells(shown, "turn") == ["`turn`", "µs/turn", "lower", "10", "**70 (7×)**", "440 (44×)"]
     assert cells(shown, "concurrent_runs")[3:5] == ["10,000", "**5,000 (2×)**"]
 
 
-def test_whoever_has_one_row_is_named_in_the_last_column() -> None:
+def test_a_peer_with_a_single_row_is_shown_in_the_last_column() -> None:
     shown = table(found(row("turn", 70, 10, agno=440), row("cage_start", 3, 2, bubblewrap=6)))
     assert cells(shown, "turn")[-2:] == ["440 (44×)", "–"]
     assert cells(shown, "cage_start")[-2:] == ["–", "bubblewrap 6 (3×)"]
 
 
-def test_what_was_not_measured_is_a_dash_and_the_page_says_why() -> None:
+def test_a_missing_measurement_is_a_dash_with_the_reason() -> None:
     parts = {
         "postgres": {"seconds": 0.1, "met": False, "why": "there is no server here"},
         "roundtrip": {"seconds": 9.0, "met": False, "why": ""},
@@ -61,7 +61,7 @@ def test_what_was_not_measured_is_a_dash_and_the_page_says_why() -> None:
     assert "agno (stored) could not be measured: exit 1" in text
 
 
-def test_every_comparison_that_is_lost_is_found_in_both_directions() -> None:
+def test_lost_comparisons_are_found_for_lower_and_higher_is_better() -> None:
     said = found(
         row("turn", 70, 10, agno=69, langgraph=71, smolagents=None),
         row("concurrent_runs", 5000, 10000, agno=5001, langgraph=4999),
@@ -73,7 +73,7 @@ def test_every_comparison_that_is_lost_is_found_in_both_directions() -> None:
     assert "Of 4 comparisons with a peer, we are ahead in 2" in behind(said)
 
 
-def test_who_is_ahead_is_named_with_the_reason_that_is_known() -> None:
+def test_a_peer_that_is_ahead_is_named_with_the_known_reason() -> None:
     reason = next(one for one in ROWS if one.name == "stored_turn").trails["strands-agents"]
     said = behind(found(row("stored_turn", 1000, 200, **{"strands-agents": 500.0})))
     assert f"`stored_turn`: strands-agents 500, we 1,000: {reason}." in said
@@ -81,12 +81,12 @@ def test_who_is_ahead_is_named_with_the_reason_that_is_known() -> None:
     assert "agno 69, we 70 (nearer than 5 %): nobody has found out why yet." in unknown
 
 
-def test_with_nobody_ahead_it_says_so() -> None:
+def test_the_report_says_when_no_peer_is_ahead() -> None:
     said = behind(found(row("turn", 70, 10, agno=440), row("edge_mb", 35, 20)))
     assert said == "Of 1 comparisons with a peer, we are ahead in 1: all."
 
 
-def test_the_turn_is_told_beside_the_floor_of_here_and_that_of_then() -> None:
+def test_the_turn_is_compared_with_the_current_and_the_earlier_floor() -> None:
     text = page(found(row("turn", 70, 10), floors={"turn_new": 7.0}))
     assert "10 µs here, so ours is **7.0 times** it" in text
     assert "14 µs had been measured for the floor" in text and "ours is 5.0 times" in text
@@ -106,7 +106,7 @@ def test_a_curve_that_grows_too_fast_is_marked() -> None:
     assert "1 of 2 curves are within what is allowed" in text
 
 
-def test_steps_stand_beside_the_time_of_the_same_thing() -> None:
+def test_step_counts_are_shown_beside_the_time_of_the_same_operation() -> None:
     curves = [curve("list (sqlite)", 0.1, True), curve("list (sqlite, steps)", 0.9, False)]
     text = page(found(row("turn", 70, 10), curves=curves))
     assert (
@@ -117,7 +117,7 @@ def test_steps_stand_beside_the_time_of_the_same_thing() -> None:
     assert "| list (sqlite, steps) | 10 to 1,000 |" in alone
 
 
-def test_a_soak_says_what_it_counted() -> None:
+def test_the_soak_report_shows_memory_and_tasks() -> None:
     soak = {
         "store": "sqlite",
         "turns": 10000,
@@ -134,12 +134,12 @@ def test_a_soak_says_what_it_counted() -> None:
     assert "**Something stayed behind.**" in failed
 
 
-def test_rows_of_another_day_are_told_apart() -> None:
+def test_rows_measured_on_another_day_are_dated() -> None:
     text = page(found(row("turn", 70, 10), row("edge_mb", 35, 20), dates={"turn": "2026-11-01"}))
     assert "Measured earlier: `turn` on 2026-11-01." in text
 
 
-def test_the_page_in_the_repository_is_made_from_the_results_in_it() -> None:
+def test_the_benchmark_page_matches_the_stored_results() -> None:
     results = json.loads((BENCH / "results.json").read_text())
     made = page(results)
     assert (ROOT / "docs" / "benchmarks.md").read_text() == made, (

@@ -66,49 +66,49 @@ def only(history: History) -> tuple[str, str]:
     return name, lines[0]
 
 
-def test_a_good_history_breaks_no_promise() -> None:
+def test_a_correct_history_has_no_findings() -> None:
     assert examine(GOOD) == Findings()
     assert examine(History()) == Findings()
 
 
-def test_a_run_that_was_accepted_and_has_not_ended_is_lost() -> None:
+def test_an_accepted_run_that_has_not_ended_is_lost() -> None:
     name, line = only(with_run(state="running"))
     assert name == "lost"
     assert "still running" in line
 
 
-def test_a_run_that_was_accepted_and_is_not_there_is_lost() -> None:
+def test_an_accepted_run_that_is_not_stored_is_lost() -> None:
     asked = [*GOOD.asked, Asked("k0000000003", "t", 0, "ann", frozenset({"r3"}))]
     assert only(replace(GOOD, asked=asked))[0] == "lost"
 
 
-def test_a_run_that_nobody_was_told_of_may_be_missing() -> None:
+def test_a_run_that_was_never_acknowledged_may_be_missing() -> None:
     asked = [*GOOD.asked, Asked("k0000000003", "t", 0, "ann")]
     assert examine(replace(GOOD, asked=asked)) == Findings()
 
 
-def test_a_run_that_ended_by_a_fault_is_lost() -> None:
+def test_a_run_that_ended_with_an_error_is_lost() -> None:
     name, line = only(with_run(stop="error"))
     assert name == "lost"
     assert "by a fault" in line
 
 
-def test_a_call_that_is_told_as_done_and_left_nothing_is_lost() -> None:
+def test_a_call_reported_as_done_without_an_effect_is_lost() -> None:
     assert only(replace(GOOD, marks=GOOD.marks[1:]))[0] == "lost"
 
 
 @pytest.mark.parametrize("outcome", ["unknown", "timeout", "agent_offline", ""])
-def test_a_call_that_is_not_told_as_done_may_leave_nothing(outcome: str) -> None:
+def test_a_call_not_reported_as_done_may_have_no_effect(outcome: str) -> None:
     history = replace(with_run(calls=(Called(f"{A}.1.1", outcome),)), marks=GOOD.marks[1:])
     assert examine(history) == Findings()
 
 
-def test_a_call_that_is_told_as_never_begun_and_left_a_mark_is_wrong() -> None:
+def test_a_call_reported_as_never_started_with_an_effect_is_wrong() -> None:
     name, _ = only(with_run(calls=(Called(f"{A}.1.1", "agent_offline"),)))
     assert name == "wrong"
 
 
-def test_a_call_whose_outcome_is_unknown_may_have_left_a_mark() -> None:
+def test_a_call_with_unknown_outcome_may_have_an_effect() -> None:
     assert examine(with_run(calls=(Called(f"{A}.1.1", "unknown"),))) == Findings()
 
 
@@ -119,63 +119,63 @@ def test_a_record_that_a_watcher_missed_is_lost() -> None:
     assert "[4]" in line
 
 
-def test_a_watcher_who_left_before_the_end_missed_nothing() -> None:
+def test_a_watcher_that_left_before_the_end_missed_nothing() -> None:
     watched = [Watched("r1", (1, 2), ended=False), GOOD.watched[1]]
     assert examine(replace(GOOD, watched=watched)) == Findings()
 
 
-def test_a_piece_that_a_watcher_saw_and_a_crash_took_is_no_fault() -> None:
+def test_a_delta_seen_by_a_watcher_and_lost_in_a_crash_is_accepted() -> None:
     watched = [Watched("r1", (1, 2, 3, 4, 5, 6, 7)), GOOD.watched[1]]
     assert examine(replace(GOOD, watched=watched)) == Findings()
 
 
-def test_a_result_that_nobody_took_from_an_edge_is_lost() -> None:
+def test_a_result_never_collected_from_an_edge_is_lost() -> None:
     assert only(replace(GOOD, untold=["pi r1.1.0.1"]))[0] == "lost"
 
 
-def test_an_effect_that_happened_twice_is_found() -> None:
+def test_an_effect_that_happened_twice_is_duplicated() -> None:
     name, line = only(replace(GOOD, marks=[GOOD.marks[0], *GOOD.marks]))
     assert name == "duplicated"
     assert "2 times" in line
 
 
-def test_an_effect_that_happened_twice_on_two_edges_is_found() -> None:
+def test_an_effect_that_happened_on_two_edges_is_duplicated() -> None:
     twin = replace(GOOD.marks[0], edge="attic")
     assert only(replace(GOOD, marks=[twin, *GOOD.marks]))[0] == "duplicated"
 
 
-def test_a_key_that_began_two_runs_is_found_by_what_clients_were_told() -> None:
+def test_an_idempotency_key_with_two_acknowledged_runs_is_duplicated() -> None:
     both = replace(GOOD.asked[0], runs=frozenset({"r1", "r9"}))
     found = examine(replace(GOOD, asked=[both, GOOD.asked[1]]))
     assert len(found.duplicated) == 1
 
 
-def test_a_key_that_began_two_runs_is_found_by_what_is_stored() -> None:
+def test_an_idempotency_key_with_two_stored_runs_is_duplicated() -> None:
     twin = replace(GOOD.stored[0], run="r9", told=(), calls=())
     assert only(replace(GOOD, stored=[*GOOD.stored, twin]))[0] == "duplicated"
 
 
-def test_a_record_that_a_watcher_was_told_twice_is_found() -> None:
+def test_a_record_sent_twice_to_a_watcher_is_duplicated() -> None:
     watched = [Watched("r1", (1, 2, 2, 3, 4, 5, 6)), GOOD.watched[1]]
     assert only(replace(GOOD, watched=watched))[0] == "duplicated"
 
 
-def test_a_record_that_is_stored_twice_is_found() -> None:
+def test_a_record_stored_twice_is_duplicated() -> None:
     first = GOOD.stored[0].told
     assert only(with_run(told=(*first[:2], first[1], *first[2:])))[0] == "duplicated"
 
 
-def test_a_stored_reply_that_is_asked_for_again_is_found() -> None:
+def test_a_stored_reply_that_is_requested_again_is_duplicated() -> None:
     paid = [*GOOD.paid, Paid(104.0, "two", A, 1)]
     assert only(replace(GOOD, paid=paid))[0] == "duplicated"
 
 
-def test_a_reply_that_was_cut_off_may_be_asked_for_again() -> None:
+def test_an_interrupted_reply_may_be_requested_again() -> None:
     paid = [*GOOD.paid, Paid(101.8, "two", A, 1)]
     assert examine(replace(GOOD, paid=paid)) == Findings()
 
 
-def test_one_who_was_stopped_may_ask_once_more_before_it_knows_and_nobody_else() -> None:
+def test_only_a_paused_orchestrator_may_repeat_one_model_request() -> None:
     spells = [Spell("one", 90, 103.5, "stop")]
     late = replace(GOOD, paid=[*GOOD.paid, Paid(104.0, "one", A, 1)], spells=spells)
     assert examine(late) == Findings()
@@ -185,77 +185,77 @@ def test_one_who_was_stopped_may_ask_once_more_before_it_knows_and_nobody_else()
     assert only(much)[0] == "duplicated"
 
 
-def test_records_that_a_watcher_saw_in_another_order_are_found() -> None:
+def test_records_seen_by_a_watcher_in_another_order_are_out_of_order() -> None:
     watched = [Watched("r1", (1, 2, 4, 3, 5, 6)), GOOD.watched[1]]
     name, line = only(replace(GOOD, watched=watched))
     assert name == "out_of_order"
     assert "4 before 3" in line
 
 
-def test_turns_that_go_backwards_are_found() -> None:
+def test_turns_that_go_backwards_are_out_of_order() -> None:
     first = list(GOOD.stored[0].told)
     first[1:3] = [replace(first[1], turn=2), replace(first[1], seq=3, turn=1)]
     assert only(with_run(told=tuple(first)))[0] == "out_of_order"
 
 
-def test_a_run_that_goes_on_after_its_end_is_found() -> None:
+def test_records_after_the_end_of_a_run_are_out_of_order() -> None:
     kinds = ("run_started", "turn_started", "replied", "call_started", "run_finished", "text_delta")
     assert only(with_run(told=told(100, *kinds)))[0] == "out_of_order"
 
 
-def test_a_run_that_began_before_the_one_before_it_had_ended_is_found() -> None:
+def test_a_run_started_before_its_predecessor_ended_is_out_of_order() -> None:
     second = replace(GOOD.stored[1], told=told(104.5, *WHOLE))
     name, line = only(replace(GOOD, stored=[GOOD.stored[0], second], paid=()))
     assert name == "out_of_order"
     assert "r2 of s began 0.500 s before r1 ended" in line
 
 
-def test_runs_of_two_sessions_may_go_on_at_once() -> None:
+def test_runs_of_two_sessions_may_overlap() -> None:
     second = replace(GOOD.stored[1], told=told(101, *WHOLE))
     asked = [GOOD.asked[0], replace(GOOD.asked[1], session="t")]
     history = replace(GOOD, asked=asked, stored=[GOOD.stored[0], second], paid=())
     assert examine(history) == Findings()
 
 
-def test_effects_in_another_order_are_found_on_one_edge() -> None:
+def test_effects_in_the_wrong_order_on_one_edge_are_out_of_order() -> None:
     marks = [replace(GOOD.marks[1], at=0), replace(GOOD.marks[0], at=0)]
     assert only(replace(GOOD, marks=marks))[0] == "out_of_order"
 
 
-def test_effects_in_another_order_are_found_across_edges() -> None:
+def test_effects_in_the_wrong_order_across_edges_are_out_of_order() -> None:
     marks = [replace(GOOD.marks[0], at=120), replace(GOOD.marks[1], edge="attic")]
     name, line = only(replace(GOOD, marks=marks))
     assert name == "out_of_order"
     assert "came after" in line
 
 
-def test_an_effect_that_is_told_as_unknown_may_come_late() -> None:
+def test_an_effect_with_unknown_outcome_may_be_late() -> None:
     history = with_run(calls=(Called(f"{A}.1.1", "unknown"),))
     assert examine(replace(history, marks=[GOOD.marks[1], GOOD.marks[0]])) == Findings()
     assert examine(replace(history, marks=[replace(GOOD.marks[0], at=120)])).out_of_order == []
 
 
-def test_a_run_that_did_more_than_its_budget_is_found() -> None:
+def test_a_run_with_more_calls_than_its_budget_is_overspent() -> None:
     more = [Mark("pi", f"{A}.1.{n}", 103.5) for n in range(2, 4)]
     history = replace(GOOD, marks=[GOOD.marks[0], *more, GOOD.marks[1]], bounds=Bounds(2, 10, 99))
     name, line = only(history)
     assert (name, line) == ("overspent", f"calls of run {A}: 3 of 2")
 
 
-def test_what_a_sub_run_did_counts_for_the_run_above() -> None:
+def test_calls_of_a_sub_run_count_for_its_parent_run() -> None:
     more = [Mark("pi", f"{A}s{n}.1.1", 103.5) for n in (2, 3)]
     history = replace(GOOD, marks=[GOOD.marks[0], *more, GOOD.marks[1]], bounds=Bounds(2, 10, 99))
     assert only(history)[0] == "overspent"
 
 
-def test_a_user_whose_runs_did_more_together_than_the_user_may_is_found() -> None:
+def test_a_user_with_more_calls_than_the_user_budget_is_overspent() -> None:
     assert only(replace(GOOD, bounds=Bounds(1, 10, 1))) == (
         "overspent",
         "calls of user ann: 2 of 1",
     )
 
 
-def test_a_run_with_more_replies_than_it_may_have_is_found() -> None:
+def test_a_run_with_more_replies_than_its_limit_is_overspent() -> None:
     kinds = ("run_started", *("replied",) * 4, "run_finished")
     history = replace(with_run(told=told(100, *kinds)), bounds=Bounds(2, 3, 3), paid=())
     assert only(history) == ("overspent", f"turns of run {A}: 4 of 3")
@@ -264,13 +264,13 @@ def test_a_run_with_more_replies_than_it_may_have_is_found() -> None:
 KILL = Spell("one", 102.2, 115.0, "kill")
 
 
-def test_a_take_over_lasts_from_the_death_to_the_next_record() -> None:
+def test_a_takeover_lasts_from_the_crash_to_the_next_record() -> None:
     (found,) = takeovers(GOOD.stored, GOOD.paid, [KILL], [])
     assert (found.run, found.who, found.kind) == ("r1", "one", "kill")
     assert found.seconds == pytest.approx(0.8)
 
 
-def test_who_did_not_drive_a_run_left_nobody_waiting() -> None:
+def test_a_crash_of_an_orchestrator_that_drives_no_run_is_no_takeover() -> None:
     assert takeovers(GOOD.stored, GOOD.paid, [replace(KILL, who="two")], []) == []
     assert takeovers(GOOD.stored, GOOD.paid, [replace(KILL, since=120.0)], []) == []
     resumed = told(100, "run_started", "run_resumed", "text_delta", "replied", "run_finished")
@@ -278,17 +278,17 @@ def test_who_did_not_drive_a_run_left_nobody_waiting() -> None:
     assert takeovers([replace(GOOD.stored[0], told=resumed)], paid, [KILL], []) == []
 
 
-def test_nobody_takes_over_while_the_store_is_away() -> None:
+def test_a_takeover_during_a_store_outage_is_not_measured() -> None:
     blind = [Spell("store", 102.5, 102.6, "crash_store")]
     assert takeovers(GOOD.stored, GOOD.paid, [KILL], blind) == []
     assert takeovers(GOOD.stored, GOOD.paid, [KILL], [Spell("store", 200, 201)]) != []
 
 
-def test_one_that_is_cut_off_may_go_on_by_itself() -> None:
+def test_a_disconnected_orchestrator_may_resume_its_own_run() -> None:
     assert takeovers(GOOD.stored, GOOD.paid, [replace(KILL, kind="cut_store")], []) == []
 
 
-def test_records_are_summed_up_as_the_store_has_them() -> None:
+def test_stored_records_are_summarized() -> None:
     arguments = {"agent_id": "pi", "params": {"command": f"echo {A}.2.1 $EPOCHREALTIME >> marks"}}
     events = [
         {"type": "turn_started", "turn": 1},

@@ -24,7 +24,7 @@ def program(code: str, seconds: float = 30.0) -> Part:
     return Part("roundtrip", ("-c", code), seconds=seconds)
 
 
-def test_every_row_has_a_name_of_its_own_and_somebody_who_measures_it() -> None:
+def test_every_row_has_a_unique_name_and_a_part_that_measures_it() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     names = {part.name for part in PARTS}
     assert all(row.kind in names and all(row.figures) for row in PART_ROWS)
@@ -32,11 +32,11 @@ def test_every_row_has_a_name_of_its_own_and_somebody_who_measures_it() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_reasons_are_given_for_those_who_take_part(row: Row) -> None:
+def test_reasons_are_given_only_for_peers_of_the_row(row: Row) -> None:
     assert set(row.trails) <= {*row.peers, *row.others}
 
 
-def test_a_part_is_run_for_a_row_of_it_or_by_its_own_name() -> None:
+def test_a_part_is_selected_by_one_of_its_rows_or_by_its_name() -> None:
     by_name = {part.name: part for part in PARTS}
     assert by_name["roundtrip"].is_wanted("edge_call_64")
     assert not by_name["roundtrip"].is_wanted("edge_mb")
@@ -62,7 +62,7 @@ def test_a_part_that_cannot_run_says_why_without_paths() -> None:
     assert run_part(program("print(1)"), quick=False).why == "its last line is no JSON object"
 
 
-def test_a_part_that_takes_too_long_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
+def test_a_part_that_times_out_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = (
         "import os, time\n"
@@ -76,7 +76,7 @@ def test_a_part_that_takes_too_long_is_ended_with_all_that_it_began(tmp_path: Pa
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_figures_are_found_by_name_and_deeper_by_a_dot() -> None:
+def test_figures_are_looked_up_by_name_and_dotted_path() -> None:
     figures = {"a": 1, "read/trusted": {"fresh": 12.34567}, "none": None, "yes": "no"}
     assert figure(figures, "a") == 1
     assert figure(figures, "read/trusted.fresh") == 12.35
@@ -84,7 +84,7 @@ def test_figures_are_found_by_name_and_deeper_by_a_dot() -> None:
     assert figure(figures, "a.b") is None and figure(figures, "missing") is None
 
 
-def test_a_row_of_a_part_takes_what_the_part_said() -> None:
+def test_a_part_row_takes_the_figures_of_its_part() -> None:
     outcome = Outcome(1.0, {"durable_1_per_s": 400, "bare_1_per_s": 1300})
     made = row_of(EDGE_CALL, Samples(), {"roundtrip": outcome})
     assert (made["ours"], made["floor"], made["peers"]) == (
@@ -97,7 +97,7 @@ def test_a_row_of_a_part_takes_what_the_part_said() -> None:
     assert row_of(SANDBOX, Samples(), {})["ours"] is None
 
 
-def test_a_row_of_rounds_takes_the_median_of_each_subject() -> None:
+def test_a_loop_row_takes_the_median_of_each_subject() -> None:
     samples, turn = Samples(), next(row for row in ROWS if row.name == "turn")
     samples.values["turn", "ours"] += [70, 72, 300]
     samples.values["turn", "floor"] += [9]
@@ -107,7 +107,7 @@ def test_a_row_of_rounds_takes_the_median_of_each_subject() -> None:
     assert made["peers"]["langgraph"] is None
 
 
-def test_who_cannot_do_something_is_not_asked_for_it_again(tmp_path: Path) -> None:
+def test_a_subject_that_failed_is_not_measured_again(tmp_path: Path) -> None:
     script = tmp_path / "subject.py"
     script.write_text(
         "import sys\n"
@@ -128,7 +128,7 @@ def results(date: str, rows: dict[str, float], **more: Any) -> dict[str, Any]:
     return {"date": date, "rows": made, "problems": {}, "versions": {}, **more}
 
 
-def test_what_is_measured_anew_takes_the_place_of_what_was_there() -> None:
+def test_new_measurements_replace_the_stored_ones() -> None:
     before = results(
         "2026-11-01",
         {"edge_mb": 1, "turn": 2, "no_row_any_more": 3},
@@ -157,18 +157,18 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=os.sep)
 
 
-def test_the_command_knows_its_rows() -> None:
+def test_an_unknown_row_is_refused_with_the_known_rows() -> None:
     done = started("--only", "nothing_of_that_name")
     assert done.returncode == 2 and "no row begins with" in done.stderr
     assert "edge_call_64" in done.stderr and "growth" in done.stderr
 
 
 @pytest.mark.parametrize("less", ["--quick", "--no-peers"])
-def test_figures_that_are_less_than_the_rows_say_are_not_kept(less: str) -> None:
+def test_incomplete_measurements_are_not_written(less: str) -> None:
     assert started(less, "--write").returncode == 2
 
 
-def test_us_and_the_floor_are_measured_by_the_command() -> None:
+def test_the_command_measures_evoclaw_and_the_floor() -> None:
     done = started("--only", "tool_schema", "--no-peers", "--quick")
     made = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.stops import Stop, StopFile, StopKind
 from evoclaw.wiring.oversight import open_approvals
 from tests.support.command_line import reply, shell
-from tests.support.processes import made
+from tests.support.processes import make_processes
 from tests.support.programs.governed_commands import main
 
 ROOT = Path(__file__).parents[2]
@@ -47,12 +47,14 @@ def listed(home: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str
     return json.loads(capsys.readouterr().out)
 
 
-def test_nothing_waits_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_approvals_prints_that_none_are_pending(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(tmp_path, "approvals") == 0
     assert capsys.readouterr().out == "nothing waits for an approval\n"
 
 
-def test_a_call_is_listed_shown_and_approved_once(
+def test_a_pending_call_is_listed_shown_and_approved_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(tmp_path).decision is Decision.PENDING
@@ -76,14 +78,16 @@ def test_a_call_is_listed_shown_and_approved_once(
     assert "used already" in capsys.readouterr().err
 
 
-def test_a_denial_tells_the_model_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_denial_gives_the_model_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ask(tmp_path)
     (one,) = listed(tmp_path, capsys)
     assert main(tmp_path, "approvals", "deny", one["id"], "--reason", "not today") == 0
     assert ask(tmp_path) == Approval(Decision.DENY, "not today")
 
 
-def test_an_approval_for_the_session_is_listed_and_can_be_taken_back(
+def test_a_session_approval_is_listed_and_can_be_withdrawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(tmp_path)
@@ -98,13 +102,15 @@ def test_an_approval_for_the_session_is_listed_and_can_be_taken_back(
     assert ask(tmp_path, 3, "make more").decision is Decision.PENDING
 
 
-def test_an_unknown_id_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_approval_id_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for action in ("show", "approve", "deny"):
         assert main(tmp_path, "approvals", action, "nonsense") == 2
         assert "there is no approval 'nonsense'" in capsys.readouterr().err
 
 
-def test_what_a_model_wrote_is_shown_clean(
+def test_control_characters_in_a_call_are_stripped_from_the_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(tmp_path, command="ls \x1b[2J\u202e; rm -rf /")
@@ -116,7 +122,7 @@ def test_what_a_model_wrote_is_shown_clean(
     assert "\u202e" not in said
 
 
-def test_the_recording_to_go_on_with_is_named(
+def test_approve_prints_the_command_that_resumes_the_recording(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOCLAW_HOME", str(tmp_path))
@@ -143,15 +149,17 @@ def test_the_recording_to_go_on_with_is_named(
         ("less notes about evoclaw run", False),
     ],
 )
-def test_a_host_is_known_by_its_command_line(line: str, ours: bool) -> None:
+def test_an_agent_process_is_recognized_by_its_command_line(line: str, ours: bool) -> None:
     assert started_by_an_agent([["bash"], line.split(), ["init"]]) is ours
 
 
-def test_a_person_is_a_person() -> None:
+def test_a_process_not_started_by_an_agent_is_a_person() -> None:
     assert identify_answerer().kind == "person"
 
 
-async def test_fault_54_an_agent_with_a_shell_approves_and_releases_nothing(tmp_path: Path) -> None:
+async def test_fault_54_an_agent_with_a_shell_cannot_approve_or_release_a_stop(
+    tmp_path: Path,
+) -> None:
     await asyncio.to_thread(ask, tmp_path)
     StopFile(tmp_path / "stops.json").put(Stop(StopKind.TOOL, "other"))
     script = tmp_path / "self.sh"
@@ -172,7 +180,9 @@ async def test_fault_54_an_agent_with_a_shell_approves_and_releases_nothing(tmp_
     assert len(StopFile(tmp_path / "stops.json").stops()) == 1
 
 
-def test_fault_54_what_a_host_started_is_no_person_in_whatever_session(tmp_path: Path) -> None:
+def test_fault_54_a_process_started_by_an_agent_is_never_a_person_in_any_session(
+    tmp_path: Path,
+) -> None:
     ask(tmp_path)
     StopFile(tmp_path / "stops.json").put(Stop(StopKind.ALL))
     script = (
@@ -200,8 +210,8 @@ def test_fault_54_what_a_host_started_is_no_person_in_whatever_session(tmp_path:
     assert ask(tmp_path).decision is Decision.PENDING
 
 
-async def test_fault_54_a_command_in_a_process_namespace_is_no_person(tmp_path: Path) -> None:
-    processes = await made(tmp_path, "pid-namespace")
+async def test_fault_54_a_command_in_a_pid_namespace_is_not_a_person(tmp_path: Path) -> None:
+    processes = await make_processes(tmp_path, "pid-namespace")
     code = "from evoclaw.cli.approvals import person_here; print(person_here().kind)"
     done = await processes.run([sys.executable, "-c", code])
     assert (done.stdout, done.stderr) == (b"agent\n", b"")

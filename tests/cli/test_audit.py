@@ -30,7 +30,7 @@ def _data(tmp_path: Path) -> Path:
     with audit_in(data, clock) as opened:
         for number in range(5):
             opened.note(draft(clock, number, text=f"say \x1b[2J {TOKEN}"))
-            clock.go(60)
+            clock.advance(60)
         opened.record("emergency_stop", ANN, reason="all of it")
     return data
 
@@ -50,7 +50,7 @@ def _typed(
     return type_
 
 
-def test_records_are_shown_on_a_line_each_clean_and_without_secrets(typed: Typing) -> None:
+def test_search_prints_one_sanitized_line_per_record_without_secrets(typed: Typing) -> None:
     code, out = typed("search")
 
     assert code == exits.OK
@@ -62,7 +62,7 @@ def test_records_are_shown_on_a_line_each_clean_and_without_secrets(typed: Typin
     assert "\x1b" not in out and TOKEN not in out
 
 
-def test_as_json_each_record_is_whole(typed: Typing) -> None:
+def test_search_json_prints_complete_records(typed: Typing) -> None:
     _, out = typed("search", "--tool", "bash", "--text", "echo 3", "--json")
 
     (record,) = [json.loads(line) for line in out.splitlines()]
@@ -83,23 +83,23 @@ def test_as_json_each_record_is_whole(typed: Typing) -> None:
         (("--tenant", "acme"), 6),
     ],
 )
-def test_filters(typed: Typing, words: tuple[str, ...], count: int) -> None:
+def test_search_filters_records(typed: Typing, words: tuple[str, ...], count: int) -> None:
     assert len(typed("search", *words)[1].splitlines()) == count
 
 
-def test_the_newest_are_shown_last(typed: Typing) -> None:
+def test_tail_prints_the_newest_records_last(typed: Typing) -> None:
     out = typed("tail", "-n", "2", "--json")[1]
     assert [json.loads(line)["seq"] for line in out.splitlines()] == [5, 6]
 
 
-def test_what_nobody_touched_is_said_to_be_as_written(typed: Typing) -> None:
+def test_verify_accepts_an_unmodified_audit(typed: Typing) -> None:
     code, out = typed("verify")
     assert code == exits.OK
     assert out == "as written: 6 records, 1 to 6; 1 checkpoints, signed up to 6\n"
     assert json.loads(typed("verify", "--json")[1])["ok"] is True
 
 
-def test_what_somebody_touched_is_named_and_fails(typed: Typing, data: Path) -> None:
+def test_verify_reports_a_modified_record_and_fails(typed: Typing, data: Path) -> None:
     path = day_files(data / "audit")[0].path
     path.write_bytes(path.read_bytes().replace(b"echo 2", b"echo 9"))
 
@@ -112,7 +112,7 @@ def test_what_somebody_touched_is_named_and_fails(typed: Typing, data: Path) -> 
     assert (report["ok"], report["findings"][0]["line"]) == (False, 3)
 
 
-def test_delivered_records_are_compared_with_those_here(typed: Typing, data: Path) -> None:
+def test_verify_compares_shipped_records_with_local_files(typed: Typing, data: Path) -> None:
     code, out = typed("ship")
     assert (code, out.split(": ")[1]) == (exits.OK, "6 records shipped, up to record 6\n")
     assert typed("verify")[0] == exits.OK
@@ -123,7 +123,7 @@ def test_delivered_records_are_compared_with_those_here(typed: Typing, data: Pat
     assert len(typed("search")[1].splitlines()) == 6, "the cold tier still has them"
 
 
-def test_an_export_is_checked_elsewhere_with_the_public_key(
+def test_an_export_is_verified_on_another_machine_with_the_public_key(
     typed: Typing, data: Path, tmp_path: Path
 ) -> None:
     key = typed("key")[1].strip()
@@ -145,7 +145,9 @@ def test_an_export_is_checked_elsewhere_with_the_public_key(
     assert not elsewhere.exists(), "checking makes nothing"
 
 
-def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: Path) -> None:
+def test_verify_with_a_pinned_checkpoint_detects_a_rolled_back_audit(
+    typed: Typing, data: Path
+) -> None:
     import shutil
 
     shutil.copytree(data / "audit", data / "old")
@@ -174,12 +176,12 @@ def test_a_pin_finds_out_that_an_older_audit_was_put_back(typed: Typing, data: P
         (("export", "x", "--until", "1999-01-01"), "no record"),
     ],
 )
-def test_what_cannot_work_is_said(typed: Typing, words: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_errors(typed: Typing, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(EvoClawError, match=said):
         typed(*words)
 
 
-def test_without_an_audit_that_is_said(typed: Typing, tmp_path: Path) -> None:
+def test_commands_report_a_missing_audit_or_cold_tier(typed: Typing, tmp_path: Path) -> None:
     for words in (("verify",), ("export", str(tmp_path / "x"))):
         with pytest.raises(ConfigError, match="there is no audit"):
             typed(*words, place=tmp_path / "none")
@@ -188,7 +190,7 @@ def test_without_an_audit_that_is_said(typed: Typing, tmp_path: Path) -> None:
         typed("ship", cold="none")
 
 
-def test_times_are_read_as_people_write_them() -> None:
+def test_relative_and_iso_times_are_parsed() -> None:
     now = time.time()
     assert parse_time("2h", now) == now - 7200
     assert parse_time("1970-01-02", now) == 86_400

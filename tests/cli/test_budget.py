@@ -34,7 +34,7 @@ def _spent(home: Path) -> None:  # pyright: ignore[reportUnusedFunction]
 
 
 @pytest.mark.usefixtures("_spent")
-def test_accounts_are_shown_with_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_accounts_are_shown_with_the_remaining_amounts(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("budget") == 0
     told = capsys.readouterr().out
     assert "$0.2500 spent, $0.2500 reserved, $4.5000 left of $5.0000 within 86,400 s" in told
@@ -45,7 +45,7 @@ def test_accounts_are_shown_with_what_is_left(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("_spent")
-def test_as_json_amounts_are_in_the_units_that_people_use(
+def test_json_amounts_use_dollars_and_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     typed("budget", "--json", "--all")
@@ -58,6 +58,8 @@ def test_as_json_amounts_are_in_the_units_that_people_use(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_ledger_with_nothing_in_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_ledger_prints_that_no_accounts_are_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert typed("budget") == 0
     assert "no open accounts" in capsys.readouterr().out

@@ -13,14 +13,14 @@ from evoclaw.cli.service_api import watch_records
 from evoclaw.cli.sse import MAX_EVENT_BYTES, ServerSentEvent, SseParser
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
-from tests.support.stub_service import TOKEN, Served, left_by, serving
+from tests.support.stub_service import TOKEN, StubRun, serve_stub, write_service_file
 
 
 def env(folder: Path, **more: str) -> dict[str, str]:
     return {"EVOCLAW_HOME": str(folder / ".evoclaw"), **more}
 
 
-def test_events_come_out_the_same_however_the_bytes_are_cut() -> None:
+def test_sse_events_are_parsed_the_same_at_any_chunk_boundary() -> None:
     said = (
         b": hello\r\n\r\nid: 1\r\nevent: text_delta\r\ndata: a\r\n\r\n"
         b"data: b\ndata: c\n\n: beat\n\nid: 3\nevent: x\n\nid:4\nevent:y\ndata:d\n\n"
@@ -37,24 +37,24 @@ def test_events_come_out_the_same_however_the_bytes_are_cut() -> None:
         assert found == expected, f"in pieces of {size}"
 
 
-def test_an_event_without_an_end_is_given_up() -> None:
+def test_an_sse_event_larger_than_the_limit_is_an_error() -> None:
     stream = SseParser()
     with pytest.raises(EvoClawError, match="16 MiB"):
         for _ in range(MAX_EVENT_BYTES // 2**20 + 1):
             stream.feed(b"data: " + b"x" * 2**20 + b"\n")
 
 
-async def test_the_file_of_the_service_must_be_private(tmp_path: Path) -> None:
-    async with serving() as fake:
-        left_by(fake, tmp_path)
+async def test_the_service_file_must_be_private(tmp_path: Path) -> None:
+    async with serve_stub() as fake:
+        write_service_file(fake, tmp_path)
         assert find_service(env(tmp_path)).token == TOKEN
         for mode in (0o640, 0o604, 0o622):
-            left_by(fake, tmp_path, mode=mode)
+            write_service_file(fake, tmp_path, mode=mode)
             with pytest.raises(ConfigError, match="chmod go="):
                 find_service(env(tmp_path))
 
 
-def test_without_any_word_of_a_service_it_is_not_up(tmp_path: Path) -> None:
+def test_a_missing_service_file_means_the_service_is_not_up(tmp_path: Path) -> None:
     with pytest.raises(ServiceNotRunning, match="start it with `evoclaw up`"):
         find_service(env(tmp_path))
 
@@ -71,7 +71,7 @@ def test_without_any_word_of_a_service_it_is_not_up(tmp_path: Path) -> None:
         ("https://[broken", "not a URL"),
     ],
 )
-def test_an_address_that_would_give_the_token_away_is_refused(
+def test_an_insecure_or_invalid_service_url_is_refused(
     url: str, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -79,14 +79,14 @@ def test_an_address_that_would_give_the_token_away_is_refused(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1", "https://example.org"])
-def test_an_address_here_or_encrypted_is_taken(url: str, tmp_path: Path) -> None:
+def test_a_loopback_or_https_url_is_accepted(url: str, tmp_path: Path) -> None:
     found = find_service(env(tmp_path, EVOCLAW_URL=url, EVOCLAW_TOKEN="secret"))
     assert (found.url, found.token) == (url, "secret")
 
 
-async def test_a_refusal_is_told_in_the_words_of_the_service(tmp_path: Path) -> None:
-    async with serving() as fake:
-        left_by(fake, tmp_path)
+async def test_an_error_response_is_raised_with_the_message_of_the_service(tmp_path: Path) -> None:
+    async with serve_stub() as fake:
+        write_service_file(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
             with pytest.raises(ServiceRefused, match="there is no such run; list them") as refused:
                 await client.get("/v1/runs/none")
@@ -96,14 +96,14 @@ async def test_a_refusal_is_told_in_the_words_of_the_service(tmp_path: Path) -> 
                 await client.get("/v1/runs")
 
 
-async def test_a_stream_that_breaks_is_taken_up_without_gap_or_repetition(tmp_path: Path) -> None:
-    async def script(run: Served) -> None:
+async def test_a_broken_event_stream_is_resumed_without_gap_or_repetition(tmp_path: Path) -> None:
+    async def script(run: StubRun) -> None:
         for number in range(20):
             run.says(str(number))
         run.ends("done")
 
-    async with serving(script) as fake:
-        left_by(fake, tmp_path)
+    async with serve_stub(script) as fake:
+        write_service_file(fake, tmp_path)
         fake.cut_after = [0, 1, 3, 7]
         fake.drop_after = [-1, -1, -1, -1, 2]
         async with open_client(env(tmp_path)) as client:
@@ -114,15 +114,15 @@ async def test_a_stream_that_breaks_is_taken_up_without_gap_or_repetition(tmp_pa
     assert isinstance(end := records[-1].event, RunFinished) and end.text == "done"
 
 
-async def test_a_run_that_waits_ends_the_watching_and_can_be_watched_on(tmp_path: Path) -> None:
-    async def script(run: Served) -> None:
+async def test_a_waiting_run_ends_the_watch_and_can_be_watched_again(tmp_path: Path) -> None:
+    async def script(run: StubRun) -> None:
         run.ends("", StopReason.WAITING)
         await run.steered.get()
         run.resumes()
         run.ends("done")
 
-    async with serving(script) as fake:
-        left_by(fake, tmp_path)
+    async with serve_stub(script) as fake:
+        write_service_file(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
             run = await client.post("/v1/runs", {"message": "go"}, key="k")
             first = [record.seq async for record in watch_records(client, run["run_id"])]
@@ -131,7 +131,7 @@ async def test_a_run_that_waits_ends_the_watching_and_can_be_watched_on(tmp_path
     assert (first, rest) == ([1, 2], [3, 4])
 
 
-async def test_the_token_is_not_carried_to_where_a_redirect_leads(tmp_path: Path) -> None:
+async def test_the_token_is_not_sent_to_a_redirect_target(tmp_path: Path) -> None:
     seen: list[str] = []
 
     async def there(request: web.Request) -> web.Response:
@@ -142,27 +142,27 @@ async def test_the_token_is_not_carried_to_where_a_redirect_leads(tmp_path: Path
         raise web.HTTPFound("/v1/there")
 
     more = [web.get("/v1/there", there), web.get("/v1/here", here)]
-    async with serving(more=more) as fake:
-        left_by(fake, tmp_path)
+    async with serve_stub(more=more) as fake:
+        write_service_file(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
             with pytest.raises(ServiceRefused, match="302"):
                 await client.get("/v1/here")
     assert not seen
 
 
-async def test_an_answer_that_is_no_json_is_an_error_that_says_so(tmp_path: Path) -> None:
+async def test_a_response_that_is_not_json_is_an_error(tmp_path: Path) -> None:
 
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="<html>")
 
-    async with serving(more=[web.get("/v1/page", page)]) as fake:
-        left_by(fake, tmp_path)
+    async with serve_stub(more=[web.get("/v1/page", page)]) as fake:
+        write_service_file(fake, tmp_path)
         async with open_client(env(tmp_path)) as client:
             with pytest.raises(EvoClawError, match="did not answer with JSON"):
                 await client.get("/v1/page")
 
 
-def test_a_file_that_is_no_word_of_a_service_is_named(tmp_path: Path) -> None:
+def test_an_invalid_service_file_is_named_in_the_error(tmp_path: Path) -> None:
     path = tmp_path / ".evoclaw" / "api.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"url": 5}))

@@ -51,13 +51,13 @@ def test_bash_offers_commands_actions_options_and_choices(tmp_path: Path) -> Non
     assert completed("evoclaw audit search --", tmp_path)[:2] == ["--tool", "--agent"]
 
 
-def test_every_command_is_offered(tmp_path: Path) -> None:
+def test_completion_offers_every_command(tmp_path: Path) -> None:
     every = [name for commands in GROUPS.values() for name in commands]
     assert completed("evoclaw ", tmp_path) == every
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_command_prints_a_script_that_its_shell_can_read(shell: str, tmp_path: Path) -> None:
+def test_the_completion_script_is_valid_for_its_shell(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "evoclaw", "completion", shell],
         env={"PATH": PATH, "HOME": str(tmp_path)},
@@ -76,7 +76,7 @@ def test_the_command_prints_a_script_that_its_shell_can_read(shell: str, tmp_pat
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_offers_commands_and_options_with_what_they_do(tmp_path: Path) -> None:
+def test_fish_offers_commands_and_options_with_descriptions(tmp_path: Path) -> None:
     (tmp_path / "evoclaw.fish").write_text(script("fish", command_line))
 
     def offered(typed: str) -> list[str]:
@@ -97,11 +97,11 @@ def test_fish_offers_commands_and_options_with_what_they_do(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-async def test_zsh_completes_at_the_keyboard(tmp_path: Path) -> None:
+async def test_zsh_completes_commands_interactively(tmp_path: Path) -> None:
     (tmp_path / "c.zsh").write_text(script("zsh", command_line))
     shell = Shell(tmp_path, tmp_path, {"PATH": PATH})
     async with terminal(shell, program=("zsh", "-f", "-i")) as here:
         here.type("PS1=ready'> '; autoload -U compinit; compinit -D -u; source c.zsh\n")
-        await here.sees("ready> ")
+        await here.expect("ready> ")
         here.type("echo evoclaw; evoclaw ski\t")
-        await here.sees("evoclaw skills")
+        await here.expect("evoclaw skills")

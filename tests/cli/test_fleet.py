@@ -50,7 +50,7 @@ async def running(here: Shell, *arguments: str) -> AsyncGenerator[Up]:
             await process.communicate()
 
 
-async def test_one_terminal_is_enough_for_a_broker_an_orchestrator_and_an_edge(
+async def test_one_up_process_runs_a_broker_an_orchestrator_and_an_edge(
     tmp_path: Path,
 ) -> None:
     task = reply("", ("bash", {"command": "echo over there > proof; cat proof"}))
@@ -72,7 +72,7 @@ async def test_one_terminal_is_enough_for_a_broker_an_orchestrator_and_an_edge(
         assert up.process.returncode == exits.OK
 
 
-async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again(
+async def test_a_device_joins_with_a_one_time_token_and_can_be_revoked(
     tmp_path: Path,
 ) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
@@ -105,7 +105,7 @@ async def test_a_device_joins_with_a_token_that_works_once_and_is_shut_out_again
 
 
 @pytest.mark.slow
-async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Path) -> None:
+async def test_tools_that_a_device_adds_later_need_approval(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
         told = (await here.type("agents", "invite", "pi", "--qr")).err
@@ -132,7 +132,7 @@ async def test_tools_that_a_device_gets_later_are_asked_about_first(tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_everything_works_over_tls(tmp_path: Path) -> None:
+async def test_broker_join_and_ping_work_over_tls(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     cert, key = str(files.server_cert), str(files.server_key)
     tls = ("--cert", cert, "--key", key, "--ca-file", str(files.ca))
@@ -168,7 +168,7 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         (("up", "--host", "192.0.2.1"), "no free port was found on 192.0.2.1"),
     ],
 )
-async def test_what_cannot_work_is_said_with_what_to_do(
+async def test_invalid_fleet_commands_fail_with_advice(
     tmp_path: Path, typed: tuple[str, ...], advice: str
 ) -> None:
     async with shell(tmp_path) as here:
@@ -179,7 +179,7 @@ async def test_what_cannot_work_is_said_with_what_to_do(
 
 
 @pytest.mark.slow
-async def test_a_run_on_an_edge_that_is_not_there_says_who_is(tmp_path: Path) -> None:
+async def test_ping_to_an_unknown_edge_lists_the_edges_that_are_online(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0") as up:
         await up.says("edge local: online")
         done = await here.type("ping", "nobody")
@@ -187,7 +187,7 @@ async def test_a_run_on_an_edge_that_is_not_there_says_who_is(tmp_path: Path) ->
     assert "agent 'nobody' is not online; online: local" in done.err
 
 
-async def test_a_person_gets_an_account_at_the_broker_and_loses_it(tmp_path: Path) -> None:
+async def test_a_broker_user_is_created_and_removed(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
         early = await here.type("channels", "user", "ann")
         async with running(here, "up", "--api-port", "0", "--no-edge", "--no-api") as up:
@@ -202,7 +202,7 @@ async def test_a_person_gets_an_account_at_the_broker_and_loses_it(tmp_path: Pat
     assert (gone.code, again.code) == (exits.OK, exits.MISUSED)
 
 
-async def test_the_commands_know_the_services_own_certificate(tmp_path: Path) -> None:
+async def test_commands_trust_the_certificate_of_the_service(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     async with shell(tmp_path) as here:
         data = here.home / ".evoclaw"

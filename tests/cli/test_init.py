@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_the_file_read_back_gives_the_defaults(home: Path) -> None:
+def test_the_generated_file_loads_as_the_defaults(home: Path) -> None:
     assert initialise() == 0
     env = {"EVOCLAW_HOME": str(home)}
     assert read_evoclaw_toml(home / "evoclaw.toml", env) == read_evoclaw_toml(None, env)
@@ -45,13 +45,13 @@ def test_the_file_read_back_gives_the_defaults(home: Path) -> None:
     assert (home / "evoclaw.toml").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_folder_that_others_could_read_is_shut(home: Path) -> None:
+def test_init_makes_the_data_folder_private(home: Path) -> None:
     home.mkdir(mode=0o755)
     initialise()
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_nothing_is_written_over_and_force_keeps_a_backup(home: Path) -> None:
+def test_init_never_overwrites_a_file_and_force_makes_a_backup(home: Path) -> None:
     home.mkdir()
     (home / "evoclaw.toml").write_text("# mine\n")
     with pytest.raises(ConfigError, match="--force"):
@@ -63,7 +63,7 @@ def test_nothing_is_written_over_and_force_keeps_a_backup(home: Path) -> None:
     assert (home / "evoclaw.toml.2").exists()
 
 
-def test_a_model_that_is_named_is_the_one_of_the_usual_agent(home: Path) -> None:
+def test_init_with_a_model_configures_the_default_agent(home: Path) -> None:
     initialise("--model", 'odd/"model"')
     env = {"EVOCLAW_HOME": str(home)}
     found = read_evoclaw_toml(home / "evoclaw.toml", env)
@@ -93,7 +93,7 @@ def settings(text: str) -> Iterator[tuple[str, str, str, list[str]]]:
         yield table, key, line, [one for one in needed.get(table, []) if one != line]
 
 
-def test_every_line_can_be_uncommented_by_itself(home: Path) -> None:
+def test_every_setting_of_the_generated_file_can_be_uncommented_alone(home: Path) -> None:
     env = {"EVOCLAW_HOME": str(home)}
     text = template(read_evoclaw_toml(None, env))
     (home).mkdir()
@@ -112,7 +112,7 @@ def test_every_line_can_be_uncommented_by_itself(home: Path) -> None:
             raise AssertionError(f"{file.read_text()}\n{problem}") from None
 
 
-def test_every_table_and_key_is_there(home: Path) -> None:
+def test_the_generated_file_has_every_table_and_key(home: Path) -> None:
     text = template(read_evoclaw_toml(None, {"EVOCLAW_HOME": str(home)}))
     keys = {f"{table.strip('[]')}.{key}".strip(".") for table, key, _, _ in settings(text)}
     assert {"data", "orchestrator.max_tool_iterations", "agents.id", "agents.limits.max_turns",
@@ -120,7 +120,7 @@ def test_every_table_and_key_is_there(home: Path) -> None:
     assert "broker.password" not in text
 
 
-def test_the_folder_of_the_environment_is_the_one_that_is_used(home: Path) -> None:
+def test_init_writes_to_the_folder_of_evoclaw_home(home: Path) -> None:
     assert os.environ["EVOCLAW_HOME"] == str(home)
     assert initialise("--json") == 0
     assert (home / "evoclaw.toml").exists()

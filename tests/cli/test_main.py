@@ -63,7 +63,9 @@ def test_help_lists_the_commands_by_group(capsys: pytest.CaptureFixture[str]) ->
     assert "  edge        Run an edge agent on this machine\n" in shown
 
 
-def test_help_of_a_command_is_what_its_option_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_command_prints_the_same_as_the_help_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for words in (["run"], ["agents", "invite"], ["edge", "join"]):
         assert main(["help", *words]) == exits.OK
         shown = capsys.readouterr().out
@@ -86,7 +88,7 @@ def test_help_of_a_command_is_what_its_option_prints(capsys: pytest.CaptureFixtu
         ("runs cancel", "Missing argument 'ID'; see `evoclaw runs cancel --help`"),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_one_line_that_names_what_helps(
+def test_a_wrong_command_line_is_answered_with_one_line_of_advice(
     words: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words.split()) == exits.MISUSED
@@ -106,7 +108,7 @@ def test_without_a_command_the_commands_are_listed_and_the_exit_code_is_2(
     assert said.err.startswith(f"Usage: {' '.join(('evoclaw', *words))} [OPTIONS]")
 
 
-def test_an_option_before_the_subcommand_counts_as_well(
+def test_an_option_before_the_subcommand_is_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOCLAW_HOME", str(tmp_path))
@@ -115,12 +117,12 @@ def test_an_option_before_the_subcommand_counts_as_well(
         assert capsys.readouterr().out == "[]\n"
 
 
-def test_every_end_of_a_run_has_an_exit_code() -> None:
+def test_every_stop_reason_has_an_exit_code() -> None:
     assert set(exits.BY_STOP) == set(StopReason)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["nothing"]])
-def test_what_runs_no_command_imports_none(words: list[str]) -> None:
+def test_help_version_and_unknown_commands_import_no_command_modules(words: list[str]) -> None:
     code = (
         "import sys; from evoclaw.cli.main import main; code = main(sys.argv[1:]); "
         "loaded = {'msgspec', 'asyncio', 'evoclaw.core.events', 'evoclaw.wiring'} & {*sys.modules};"

@@ -68,7 +68,7 @@ def test_explain_names_policies_effects_and_the_rule(
     assert "before Stops, ToolStatus, Rates" in out
 
 
-def test_a_call_can_be_typed_in_three_ways(
+def test_explain_accepts_a_call_in_three_forms(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = '{"tool": "read", "arguments": {"path": "/etc/shadow"}}'
@@ -105,7 +105,7 @@ def test_diff_replays_recorded_calls(tmp_path: Path, capsys: pytest.CaptureFixtu
         compare_rules(judging, *files, tmp_path / "none", as_json=False)
 
 
-def test_the_command_judges_by_the_rules_of_this_machine(
+def test_policy_commands_use_the_rules_of_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -53,12 +53,16 @@ def test_receipts_are_listed(book: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert found["missing"] == []
 
 
-def test_an_empty_book_says_how_receipts_come_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_archive_prints_how_receipts_are_created(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert typed("receipts") == exits.OK
     assert "an edge with a device key" in capsys.readouterr().out
 
 
-def test_a_gap_and_a_flaw_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_and_flawed_receipts_are_reported(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def fill() -> None:
         async with open_receipts({"EVOCLAW_HOME": str(home)}) as archive:
             for n, flaw in ((1, ""), (4, ""), (5, "fork")):
@@ -74,7 +78,7 @@ def test_a_gap_and_a_flaw_are_shown(home: Path, capsys: pytest.CaptureFixture[st
     assert "FORK" in said
 
 
-def test_one_receipt_is_shown_by_its_id_or_its_request(
+def test_a_receipt_is_shown_by_its_id_or_its_request_id(
     book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("receipts", "list", "--json")
@@ -87,7 +91,7 @@ def test_one_receipt_is_shown_by_its_id_or_its_request(
         typed("receipts", "show", "r9-99999999")
 
 
-def test_what_is_exported_is_verified_and_a_changed_file_is_not(
+def test_an_export_verifies_and_a_modified_export_does_not(
     book: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.jsonl"

@@ -9,7 +9,7 @@ from evoclaw.core.events import RunStarted
 from evoclaw.core.messages import Reply, SystemMessage, ToolResult, UserMessage
 from evoclaw.store.sessions.recordings import read_recording
 from tests.support.command_line import Shell, reply, shell
-from tests.support.stub_service import answers, serving, shell_of
+from tests.support.stub_service import echo_message, serve_stub, shell_for
 
 TASK = (
     reply("Looking.", ("read", {"path": "a.txt"})),
@@ -33,7 +33,9 @@ def opening(path: Path) -> RunStarted:
     return event
 
 
-async def test_a_fork_keeps_what_was_before_the_turn_and_asks_anew(tmp_path: Path) -> None:
+async def test_fork_keeps_the_messages_before_the_turn_and_asks_the_model_again(
+    tmp_path: Path,
+) -> None:
     async with shell(tmp_path, *TASK, reply("Forked.")) as here:
         old = await recorded(here, "old.jsonl", "run", "read both")
         new = await recorded(
@@ -49,7 +51,7 @@ async def test_a_fork_keeps_what_was_before_the_turn_and_asks_anew(tmp_path: Pat
     assert again.out == "Forked.\n", "a fork is a recording like any other"
 
 
-async def test_a_fork_can_have_other_instructions_and_another_task(tmp_path: Path) -> None:
+async def test_fork_can_replace_the_system_prompt_and_the_task(tmp_path: Path) -> None:
     async with shell(tmp_path, *TASK, reply("Other."), reply("More.")) as here:
         old = await recorded(here, "old.jsonl", "run", "read both")
         (here.workspace / "prompt.txt").write_text("Be brief.")
@@ -65,7 +67,7 @@ async def test_a_fork_can_have_other_instructions_and_another_task(tmp_path: Pat
     assert [m.text for m in opening(more).messages[-2:]] == ["A and b.", "and more"]
 
 
-async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
+async def test_an_impossible_fork_is_refused_with_the_reason(tmp_path: Path) -> None:
     async with shell(tmp_path, *TASK) as here:
         old = await recorded(here, "old.jsonl", "run", "read both")
         beyond = await here.type("fork", str(old), "--at", "5")
@@ -77,10 +79,10 @@ async def test_a_fork_that_cannot_be_says_why(tmp_path: Path) -> None:
     assert "--run ID" in nothing.err
 
 
-async def test_a_run_of_the_service_can_be_forked(tmp_path: Path) -> None:
+async def test_fork_accepts_a_run_of_the_service(tmp_path: Path) -> None:
     (tmp_path / "llm").mkdir()
-    async with serving(answers) as fake, shell(tmp_path / "llm", reply("Forked.")) as llm:
-        here = shell_of(fake, tmp_path)
+    async with serve_stub(echo_message) as fake, shell(tmp_path / "llm", reply("Forked.")) as llm:
+        here = shell_for(fake, tmp_path)
         here.env.update(llm.env)
         assert (await here.type("chat", stdin=b"hello\n")).code == 0
         ran = await here.type("fork", "--run", "run00000001", "--at", "1")
@@ -88,7 +90,7 @@ async def test_a_run_of_the_service_can_be_forked(tmp_path: Path) -> None:
     assert "forked from run run00000 at turn 1" in ran.err
 
 
-async def test_two_recordings_of_the_same_are_the_same(tmp_path: Path) -> None:
+async def test_diff_finds_no_difference_between_equal_runs(tmp_path: Path) -> None:
     async with shell(tmp_path, *TASK, *TASK) as here:
         a = await recorded(here, "a.jsonl", "run", "read both")
         b = await recorded(here, "b.jsonl", "run", "read both")
@@ -98,7 +100,7 @@ async def test_two_recordings_of_the_same_are_the_same(tmp_path: Path) -> None:
     assert facts == {"same": True, "differences": []}
 
 
-async def test_what_differs_is_said_turn_by_turn(tmp_path: Path) -> None:
+async def test_diff_reports_differences_turn_by_turn(tmp_path: Path) -> None:
     other = (TASK[0], reply("", ("read", {"path": "none.txt"})), reply("Only \x1b[2Ja."))
     async with shell(tmp_path, *TASK, *other) as here:
         a = await recorded(here, "a.jsonl", "run", "read both")

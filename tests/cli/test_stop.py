@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.governance.stops import Stop, StopFile, StopKind
-from tests.support.processes import alive, token
+from tests.support.processes import alive, unique_seconds
 from tests.support.programs.governed_commands import main
 from tests.support.waiting import until
 
@@ -21,7 +21,7 @@ def stops(home: Path) -> list[tuple[str, str]]:
     return [(str(one.kind), one.name) for one in StopFile(home / "stops.json").stops()]
 
 
-def test_each_kind_is_stopped_listed_and_released(
+def test_stops_of_each_kind_are_set_listed_and_released(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for what in (("--all",), ("--agent", "pi"), ("--tool", "bash"), ("--network",)):
@@ -41,7 +41,7 @@ def test_each_kind_is_stopped_listed_and_released(
     assert stops(tmp_path) == [("all", ""), ("agent", "pi"), ("network", "")]
 
 
-def test_what_is_not_stopped_cannot_be_released(
+def test_releasing_a_stop_that_is_not_set_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(tmp_path, "stop", "--release", "--agent", "pi") == 2
@@ -50,7 +50,9 @@ def test_what_is_not_stopped_cannot_be_released(
     assert "the name of the tool is empty" in capsys.readouterr().err
 
 
-def test_one_must_say_what_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_without_a_target_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for wrong, why in (
         (("--release",), "One of --all, --agent, --tool, --network, --list is required"),
         ((), "is required"),
@@ -61,7 +63,7 @@ def test_one_must_say_what_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "stops.json").exists()
 
 
-def test_a_damaged_file_is_told_and_set_right_by_releasing_everything(
+def test_a_damaged_stop_file_is_reported_and_repaired_by_release_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "stops.json").write_text("{")
@@ -73,14 +75,16 @@ def test_a_damaged_file_is_told_and_set_right_by_releasing_everything(
     assert kept.read_text() == "{"
 
 
-def test_what_is_shown_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_list_strips_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     StopFile(tmp_path / "stops.json").put(Stop(StopKind.TOOL, "a\x1b[2Jb", "c\x1b]0;d\x07"))
     assert main(tmp_path, "stop", "--list") == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
-async def test_a_stop_ends_a_run_in_another_process_and_all_it_started(tmp_path: Path) -> None:
-    work, mark = tmp_path / "work", token()
+async def test_stop_all_ends_a_run_in_another_process_and_its_children(tmp_path: Path) -> None:
+    work, mark = tmp_path / "work", unique_seconds()
     work.mkdir()
 
     async def start(*arguments: str) -> asyncio.subprocess.Process:

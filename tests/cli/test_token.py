@@ -27,7 +27,7 @@ async def scopes_of(home: Path, secret: str) -> frozenset[str] | None:
     return None if caller is None else caller.scopes
 
 
-def test_a_token_is_made_listed_and_taken_back(
+def test_a_token_is_created_listed_and_revoked(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("token", "new", "--scope", "runs:read", "--scope", "human", "--name", "me", "--expires",
@@ -50,7 +50,7 @@ def test_a_token_is_made_listed_and_taken_back(
         typed("token", "revoke", "none")
 
 
-def test_what_a_token_may_is_checked() -> None:
+def test_token_scopes_and_expiry_are_validated() -> None:
     with pytest.raises(ConfigError, match="no such scope: root"):
         typed("token", "new", "--scope", "root")
     with pytest.raises(ConfigError, match="--expires"):

@@ -16,7 +16,7 @@ from tests.support.databases import Place
 from tests.support.sshd import sshd
 
 
-async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> None:
+async def test_tools_are_listed_with_the_reason_why_some_are_unavailable(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
         plain = await here.type("tools")
         everything = await here.type("tools", "--all")
@@ -37,13 +37,13 @@ async def test_tools_are_listed_with_why_some_cannot_be_used(tmp_path: Path) -> 
     assert (search["runs_on"], read["runs_on"]) == (["local"], ["edge", "local"])
 
 
-async def test_a_key_that_is_set_brings_its_tool(tmp_path: Path) -> None:
+async def test_setting_an_api_key_makes_its_tool_available(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
         here.env["BRAVE_API_KEY"] = "key"
         assert "websearch" in (await here.type("tools")).out
 
 
-async def test_the_doctor_says_what_works_and_what_to_do_about_the_rest(tmp_path: Path) -> None:
+async def test_doctor_reports_available_tools_and_how_to_enable_the_others(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
         here.env["PATH"] = "/nowhere"
         told = await here.type("doctor")
@@ -56,7 +56,7 @@ async def test_the_doctor_says_what_works_and_what_to_do_about_the_rest(tmp_path
     assert {one["name"]: one["ok"] for one in facts}["model"] is True
 
 
-async def test_a_skill_is_made_checked_and_used_in_the_next_run(tmp_path: Path) -> None:
+async def test_a_new_skill_is_checked_and_used_in_the_next_run(tmp_path: Path) -> None:
     answers = (
         reply("", ("skill", {"name": "greeter"})),
         reply("", ("greeter", {"who": "Ada"})),
@@ -76,7 +76,7 @@ async def test_a_skill_is_made_checked_and_used_in_the_next_run(tmp_path: Path) 
     assert "Hello, Ada!" in texts[1]
 
 
-async def test_a_tool_of_ones_own_is_there_in_the_next_run(tmp_path: Path) -> None:
+async def test_a_custom_tool_is_available_in_the_next_run(tmp_path: Path) -> None:
     answers = (reply("", ("double", {"number": 21})), reply("42."))
     async with shell(tmp_path, *answers) as here:
         folder = here.home / ".evoclaw" / "tools"
@@ -96,7 +96,7 @@ async def test_a_tool_of_ones_own_is_there_in_the_next_run(tmp_path: Path) -> No
     assert '"text":"42"' in ran.out
 
 
-async def test_a_session_remembers_and_its_todos_outlive_the_process(tmp_path: Path) -> None:
+async def test_a_session_and_its_todos_persist_across_processes(tmp_path: Path) -> None:
     todo = {"todos": [{"content": "water the plants", "status": "pending"}]}
     answers = (
         reply("", ("todowrite", todo)),
@@ -118,7 +118,7 @@ async def test_a_session_remembers_and_its_todos_outlive_the_process(tmp_path: P
     )
 
 
-async def test_what_a_session_had_not_ended_is_gone_on_with_first(tmp_path: Path) -> None:
+async def test_an_unfinished_run_of_a_session_is_resumed_first(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("Hello."), reply("Went on."), reply("Now this.")) as here:
         assert (await here.type("run", "--session", "home", "hi")).code == 0
         place = Place(here.home / ".evoclaw" / "evoclaw.db")
@@ -132,7 +132,7 @@ async def test_what_a_session_had_not_ended_is_gone_on_with_first(tmp_path: Path
     assert "Went on." in str(said)
 
 
-async def test_a_sub_run_does_its_part_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_sub_run_returns_its_answer_to_the_parent_run(tmp_path: Path) -> None:
     asked = {"prompt": "count the files", "description": "count"}
     answers = (reply("", ("task", asked)), reply("There are 3."), reply("Three files."))
     async with shell(tmp_path, *answers) as here:
@@ -146,7 +146,7 @@ async def test_a_sub_run_does_its_part_and_the_run_goes_on(tmp_path: Path) -> No
     assert "There are 3." in json.dumps(done)
 
 
-async def test_a_session_is_not_for_edges_or_recordings(tmp_path: Path) -> None:
+async def test_a_session_cannot_be_combined_with_on_or_resume(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
         ran = await here.type("run", "--session", "a", "--on", "pi", "hi")
     assert ran.code == 2 and "cannot be combined with --on or --resume" in ran.err
@@ -155,7 +155,7 @@ async def test_a_session_is_not_for_edges_or_recordings(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     shutil.which("sshd", path="/usr/sbin:/sbin") is None, reason="install openssh-server"
 )
-async def test_a_run_works_on_another_machine_over_ssh(tmp_path: Path) -> None:
+async def test_a_run_works_on_a_remote_machine_over_ssh(tmp_path: Path) -> None:
     far = tmp_path / "far"
     far.mkdir()
     (far / "a.txt").write_text("from afar\n")

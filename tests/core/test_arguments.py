@@ -46,7 +46,7 @@ def test_fault_45_arguments_that_are_malformed_or_ambiguous_are_refused(name: st
 
 
 @pytest.mark.parametrize("text", ["", "  ", "{}", " { } "])
-def test_nothing_is_an_empty_object(text: str) -> None:
+def test_empty_arguments_are_an_empty_object(text: str) -> None:
     assert parse_arguments(text) == {}
 
 
@@ -62,12 +62,12 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=5))
-def test_whatever_is_sound_is_read_as_it_was_meant(value: dict[str, object]) -> None:
+def test_valid_json_arguments_are_parsed_unchanged(value: dict[str, object]) -> None:
     assert parse_arguments(json.dumps(value)) == value
 
 
 @given(st.text(max_size=200))
-def test_no_text_makes_the_reader_crash(text: str) -> None:
+def test_no_text_crashes_the_argument_parser(text: str) -> None:
     try:
         parse_arguments(text)
     except BadArguments as error:

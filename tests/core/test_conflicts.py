@@ -45,12 +45,14 @@ def call(of: Tool, **arguments: JSON) -> Call:
         (call(BASH), call(SEARCH), False),
     ],
 )
-def test_overlap(first: Call, second: Call, expected: bool) -> None:
+def test_calls_conflict_if_resources_overlap_and_one_writes(
+    first: Call, second: Call, expected: bool
+) -> None:
     assert conflict(first, second) is expected
     assert conflict(second, first) is expected
 
 
-async def test_calls_that_do_not_conflict_really_run_at_once() -> None:
+async def test_calls_without_conflict_run_in_parallel() -> None:
     gate = Gate(5)
     asked = [("read", {"path": str(i)}) for i in range(5)]
     ran = await run(Scripted(calls(*asked), says("ok")), Table((READ, gate)))
@@ -58,7 +60,7 @@ async def test_calls_that_do_not_conflict_really_run_at_once() -> None:
     assert all(result.text == "through" for result in ran.results)
 
 
-async def test_no_more_than_max_parallel_run_at_once() -> None:
+async def test_at_most_max_parallel_calls_run_at_the_same_time() -> None:
     gate = Gate(2)
     asked = [("read", {"path": str(i)}) for i in range(4)]
     settings = LoopSettings(max_parallel=2)
@@ -66,7 +68,7 @@ async def test_no_more_than_max_parallel_run_at_once() -> None:
     assert gate.peak == 2
 
 
-async def test_conflicting_calls_keep_the_order_asked() -> None:
+async def test_conflicting_calls_run_in_the_requested_order() -> None:
     order: list[str] = []
 
     async def body(call: Call, progress: Progress) -> str:

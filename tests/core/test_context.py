@@ -61,7 +61,7 @@ def assert_sound(shown: History) -> None:
     st.integers(1, 3),
     st.integers(100, 20_000),
 )
-def test_no_plan_splits_a_call_from_its_result_or_loses_the_task(
+def test_trimming_never_splits_a_call_from_its_result_or_drops_the_task(
     sizes: list[int], width: int, room: int
 ) -> None:
     history = conversation(sizes, width)
@@ -82,14 +82,14 @@ def test_older_results_are_elided_before_any_turn_is_dropped() -> None:
     assert shown[-1].text == "x" * 1_000
 
 
-def test_one_result_that_fills_the_window_is_cut_in_the_middle() -> None:
+def test_a_result_larger_than_the_window_is_cut_in_the_middle() -> None:
     history = conversation([50_000])
     shown = trimmed_view(history, plan_trim(history, 1, room=2_000), 1)
     assert shown.size < 3_000
     assert "characters left out" in shown[-1].text  # type: ignore[union-attr]
 
 
-async def test_a_long_run_is_trimmed_and_still_ends_well() -> None:
+async def test_a_long_run_is_trimmed_and_completes() -> None:
     tiny = Profile(context_tokens=300, max_output_tokens=50)
 
     def speak(asked: ScriptedRequest) -> Reply:
@@ -112,7 +112,7 @@ async def test_a_long_run_is_trimmed_and_still_ends_well() -> None:
     assert all("left out" not in text for text in texts), "the history itself is whole"
 
 
-async def test_when_the_summary_fails_an_outline_takes_its_place() -> None:
+async def test_an_outline_replaces_a_failed_summary() -> None:
     def speak(asked: ScriptedRequest) -> Reply | ProviderError:
         if not asked.tools:
             return ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
@@ -136,7 +136,7 @@ class Noted:
         self.seen.append(message)
 
 
-def test_messages_are_written_once_for_each_dialect() -> None:
+def test_each_message_is_encoded_once_per_dialect() -> None:
     history = conversation([1, 1])
     assert len(history.encoded("a", Noted).seen) == 6
     history.append(user("more"))
@@ -146,7 +146,7 @@ def test_messages_are_written_once_for_each_dialect() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, -5])
-def test_even_no_room_at_all_gives_a_sound_view(room: int) -> None:
+def test_trimming_to_no_room_still_gives_a_valid_view(room: int) -> None:
     history = conversation([100, 100])
     shown = trimmed_view(history, plan_trim(history, 1, room=room), 1)
     assert_sound(shown)
@@ -158,7 +158,7 @@ async def test_a_run_that_fits_is_never_trimmed() -> None:
     assert "ContextTrimmed" not in ran.kinds
 
 
-async def test_a_run_can_be_cancelled_while_it_is_being_summarised() -> None:
+async def test_a_run_can_be_cancelled_during_summarisation() -> None:
     deadline = Deadline()
 
     class Slow(Scripted):

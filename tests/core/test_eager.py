@@ -9,7 +9,7 @@ import pytest
 from evoclaw.core.eager import start_eagerly
 
 
-async def test_what_never_waits_is_done_when_it_was_begun() -> None:
+async def test_a_coroutine_that_never_awaits_finishes_when_started() -> None:
     done: list[int] = []
 
     async def work() -> None:
@@ -19,7 +19,7 @@ async def test_what_never_waits_is_done_when_it_was_begun() -> None:
     assert done == [1]
 
 
-async def test_what_waits_goes_on_in_a_task() -> None:
+async def test_a_coroutine_that_awaits_continues_in_a_task() -> None:
     gate: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def work() -> int:
@@ -34,7 +34,7 @@ async def test_what_waits_goes_on_in_a_task() -> None:
     assert await task == 2
 
 
-async def test_what_waits_can_be_cancelled_and_may_refuse() -> None:
+async def test_a_continued_coroutine_can_be_cancelled_and_may_ignore_it() -> None:
     async def stubborn() -> str:
         try:
             await asyncio.Event().wait()
@@ -50,7 +50,7 @@ async def test_what_waits_can_be_cancelled_and_may_refuse() -> None:
     assert await task == "not yet"
 
 
-async def test_what_fails_at_once_fails_where_it_was_begun() -> None:
+async def test_a_coroutine_that_fails_at_once_raises_when_started() -> None:
     async def work() -> None:
         raise ValueError("no")
 

@@ -24,7 +24,7 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Effect
 from evoclaw.core.window import trimmed_view
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.support.loop import Denying, Table, echo, fail, run, tool
+from tests.support.loop import DenyingPolicy, Table, echo, fail, run, tool
 
 labels = st.builds(
     Label, st.booleans(), st.booleans(), st.lists(st.sampled_from("abcd"), max_size=3).map(tuple)
@@ -40,7 +40,7 @@ def table() -> Table:
 
 
 @given(labels, labels)
-def test_joining_labels_takes_nothing_away(one: Label, two: Label) -> None:
+def test_joining_labels_keeps_every_mark_and_source(one: Label, two: Label) -> None:
     both = one | two
     assert both.untrusted == (one.untrusted or two.untrusted)
     assert both.private == (one.private or two.private)
@@ -53,20 +53,20 @@ def test_a_thousand_sources_stay_bounded_and_untrusted() -> None:
     assert len(label.sources) == MAX_LABEL_SOURCES
 
 
-async def test_a_result_says_that_outsiders_may_have_written_it() -> None:
+async def test_the_result_of_an_outside_tool_is_labelled_untrusted() -> None:
     ran = await run(Scripted(calls(("page", {}), ("plain", {})), says("done")), table())
     assert [label_of(result) for result in ran.results] == [WEB, CLEAN]
     assert ran.state.history.label == WEB
 
 
-async def test_what_a_failing_page_said_is_as_untrusted_as_the_page() -> None:
+async def test_the_error_of_an_outside_tool_is_labelled_untrusted() -> None:
     ran = await run(Scripted(calls(("page", {})), says("done")), Table((page, fail)))
     assert ran.results[0].error is not None
     assert label_of(ran.results[0]) == WEB
 
 
-async def test_a_call_knows_what_the_model_had_seen_when_it_asked() -> None:
-    policy = Denying()
+async def test_a_call_carries_the_label_of_what_the_model_had_seen() -> None:
+    policy = DenyingPolicy()
     script = Scripted(
         calls(("plain", {})), calls(("page", {})), calls(("diary", {})), calls(("plain", {})),
         says("done"),
@@ -78,7 +78,7 @@ async def test_a_call_knows_what_the_model_had_seen_when_it_asked() -> None:
     assert seen[3] == Label(untrusted=True, private=True, sources=("page", "diary"))
 
 
-async def test_a_run_told_again_from_its_records_knows_the_same() -> None:
+async def test_folding_records_restores_the_label_of_a_run() -> None:
     ran = await run(Scripted(calls(("page", {})), says("done")), table())
     bus = Bus("run")
     lines = [msgspec.json.encode(bus.publish(event)) for event in ran.events]
@@ -86,7 +86,7 @@ async def test_a_run_told_again_from_its_records_knows_the_same() -> None:
     assert again.history.label == WEB
 
 
-def test_trimming_a_history_leaves_its_label() -> None:
+def test_trimming_a_history_keeps_its_label() -> None:
     history = History(
         [
             user("the task"),
@@ -98,8 +98,8 @@ def test_trimming_a_history_leaves_its_label() -> None:
         assert trimmed_view(history, trimmed, 0).label == WEB
 
 
-async def test_messages_that_a_run_begins_with_bring_their_labels() -> None:
-    policy = Denying()
+async def test_opening_messages_of_a_run_keep_their_labels() -> None:
+    policy = DenyingPolicy()
     messages: list[Message] = [UserMessage((TextBlock("from another agent", WEB),))]
     ran = await run(
         Scripted(calls(("plain", {})), says("done")), table(), policy=policy, messages=messages
@@ -109,7 +109,7 @@ async def test_messages_that_a_run_begins_with_bring_their_labels() -> None:
     assert ran.state.history.label == WEB
 
 
-def test_a_label_costs_nothing_on_the_wire_until_there_is_one() -> None:
+def test_a_clean_label_is_not_encoded() -> None:
     assert msgspec.json.encode(TextBlock("hi")) == b'{"type":"text","text":"hi"}'
     [block] = labelled((TextBlock("hi"),), WEB)
     assert msgspec.json.decode(msgspec.json.encode(block), type=TextBlock) == block

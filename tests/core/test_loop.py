@@ -40,7 +40,7 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Tool
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.support.loop import Body, Denying, Gate, Table, echo, echo_table, fail, run, tool
+from tests.support.loop import Body, DenyingPolicy, Gate, Table, echo, echo_table, fail, run, tool
 
 
 async def test_fault_46_calls_beyond_the_limit_of_a_turn_are_answered_but_not_run() -> None:
@@ -59,13 +59,13 @@ async def test_an_empty_reply_is_followed_by_one_closing_reply_without_tools() -
     assert [request.offer_tools for request in provider.requests] == [True, False]
 
 
-async def test_a_model_that_says_nothing_twice_is_reported_honestly() -> None:
+async def test_two_empty_replies_are_reported_as_no_answer() -> None:
     ran = await run(Scripted(says(""), says("  ")))
     assert ran.end.stop is StopReason.COMPLETED
     assert "gave no answer" in ran.end.text
 
 
-async def test_a_closing_reply_that_asks_for_tools_anyway_runs_none() -> None:
+async def test_calls_in_a_closing_reply_are_not_run() -> None:
     ran = await run(
         Scripted(calls(("echo", {})), calls(("echo", {"text": "x"}), text="nearly")),
         settings=LoopSettings(max_turns=1),
@@ -81,14 +81,14 @@ async def test_a_provider_that_fails_ends_the_run_with_the_reason() -> None:
     assert "the key was refused" in ran.end.text
 
 
-async def test_a_failing_closing_reply_does_not_hide_why_the_run_ended() -> None:
+async def test_a_failed_closing_reply_does_not_hide_the_stop_reason() -> None:
     error = ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
     ran = await run(Scripted(calls(("echo", {})), error), settings=LoopSettings(max_turns=1))
     assert ran.end.stop is StopReason.MAX_ITERATIONS
     assert "limit of turns" in ran.end.text
 
 
-async def test_what_a_failed_reply_used_up_is_spent_all_the_same() -> None:
+async def test_usage_of_a_failed_reply_is_counted() -> None:
     error = ProviderError(ProviderErrorKind.SERVER_ERROR, "broke off", usage=Usage(100, 7))
     ran = await run(Scripted(calls(("echo", {})), error))
     assert ran.end.usage == Usage(110, 12)
@@ -110,7 +110,7 @@ class Crashing:
 
 
 @pytest.mark.parametrize("error", [None, KeyError("choices"), OSError("gone"), TimeoutError()])
-async def test_a_provider_that_dies_mid_stream_gives_no_call_and_no_traceback(
+async def test_a_provider_that_fails_mid_stream_runs_no_call_and_shows_no_traceback(
     error: Exception | None,
 ) -> None:
     ran = await run(Crashing(error))
@@ -126,56 +126,54 @@ async def test_fault_48_calls_of_a_reply_cut_off_at_the_output_limit_are_not_run
     assert "cut off" in ran.results[0].text
 
 
-async def test_a_text_cut_off_at_the_output_limit_says_so_in_the_reason() -> None:
+async def test_a_reply_cut_off_at_the_output_limit_is_named_in_the_stop_reason() -> None:
     ran = await run(Scripted(says("half an ans", finish=Finish.LENGTH)))
     assert "cut off" in ran.end.reason
 
 
-async def test_fault_49_the_same_calls_three_times_in_a_row_end_the_run_without_a_third_run() -> (
-    None
-):
+async def test_fault_49_the_same_calls_three_times_in_a_row_end_the_run() -> None:
     ran = await run(Scripted(*[calls(("echo", {"text": "again"}))] * 3))
     assert ran.end.stop is StopReason.LOOP_DETECTED
     assert ran.end.calls == 2
     assert len(ran.results) == 3
 
 
-async def test_different_calls_between_do_not_count_as_a_loop() -> None:
+async def test_repeated_calls_with_others_in_between_are_not_a_loop() -> None:
     again, other = calls(("echo", {"text": "a"})), calls(("echo", {"text": "b"}))
     ran = await run(Scripted(again, again, other, again, again, says("ok")))
     assert ran.end.stop is StopReason.COMPLETED
 
 
-async def test_the_same_denied_call_three_times_in_all_ends_the_run() -> None:
+async def test_the_same_denied_call_three_times_ends_the_run() -> None:
     again, other = calls(("bash", {"command": "x"})), calls(("echo", {}))
     third = calls(("echo", {"text": "y"}))
     ran = await run(
         Scripted(again, other, again, third, again),
         echo_table("echo", "bash"),
-        policy=Denying(frozenset({"bash"})),
+        policy=DenyingPolicy(frozenset({"bash"})),
     )
     assert ran.end.stop is StopReason.LOOP_DETECTED
     assert "denied" in ran.end.reason
 
 
-async def test_denials_do_not_make_a_turn_fail() -> None:
+async def test_a_turn_with_only_denied_calls_is_not_a_failed_turn() -> None:
     script = [calls(("bash", {"command": str(i)})) for i in range(4)]
     ran = await run(
         Scripted(*script, says("I give up")),
         echo_table("bash"),
-        policy=Denying(frozenset({"bash"})),
+        policy=DenyingPolicy(frozenset({"bash"})),
     )
     assert (ran.end.stop, ran.end.text) == (StopReason.COMPLETED, "I give up")
 
 
-async def test_one_success_in_a_turn_keeps_it_from_failing() -> None:
+async def test_a_turn_with_one_successful_call_is_not_a_failed_turn() -> None:
     executor = Table((tool("bad"), fail), (tool("echo"), echo))
     script = [calls(("bad", {"n": i}), ("echo", {"n": i})) for i in range(4)]
     ran = await run(Scripted(*script, says("ok")), executor)
     assert ran.end.stop is StopReason.COMPLETED
 
 
-async def test_a_tool_that_crashes_is_a_result_and_keeps_its_traceback_from_the_model() -> None:
+async def test_a_tool_crash_becomes_a_result_without_its_traceback() -> None:
     async def crash(call: Call, progress: Progress) -> str:
         raise ZeroDivisionError("secret detail")
 
@@ -185,7 +183,7 @@ async def test_a_tool_that_crashes_is_a_result_and_keeps_its_traceback_from_the_
     assert "secret detail" in ran.results[0].details["traceback"]
 
 
-async def test_the_details_of_a_failure_may_have_any_names() -> None:
+async def test_failure_details_may_use_any_key() -> None:
     details: dict[str, JSON] = {"text": "a", "kind": "b", "call": "c", "self_": "d"}
 
     async def refuse(call: Call, progress: Progress) -> str:
@@ -206,7 +204,7 @@ async def test_a_tool_that_cancels_itself_does_not_cancel_the_run() -> None:
     assert ran.end.stop is StopReason.COMPLETED
 
 
-async def test_a_call_past_its_timeout_is_told_in_the_seeds_words() -> None:
+async def test_a_timed_out_call_returns_the_documented_error_text() -> None:
     gate = Gate(99)
     executor = Table((tool("bash", "command", timeout=0.01), gate))
     ran = await run(Scripted(calls(("bash", {"command": "sleep 60"})), says("ok")), executor)
@@ -217,7 +215,7 @@ async def test_a_call_past_its_timeout_is_told_in_the_seeds_words() -> None:
     assert (gate.inside, gate.cancelled) == (0, 1)
 
 
-async def test_what_a_call_said_before_its_timeout_is_not_lost() -> None:
+async def test_output_before_a_timeout_is_returned() -> None:
     async def talk(call: Call, progress: Progress) -> str:
         progress("listening on port 8000\n")
         await asyncio.Event().wait()
@@ -228,7 +226,7 @@ async def test_what_a_call_said_before_its_timeout_is_not_lost() -> None:
     assert ran.results[0].text.endswith("output so far:\nlistening on port 8000\n")
 
 
-async def test_a_call_may_ask_for_its_own_timeout_up_to_the_tools_maximum() -> None:
+async def test_a_call_can_set_its_timeout_up_to_the_maximum_of_the_tool() -> None:
     seen: list[float] = []
 
     async def note(call: Call, progress: Progress) -> str:
@@ -241,7 +239,7 @@ async def test_a_call_may_ask_for_its_own_timeout_up_to_the_tools_maximum() -> N
     assert seen == [2.0, 5.0, 1, 1]
 
 
-async def test_policies_and_approvers_that_fail_deny() -> None:
+async def test_a_failing_policy_denies_the_call() -> None:
     class Broken(AllowAll):
         async def judge(self, call: Call) -> Verdict:
             raise RuntimeError("bug")
@@ -252,7 +250,7 @@ async def test_policies_and_approvers_that_fail_deny() -> None:
     assert ran.results[0].error is ErrorKind.PERMISSION_DENIED
 
 
-async def test_a_policy_may_ask_before_another_turn_and_the_run_waits() -> None:
+async def test_a_policy_can_require_approval_before_a_turn_and_the_run_waits() -> None:
     class AskFirst(AllowAll):
         async def admit(self, turn: int) -> Verdict:
             return Ask("warned", "half of the budget is used")
@@ -268,7 +266,7 @@ async def test_a_policy_may_ask_before_another_turn_and_the_run_waits() -> None:
     assert ran.end.stop is StopReason.BUDGET_EXCEEDED, "nobody is there to say yes"
 
 
-async def test_a_policy_that_fails_before_a_turn_ends_the_run_honestly() -> None:
+async def test_a_policy_that_fails_before_a_turn_ends_the_run_with_an_error() -> None:
     class Broken(AllowAll):
         async def admit(self, turn: int) -> Verdict:
             raise KeyError("ledger")
@@ -306,7 +304,7 @@ class Hanging:
 
 
 @pytest.mark.parametrize("where", ["admit", "judge", "approve"])
-async def test_a_run_can_be_cancelled_while_a_rule_or_a_person_thinks(where: str) -> None:
+async def test_a_run_can_be_cancelled_during_a_policy_check_or_an_approval(where: str) -> None:
     deadline = Deadline()
     rules = Hanging(deadline, where)
     executor = echo_table()
@@ -317,7 +315,7 @@ async def test_a_run_can_be_cancelled_while_a_rule_or_a_person_thinks(where: str
     assert executor.started == []
 
 
-async def test_an_approver_that_fails_means_no() -> None:
+async def test_a_failing_approver_denies_the_call() -> None:
     class Broken:
         async def approve(self, call: Call, ask: Ask) -> Approval:
             raise OSError("no terminal")
@@ -329,7 +327,7 @@ async def test_an_approver_that_fails_means_no() -> None:
     assert executor.started == []
 
 
-async def test_a_quiet_tool_that_speaks_after_all_is_heard_when_it_ends() -> None:
+async def test_progress_of_a_non_streaming_tool_is_emitted_when_it_ends() -> None:
     async def talk(call: Call, progress: Progress) -> str:
         progress("one")
         progress("two")
@@ -367,7 +365,7 @@ async def test_an_approved_call_runs_and_a_refused_one_does_not() -> None:
     assert "because" in ran.state.history[3].text  # type: ignore[union-attr]
 
 
-async def test_nobody_there_means_no() -> None:
+async def test_without_an_approver_a_call_that_needs_approval_is_denied() -> None:
     executor = echo_table()
     await run(Scripted(calls(("echo", {})), says("ok")), executor, policy=Asking())
     assert executor.started == []
@@ -399,7 +397,7 @@ async def test_a_pending_approval_parks_the_run_and_the_other_calls_still_run() 
     assert texts == ["echo(later)", "echo(now)"]
 
 
-async def test_cancelling_mid_call_answers_it_and_leaves_no_task() -> None:
+async def test_cancelling_during_calls_answers_them_and_leaves_no_task() -> None:
     deadline, gate = Deadline(), Gate(99)
     executor = Table((tool("slow"), gate))
     asked = calls(("slow", {"n": 1}), ("slow", {"n": 2}))
@@ -422,7 +420,7 @@ async def test_cancelling_mid_call_answers_it_and_leaves_no_task() -> None:
     assert gate.inside == 0
 
 
-async def test_cancelling_mid_reply_ends_the_run_and_closes_the_stream() -> None:
+async def test_cancelling_during_a_reply_ends_the_run_and_closes_the_stream() -> None:
     closed = asyncio.Event()
 
     class Endless:
@@ -468,7 +466,7 @@ async def test_closing_the_run_early_leaves_no_task_and_no_call_running() -> Non
     assert gate.inside == 0
 
 
-async def test_the_runs_own_time_ends_a_call_and_the_run() -> None:
+async def test_max_seconds_ends_a_running_call_and_the_run() -> None:
     gate = Gate(99)
     executor = Table((tool("slow", timeout=60), gate))
     ran = await run(
@@ -479,7 +477,7 @@ async def test_the_runs_own_time_ends_a_call_and_the_run() -> None:
     assert gate.inside == 0
 
 
-async def test_continue_gets_a_user_turn_and_the_checklist_is_asked_twice_at_most() -> None:
+async def test_the_confirmation_checklist_is_sent_at_most_twice_after_continue() -> None:
     provider = Scripted(
         says("first"), says("CONTINUE: the tests"), says("second"), says("CONTINUE: docs"),
         says("third"),
@@ -490,24 +488,24 @@ async def test_continue_gets_a_user_turn_and_the_checklist_is_asked_twice_at_mos
     assert ran.end.text == "third"
 
 
-async def test_confirmation_is_skipped_without_tool_use_when_the_settings_say_so() -> None:
+async def test_confirmation_can_be_disabled_for_runs_without_tool_use() -> None:
     settings = LoopSettings(confirm=True, confirm_without_tools=False)
     ran = await run(Scripted(says("hello")), settings=settings)
     assert ran.end.turns == 1
 
 
-async def test_without_tools_a_run_is_a_single_shot() -> None:
+async def test_a_run_without_tools_takes_one_turn() -> None:
     ran = await run(Scripted(says("hi")), Table(), settings=LoopSettings(confirm=True))
     assert (ran.end.turns, ran.end.text) == (1, "hi")
 
 
-async def test_a_model_without_calls_is_offered_no_tools() -> None:
+async def test_a_model_that_cannot_call_tools_is_offered_none() -> None:
     provider = Scripted(says("hi"), profile=Profile(calls=CallStyle.NONE))
     await run(provider)
     assert provider.requests[0].tools == ()
 
 
-async def test_fault_46_repeated_and_empty_call_ids_are_replaced_the_same_way_every_time() -> None:
+async def test_fault_46_duplicate_and_empty_call_ids_are_replaced_deterministically() -> None:
     one = Reply("", (ToolCall("", "echo"), ToolCall("x", "echo"), ToolCall("x", "echo")))
     two = Reply("", (ToolCall("x", "echo", '{"text":"2"}'), ToolCall("call_2_0", "echo")))
     three = Reply("", (ToolCall("call_3_1", "echo", '{"text":"3"}'), ToolCall("", "echo")))
@@ -517,7 +515,7 @@ async def test_fault_46_repeated_and_empty_call_ids_are_replaced_the_same_way_ev
     assert ids[5:] == ["call_3_1", "call_3_1_"]
 
 
-async def test_tools_that_come_and_go_are_offered_as_they_are() -> None:
+async def test_changed_tools_are_offered_in_the_next_turn() -> None:
     class Changing(Table):
         def __init__(self, *entries: tuple[Tool, Body]) -> None:
             super().__init__(*entries)
@@ -536,7 +534,7 @@ async def test_tools_that_come_and_go_are_offered_as_they_are() -> None:
     assert offered == [("one",), ("one", "two")]
 
 
-async def test_output_of_a_streaming_tool_comes_while_it_runs() -> None:
+async def test_output_of_a_streaming_tool_is_emitted_while_it_runs() -> None:
     go_on = asyncio.Event()
 
     async def talk(call: Call, progress: Progress) -> str:
@@ -581,9 +579,7 @@ async def test_usage_and_cost_add_up_and_an_unknown_price_makes_the_sum_unknown(
     assert (await run(Scripted(known, unpriced))).end.cost is None
 
 
-async def test_fault_48_a_context_that_is_too_long_for_the_server_is_trimmed_and_asked_again() -> (
-    None
-):
+async def test_fault_48_a_context_too_long_for_the_provider_is_trimmed_and_retried() -> None:
     too_long = ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, "too long")
     script = [calls(("echo", {"text": str(i) * 400})) for i in range(3)]
     ran = await run(Scripted(*script, too_long, says("summary"), says("fits")))

@@ -27,7 +27,7 @@ def histogram_of(times_ms: list[float]) -> Histogram:
     return histogram
 
 
-def test_percentiles_of_a_list_are_values_of_the_list() -> None:
+def test_percentiles_of_a_list_are_elements_of_the_list() -> None:
     hundred = [float(number) for number in range(1, 101)]
     assert [percentile(hundred, share) for share in (0.5, 0.95, 1.0)] == [50, 95, 100]
     assert percentile([7.0], 0.95) == 7 and percentile([], 0.5) is None
@@ -80,7 +80,7 @@ def test_histograms_add_up_to_the_histogram_of_all_values(
 
 
 @given(st.floats(0, 1), st.integers(1, 1000))
-def test_a_rank_is_one_of_the_ranks(share: float, count: int) -> None:
+def test_the_nearest_rank_is_between_one_and_the_count(share: float, count: int) -> None:
     assert 1 <= nearest_rank(share, count) <= count
 
 
@@ -96,6 +96,6 @@ def test_counters_add_up_and_keep_the_last_error_of_both() -> None:
     assert second.latencies.count == 2
 
 
-def test_the_size_of_a_result_is_that_of_its_utf_8() -> None:
+def test_the_size_of_a_result_is_its_utf_8_length() -> None:
     blocks = (TextBlock("é12"), TextBlock("\ud800"), ImageBlock("image/png", "QUJD"))
     assert result_bytes(ToolResult("c1", "read", blocks)) == 4 + 3 + 4

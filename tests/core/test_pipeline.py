@@ -111,7 +111,7 @@ def silent(_: str) -> None:
     pass
 
 
-async def test_steps_run_in_the_declared_order_whatever_order_they_are_given_in() -> None:
+async def test_steps_run_in_declared_order_regardless_of_argument_order() -> None:
     pipeline = SPEC.build([LocalExecutor([look])], [Second(), First()])
     result = await pipeline.execute(call_of(look.tool), silent)
     assert result.text == "looked first second"
@@ -122,24 +122,24 @@ def test_a_step_that_is_not_declared_is_refused() -> None:
         SPEC.build([], [SaysYes()])
 
 
-def test_two_steps_of_one_kind_are_refused_so_that_no_rule_is_lost() -> None:
+def test_two_steps_of_one_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match="of one kind"):
         Pipeline([], [SaysNo(), SaysNo()])
 
 
-async def test_rules_given_beside_a_pipeline_add_up() -> None:
+async def test_policies_added_to_a_pipeline_are_combined() -> None:
     once = Pipeline.of(LocalExecutor([look]), SaysNo())
     twice = Pipeline.of(once, SaysYes())
     assert isinstance(await twice.policy.judge(call_of(look.tool)), Deny)
 
 
-async def test_a_later_step_replaces_the_one_of_its_kind() -> None:
+async def test_with_steps_replaces_the_step_of_the_same_kind() -> None:
     pipeline = SPEC.build([LocalExecutor([look, fail])], [Only("look")])
     assert [tool.name for tool in pipeline.tools()] == ["look"]
     assert [tool.name for tool in pipeline.with_steps(Only("fail")).tools()] == ["fail"]
 
 
-async def test_the_failure_of_a_tool_passes_through_the_result_steps_too() -> None:
+async def test_a_tool_failure_passes_through_the_result_steps() -> None:
     held = Held()
     pipeline = SPEC.build([LocalExecutor([fail])], [First(), held])
     assert "first" in (await pipeline.execute(call_of(fail.tool), silent)).text
@@ -153,7 +153,7 @@ async def test_a_tool_that_is_not_offered_is_not_run() -> None:
     assert refused.value.kind is ErrorKind.NOT_FOUND
 
 
-def test_tools_are_the_same_object_until_a_step_or_an_executor_changes() -> None:
+def test_the_tool_list_is_cached_until_a_step_or_an_executor_changes() -> None:
     only = Only("look")
     pipeline = SPEC.build([LocalExecutor([look, fail])], [only])
     before = pipeline.tools()
@@ -162,7 +162,7 @@ def test_tools_are_the_same_object_until_a_step_or_an_executor_changes() -> None
     assert [tool.name for tool in pipeline.tools()] == ["fail"]
 
 
-async def test_a_route_with_rules_of_its_own_passes_by_filters_and_policies() -> None:
+async def test_a_route_with_its_own_policies_bypasses_filters_and_policies() -> None:
     own = Route(LocalExecutor([look]), Place.CALLER, before=(SaysYes(),))
     pipeline = SPEC.build([LocalExecutor([fail]), own], [Only("nothing"), SaysNo()])
     assert [tool.name for tool in pipeline.tools()] == ["look"]
@@ -189,7 +189,7 @@ async def test_executors_nest_at_most_three_deep() -> None:
 
 
 @pytest.mark.parametrize("spec", [local_pipeline(), service_pipeline(), edge_pipeline()])
-def test_every_declared_step_says_what_it_does_and_belongs_to_its_stage(
+def test_every_declared_step_is_documented_and_belongs_to_its_stage(
     spec: PipelineSpec,
 ) -> None:
     method = {"offer": "offer", "before": "judge", "around": "around", "after": "finish"}

@@ -43,7 +43,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_well_known_shapes_are_found_in_the_midst_of_text(kind: str) -> None:
+def test_well_known_token_formats_are_redacted_inside_text(kind: str) -> None:
     secret = SHAPES[kind]
 
     said = Redactor().text(f"I saw {secret} there, and went on")
@@ -52,7 +52,7 @@ def test_well_known_shapes_are_found_in_the_midst_of_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted({*SHAPES} - {"aws-key", "bot-token", "private-key"}))
-def test_however_long_a_token_is_nothing_of_it_is_left(kind: str) -> None:
+def test_long_tokens_are_redacted_completely(kind: str) -> None:
     said = Redactor().text(f"I saw {SHAPES[kind]}{'a1B2c3D4' * 2_000} there")
 
     assert len(said) < 60
@@ -62,7 +62,7 @@ def test_however_long_a_token_is_nothing_of_it_is_left(kind: str) -> None:
     "before",
     ["password=", "Authorization: Bearer ", "Cookie: ", "bearer ", "?token=", "--token ", "key: "],
 )
-def test_however_long_a_value_is_nothing_of_it_is_left(before: str) -> None:
+def test_long_values_of_secret_names_are_redacted_completely(before: str) -> None:
     assert len(Redactor().text(before + "a1B2c3D4" * 2_000)) < 60
     assert len(Redactor().text(f"https://u:{'a1B2c3D4' * 2_000}@host/")) < 60
 
@@ -93,7 +93,7 @@ def test_however_long_a_value_is_nothing_of_it_is_left(before: str) -> None:
         (PEM[:-20], "IBAAKC"),
     ],
 )
-def test_what_follows_a_telling_name_is_taken_out(text: str, secret: str) -> None:
+def test_the_value_after_a_secret_name_is_redacted(text: str, secret: str) -> None:
     said = Redactor().text(text)
 
     assert secret not in said
@@ -114,7 +114,7 @@ def test_what_follows_a_telling_name_is_taken_out(text: str, secret: str) -> Non
         "x",
     ],
 )
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_not_redacted(text: str) -> None:
     assert Redactor().text(text) == text
 
 
@@ -138,7 +138,7 @@ SECRET = "corr?ct horse/battery+9"
         ),
     ],
 )
-def test_a_known_value_is_found_in_every_usual_spelling(spelled: str) -> None:
+def test_a_known_secret_is_redacted_in_every_usual_encoding(spelled: str) -> None:
     said = Redactor([SECRET]).text(f"<{spelled}>")
 
     assert "[redacted:known]" in said
@@ -147,11 +147,11 @@ def test_a_known_value_is_found_in_every_usual_spelling(spelled: str) -> None:
     assert core not in said
 
 
-def test_short_values_are_not_taken_for_secrets() -> None:
+def test_short_values_are_not_treated_as_secrets() -> None:
     assert Redactor(["", "a", "yes"]).text("yes, a day") == "yes, a day"
 
 
-def test_a_secret_that_a_limit_would_cut_in_two_is_taken_out_whole() -> None:
+def test_a_secret_across_the_length_limit_is_redacted_completely() -> None:
     for shift in range(60):
         text = "x " * 20 + " " * shift + GITHUB + " tail" * 50
         said = Redactor().text(text, 70)
@@ -159,12 +159,12 @@ def test_a_secret_that_a_limit_would_cut_in_two_is_taken_out_whole() -> None:
         assert said.endswith("more]")
 
 
-def test_a_limit_bounds_what_comes_back() -> None:
+def test_the_length_limit_bounds_the_redacted_text() -> None:
     assert len(Redactor().text("word " * 1_000_000, 100)) < 130
     assert Redactor().text("short", 100) == "short"
 
 
-def test_fields_are_taken_out_by_name_at_any_depth() -> None:
+def test_fields_are_redacted_by_name_at_any_depth() -> None:
     given: dict[str, Any] = {
         "url": "https://x",
         "headers": {"X-Api-Key": "hunter2", "Accept": "json"},
@@ -193,7 +193,7 @@ def test_fields_are_taken_out_by_name_at_any_depth() -> None:
     }
 
 
-def test_fields_are_taken_out_where_the_schema_says_so() -> None:
+def test_fields_marked_secret_in_the_schema_are_redacted() -> None:
     schema: dict[str, Any] = {
         "$defs": {"hush": {"type": "string", "writeOnly": True}},
         "properties": {
@@ -226,17 +226,17 @@ def test_fields_are_taken_out_where_the_schema_says_so() -> None:
     }
 
 
-def test_a_schema_without_marks_or_with_a_circle_costs_nothing() -> None:
+def test_a_schema_without_secret_marks_or_with_a_cycle_has_no_marks() -> None:
     assert secret_fields_of({"properties": {"a": {"type": "string"}}}) is None
     assert secret_fields_of({"$ref": "#"}) is None
     assert secret_fields_of({"properties": {"a": {"$ref": "#/properties/a"}}}) is None
 
 
-def test_a_secret_as_the_name_of_a_field_is_taken_out_too() -> None:
+def test_a_secret_used_as_a_field_name_is_redacted() -> None:
     assert list(Redactor().value({GITHUB: 1})) == ["[redacted:github-token]"]
 
 
-def test_with_a_key_the_same_secret_is_known_again_and_others_differ() -> None:
+def test_with_a_key_equal_secrets_get_the_same_placeholder() -> None:
     redactor = Redactor(key=b"k" * 32)
 
     one, two = redactor.text(f"a {GITHUB}"), redactor.text(f"b {GITHUB} c")
@@ -247,13 +247,13 @@ def test_with_a_key_the_same_secret_is_known_again_and_others_differ() -> None:
     assert one != Redactor(key=b"j" * 32).text(f"a {GITHUB}")
 
 
-def test_exceptions_are_told_without_secrets() -> None:
+def test_exception_messages_are_redacted() -> None:
     said = Redactor(["swordfish9"]).error(ValueError(f"bad swordfish9 and {GITHUB}"))
 
     assert said == "ValueError: bad [redacted:known] and [redacted:github-token]"
 
 
-def test_values_too_deep_or_too_many_are_left_out_not_passed_on() -> None:
+def test_values_too_deep_or_too_many_are_omitted() -> None:
     deep: Any = GITHUB
     for _ in range(100):
         deep = [deep]
@@ -263,7 +263,7 @@ def test_values_too_deep_or_too_many_are_left_out_not_passed_on() -> None:
     assert OMITTED in said
 
 
-def test_secrets_are_known_from_the_environment_by_name() -> None:
+def test_secrets_are_collected_from_the_environment_by_name() -> None:
     env = {
         "OPENAI_API_KEY": "abcdefgh",
         "HOME": "/home/me",
@@ -274,14 +274,14 @@ def test_secrets_are_known_from_the_environment_by_name() -> None:
     assert set(secrets_in(env)) == {"abcdefgh", "12345678"}
 
 
-def test_names() -> None:
+def test_is_secret_name_recognises_secret_names() -> None:
     secret = "password DB_PASSWORD apiKey x-api-key Authorization cookie access_token clientSecret"
     plain = "path query max_tokens primary_key keyboard tokens author compass pinned key_path"
     assert [name for name in secret.split() if not is_secret_name(name)] == []
     assert [name for name in plain.split() if is_secret_name(name)] == []
 
 
-def test_words_do_not_look_random_and_tokens_do() -> None:
+def test_looks_random_tells_tokens_from_words() -> None:
     assert not any(map(looks_random, ["understanding", "configuration", "hello", "12345678"]))
     assert all(map(looks_random, ["q8Zx71LmPs02Vb", "dXNlcjpwYXNz", "a" * 5 + "B7c9D1e3"]))
 
@@ -295,7 +295,7 @@ def test_words_do_not_look_random_and_tokens_do() -> None:
         "bearer ", "ghp_", "?token=", "\\\"'", "http://" + "u" * 300, "A", "key:", "\n", "é",
     ],
 )  # fmt: skip
-def test_no_text_takes_more_than_linear_time(piece: str) -> None:
+def test_redaction_takes_linear_time(piece: str) -> None:
     # A quadratic search would take hours for these.
     text = piece * (200_000 // len(piece))
 
@@ -303,7 +303,7 @@ def test_no_text_takes_more_than_linear_time(piece: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_a_known_value_never_comes_through(before: str, after: str) -> None:
+def test_a_known_secret_is_always_redacted(before: str, after: str) -> None:
     assert "swordfish9" not in Redactor(["swordfish9"]).text(f"{before}swordfish9{after}")
 
 

@@ -22,7 +22,7 @@ from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.providers.scripted import Scripted, ScriptStep, calls, says
 from evoclaw.store.sessions.recordings import encode_record, read_recording
 from tests.core.test_loop import Answering, Asking
-from tests.support.loop import Denying, Gate, Table, echo, echo_table, fail, tool
+from tests.support.loop import DenyingPolicy, Gate, Table, echo, echo_table, fail, tool
 
 
 async def record(
@@ -41,7 +41,7 @@ async def record(
     ports = Ports(
         Scripted(*steps, profile=profile),
         executor or echo_table(),
-        policy or Denying(),
+        policy or DenyingPolicy(),
         approver or Answering(),
     )
     deadline = deadline or Deadline()
@@ -79,11 +79,11 @@ async def test_a_plain_run_with_parallel_calls_bad_calls_and_confirmation_replay
     await assert_replays(await record(*script, executor=executor, settings=settings))
 
 
-async def test_denied_asked_and_refused_calls_replay() -> None:
+async def test_denied_approved_and_refused_calls_replay() -> None:
     asked = calls(("echo", {"text": "1"}), ("echo", {"text": "2"}))
     approver = Answering(Decision.ONCE, Decision.DENY)
     await assert_replays(await record(asked, says("ok"), policy=Asking(), approver=approver))
-    deny = Denying(frozenset({"echo"}))
+    deny = DenyingPolicy(frozenset({"echo"}))
     await assert_replays(await record(asked, says("ok"), policy=deny))
 
 
@@ -97,7 +97,7 @@ async def test_a_cancelled_run_replays(at: type) -> None:
     await assert_replays(records)
 
 
-async def test_a_run_out_of_time_replays() -> None:
+async def test_a_run_that_exceeded_its_deadline_replays() -> None:
     executor = Table((tool("slow", timeout=60), Gate(9)))
     await assert_replays(
         await record(calls(("slow", {})), executor=executor, deadline=Deadline(0.01))
@@ -109,7 +109,7 @@ async def test_failures_budgets_loops_and_limits_replay() -> None:
     await assert_replays(await record(calls(("echo", {})), error))
     again = calls(("echo", {"text": "again"}))
     await assert_replays(await record(again, again, again))
-    await assert_replays(await record(again, policy=Denying(turns=1)))
+    await assert_replays(await record(again, policy=DenyingPolicy(turns=1)))
     limit = LoopSettings(max_turns=1)
     await assert_replays(await record(again, says("so far"), settings=limit))
     await assert_replays(await record(again, error, settings=limit))
@@ -133,7 +133,7 @@ async def test_a_trimmed_run_replays() -> None:
     await assert_replays(await record(speak, speak, too_long, *[speak] * 20, settings=settings))
 
 
-async def test_a_run_that_waited_and_went_on_replays_as_one() -> None:
+async def test_a_run_that_waited_and_was_resumed_replays_as_one() -> None:
     asked = calls(("echo", {"text": "1"}), ("echo", {"text": "2"}))
     state = new_run([user("go")])
     first = await record(
@@ -145,13 +145,13 @@ async def test_a_run_that_waited_and_went_on_replays_as_one() -> None:
     await assert_replays([*first, *second])
 
 
-async def test_a_run_cut_off_by_a_crash_replays_up_to_there() -> None:
+async def test_a_run_cut_off_by_a_crash_replays_up_to_the_crash() -> None:
     records = await record(calls(("echo", {"text": "1"})), says("ok"))
     for cut in range(1, len(records)):
         await assert_replays(records[:cut])
 
 
-async def test_a_recording_that_was_changed_does_not_replay() -> None:
+async def test_a_tampered_recording_does_not_replay() -> None:
     records = await record(calls(("echo", {"text": "1"})), says("ok"))
     end = records[-1].event
     assert isinstance(end, RunFinished)
@@ -161,7 +161,7 @@ async def test_a_recording_that_was_changed_does_not_replay() -> None:
         await assert_replays(forged)
 
 
-async def test_what_is_no_recording_of_a_run_is_refused() -> None:
+async def test_an_incomplete_or_overlong_recording_is_refused() -> None:
     records = await record(says("ok"))
     with pytest.raises(RecordingError, match="does not begin with run_started"):
         Replay(records[1:])
@@ -169,16 +169,16 @@ async def test_what_is_no_recording_of_a_run_is_refused() -> None:
         await assert_replays([*records, records[1]])
 
 
-async def test_a_waiting_budget_replays() -> None:
-    class AskFirst(Denying):
+async def test_a_run_waiting_for_a_budget_approval_replays() -> None:
+    class AskFirst(DenyingPolicy):
         async def admit(self, turn: int) -> Verdict:
             return Ask("warned", "half is used") if turn > 1 else ALLOW
 
     await assert_replays(await record(calls(("echo", {})), policy=AskFirst()))
 
 
-async def test_a_policy_that_failed_replays() -> None:
-    class Broken(Denying):
+async def test_a_run_with_a_failed_policy_replays() -> None:
+    class Broken(DenyingPolicy):
         async def admit(self, turn: int) -> Verdict:
             raise KeyError("ledger")
 
@@ -194,7 +194,7 @@ async def test_a_run_cut_off_while_calls_ran_and_then_resumed_replays() -> None:
     await assert_replays([*first[:cut], *second])
 
 
-async def test_the_golden_recording_still_reads_and_replays_byte_for_byte() -> None:
+async def test_the_golden_recording_replays_byte_for_byte() -> None:
     """The format is a promise: a recording made by an older version stays good."""
     path = Path(__file__).parent / "golden" / "run.jsonl"
     records = read_recording(path)

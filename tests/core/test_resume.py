@@ -66,7 +66,7 @@ async def test_records_fold_back_to_the_same_history_and_counts() -> None:
     assert folded == state
 
 
-async def test_a_run_cut_off_after_any_event_goes_on_and_ends_the_same() -> None:
+async def test_a_run_cut_off_after_any_event_resumes_and_ends_the_same() -> None:
     records, state = await whole_run()
     for cut in range(1, len(records)):
         resumed = fold(records[:cut])
@@ -86,7 +86,7 @@ async def test_a_resumed_call_keeps_its_request_id() -> None:
     assert {r.event.request_id for r in rest if isinstance(r.event, CallStarted)} == ids
 
 
-async def test_a_call_that_was_running_when_the_records_end_is_marked_as_resumed() -> None:
+async def test_a_call_running_at_the_end_of_the_records_is_marked_as_resumed() -> None:
     records, _ = await whole_run()
     for kind, resumed in ((Replied, False), (CallStarted, True)):
         cut = next(i for i, r in enumerate(records) if isinstance(r.event, kind)) + 1
@@ -97,7 +97,7 @@ async def test_a_call_that_was_running_when_the_records_end_is_marked_as_resumed
         assert executor.started[0].resumed is resumed
 
 
-async def test_a_call_that_was_begun_and_cannot_be_asked_here_is_told_as_unknown() -> None:
+async def test_a_started_call_whose_tool_is_missing_has_an_unknown_outcome() -> None:
     records, _ = await whole_run()
     for kind, error in ((Replied, ErrorKind.NOT_FOUND), (CallStarted, ErrorKind.UNKNOWN)):
         cut = next(i for i, r in enumerate(records) if isinstance(r.event, kind)) + 1
@@ -114,7 +114,7 @@ class Refusing(AllowAll):
         return Deny("stopped", "somebody stopped everything")
 
 
-async def test_a_call_that_was_begun_and_would_be_denied_now_is_not_told_as_never_run() -> None:
+async def test_a_started_call_that_would_be_denied_now_has_an_unknown_outcome() -> None:
     records, _ = await whole_run()
     for kind, error in ((Replied, ErrorKind.PERMISSION_DENIED), (CallStarted, ErrorKind.UNKNOWN)):
         cut = next(i for i, r in enumerate(records) if isinstance(r.event, kind)) + 1
@@ -126,7 +126,7 @@ async def test_a_call_that_was_begun_and_would_be_denied_now_is_not_told_as_neve
         assert executor.started == []
 
 
-async def test_a_call_that_was_begun_is_not_checked_against_another_schema() -> None:
+async def test_a_started_call_is_not_validated_against_a_changed_schema() -> None:
     records, _ = await whole_run()
     cut = next(i for i, r in enumerate(records) if isinstance(r.event, CallStarted)) + 1
     executor = Table((tool("echo", "another"), echo))
@@ -136,7 +136,7 @@ async def test_a_call_that_was_begun_is_not_checked_against_another_schema() -> 
     assert [call.resumed for call in executor.started] == [True]
 
 
-async def test_a_history_that_ends_in_unanswered_calls_is_a_resume_point() -> None:
+async def test_a_history_ending_in_unanswered_calls_can_be_resumed() -> None:
     reply = Reply("", (ToolCall("x", "echo", '{"text":"1"}'), ToolCall("y", "echo")))
     answered: Message = ToolResult("y", "echo", ())
     state = new_run([user("go"), reply, answered])
@@ -147,7 +147,7 @@ async def test_a_history_that_ends_in_unanswered_calls_is_a_resume_point() -> No
     assert results == ["x", "y"]
 
 
-def test_records_of_two_runs_or_of_none_are_refused() -> None:
+def test_records_of_two_runs_or_no_records_are_refused() -> None:
     one = Record("a", 1, 0.0, Replied(Reply("hi")))
     two = Record("b", 1, 0.0, Replied(Reply("hi")))
     with pytest.raises(RecordingError, match="two runs"):
@@ -156,7 +156,7 @@ def test_records_of_two_runs_or_of_none_are_refused() -> None:
         fold([])
 
 
-async def test_a_run_cut_off_in_its_closing_reply_ends_as_it_would_have() -> None:
+async def test_a_run_cut_off_in_its_closing_reply_ends_the_same() -> None:
     limit = LoopSettings(max_turns=1)
 
     def provider() -> Scripted:
@@ -178,7 +178,7 @@ async def test_a_run_cut_off_in_its_closing_reply_ends_as_it_would_have() -> Non
         assert (end.stop, end.text) == ("max_iterations", "so far")
 
 
-def test_a_late_answer_never_changes_a_closed_turn() -> None:
+def test_a_late_result_never_changes_a_closed_turn() -> None:
     state = new_run([user("go"), Reply("", (ToolCall("x", "echo"),))], "run")
     state.apply(RunStarted("m", state.opening, LoopSettings(), Profile()))
     state.apply(CallFinished(ToolResult("x", "echo", ())))
@@ -188,7 +188,7 @@ def test_a_late_answer_never_changes_a_closed_turn() -> None:
     assert repr(state.history).startswith("History([")
 
 
-async def test_no_call_begins_before_its_start_is_on_record() -> None:
+async def test_no_call_starts_before_its_start_is_recorded() -> None:
     begun: list[str] = []
 
     async def note(call: Call, progress: Progress) -> str:

@@ -59,12 +59,12 @@ def test_fault_60_a_schema_bomb_is_refused_at_registration(name: str) -> None:
         Toolset([BOMBS[name]])
 
 
-def test_a_pattern_that_would_take_for_ever_elsewhere_is_linear_here() -> None:
+def test_a_backtracking_pattern_is_matched_in_linear_time() -> None:
     validator = compile_schema(with_schema(properties={"x": {"pattern": "^(a+)+$"}}))
     assert not validator.is_valid({"x": "a" * 5_000 + "!"})
 
 
-def test_sound_schemas_with_local_references_are_fine() -> None:
+def test_valid_schemas_with_local_references_are_accepted() -> None:
     schema = with_schema(
         **{"$defs": {"p": {"type": "integer"}}},
         properties={"x": {"$ref": "#/$defs/p"}, "y": {"$ref": "#/$defs/p"}},
@@ -72,7 +72,7 @@ def test_sound_schemas_with_local_references_are_fine() -> None:
     assert compile_schema(schema).is_valid({"x": 1, "y": 2})
 
 
-def test_problems_are_told_in_plain_words() -> None:
+def test_validation_problems_are_described_in_plain_words() -> None:
     validator = compile_schema(
         with_schema(
             properties={"path": {"type": "string"}, "limit": {"type": "integer"}},
@@ -88,18 +88,18 @@ def test_problems_are_told_in_plain_words() -> None:
     assert many.count(";") == 2, "three things at most are told"
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_the_same_name_are_refused() -> None:
     with pytest.raises(DuplicateTool, match="'echo'"):
         Toolset([tool("echo"), tool("echo")])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é", "a\n"])
-def test_names_no_provider_would_take_are_refused(name: str) -> None:
+def test_tool_names_that_providers_reject_are_refused(name: str) -> None:
     with pytest.raises(SchemaError):
         Toolset([tool(name)])
 
 
-def test_a_schema_is_compiled_once_and_each_tool_with_a_bad_one_is_named() -> None:
+def test_schemas_are_compiled_once_and_errors_name_the_tool() -> None:
     same = compile_schema(Tool("a", "", {"type": "object", "title": "once"}))
     assert compile_schema(Tool("b", "", {"type": "object", "title": "once"})) is same
     for name in ("one", "two"):
@@ -107,6 +107,6 @@ def test_a_schema_is_compiled_once_and_each_tool_with_a_bad_one_is_named() -> No
             compile_schema(Tool(name, "", {"type": "string"}))
 
 
-def test_the_size_of_tools_is_what_a_request_holds_of_them() -> None:
+def test_the_size_of_a_toolset_is_its_size_in_a_request() -> None:
     some = [Tool("a", "does", {"type": "object"}), Tool("b", "", {"type": "object"})]
     assert Toolset(some).size == len("does") + 2 * len('{"type":"object"}')

@@ -28,7 +28,7 @@ async def steered(provider: Scripted, said: list[list[str]]) -> list[Record]:
     return [record async for record in recorded(events, Bus(state.run_id))]
 
 
-async def test_what_is_said_meanwhile_is_answered_before_the_run_ends() -> None:
+async def test_a_steering_message_is_answered_before_the_run_ends() -> None:
     provider = Scripted(says("first answer"), says("and in French: réponse"))
     records = await steered(provider, [[], ["in French, please"]])
     end = records[-1].event
@@ -37,7 +37,7 @@ async def test_what_is_said_meanwhile_is_answered_before_the_run_ends() -> None:
     assert [e.why for r in records if isinstance(e := r.event, Prompted)] == ["steer"]
 
 
-async def test_it_waits_until_every_call_has_its_answer() -> None:
+async def test_a_steering_message_waits_for_all_call_results() -> None:
     provider = Scripted(calls(("echo", {"text": "a"})), says("done"))
     await steered(provider, [[], ["also b"]])
     kinds = [type(message).__name__ for message in provider.requests[1].messages]

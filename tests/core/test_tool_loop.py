@@ -25,7 +25,7 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.state import new_run
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.support.loop import Denying, Table, echo, echo_table, fail, run, tool
+from tests.support.loop import DenyingPolicy, Table, echo, echo_table, fail, run, tool
 
 CONFIRMING = LoopSettings(confirm=True)
 
@@ -60,7 +60,7 @@ async def test_04_three_failed_turns_in_a_row_end_the_run_as_error() -> None:
 
 async def test_05_a_budget_that_admits_no_more_turns_ends_the_run() -> None:
     script = [calls(("echo", {"text": str(i)})) for i in range(5)]
-    ran = await run(Scripted(*script), policy=Denying(turns=2))
+    ran = await run(Scripted(*script), policy=DenyingPolicy(turns=2))
     assert ran.end.stop is StopReason.BUDGET_EXCEEDED
     assert ran.end.turns == 2
     assert "no turns left in the budget" in ran.end.text
@@ -75,7 +75,7 @@ async def test_06_a_call_with_valid_parameters_runs_and_its_result_joins_the_his
     assert result.text == "echo(hi)"
 
 
-async def test_07_invalid_parameters_are_told_to_the_model_and_the_run_goes_on() -> None:
+async def test_07_invalid_parameters_are_reported_to_the_model_and_the_run_continues() -> None:
     executor = Table((tool("read", "path"), echo))
     ran = await run(Scripted(calls(("read", {"offset": 1})), says("sorry")), executor)
     assert executor.started == []
@@ -86,26 +86,26 @@ async def test_07_invalid_parameters_are_told_to_the_model_and_the_run_goes_on()
     assert ran.end.text == "sorry"
 
 
-async def test_08_a_denied_call_is_told_to_the_model_and_the_run_goes_on() -> None:
+async def test_08_a_denied_call_is_reported_to_the_model_and_the_run_continues() -> None:
     executor = echo_table()
     ran = await run(
         Scripted(calls(("echo", {})), says("I may not.")),
         executor,
-        policy=Denying(frozenset({"echo"})),
+        policy=DenyingPolicy(frozenset({"echo"})),
     )
     assert executor.started == []
     assert "not allowed here" in ran.results[0].text
     assert ran.end.text == "I may not."
 
 
-async def test_09_all_calls_of_one_reply_run_and_are_answered_in_the_order_asked() -> None:
+async def test_09_all_calls_of_one_reply_run_and_are_answered_in_order() -> None:
     asked = [("echo", {"text": str(i)}) for i in range(5)]
     ran = await run(Scripted(calls(*asked), says("ok")))
     answers = [m.text for m in ran.state.history if isinstance(m, ToolResult)]
     assert answers == [f"echo({i})" for i in range(5)]
 
 
-async def test_10_an_unknown_tool_is_answered_with_the_tools_there_are() -> None:
+async def test_10_an_unknown_tool_is_answered_with_the_available_tools() -> None:
     ran = await run(Scripted(calls(("git_status", {})), says("ok")), echo_table("bash", "read"))
     assert ran.results[0].error is ErrorKind.NOT_FOUND
     assert ran.results[0].text == (
@@ -123,7 +123,7 @@ async def test_11_the_first_text_only_reply_is_answered_with_the_checklist() -> 
     assert ran.end.text == "done"
 
 
-async def test_12_calls_in_answer_to_the_checklist_go_on_normally() -> None:
+async def test_12_calls_in_answer_to_the_checklist_run_normally() -> None:
     provider = Scripted(
         says("done"), calls(("echo", {})), says("now done"), says("COMPLETED: really done")
     )
@@ -192,7 +192,7 @@ async def test_18_a_trace_has_a_step_per_turn_and_an_action_per_call() -> None:
 
 
 async def test_19_the_policy_judges_every_call_with_its_arguments_before_it_runs() -> None:
-    policy = Denying()
+    policy = DenyingPolicy()
     asked = [("bash", {"command": "ls"}), ("read", {"path": "a"}), ("webfetch", {"url": "u"})]
     executor = echo_table("bash", "read", "webfetch")
     await run(Scripted(calls(*asked), says("ok")), executor, policy=policy)
@@ -204,14 +204,14 @@ async def test_20_an_empty_list_of_calls_is_a_text_only_reply() -> None:
     assert (ran.end.stop, ran.end.text) == (StopReason.COMPLETED, "fine")
 
 
-async def test_21_malformed_json_arguments_are_told_to_the_model() -> None:
+async def test_21_malformed_json_arguments_are_reported_to_the_model() -> None:
     ran = await run(Scripted(calls(("echo", '{"text": ')), says("ok")))
     assert ran.results[0].error is ErrorKind.INVALID_PARAMS
     assert "not valid JSON" in ran.results[0].text
     assert ran.end.stop is StopReason.COMPLETED
 
 
-async def test_22_text_beside_calls_is_kept_and_the_calls_run() -> None:
+async def test_22_text_next_to_calls_is_stored_and_the_calls_run() -> None:
     ran = await run(Scripted(calls(("echo", {}), text="Let me look."), says("ok")))
     reply = ran.state.history[1]
     assert isinstance(reply, Reply)

@@ -35,7 +35,7 @@ def shown(path: Path) -> str:
     return path.relative_to(STATIC).as_posix()
 
 
-def test_the_page_comes_with_a_policy_that_lets_only_its_own_files_in(
+def test_the_dashboard_csp_allows_only_its_own_files(
     client: TestClient[Litestar],
 ) -> None:
     answer = client.get("/")
@@ -47,7 +47,7 @@ def test_the_page_comes_with_a_policy_that_lets_only_its_own_files_in(
     assert "unsafe" not in policy and "*" not in policy
 
 
-def test_every_file_is_given_out_as_what_it_is_and_not_twice(client: TestClient[Litestar]) -> None:
+def test_static_files_are_served_with_content_type_and_etag(client: TestClient[Litestar]) -> None:
     kinds = {
         ".js": "text/javascript",
         ".css": "text/css",
@@ -62,7 +62,7 @@ def test_every_file_is_given_out_as_what_it_is_and_not_twice(client: TestClient[
         assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_frame_for_what_models_make_can_reach_nothing(client: TestClient[Litestar]) -> None:
+def test_the_canvas_frame_csp_blocks_all_connections(client: TestClient[Litestar]) -> None:
     policy = client.get("/ui/frame.html").headers["content-security-policy"]
 
     assert "default-src 'none'" in policy and "sandbox allow-scripts" in policy
@@ -74,19 +74,19 @@ def test_the_frame_for_what_models_make_can_reach_nothing(client: TestClient[Lit
     "name",
     ["nothing.js", "../files.py", "%2e%2e/files.py", "..%2ffiles.py", "views", "", "//etc/hosts"],
 )
-def test_nothing_but_the_files_is_given_out(client: TestClient[Litestar], name: str) -> None:
+def test_unknown_static_paths_return_404(client: TestClient[Litestar], name: str) -> None:
     assert client.get(f"/ui/{name}").status_code == 404
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=shown)
-def test_no_script_can_turn_a_text_into_markup(path: Path) -> None:
+def test_scripts_use_no_html_injection_api(path: Path) -> None:
     found = MARKUP.search(path.read_text())
 
     assert found is None, found
 
 
 @pytest.mark.parametrize("path", FILES, ids=shown)
-def test_a_file_is_short_and_loads_nothing_from_elsewhere(path: Path) -> None:
+def test_static_files_are_short_and_load_no_external_resource(path: Path) -> None:
     text = path.read_text()
     lines = text.splitlines()
 
@@ -98,7 +98,7 @@ def test_a_file_is_short_and_loads_nothing_from_elsewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=shown)
-def test_what_a_script_imports_is_there_and_exported(path: Path) -> None:
+def test_script_imports_exist_and_are_exported(path: Path) -> None:
     names = r"import\s*(?:\{([^}]*)\}|(\* as \w+))?\s*(?:from\s*)?\"(\.[^\"]+)\""
     for listed, _, target in re.findall(names, path.read_text()):
         source = (path.parent / target).resolve()
@@ -108,7 +108,7 @@ def test_what_a_script_imports_is_there_and_exported(path: Path) -> None:
             assert re.search(exported, source.read_text()), f"{target} exports no {name}"
 
 
-def test_every_style_that_the_page_names_is_there() -> None:
+def test_every_file_referenced_by_index_html_exists() -> None:
     text = (STATIC / "index.html").read_text()
 
     assert all((STATIC / name).is_file() for name in re.findall(r"/ui/([\w./]+)\"", text))

@@ -79,7 +79,7 @@ BOTH = pytest.mark.parametrize("which", ["compose", "kubernetes"])
 
 
 @BOTH
-def test_every_variable_and_setting_is_one_that_is_read(which: str, tmp_path: Path) -> None:
+def test_every_variable_and_setting_is_known(which: str, tmp_path: Path) -> None:
     env = env_of(which)
     path = tmp_path / "evoclaw.toml"
     path.write_text(settings_text(which))
@@ -98,7 +98,7 @@ def test_every_variable_and_setting_is_one_that_is_read(which: str, tmp_path: Pa
 
 
 @BOTH
-def test_who_probes_and_asks_is_known_by_name(which: str, tmp_path: Path) -> None:
+def test_health_check_and_peer_host_names_are_allowed(which: str, tmp_path: Path) -> None:
     path = tmp_path / "evoclaw.toml"
     path.write_text(settings_text(which))
     server = read_evoclaw_toml(path, {}).server
@@ -125,7 +125,7 @@ def test_who_probes_and_asks_is_known_by_name(which: str, tmp_path: Path) -> Non
     assert f"evoclaw:{server.port}" in known and "evoclaw.evoclaw.svc" in known
 
 
-def test_every_command_can_be_given() -> None:
+def test_every_container_command_is_valid() -> None:
     services = compose()["services"]
     dockerfile = (FILES / "Dockerfile").read_text()
     asked = [services["one"]["command"], services["two"]["command"], container()["args"]]
@@ -137,7 +137,7 @@ def test_every_command_can_be_given() -> None:
             assert context.params["no_edge"]
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_referenced_file_exists() -> None:
     for line in re.findall(
         r"^COPY (?:--\S+ )*(.+)$", (FILES / "Dockerfile").read_text(), re.MULTILINE
     ):
@@ -160,7 +160,7 @@ def test_every_file_that_is_named_is_there() -> None:
         assert any(path.startswith(place) for place in mounted), path
 
 
-def test_secrets_are_files_and_all_that_are_used_are_made() -> None:
+def test_every_used_secret_is_a_defined_file() -> None:
     secrets = compose()["secrets"]
     for service in compose()["services"].values():
         given = {f"{SECRETS}{name}" for name in service.get("secrets", ())}
@@ -180,7 +180,7 @@ def test_secrets_are_files_and_all_that_are_used_are_made() -> None:
     assert all(value == "CHANGE-ME" for value in made.values())
 
 
-def test_nothing_is_privileged_and_nothing_is_root() -> None:
+def test_containers_are_unprivileged_and_not_root() -> None:
     for name, service in compose()["services"].items():
         assert not {"privileged", "cap_add", "network_mode", "pid"} & set(service), name
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -195,7 +195,7 @@ def test_nothing_is_privileged_and_nothing_is_root() -> None:
     assert own["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_runs_have_time_to_end() -> None:
+def test_stop_grace_periods_exceed_the_drain_time() -> None:
     drain = read_evoclaw_toml(None, {}).runs.drain_s
     for name in ("one", "two"):
         assert int(compose()["services"][name]["stop_grace_period"].removesuffix("s")) > drain
@@ -203,7 +203,7 @@ def test_runs_have_time_to_end() -> None:
     assert spec["terminationGracePeriodSeconds"] > drain
 
 
-def test_the_manifests_mean_the_same_pods() -> None:
+def test_kubernetes_manifests_select_the_same_pods() -> None:
     labels = manifest("StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert manifest("StatefulSet")["spec"]["selector"]["matchLabels"] == labels
     for name in ("evoclaw", "evoclaw-each"):
@@ -217,7 +217,7 @@ def test_the_manifests_mean_the_same_pods() -> None:
     assert {m["metadata"].get("namespace", "evoclaw") for m in manifests()} == {"evoclaw"}
 
 
-def test_what_is_prepared_can_be_used_and_is_ours_alone(tmp_path: Path) -> None:
+def test_the_prepare_script_creates_usable_private_secrets(tmp_path: Path) -> None:
     state = tmp_path / "state"
     env = os.environ | {"STATE": str(state), "PYTHON": sys.executable}
     command = ["sh", FILES / "prepare.sh", "broker.example.org", "192.0.2.7"]
@@ -238,7 +238,7 @@ def files_in(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_entrypoint_gives_the_key_to_its_owner_alone(tmp_path: Path) -> None:
+def test_the_entrypoint_copies_the_key_with_private_mode(tmp_path: Path) -> None:
     (tmp_path / "orchestrator-key").write_text("key")
     (tmp_path / "orchestrator-key").chmod(0o644)
     home = tmp_path / "home"
@@ -259,7 +259,7 @@ def test_the_entrypoint_gives_the_key_to_its_owner_alone(tmp_path: Path) -> None
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_an_account_has_one_name_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_broker_accounts_refuse_duplicate_invalid_and_unknown_names(tmp_path: Path) -> None:
     accounts("add", tmp_path, "garage")
     for words in (
         ("add", tmp_path, "garage"),

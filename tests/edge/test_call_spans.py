@@ -50,7 +50,7 @@ async def spans_of(
         return traces.sorted, traces
 
 
-async def test_what_runs_is_a_span_of_the_device_and_says_how_it_went(
+async def test_each_call_is_a_server_span_with_its_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def both(tracing: Tracing) -> None:
@@ -70,7 +70,7 @@ async def test_what_runs_is_a_span_of_the_device_and_says_how_it_went(
     assert b"words" not in traces.raw
 
 
-async def test_what_it_begins_knows_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_inside_a_call_sees_the_calls_span(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     async def work(deadline: Deadline, progress: Progress) -> ToolResult:
@@ -83,7 +83,7 @@ async def test_what_it_begins_knows_the_span(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("parent", ["", "rubbish", "00-0-0-0", "\x00" * 55])
-async def test_without_a_parent_it_is_in_the_trace_of_its_run(
+async def test_a_call_without_a_valid_traceparent_joins_the_trace_of_its_run(
     monkeypatch: pytest.MonkeyPatch, parent: str
 ) -> None:
     asked = Command("tool", {}, "run.1.0.1", run_id="run", traceparent=parent)
@@ -92,7 +92,9 @@ async def test_without_a_parent_it_is_in_the_trace_of_its_run(
     assert span.trace_id == f"{trace_id_of('run'):032x}"
 
 
-async def test_what_is_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_span_of_a_cancelled_call_ends_as_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def for_ever(deadline: Deadline, progress: Progress) -> ToolResult:
         await asyncio.Event().wait()
         raise AssertionError
@@ -108,7 +110,7 @@ async def test_what_is_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert span.attributes["error.type"] == span.attributes["evoclaw.outcome"] == "cut_off"
 
 
-async def test_a_question_for_its_own_model_is_asked_of_an_agent(
+async def test_a_prompt_is_an_invoke_agent_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (span,), _ = await spans_of(monkeypatch, lambda one: perform(one, done(), name="prompt"))
@@ -116,7 +118,7 @@ async def test_a_question_for_its_own_model_is_asked_of_an_agent(
     assert span.attributes["gen_ai.operation.name"] == "invoke_agent"
 
 
-async def test_what_is_refused_is_no_span_and_untraced_plans_are_left_alone(
+async def test_refused_commands_make_no_span_and_disabled_tracing_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def refuse(command: Command) -> CallPlan | ToolResult:
@@ -132,5 +134,5 @@ async def test_what_is_refused_is_no_span_and_untraced_plans_are_left_alone(
     assert add_spans(planners, None, "pi") is planners
 
 
-def test_asking_again_in_another_trace_is_asking_for_the_same() -> None:
+def test_the_traceparent_is_not_part_of_the_command_fingerprint() -> None:
     assert fingerprint(ASKED) == fingerprint(Command("tool", {}, "run.1.0.1", run_id="run"))

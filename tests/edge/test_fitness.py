@@ -17,7 +17,7 @@ from evoclaw.edge.fitness import (
 )
 
 
-def test_nothing_recorded_says_nothing() -> None:
+def test_fitness_is_none_without_recorded_outcomes() -> None:
     outcomes = Outcomes()
     fitness = outcomes.fitness()
     assert (fitness["tools"], fitness["model"], fitness["by_tool"]) == (None, None, {})
@@ -25,7 +25,7 @@ def test_nothing_recorded_says_nothing() -> None:
     assert outcomes.metrics()["runs"]["by_stop"] == {}
 
 
-def test_the_figures_of_a_tool_have_their_known_names() -> None:
+def test_tool_metrics_use_the_documented_names() -> None:
     outcomes = Outcomes(now=lambda: 1234.5)
     for elapsed in (10, 20, 30):
         outcomes.record_call("bash", elapsed_ms=elapsed)
@@ -48,7 +48,7 @@ def test_the_figures_of_a_tool_have_their_known_names() -> None:
 
 
 @pytest.mark.parametrize("error", list(ErrorKind))
-def test_only_a_tools_own_faults_count_against_it(error: ErrorKind) -> None:
+def test_only_a_tools_own_errors_lower_its_fitness(error: ErrorKind) -> None:
     outcomes = Outcomes()
     outcomes.record_call("bash", elapsed_ms=1)
     outcomes.record_call("bash", error=error, elapsed_ms=1)
@@ -67,14 +67,14 @@ def test_only_a_tools_own_faults_count_against_it(error: ErrorKind) -> None:
         ErrorKind.QUEUE_FULL,
     ],
 )
-def test_calls_that_say_nothing_leave_a_tool_unjudged(error: ErrorKind) -> None:
+def test_inconclusive_errors_leave_a_tools_fitness_unset(error: ErrorKind) -> None:
     outcomes = Outcomes()
     outcomes.record_call("bash", error=error, elapsed_ms=1)
     assert outcomes.fitness()["by_tool"] == {"bash": None}
     assert outcomes.fitness()["tools"] is None
 
 
-def test_a_tool_counts_by_its_use() -> None:
+def test_tool_fitness_is_weighted_by_calls() -> None:
     outcomes = Outcomes()
     for _ in range(9):
         outcomes.record_call("read", elapsed_ms=1)
@@ -97,7 +97,7 @@ def test_a_tool_counts_by_its_use() -> None:
         (StopReason.WAITING, 1.0),
     ],
 )
-def test_a_run_says_something_about_the_model_only(stop: StopReason, model: float) -> None:
+def test_a_runs_stop_reason_affects_only_model_fitness(stop: StopReason, model: float) -> None:
     outcomes = Outcomes()
     outcomes.record_run(StopReason.COMPLETED)
     outcomes.record_run(stop)
@@ -105,7 +105,7 @@ def test_a_run_says_something_about_the_model_only(stop: StopReason, model: floa
     assert outcomes.fitness()["tools"] is None
 
 
-def test_a_run_that_its_tools_brought_down_is_not_the_models_fault() -> None:
+def test_a_run_that_failed_because_of_tools_does_not_lower_model_fitness() -> None:
     outcomes = Outcomes()
     outcomes.record_run(StopReason.ERROR, by_tools=True)
     outcomes.record_run(StopReason.COMPLETED, by_tools=True)
@@ -119,7 +119,7 @@ def test_a_run_that_its_tools_brought_down_is_not_the_models_fault() -> None:
     }
 
 
-def test_names_from_afar_do_not_fill_the_memory_or_hide_real_tools() -> None:
+def test_unknown_tool_names_are_bounded_and_do_not_hide_real_tools() -> None:
     outcomes = Outcomes()
     for number in range(10_000):
         outcomes.record_call(f"made-up-{number}", error=ErrorKind.NOT_FOUND)
@@ -141,7 +141,7 @@ CALLS = st.tuples(
 
 
 @given(st.lists(CALLS), st.lists(st.tuples(st.sampled_from(list(StopReason)), st.booleans())))
-def test_a_restart_loses_nothing(
+def test_outcomes_survive_dump_and_load(
     calls: list[tuple[str, ErrorKind | None, float | None]], runs: list[tuple[StopReason, bool]]
 ) -> None:
     before = Outcomes()
@@ -161,7 +161,7 @@ def test_a_restart_loses_nothing(
 
 
 @given(st.binary() | st.integers(0, 200).map(lambda n: KEPT[:n] + b"\xff" + KEPT[n + 1 :]))
-def test_fault_27_what_cannot_be_read_is_told_and_changes_nothing(data: bytes) -> None:
+def test_fault_27_unreadable_outcomes_are_refused_and_change_nothing(data: bytes) -> None:
     outcomes = Outcomes()
     outcomes.record_call("read", elapsed_ms=1)
     before = outcomes.dump()
@@ -181,6 +181,6 @@ def _kept() -> bytes:
 KEPT = _kept()
 
 
-def test_counts_below_nothing_are_not_believed() -> None:
+def test_negative_counts_are_rejected() -> None:
     with pytest.raises(RecordingError):
         Outcomes().load(KEPT.replace(b'"calls":1', b'"calls":-1', 1))

@@ -43,13 +43,13 @@ async def opened(shelf: VersionStore, first: Genome | None = None) -> Genomes:
     return genomes
 
 
-async def test_a_new_device_has_what_it_was_configured_with() -> None:
+async def test_a_new_edge_starts_with_its_configured_genome() -> None:
     genomes = await opened(Shelf(), Genome(concurrency=2))
     assert genomes.current() == Genome(concurrency=2)
     assert await genomes.history() == [Genome(concurrency=2)]
 
 
-async def test_a_patch_changes_what_it_names_and_is_there_after_a_restart() -> None:
+async def test_a_genome_patch_changes_named_fields_and_survives_a_restart() -> None:
     shelf = Shelf()
     genomes = await opened(shelf)
     await genomes.update({"prompt": "Be brief.", "temperature": 1, "skills": ["a", "b"]})
@@ -61,14 +61,14 @@ async def test_a_patch_changes_what_it_names_and_is_there_after_a_restart() -> N
     assert [genome.version for genome in await again.history()] == [0, 1, 2]
 
 
-async def test_null_goes_back_to_what_was_configured() -> None:
+async def test_null_restores_the_configured_genome_value() -> None:
     genomes = await opened(Shelf(), Genome(max_turns=7, prompt="first"))
     await genomes.update({"max_turns": 9, "prompt": "second"})
     assert (await genomes.update({"max_turns": None})).max_turns == 7
     assert genomes.current().prompt == "second"
 
 
-async def test_a_strategy_is_merged() -> None:
+async def test_strategy_patches_are_merged() -> None:
     genomes = await opened(Shelf())
     await genomes.update({"strategy": {"risk": {"most": 5, "stop": 1}, "pair": "A"}})
     changed = await genomes.update({"strategy": {"risk": {"most": 6, "stop": None}, "new": [1]}})
@@ -108,7 +108,7 @@ BAD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("key", GENOME_RULES)
-async def test_every_tunable_has_its_range_and_says_it(key: str) -> None:
+async def test_out_of_range_genome_values_are_refused_with_their_range(key: str) -> None:
     shelf = Shelf()
     for value in GOOD[key]:
         await (await opened(Shelf())).update({key: value})
@@ -122,7 +122,7 @@ async def test_every_tunable_has_its_range_and_says_it(key: str) -> None:
     assert shelf.kept == []
 
 
-async def test_a_strategy_nested_without_end_is_refused() -> None:
+async def test_a_strategy_nested_too_deeply_is_refused() -> None:
     genomes = await opened(Shelf())
     for depth in (32, 100, 100_000):
         deep: Any = {}
@@ -137,14 +137,14 @@ async def test_a_strategy_nested_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["version", "restored", "promt", ""])
-async def test_what_is_not_part_of_it_is_named_with_what_is(key: str) -> None:
+async def test_unknown_genome_keys_are_refused_with_the_known_keys(key: str) -> None:
     genomes = await opened(Shelf())
     with pytest.raises(ToolFailure, match=f"'{key}' is not part of the genome; it has prompt, "):
         await genomes.update({"max_turns": 3, key: 1})
     assert genomes.current() == Genome()
 
 
-async def test_a_change_that_cannot_be_kept_does_not_hold() -> None:
+async def test_a_genome_change_that_cannot_be_stored_is_not_applied() -> None:
     shelf = Shelf()
     genomes = await opened(shelf)
     shelf.full = True
@@ -155,7 +155,7 @@ async def test_a_change_that_cannot_be_kept_does_not_hold() -> None:
     assert (await genomes.update({"max_turns": 3})).version == 1
 
 
-async def test_patches_side_by_side_both_hold() -> None:
+async def test_concurrent_genome_patches_are_all_applied() -> None:
     genomes = await opened(Shelf())
     keys = [f"k{n}" for n in range(20)]
     await asyncio.gather(*(genomes.update({"strategy": {key: key}}) for key in keys))
@@ -176,7 +176,7 @@ async def test_rolling_back_makes_a_new_version_equal_to_the_old_one() -> None:
     assert (await genomes.roll_back(0)).max_turns == Genome().max_turns
 
 
-async def test_each_step_back_goes_one_further_until_there_is_nothing_before() -> None:
+async def test_repeated_rollbacks_step_back_one_version_at_a_time() -> None:
     genomes = await opened(Shelf())
     for turns in (1, 2, 3):
         await genomes.update({"max_turns": turns})
@@ -187,7 +187,7 @@ async def test_each_step_back_goes_one_further_until_there_is_nothing_before() -
     assert (await genomes.roll_back()).max_turns == 10
 
 
-async def test_a_version_that_never_was_is_refused() -> None:
+async def test_rolling_back_to_an_unknown_version_is_refused() -> None:
     genomes = await opened(Shelf())
     with pytest.raises(ToolFailure, match="no version 1 of the genome; there are none but 0"):
         await genomes.roll_back(1)
@@ -198,7 +198,7 @@ async def test_a_version_that_never_was_is_refused() -> None:
         await genomes.roll_back(2)
 
 
-async def test_fault_27_a_damaged_version_is_told_and_can_be_left_behind() -> None:
+async def test_fault_27_a_damaged_genome_version_is_reported_and_can_be_rolled_back() -> None:
     shelf = Shelf()
     genomes = await opened(shelf)
     await genomes.update({"max_turns": 3})
@@ -213,7 +213,7 @@ async def test_fault_27_a_damaged_version_is_told_and_can_be_left_behind() -> No
     assert again.current().version == 3
 
 
-async def test_an_earlier_release_is_understood_and_a_later_one_is_not_guessed_at() -> None:
+async def test_genomes_of_earlier_releases_load_and_unknown_fields_are_refused() -> None:
     shelf = Shelf()
     shelf.kept.append(msgspec.json.encode({"max_turns": 3}))
     assert (await opened(shelf)).current() == Genome(max_turns=3, version=1)
@@ -228,7 +228,7 @@ async def test_an_earlier_release_is_understood_and_a_later_one_is_not_guessed_a
             await opened(shelf)
 
 
-async def test_a_devices_journal_keeps_genomes_and_forgets_the_oldest(tmp_path: Path) -> None:
+async def test_the_edge_journal_stores_genomes_and_deletes_the_oldest(tmp_path: Path) -> None:
     journal = await Journal.open(tmp_path / "journal.db", durable=False)
     genomes = await opened(journal)
     for turns in range(1, 101):
@@ -259,7 +259,7 @@ ANY_JSON = st.recursive(
         st.sampled_from(sorted(GENOME_RULES)) | st.text(max_size=5), ANY_JSON, max_size=4
     )
 )
-async def test_any_patch_is_taken_whole_or_refused(patch: dict[str, Any]) -> None:
+async def test_a_genome_patch_is_applied_completely_or_refused(patch: dict[str, Any]) -> None:
     shelf = Shelf()
     genomes = await opened(shelf)
     try:

@@ -29,11 +29,11 @@ from evoclaw.trust.receipts import DeviceKey, Receipt, canonical_hash, read_rece
 from tests.support.fleet import (
     EVERYTHING,
     TOLD_ONCE,
+    BrokerListener,
     Device,
-    Ear,
-    House,
-    house,
+    FleetHarness,
     new_id,
+    open_fleet,
     tool_command,
 )
 from tests.support.waiting import until
@@ -55,21 +55,23 @@ def sign(device: Device, key: DeviceKey = KEY) -> None:
 
 
 @asynccontextmanager
-async def signing(folder: Path, **settings: JSON) -> AsyncGenerator[tuple[House, Ear]]:
+async def signing(
+    folder: Path, **settings: JSON
+) -> AsyncGenerator[tuple[FleetHarness, BrokerListener]]:
     """One device that signs, and somebody who hears what it says."""
     async with (
-        house(folder, limits=TOLD_ONCE, start=False, **settings) as here,
-        Ear(here.broker) as ear,
+        open_fleet(folder, limits=TOLD_ONCE, start=False, **settings) as here,
+        BrokerListener(here.broker) as ear,
     ):
         await here.pi.start()
         sign(here.pi)
-        await here.there()
+        await here.wait_online()
         yield here, ear
 
 
-async def end_of(ear: Ear, request_id: str) -> JSON:
-    await until(lambda: bool(ear.ends(request_id)))
-    return ear.ends(request_id)[0]
+async def end_of(ear: BrokerListener, request_id: str) -> JSON:
+    await until(lambda: bool(ear.results_of(request_id)))
+    return ear.results_of(request_id)[0]
 
 
 def signed(end: JSON) -> Receipt:
@@ -78,12 +80,12 @@ def signed(end: JSON) -> Receipt:
     return found
 
 
-async def test_a_result_comes_with_a_receipt_that_says_what_was_asked_and_how_it_ended(
+async def test_a_result_carries_a_receipt_of_the_request_and_its_outcome(
     tmp_path: Path,
 ) -> None:
     async with signing(tmp_path) as (here, ear):
         command = tool_command("mark", text="a", epoch=3)
-        here.tell(msgspec.structs.replace(command, tenant="acme", grant="g"))
+        here.publish_command(msgspec.structs.replace(command, tenant="acme", grant="g"))
         found = signed(await end_of(ear, command.request_id))
         assert (found.agent_id, found.key) == ("pi", KEY.public_key)
         assert (found.request_id, found.run_id) == (command.request_id, command.run_id)
@@ -97,7 +99,7 @@ async def test_a_result_comes_with_a_receipt_that_says_what_was_asked_and_how_it
         assert len(found.grant_sha256) == 64
 
 
-async def test_receipts_form_one_chain_in_which_failures_and_refusals_stand_too(
+async def test_receipts_form_one_chain_that_includes_failures_and_refusals(
     tmp_path: Path,
 ) -> None:
     async with signing(tmp_path, tools=(broken,)) as (here, ear):
@@ -111,7 +113,7 @@ async def test_receipts_form_one_chain_in_which_failures_and_refusals_stand_too(
         receipts: list[Receipt] = []
         hashes = [""]
         for command in commands:
-            here.tell(command)
+            here.publish_command(command)
             end = await end_of(ear, command.request_id)
             receipts.append(signed(end))
             hashes.append(read_receipt(end["receipt"])[1].hash)
@@ -124,20 +126,20 @@ async def test_receipts_form_one_chain_in_which_failures_and_refusals_stand_too(
         assert receipts[4].started_at is None, "it never began"
 
 
-async def test_a_denied_call_is_signed_as_such(tmp_path: Path) -> None:
+async def test_a_denied_call_has_a_permission_denied_receipt(tmp_path: Path) -> None:
     async with signing(tmp_path, policy=Permissions(frozenset({"file_read"}))) as (here, ear):
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         assert signed(await end_of(ear, command.request_id)).error_type == "permission_denied"
         assert here.marks.made == []
 
 
-async def test_a_call_that_was_cancelled_before_it_came_has_a_receipt_without_arguments(
+async def test_a_call_cancelled_before_it_arrived_has_a_receipt_without_arguments(
     tmp_path: Path,
 ) -> None:
     async with signing(tmp_path) as (here, ear):
         request_id = new_id()
-        here.tell(Command("cancel", {"request_id": request_id}, "cancel-1"))
+        here.publish_command(Command("cancel", {"request_id": request_id}, "cancel-1"))
         found = signed(await end_of(ear, request_id))
         assert (found.error_type, found.args_sha256, found.counter) == ("cancelled", "", 1)
 
@@ -145,19 +147,19 @@ async def test_a_call_that_was_cancelled_before_it_came_has_a_receipt_without_ar
 async def test_a_refusal_that_is_not_journaled_is_signed_outside_the_chain(tmp_path: Path) -> None:
     async with signing(tmp_path) as (here, ear):
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         await end_of(ear, command.request_id)
-        here.tell(tool_command("mark", command.request_id, text="other"))
-        await until(lambda: len(ear.ends(command.request_id)) == 2)
-        found = signed(ear.ends(command.request_id)[1])
+        here.publish_command(tool_command("mark", command.request_id, text="other"))
+        await until(lambda: len(ear.results_of(command.request_id)) == 2)
+        found = signed(ear.results_of(command.request_id)[1])
         assert (found.counter, found.chain, found.prev) == (0, "", "")
         assert found.error_type == "conflict"
         later = tool_command("mark", text="b")
-        here.tell(later)
+        here.publish_command(later)
         assert signed(await end_of(ear, later.request_id)).counter == 2
 
 
-async def test_report_and_receipt_fit_into_one_message_whatever_the_size_of_the_result(
+async def test_report_and_receipt_fit_into_one_message_for_any_result_size(
     tmp_path: Path,
 ) -> None:
     async with await Journal.open(tmp_path / "j.db", durable=False) as journal:
@@ -181,44 +183,47 @@ async def test_report_and_receipt_fit_into_one_message_whatever_the_size_of_the_
         assert kinds == {"", "too_large"}
 
 
-async def test_the_same_result_said_again_has_the_same_receipt(tmp_path: Path) -> None:
+async def test_a_resent_result_has_the_same_receipt(tmp_path: Path) -> None:
     async with signing(tmp_path) as (here, ear):
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         first = await end_of(ear, command.request_id)
-        here.tell(command)
-        await until(lambda: len(ear.ends(command.request_id)) == 2)
-        assert ear.ends(command.request_id)[1] == first
+        here.publish_command(command)
+        await until(lambda: len(ear.results_of(command.request_id)) == 2)
+        assert ear.results_of(command.request_id)[1] == first
 
 
-async def test_a_restart_goes_on_with_the_chain_and_resends_the_same_receipt(
+async def test_a_restarted_edge_continues_the_chain_and_resends_the_same_receipt(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, limits=TOLD_ONCE, start=False) as here, Ear(here.broker) as ear:
+    async with (
+        open_fleet(tmp_path, limits=TOLD_ONCE, start=False) as here,
+        BrokerListener(here.broker) as ear,
+    ):
         here.link.unplug()  # nobody acknowledges
         await here.pi.start()
         sign(here.pi)
         await until(lambda: any(one["report_type"] == "hello" for one in ear.reports()))
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         first = await end_of(ear, command.request_id)
         await here.pi.crash()
         await here.pi.start()
         sign(here.pi)
-        await until(lambda: len(ear.ends(command.request_id)) == 2)
-        assert ear.ends(command.request_id)[1]["receipt"] == first["receipt"]
+        await until(lambda: len(ear.results_of(command.request_id)) == 2)
+        assert ear.results_of(command.request_id)[1]["receipt"] == first["receipt"]
         other = tool_command("mark", text="b")
-        here.tell(other)
+        here.publish_command(other)
         found = signed(await end_of(ear, other.request_id))
         assert (found.counter, found.prev) == (2, read_receipt(first["receipt"])[1].hash)
 
 
-async def test_a_call_that_was_cut_off_is_signed_as_unknown_after_the_restart(
+async def test_an_interrupted_call_is_signed_as_unknown_after_the_restart(
     tmp_path: Path,
 ) -> None:
     async with signing(tmp_path) as (here, ear):
         command = tool_command("hold", text="a")
-        here.tell(command)
+        here.publish_command(command)
         await here.marks.waiting.wait()
         await here.pi.crash()
         await here.pi.start()
@@ -228,18 +233,18 @@ async def test_a_call_that_was_cut_off_is_signed_as_unknown_after_the_restart(
         assert found.args_sha256 == canonical_hash({"text": "a"})
 
 
-async def test_another_key_begins_another_chain(tmp_path: Path) -> None:
+async def test_a_new_key_starts_a_new_receipt_chain(tmp_path: Path) -> None:
     async with signing(tmp_path) as (here, ear):
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         before = signed(await end_of(ear, command.request_id))
         await here.pi.crash()
         await here.pi.start()
         other = DeviceKey(bytes(32))
         sign(here.pi, other)
-        await here.there()
+        await here.wait_online()
         command = tool_command("mark", text="b")
-        here.tell(command)
+        here.publish_command(command)
         after, _ = read_receipt(
             (await end_of(ear, command.request_id))["receipt"], key=other.public_key
         )
@@ -258,7 +263,7 @@ class Flaky(Journal):
         return await super().finish(request_id, state, report)
 
 
-async def test_a_result_that_could_not_be_written_uses_up_no_number(tmp_path: Path) -> None:
+async def test_a_result_that_could_not_be_journaled_uses_no_receipt_number(tmp_path: Path) -> None:
     journal = await Flaky.open(tmp_path / "j.db", durable=False)
     assert isinstance(journal, Flaky)
     edge = await assembled(journal)
@@ -285,7 +290,7 @@ async def test_a_result_that_could_not_be_written_uses_up_no_number(tmp_path: Pa
     await journal.close()
 
 
-async def test_a_second_end_of_a_call_uses_up_no_number(tmp_path: Path) -> None:
+async def test_finishing_a_call_twice_uses_no_second_receipt_number(tmp_path: Path) -> None:
     async with await Journal.open(tmp_path / "j.db", durable=False) as journal:
         await journal.receive(JournalEntry("a", "a", 0, "d", b"c"))
         draft = Numbered()
@@ -320,14 +325,14 @@ async def assembled(journal: Journal) -> Edge:
     )
 
 
-async def test_a_device_without_a_key_signs_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_an_edge_without_a_key_sends_no_receipts(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         assert "receipt" not in await end_of(ear, command.request_id)
 
 
-async def test_arguments_nested_beyond_reason_do_not_keep_a_call_from_being_answered(
+async def test_a_call_with_deeply_nested_arguments_is_answered_with_a_receipt(
     tmp_path: Path,
 ) -> None:
     async with signing(tmp_path) as (here, ear):
@@ -335,13 +340,13 @@ async def test_arguments_nested_beyond_reason_do_not_keep_a_call_from_being_answ
         for _ in range(600):
             deep = [deep]
         command = tool_command("mark", text=deep)
-        here.tell(command)
+        here.publish_command(command)
         end = await end_of(ear, command.request_id)
         assert end["error_type"] in (ErrorKind.INVALID_PARAMS, ErrorKind.INTERNAL)
         assert signed(end).args_sha256 == "", "nobody can prove what nobody can read"
 
 
-async def test_a_receipt_that_was_once_sent_can_always_be_checked() -> None:
+async def test_a_receipt_of_an_older_version_can_still_be_verified() -> None:
     """The format is a promise: this one was signed by an older version."""
     path = Path(__file__).parent.parent / "transport" / "golden" / "report_receipt.json"
     end = read_report("living-room-pi", path.read_bytes()).payload

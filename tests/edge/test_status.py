@@ -29,7 +29,7 @@ def write_times(proc: Path, *, user: int, idle: int) -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="it is compared with the kernel's files")
-def test_this_machine_tells_the_truth() -> None:
+def test_machine_status_matches_the_kernels_values() -> None:
     asked = MachineStatus()
     end = time.process_time() + 0.1
     while time.process_time() < end:
@@ -45,7 +45,7 @@ def test_this_machine_tells_the_truth() -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the made-up machine has Linux's files")
-def test_the_processor_is_measured_since_it_was_asked_last(proc: Path) -> None:
+def test_cpu_percent_is_measured_since_the_last_read(proc: Path) -> None:
     asked = MachineStatus()
     assert asked.read().cpu_percent == 0.0
     write_times(proc, user=175, idle=125)
@@ -57,7 +57,7 @@ def test_the_processor_is_measured_since_it_was_asked_last(proc: Path) -> None:
     assert asked.read().cpu_percent == 0.0  # a counter that steps back
 
 
-def test_the_processors_sensor_is_preferred() -> None:
+def test_the_cpu_temperature_sensor_is_preferred() -> None:
     assert of_processor({}) is None
     assert of_processor({"battery": 30.0}) == 30.0
     assert of_processor({"battery": 30.0, "cpu_thermal": 45.612}) == 45.6
@@ -65,14 +65,16 @@ def test_the_processors_sensor_is_preferred() -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the made-up machine has Linux's files")
-def test_what_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_values_are_omitted_from_machine_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
     vitals = msgspec.to_builtins(MachineStatus().read())
     # The load and the temperature are not read from there.
     assert vitals.keys() <= {"load", "temperature_c"}
 
 
-def test_asking_leaves_nothing_open() -> None:
+def test_reading_machine_status_leaves_no_file_descriptor_open() -> None:
     asked = MachineStatus()
     asked.read()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208

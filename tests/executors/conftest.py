@@ -10,12 +10,12 @@ import pytest
 from evoclaw.executors import beneath
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.processes import LocalProcesses
-from tests.support.processes import Isolation, made
+from tests.support.processes import Isolation, make_processes
 
 
 @pytest.fixture(params=["pid-namespace", "none"])
 async def processes(request: pytest.FixtureRequest, tmp_path: Path) -> LocalProcesses:
-    return await made(tmp_path, cast("Isolation", request.param))
+    return await make_processes(tmp_path, cast("Isolation", request.param))
 
 
 @pytest.fixture(params=["openat2", "component by component"])

@@ -45,7 +45,7 @@ async def use(bound: BoundTool, given: dict[type, object], **arguments: JSON) ->
 
 
 @pytest.mark.parametrize("what", BARE)
-async def test_every_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
+async def test_device_tool_reports_cpu_memory_disk_and_processes(tmp_path: Path, what: str) -> None:
     machine = here(tmp_path)
     assert set(BARE) <= set(machine.sensor_names())
 
@@ -55,7 +55,7 @@ async def test_every_machine_tells_how_it_is(tmp_path: Path, what: str) -> None:
     assert result.details
 
 
-async def test_its_own_process_is_among_the_heaviest_or_lighter_than_all_of_them(
+async def test_processes_are_listed_by_memory_usage(
     tmp_path: Path,
 ) -> None:
     result = await use(device, {DeviceSensors: here(tmp_path)}, what="processes")
@@ -64,7 +64,7 @@ async def test_its_own_process_is_among_the_heaviest_or_lighter_than_all_of_them
     assert os.getpid() in {row["pid"] for row in rows} or len(rows) == 15
 
 
-async def test_temperature_is_there_if_there_is_a_sensor(tmp_path: Path) -> None:
+async def test_temperature_is_offered_only_with_a_sensor(tmp_path: Path) -> None:
     readings = {"cpu-thermal": 48.312}
     warm = LocalDevice(LocalProcesses(tmp_path), temperatures=lambda: dict(readings))
     bare = LocalDevice(LocalProcesses(tmp_path), temperatures=lambda: {})
@@ -79,7 +79,7 @@ async def test_temperature_is_there_if_there_is_a_sensor(tmp_path: Path) -> None
         await use(device, {DeviceSensors: warm}, what="temperature")
 
 
-async def test_each_figure_has_the_keys_it_always_had(tmp_path: Path) -> None:
+async def test_device_readings_keep_their_result_keys(tmp_path: Path) -> None:
     machine: dict[type, object] = {DeviceSensors: here(tmp_path)}
 
     cpu, memory, disk, processes = [(await use(device, machine, what=w)).details for w in BARE]
@@ -90,7 +90,7 @@ async def test_each_figure_has_the_keys_it_always_had(tmp_path: Path) -> None:
     assert processes["processes"][0].keys() == {"pid", "mb", "name"}
 
 
-async def test_a_pin_is_read_by_the_machines_own_program(tmp_path: Path, bin: Path) -> None:
+async def test_a_gpio_pin_is_read_with_raspi_gpio(tmp_path: Path, bin: Path) -> None:
     assert "gpio" not in here(tmp_path).sensor_names()
     program(
         bin,
@@ -110,7 +110,9 @@ async def test_a_pin_is_read_by_the_machines_own_program(tmp_path: Path, bin: Pa
         await use(device, {DeviceSensors: machine}, what="gpio")
 
 
-async def test_a_camera_gives_a_picture_or_says_why_not(tmp_path: Path, bin: Path) -> None:
+async def test_the_camera_returns_an_image_or_the_reason_of_the_failure(
+    tmp_path: Path, bin: Path
+) -> None:
     program(bin, "fswebcam", r"printf '\377\330\377\340picture'")
     result = await use(device, {DeviceSensors: here(tmp_path)}, what="camera")
     (block,) = result.blocks
@@ -121,13 +123,13 @@ async def test_a_camera_gives_a_picture_or_says_why_not(tmp_path: Path, bin: Pat
         await use(device, {DeviceSensors: here(tmp_path)}, what="camera")
 
 
-async def test_what_a_machine_does_not_have_is_named_with_what_it_has(tmp_path: Path) -> None:
+async def test_an_unknown_sensor_is_refused_with_the_available_ones(tmp_path: Path) -> None:
     with pytest.raises(ToolFailure, match="has no 'altitude'. It has: cpu, memory") as failed:
         await use(device, {DeviceSensors: here(tmp_path)}, what="altitude")
     assert failed.value.kind is ErrorKind.NOT_FOUND
 
 
-async def test_a_message_is_shown_as_it_is(tmp_path: Path, bin: Path) -> None:
+async def test_a_notification_message_is_shown_literally(tmp_path: Path, bin: Path) -> None:
     program(bin, "notify-send", f'shift; shift; printf %s "$1" > {tmp_path}/shown')
     person = LocalNotifier(LocalProcesses(tmp_path))
     assert person.works

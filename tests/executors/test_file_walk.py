@@ -41,7 +41,7 @@ async def test_a_walk_is_sorted_and_yields_links_without_following(
     assert [entry.path async for entry in files.walk("b")] == ["b/link", "b/z"]
 
 
-async def test_a_walk_can_leave_out_a_folder(files: LocalFiles) -> None:
+async def test_a_walk_can_skip_a_folder(files: LocalFiles) -> None:
     walk = files.walk()
     found: list[str] = []
     async for entry in walk:
@@ -52,7 +52,7 @@ async def test_a_walk_can_leave_out_a_folder(files: LocalFiles) -> None:
     assert found == ["folder"]
 
 
-async def test_a_walk_of_what_is_no_folder_is_refused(files: LocalFiles) -> None:
+async def test_walking_a_path_that_is_not_a_folder_is_refused(files: LocalFiles) -> None:
     for path, kind in (
         ("folder/inner.txt", ErrorKind.INVALID_PARAMS),
         ("nowhere", ErrorKind.NOT_FOUND),
@@ -65,7 +65,7 @@ async def test_a_walk_of_what_is_no_folder_is_refused(files: LocalFiles) -> None
 
 
 @pytest.mark.slow
-async def test_fault_31_a_wide_folder_is_walked_in_batches_and_can_be_left(
+async def test_fault_31_a_large_folder_is_walked_in_batches_and_can_be_cancelled(
     files: LocalFiles, tmp_path: Path
 ) -> None:
     wide = tmp_path / "ws" / "wide"
@@ -102,14 +102,14 @@ def deep(tmp_path: Path) -> Generator[Path]:
     subprocess.run(["rm", "-rf", str(tmp_path / "dd")], check=True)
 
 
-async def test_fault_44_a_deep_tree_ends_the_walk_not_the_process(deep: Path) -> None:
+async def test_fault_44_a_walk_of_a_very_deep_tree_stops_without_crashing(deep: Path) -> None:
     async with asyncio.timeout(30):
         found = [entry async for entry in LocalFiles(deep).walk()]
 
     assert 1000 < len(found) < 2500
 
 
-def test_both_ways_of_opening_agree_on_every_spelling(tmp_path: Path) -> None:
+def test_open_beneath_and_walk_beneath_resolve_every_path_alike(tmp_path: Path) -> None:
     root = tmp_path / "ws"
     (root / "a" / "b").mkdir(parents=True)
     (root / "a" / "f").write_text("f")

@@ -44,14 +44,16 @@ async def write_refused(files: LocalFiles, path: str) -> ErrorKind:
     return failure.value.kind
 
 
-async def test_absolute_paths_inside_the_root_are_taken(files: LocalFiles, tmp_path: Path) -> None:
+async def test_absolute_paths_inside_the_root_are_accepted(
+    files: LocalFiles, tmp_path: Path
+) -> None:
     path = str(tmp_path / "ws" / "folder" / "inner.txt")
 
     assert await files.read(path) == b"inner"
     assert (await files.stat(path)).path == "folder/inner.txt"
 
 
-async def test_a_root_may_be_spelled_through_a_link(tmp_path: Path) -> None:
+async def test_a_root_may_be_given_through_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "f").write_text("x")
     (tmp_path / "link").symlink_to("real")
@@ -59,7 +61,7 @@ async def test_a_root_may_be_spelled_through_a_link(tmp_path: Path) -> None:
     assert await LocalFiles(tmp_path / "link").read(str(tmp_path / "link" / "f")) == b"x"
 
 
-async def test_further_roots_are_read_and_only_some_are_written(tmp_path: Path) -> None:
+async def test_extra_roots_are_readable_and_only_writable_ones_are_written(tmp_path: Path) -> None:
     for name in ("ws", "docs", "out", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text(name)
@@ -82,12 +84,12 @@ def test_a_root_that_is_no_folder_is_a_configuration_error(tmp_path: Path) -> No
             LocalFiles(tmp_path / path)
 
 
-async def test_part_of_a_file_is_read(files: LocalFiles) -> None:
+async def test_a_byte_range_of_a_file_is_read(files: LocalFiles) -> None:
     assert await files.read("folder/inner.txt", start=2, limit=2) == b"ne"
     assert await files.read("folder/inner.txt", start=99) == b""
 
 
-async def test_a_sparse_giant_is_not_read_whole(files: LocalFiles, tmp_path: Path) -> None:
+async def test_a_huge_sparse_file_is_not_read_whole(files: LocalFiles, tmp_path: Path) -> None:
     with (tmp_path / "ws" / "giant").open("wb") as giant:
         giant.truncate(1 << 40)
 
@@ -95,7 +97,7 @@ async def test_a_sparse_giant_is_not_read_whole(files: LocalFiles, tmp_path: Pat
     assert await files.read("giant", start=1 << 39, limit=4) == b"\0\0\0\0"
 
 
-async def test_what_is_missing_is_answered_with_what_is_near(files: LocalFiles) -> None:
+async def test_a_missing_file_error_suggests_a_similar_name(files: LocalFiles) -> None:
     with pytest.raises(ToolFailure) as missing:
         await files.read("folder/iner.txt")
 
@@ -103,7 +105,7 @@ async def test_what_is_missing_is_answered_with_what_is_near(files: LocalFiles) 
     assert "'folder/inner.txt'" in missing.value.message
 
 
-async def test_a_write_makes_folders_keeps_the_mode_and_leaves_no_draft(
+async def test_a_write_creates_folders_keeps_the_mode_and_leaves_no_temporary_file(
     files: LocalFiles, tmp_path: Path
 ) -> None:
     script = tmp_path / "ws" / "run.sh"
@@ -139,7 +141,7 @@ async def test_a_write_to_a_folder_or_below_a_file_is_refused(files: LocalFiles)
         assert await write_refused(files, path) is ErrorKind.INVALID_PARAMS
 
 
-async def test_a_cancelled_write_changes_nothing_later(files: LocalFiles, tmp_path: Path) -> None:
+async def test_a_cancelled_write_changes_nothing(files: LocalFiles, tmp_path: Path) -> None:
     abandoned = threading.Event()
     abandoned.set()
 
@@ -150,7 +152,7 @@ async def test_a_cancelled_write_changes_nothing_later(files: LocalFiles, tmp_pa
     assert [p.name for p in (tmp_path / "ws" / "folder").iterdir()] == ["inner.txt"]
 
 
-async def test_links_inside_are_read_but_never_written_through(
+async def test_symlinks_inside_the_root_are_read_but_never_written_through(
     files: LocalFiles, tmp_path: Path
 ) -> None:
     root = tmp_path / "ws"
@@ -165,7 +167,9 @@ async def test_links_inside_are_read_but_never_written_through(
     assert (root / "folder" / "inner.txt").read_text() == "inner"
 
 
-async def test_fault_38_links_to_the_outside_are_refused(files: LocalFiles, tmp_path: Path) -> None:
+async def test_fault_38_symlinks_out_of_the_root_are_refused(
+    files: LocalFiles, tmp_path: Path
+) -> None:
     root = tmp_path / "ws"
     (root / "absolute").symlink_to(tmp_path / "secret.txt")
     (root / "relative").symlink_to("../secret.txt")
@@ -204,7 +208,7 @@ async def test_fault_38_a_write_never_reaches_a_file_through_a_hard_link(
     assert await refused(strict, "again") is ErrorKind.PERMISSION_DENIED
 
 
-async def test_fault_38_a_removal_follows_no_link_and_takes_only_files(
+async def test_fault_38_remove_follows_no_symlink_and_removes_only_files(
     files: LocalFiles, tmp_path: Path
 ) -> None:
     root = tmp_path / "ws"
@@ -227,7 +231,7 @@ async def test_fault_38_a_removal_follows_no_link_and_takes_only_files(
         await files.remove("folder/iner.txt")
 
 
-async def test_only_where_may_be_written_may_be_removed(tmp_path: Path) -> None:
+async def test_files_are_removed_only_in_writable_roots(tmp_path: Path) -> None:
     for name in ("ws", "docs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text(name)
@@ -279,7 +283,7 @@ async def test_fault_38_a_bind_mount_is_not_part_of_the_workspace(
     assert await allowed.read("mounted/f") == b"outside"
 
 
-async def test_fault_38_swapping_a_link_between_check_and_use_gains_nothing(
+async def test_fault_38_swapping_a_symlink_between_check_and_use_never_escapes(
     files: LocalFiles, tmp_path: Path
 ) -> None:
     root = tmp_path / "ws"
@@ -368,7 +372,7 @@ SPELLINGS = st.lists(st.sampled_from([*PIECES, "folder", "out", "secret.txt"]), 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(path=SPELLINGS.map("".join))
-def test_fault_39_no_spelling_whatever_reaches_outside(
+def test_fault_39_no_path_spelling_reaches_outside_the_root(
     path: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     above = tmp_path_factory.getbasetemp() / "spellings"
@@ -392,7 +396,7 @@ def test_fault_39_no_spelling_whatever_reaches_outside(
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000, "x" * 300, "a/" * 2100, "\ud800"])
-async def test_fault_39_what_can_be_no_path_is_refused(files: LocalFiles, path: str) -> None:
+async def test_fault_39_invalid_paths_are_refused(files: LocalFiles, path: str) -> None:
     assert await refused(files, path) is ErrorKind.INVALID_PARAMS
     assert await write_refused(files, path) is ErrorKind.INVALID_PARAMS
 
@@ -407,7 +411,7 @@ def small(tmp_path: Path) -> Generator[Path]:
     subprocess.run(["umount", str(point)], check=True)
 
 
-async def test_a_full_disk_is_told_and_the_old_file_stays(small: Path) -> None:
+async def test_a_full_disk_is_reported_and_the_old_file_is_unchanged(small: Path) -> None:
     files = LocalFiles(small)
     await files.write("f", b"old")
 

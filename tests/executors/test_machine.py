@@ -63,13 +63,13 @@ def write_times(proc: Path, *, user: int, idle: int, guest: int = 0) -> None:
     (proc / "stat").write_text(STAT.format(user=user, idle=idle, guest=guest, started=started))
 
 
-def test_the_kernels_words_are_understood(proc: Path) -> None:
+def test_memory_and_uptime_are_read_from_proc(proc: Path) -> None:
     assert machine.memory() == (2048000 * 1024, 1024000 * 1024)
     assert machine.own_memory() == 256 * os.sysconf("SC_PAGE_SIZE")
     assert machine.uptime() == pytest.approx(1000, abs=30)
 
 
-def test_processors_are_busy_with_all_but_idling_and_guests_count_once(proc: Path) -> None:
+def test_cpu_percent_excludes_idle_time_and_counts_guest_time_once(proc: Path) -> None:
     before = machine.cpu_times()
     write_times(proc, user=175, idle=125, guest=50)
     now = machine.cpu_times()
@@ -78,27 +78,27 @@ def test_processors_are_busy_with_all_but_idling_and_guests_count_once(proc: Pat
     assert now.percent_since(now) is None
 
 
-def test_a_counter_that_steps_back_is_not_believed() -> None:
+def test_cpu_percent_is_clamped_when_a_counter_decreases() -> None:
     assert CpuTimes(0.9, 4.0).percent_since(CpuTimes(1.0, 2.0)) == 0.0
     assert CpuTimes(9.0, 4.0).percent_since(CpuTimes(1.0, 2.0)) == 100.0
 
 
 @pytest.mark.parametrize("rubbish", ["", "\n", "cpu", "cpu a b c d", "x" * 10_000, "\0\xff", "-1"])
-def test_rubbish_is_left_out(proc: Path, rubbish: str) -> None:
+def test_malformed_proc_files_yield_no_values(proc: Path, rubbish: str) -> None:
     for name in FILES:
         (proc / name).write_text(rubbish)
     assert [figure() for figure in FIGURES] == [None] * len(FIGURES)
     assert set(machine.disks()) <= {"/"}
 
 
-def test_where_there_is_nothing_everything_is_left_out(
+def test_a_missing_proc_folder_yields_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
     assert [figure() for figure in FIGURES] == [None] * len(FIGURES)
 
 
-def test_a_folder_instead_of_a_file_is_left_out(proc: Path) -> None:
+def test_a_folder_in_place_of_meminfo_yields_no_value(proc: Path) -> None:
     (proc / "meminfo").unlink()
     (proc / "meminfo").mkdir()
     assert machine.memory() is None
@@ -109,7 +109,7 @@ def test_a_system_without_sensors_reports_no_temperature(monkeypatch: pytest.Mon
     assert machine.temperatures() == {}
 
 
-def test_a_sensor_has_its_chips_name_and_its_own_and_a_broken_one_is_not_believed() -> None:
+def test_sensors_are_named_by_chip_and_label_and_broken_readings_dropped() -> None:
     chips = {
         "cpu_thermal": [Sensor("", 48.3)],
         "coretemp": [Sensor("Package id 0", 51.0), Sensor("", 50.0)],
@@ -122,14 +122,14 @@ def test_a_sensor_has_its_chips_name_and_its_own_and_a_broken_one_is_not_believe
     }
 
 
-def test_the_root_is_among_the_disks_and_each_disk_is_there_once() -> None:
+def test_disks_include_the_root_file_system() -> None:
     found = machine.disks()
     assert all(0 <= disk.free <= disk.total for disk in found.values())
     root = os.statvfs("/")
     assert found["/"].total == root.f_blocks * root.f_frsize
 
 
-def test_the_heaviest_processes_come_first_and_no_more_than_wanted() -> None:
+def test_the_largest_processes_come_first_up_to_the_requested_count() -> None:
     found = machine.heaviest_processes(3)
     assert found == sorted(found, reverse=True)
     assert 1 <= len(found) <= 3 and all(each.name for each in found)

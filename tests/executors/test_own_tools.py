@@ -45,7 +45,7 @@ async def use(executor: OwnTools, name: str, **arguments: str) -> str:
     return result.text
 
 
-async def test_a_tool_in_five_lines_shows_up_changes_and_goes_without_a_restart(
+async def test_a_python_tool_is_added_changed_and_removed_without_a_restart(
     tmp_path: Path,
 ) -> None:
     executor = own(tmp_path / "tools")
@@ -60,7 +60,7 @@ async def test_a_tool_in_five_lines_shows_up_changes_and_goes_without_a_restart(
     assert list(executor.tools()) == []
 
 
-async def test_it_is_handed_what_it_asks_for(tmp_path: Path) -> None:
+async def test_a_python_tool_gets_its_dependencies_injected(tmp_path: Path) -> None:
     put(tmp_path, "count.py", COUNT)
     assert await use(own(tmp_path), "size", path="a") == "4"
 
@@ -77,7 +77,7 @@ async def test_it_is_handed_what_it_asks_for(tmp_path: Path) -> None:
         (FIVE_LINES.replace(": str)", ")"), "has no annotation"),
     ],
 )
-async def test_a_file_that_cannot_be_used_is_named_and_the_others_stay(
+async def test_an_invalid_tool_file_is_reported_and_the_others_still_load(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     put(tmp_path, "bad.py", text)
@@ -88,7 +88,7 @@ async def test_a_file_that_cannot_be_used_is_named_and_the_others_stay(
     assert reason in executor.problems["bad.py"]
 
 
-async def test_a_file_that_others_may_change_is_not_run(tmp_path: Path) -> None:
+async def test_a_tool_file_writable_by_others_is_not_loaded(tmp_path: Path) -> None:
     put(tmp_path, "weather.py", FIVE_LINES)
     (tmp_path / "weather.py").chmod(0o666)
     executor = own(tmp_path)
@@ -96,7 +96,7 @@ async def test_a_file_that_others_may_change_is_not_run(tmp_path: Path) -> None:
     assert "chmod go-w" in executor.problems["weather.py"]
 
 
-async def test_a_tool_that_is_gone_is_not_found(tmp_path: Path) -> None:
+async def test_a_removed_tool_cannot_be_called(tmp_path: Path) -> None:
     put(tmp_path, "weather.py", FIVE_LINES)
     executor = own(tmp_path)
     (tool,) = executor.tools()

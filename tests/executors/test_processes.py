@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
-from tests.support.processes import Isolation, alive, bash, made, token
+from tests.support.processes import Isolation, alive, bash, make_processes, unique_seconds
 
 BOTH = pytest.mark.parametrize("isolation", ["pid-namespace", "none"])
 
@@ -27,19 +27,19 @@ async def test_output_exit_code_and_isolation_are_reported(processes: LocalProce
 @pytest.mark.parametrize(
     ("command", "code"), [("kill -9 $$", -9), ("kill -SEGV $$", -11), ("exit 137", 137)]
 )
-async def test_an_end_by_a_signal_is_told_apart_from_an_exit_code(
+async def test_death_by_signal_is_distinguished_from_an_exit_code(
     processes: LocalProcesses, command: str, code: int
 ) -> None:
     assert (await bash(processes, command)).exit_code == code
 
 
-async def test_input_is_what_was_given_and_else_nothing(processes: LocalProcesses) -> None:
+async def test_stdin_is_the_given_bytes_or_empty(processes: LocalProcesses) -> None:
     async with asyncio.timeout(30):
         assert (await processes.run(["cat"], stdin=b"given")).stdout == b"given"
         assert (await processes.run(["cat"])).stdout == b""
 
 
-async def test_fault_34_reading_stdin_or_the_terminal_ends_at_once(
+async def test_fault_34_reading_stdin_or_the_terminal_does_not_block(
     processes: LocalProcesses,
 ) -> None:
     done = await bash(processes, "read x; tty; echo password: > /dev/tty; exit 7")
@@ -49,7 +49,9 @@ async def test_fault_34_reading_stdin_or_the_terminal_ends_at_once(
     assert b"/dev/tty" in done.stderr
 
 
-async def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_gets_only_the_configured_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("DATABASE_URL", "postgres://secret")
     processes = LocalProcesses(tmp_path, env={"GREETING": "hello"})
@@ -62,7 +64,7 @@ async def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.Monk
     assert b"TERM=dumb" in done.stdout
 
 
-async def test_no_descriptor_of_ours_is_inherited(processes: LocalProcesses) -> None:
+async def test_commands_inherit_no_file_descriptor(processes: LocalProcesses) -> None:
     ours = os.open("/etc/hostname", os.O_RDONLY)
     try:
         os.set_inheritable(ours, True)
@@ -73,7 +75,7 @@ async def test_no_descriptor_of_ours_is_inherited(processes: LocalProcesses) -> 
     assert done.stdout.split() == [b"0", b"1", b"2", b"3"]  # 3 is ls itself, reading the folder
 
 
-async def test_the_folder_is_inside_the_root(tmp_path: Path) -> None:
+async def test_a_command_cannot_start_outside_the_root(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").symlink_to("/etc")
     processes = LocalProcesses(tmp_path)
@@ -102,7 +104,7 @@ async def test_the_folder_is_inside_the_root(tmp_path: Path) -> None:
         (["echo", "x" * 200_000], ErrorKind.TOO_LARGE),
     ],
 )
-async def test_what_cannot_be_started_is_refused_in_words(
+async def test_a_command_that_cannot_be_started_is_refused(
     processes: LocalProcesses, argv: list[str], kind: ErrorKind
 ) -> None:
     async with asyncio.timeout(30):
@@ -111,7 +113,7 @@ async def test_what_cannot_be_started_is_refused_in_words(
     assert refused.value.kind is kind
 
 
-async def test_fault_41_arguments_are_never_read_as_options_of_ours(
+async def test_fault_41_arguments_are_never_parsed_as_launcher_options(
     processes: LocalProcesses, tmp_path: Path
 ) -> None:
     odd = ["--kill-child", "-exec", "--upload-pack=x", "a\nb", "$HOME", "-n", "--", "A=b"]
@@ -125,7 +127,7 @@ async def test_fault_41_arguments_are_never_read_as_options_of_ours(
     assert done.stdout.decode() == "|".join(odd) + "|"
 
 
-async def test_output_is_streamed_and_characters_are_never_torn(
+async def test_output_is_streamed_without_splitting_characters(
     processes: LocalProcesses,
 ) -> None:
     heard: list[str] = []
@@ -154,7 +156,9 @@ async def test_long_output_keeps_head_and_tail_and_counts_the_rest(
     assert sum(map(len, heard)) < 1200
 
 
-async def test_fault_28_a_hundred_megabytes_leave_memory_flat(processes: LocalProcesses) -> None:
+async def test_fault_28_a_hundred_megabytes_of_output_leave_memory_flat(
+    processes: LocalProcesses,
+) -> None:
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with asyncio.timeout(20):
@@ -169,8 +173,8 @@ async def test_fault_28_a_hundred_megabytes_leave_memory_flat(processes: LocalPr
 async def test_fault_28_endless_output_is_stopped_at_a_byte_cap(
     tmp_path: Path, isolation: Isolation
 ) -> None:
-    processes = await made(tmp_path, isolation, max_bytes=10 << 20)
-    mark = token()
+    processes = await make_processes(tmp_path, isolation, max_bytes=10 << 20)
+    mark = unique_seconds()
     async with asyncio.timeout(30):
         with pytest.raises(ToolFailure) as stopped:
             await processes.run(["yes", mark])
@@ -181,7 +185,9 @@ async def test_fault_28_endless_output_is_stopped_at_a_byte_cap(
     assert alive(mark) == []
 
 
-async def test_fault_29_any_bytes_come_through(processes: LocalProcesses) -> None:
+async def test_fault_29_output_bytes_are_passed_through_unchanged(
+    processes: LocalProcesses,
+) -> None:
     done = await bash(processes, r"printf '\xff\xfe\x00\xed\xa0\x80'; head -c 10000000 /dev/zero")
 
     assert done.stdout.startswith(b"\xff\xfe\x00\xed\xa0\x80")

@@ -21,7 +21,7 @@ from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.tools.sets import remote
 from tests.executors.test_local_files import names_in
-from tests.support.processes import alive, cancelled_when_ready, token
+from tests.support.processes import alive, cancelled_when_ready, unique_seconds
 from tests.support.sshd import Sshd, sshd
 from tests.support.tool_calls import call_of
 
@@ -108,7 +108,7 @@ async def drafted(folder: Path) -> None:
         ("ssh://[::1]:22/srv", SshTarget("::1", "/srv")),
     ],
 )
-def test_an_address_says_who_where_and_which_folder(url: str, target: SshTarget) -> None:
+def test_an_ssh_url_is_parsed_into_user_host_and_folder(url: str, target: SshTarget) -> None:
     assert parse_ssh_url(url) == target
 
 
@@ -126,13 +126,13 @@ def test_an_address_says_who_where_and_which_folder(url: str, target: SshTarget)
         "ssh://box/srv?x",
     ],
 )
-def test_an_address_that_cannot_be_is_refused_without_repeating_a_password(url: str) -> None:
+def test_an_invalid_ssh_url_is_refused_without_repeating_a_password(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_ssh_url(url)
     assert "secret" not in str(refused.value)
 
 
-async def test_an_unknown_host_is_refused_and_the_way_to_trust_it_is_told(server: Sshd) -> None:
+async def test_an_unknown_host_key_is_refused_with_instructions_to_trust_it(server: Sshd) -> None:
     server.trust(None)
     with pytest.raises(ConfigError) as refused:
         await server.connection().open()
@@ -142,13 +142,13 @@ async def test_an_unknown_host_is_refused_and_the_way_to_trust_it_is_told(server
     assert f"ssh -o UserKnownHostsFile={server.known_hosts} -p {server.port}" in told
 
 
-async def test_a_missing_file_of_known_hosts_trusts_nobody(server: Sshd, tmp_path: Path) -> None:
+async def test_a_missing_known_hosts_file_trusts_no_host(server: Sshd, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is unknown"):
         await server.connection(known_hosts=tmp_path / "none").open()
 
 
 @pytest.mark.parametrize("text", [b"nonsense\n", b"\xff\xfe\n"])
-async def test_a_broken_file_of_known_hosts_is_named(
+async def test_an_unreadable_known_hosts_file_is_reported(
     server: Sshd, tmp_path: Path, text: bytes
 ) -> None:
     (tmp_path / "hosts").write_bytes(text)
@@ -156,7 +156,7 @@ async def test_a_broken_file_of_known_hosts_is_named(
         await server.connection(known_hosts=tmp_path / "hosts").open()
 
 
-async def test_a_changed_host_key_is_refused_and_called_so(server: Sshd) -> None:
+async def test_a_changed_host_key_is_refused_and_reported_as_changed(server: Sshd) -> None:
     server.trust("other")
     with pytest.raises(ConfigError) as refused:
         await server.connection().open()
@@ -165,7 +165,7 @@ async def test_a_changed_host_key_is_refused_and_called_so(server: Sshd) -> None
     assert f"-R '[127.0.0.1]:{server.port}'" in str(refused.value)
 
 
-async def test_a_call_over_an_untrusted_connection_is_refused_to_the_model(
+async def test_a_call_to_an_untrusted_host_fails_with_permission_denied(
     server: Sshd, tmp_path: Path
 ) -> None:
     server.trust("other")
@@ -174,7 +174,7 @@ async def test_a_call_over_an_untrusted_connection_is_refused_to_the_model(
     assert refused.value.kind is ErrorKind.PERMISSION_DENIED
 
 
-async def test_a_login_that_is_refused_says_what_to_do(server: Sshd) -> None:
+async def test_a_refused_ssh_login_says_what_to_do(server: Sshd) -> None:
     server.trust("host")
     with pytest.raises(ConfigError, match="authorized_keys"):
         await server.connection(keys=[server.folder / "other"]).open()
@@ -182,7 +182,7 @@ async def test_a_login_that_is_refused_says_what_to_do(server: Sshd) -> None:
         await server.connection(keys=[server.folder / "nothing"]).open()
 
 
-async def test_a_machine_that_is_not_there_is_unreachable(server: Sshd, tmp_path: Path) -> None:
+async def test_an_offline_host_is_reported_as_unreachable(server: Sshd, tmp_path: Path) -> None:
     away = server.connection(port=1)
     with pytest.raises(SshUnreachable):
         await away.open()
@@ -201,7 +201,7 @@ async def test_a_workspace_that_is_no_folder_is_a_configuration_error(
     await SshFiles(connection, str(tmp_path)).check()
 
 
-async def test_a_connection_lost_between_calls_is_made_again(
+async def test_a_connection_lost_between_calls_is_reopened(
     server: Sshd, files: SshFiles, strict: SshProcesses
 ) -> None:
     async with asyncio.timeout(20):
@@ -216,10 +216,10 @@ async def test_a_connection_lost_between_calls_is_made_again(
         assert [entry.path async for entry in files.walk()] == ["f"]
 
 
-async def test_a_line_that_breaks_while_a_command_runs_may_have_done_it(
+async def test_a_connection_lost_during_a_command_gives_outcome_unknown(
     server: Sshd, processes: SshProcesses, tmp_path: Path
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
     ready = asyncio.Event()
     command = f"echo x >> done; setsid sleep {mark} & echo ready; sleep {mark}"
     running = asyncio.create_task(
@@ -237,7 +237,7 @@ async def test_a_line_that_breaks_while_a_command_runs_may_have_done_it(
     await gone(mark)
 
 
-async def test_a_line_that_breaks_while_a_file_is_written_may_have_done_it(
+async def test_a_connection_lost_during_a_write_gives_outcome_unknown(
     server: Sshd, files: SshFiles, tmp_path: Path
 ) -> None:
     await files.write("f", b"old")
@@ -252,7 +252,7 @@ async def test_a_line_that_breaks_while_a_file_is_written_may_have_done_it(
     assert (tmp_path / "f").read_bytes() == b"old"
 
 
-async def test_a_cancelled_write_changes_nothing_and_leaves_no_draft(
+async def test_a_cancelled_write_changes_nothing_and_leaves_no_temporary_file(
     files: SshFiles, tmp_path: Path
 ) -> None:
     await files.write("f", b"old")
@@ -267,7 +267,7 @@ async def test_a_cancelled_write_changes_nothing_and_leaves_no_draft(
     assert (tmp_path / "f").read_bytes() == b"old"
 
 
-async def test_a_server_that_is_stuck_in_a_call_that_was_given_up_is_left(
+async def test_a_connection_stuck_in_an_abandoned_call_is_replaced(
     connection: SshConnection,
     files: SshFiles,
     tmp_path: Path,
@@ -289,7 +289,7 @@ async def test_a_server_that_is_stuck_in_a_call_that_was_given_up_is_left(
     os.close(os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK))
 
 
-async def test_a_workspace_spelled_through_a_link_is_known_by_both_names(
+async def test_a_symlinked_workspace_is_accepted_under_both_paths(
     connection: SshConnection, tmp_path: Path
 ) -> None:
     (tmp_path / "real").mkdir()
@@ -304,7 +304,9 @@ async def test_a_workspace_spelled_through_a_link_is_known_by_both_names(
         assert done.stdout.decode() == f"{tmp_path / 'real'}\n"
 
 
-async def test_any_bytes_and_any_name_come_through(files: SshFiles, tmp_path: Path) -> None:
+async def test_arbitrary_file_contents_and_names_round_trip(
+    files: SshFiles, tmp_path: Path
+) -> None:
     data = os.urandom(5_000_000)
     await files.write("b\udcff\n", data)
 
@@ -313,7 +315,7 @@ async def test_any_bytes_and_any_name_come_through(files: SshFiles, tmp_path: Pa
     assert (tmp_path / "b\udcff\n").read_bytes() == data
 
 
-async def test_a_file_nobody_else_may_see_stays_so(files: SshFiles, tmp_path: Path) -> None:
+async def test_a_write_keeps_the_private_mode_of_a_file(files: SshFiles, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("old")
     (tmp_path / "key").chmod(0o600)
     await files.write("key", b"new")
@@ -324,7 +326,7 @@ async def test_a_file_nobody_else_may_see_stays_so(files: SshFiles, tmp_path: Pa
     assert await files.read("empty") == b""
 
 
-async def test_a_file_is_removed_but_never_a_link_a_folder_or_what_is_outside(
+async def test_remove_deletes_files_but_no_symlink_folder_or_outside_path(
     files: SshFiles, tmp_path: Path
 ) -> None:
     await files.write("a/f", b"x")
@@ -349,7 +351,9 @@ async def test_a_file_is_removed_but_never_a_link_a_folder_or_what_is_outside(
     assert names_in(tmp_path / "a") == []
 
 
-async def test_nothing_is_told_about_what_is_outside(files: SshFiles, tmp_path: Path) -> None:
+async def test_errors_do_not_reveal_whether_an_outside_path_exists(
+    files: SshFiles, tmp_path: Path
+) -> None:
     (tmp_path.parent / "there").mkdir(exist_ok=True)
     (tmp_path / "out").symlink_to("..")
     said: list[ErrorKind] = []
@@ -361,7 +365,7 @@ async def test_nothing_is_told_about_what_is_outside(files: SshFiles, tmp_path: 
     assert set(said) == {ErrorKind.PERMISSION_DENIED}
 
 
-async def test_fault_38_a_folder_swapped_for_a_link_during_a_walk_is_not_entered(
+async def test_fault_38_a_folder_swapped_for_a_symlink_during_a_walk_is_not_entered(
     files: SshFiles, tmp_path: Path
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -376,7 +380,7 @@ async def test_fault_38_a_folder_swapped_for_a_link_during_a_walk_is_not_entered
     assert found == ["a", "z"]
 
 
-async def test_fault_41_every_value_arrives_as_it_was_given(
+async def test_fault_41_arguments_and_variables_arrive_unchanged(
     processes: SshProcesses, tmp_path: Path
 ) -> None:
     show = "import os, sys; sys.stdout.buffer.write(b'|'.join(map(os.fsencode, sys.argv[1:])))"
@@ -388,7 +392,7 @@ async def test_fault_41_every_value_arrives_as_it_was_given(
     assert names.stdout == ("|".join(ODD[:-2]) + "\n").encode(errors="surrogateescape")
 
 
-async def test_a_folder_may_have_any_name(processes: SshProcesses, tmp_path: Path) -> None:
+async def test_a_working_folder_may_have_any_name(processes: SshProcesses, tmp_path: Path) -> None:
     for name in ("-P", "it's $(id)", "new\nline\n", "a'b"):
         (tmp_path / name).mkdir()
         async with asyncio.timeout(30):
@@ -396,7 +400,7 @@ async def test_a_folder_may_have_any_name(processes: SshProcesses, tmp_path: Pat
         assert done.stdout.decode() == f"{tmp_path / name}\n"
 
 
-async def test_a_command_starts_only_inside_whatever_the_links_say(
+async def test_a_symlink_cannot_start_a_command_outside_the_workspace(
     processes: SshProcesses, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -419,7 +423,7 @@ async def test_a_command_starts_only_inside_whatever_the_links_say(
             assert refused.value.kind is kind, folder
 
 
-async def test_the_environment_is_only_what_is_given(
+async def test_a_remote_command_gets_only_the_given_environment(
     connection: SshConnection, tmp_path: Path
 ) -> None:
     processes = SshProcesses(connection, str(tmp_path), env={"GREETING": "hello"})
@@ -440,13 +444,13 @@ async def test_the_environment_is_only_what_is_given(
     ("command", "code"),
     [("kill -9 $$", -9), ("kill -SEGV $$", -11), ("exit 137", 137), ("kill -BUS $$", 128 + 7)],
 )
-async def test_an_end_by_a_signal_is_told_apart_from_an_exit_code(
+async def test_death_by_signal_is_distinguished_from_an_exit_code(
     strict: SshProcesses, command: str, code: int
 ) -> None:
     assert (await strict.run(["bash", "-c", command])).exit_code == code
 
 
-async def test_isolation_is_said_to_be_none(processes: SshProcesses) -> None:
+async def test_ssh_isolation_is_reported_as_none(processes: SshProcesses) -> None:
     assert (await processes.run(["true"])).isolation == "none (ssh)"
 
 
@@ -454,7 +458,7 @@ async def test_fault_28_endless_output_is_stopped_at_a_byte_cap(
     connection: SshConnection, tmp_path: Path
 ) -> None:
     processes = SshProcesses(connection, str(tmp_path), max_bytes=4 << 20)
-    mark = token()
+    mark = unique_seconds()
     async with asyncio.timeout(20):
         with pytest.raises(ToolFailure) as stopped:
             await processes.run(["yes", mark])
@@ -466,17 +470,17 @@ async def test_fault_28_endless_output_is_stopped_at_a_byte_cap(
 async def test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel(
     processes: SshProcesses,
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
     command = f"setsid sleep {mark} & (setsid sh -c 'sleep {mark} & sleep {mark}' &); echo ready"
 
     await cancelled_when_ready(cast("LocalProcesses", processes), f"{command}; sleep {mark}")
     assert alive(mark) == []
 
 
-async def test_fault_32_under_python_nothing_escapes_not_even_without_an_environment(
+async def test_fault_32_with_remote_python_even_a_process_without_environment_dies(
     strict: SshProcesses,
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
     hidden = f"(setsid env -i sleep {mark} >/dev/null 2>&1 &); echo ready"
 
     await cancelled_when_ready(cast("LocalProcesses", strict), f"{hidden}; sleep {mark}")
@@ -496,17 +500,19 @@ async def test_fault_32_under_python_nothing_escapes_not_even_without_an_environ
     ],
     ids=["ignores TERM", "stops itself", "stopped child", "two hundred"],
 )
-async def test_fault_33_the_stubborn_are_killed(processes: SshProcesses, command: str) -> None:
-    mark = token()
+async def test_fault_33_processes_that_ignore_sigterm_are_killed(
+    processes: SshProcesses, command: str
+) -> None:
+    mark = unique_seconds()
 
     await cancelled_when_ready(cast("LocalProcesses", processes), command.format(mark))
     assert alive(mark) == []
 
 
-async def test_fault_32_what_is_left_running_ends_with_the_command(
+async def test_fault_32_background_processes_end_with_the_command(
     processes: SshProcesses,
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
     async with asyncio.timeout(30):
         done = await processes.run(["bash", "-c", f"setsid sleep {mark} & sleep {mark} & echo x"])
 
@@ -535,9 +541,11 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_nothing_survives_there_when_we_are_killed_here(server: Sshd, tmp_path: Path) -> None:
+async def test_remote_commands_die_when_the_local_process_is_killed(
+    server: Sshd, tmp_path: Path
+) -> None:
     server.trust("host")
-    mark = token()
+    mark = unique_seconds()
     where = (str(server.port), server.user, str(server.key), str(server.known_hosts))
     ours = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", KILLED, *where, str(tmp_path), mark),
@@ -553,7 +561,7 @@ async def test_nothing_survives_there_when_we_are_killed_here(server: Sshd, tmp_
     await gone(mark)
 
 
-async def test_what_a_login_shell_prints_is_not_taken_for_output(tmp_path: Path) -> None:
+async def test_login_shell_output_is_not_mixed_into_command_output(tmp_path: Path) -> None:
     chatty = 'ForceCommand echo welcome; echo oops >&2; eval "$SSH_ORIGINAL_COMMAND"'
     folder = tmp_path / "sshd"
     folder.mkdir()
@@ -564,7 +572,7 @@ async def test_what_a_login_shell_prints_is_not_taken_for_output(tmp_path: Path)
     assert (done.stdout, done.stderr) == (b"hi\n", b"")
 
 
-async def test_an_account_without_commands_is_told_so(tmp_path: Path) -> None:
+async def test_an_sftp_only_account_refuses_commands_and_still_writes_files(tmp_path: Path) -> None:
     folder = tmp_path / "sshd"
     folder.mkdir()
     with sshd(folder, "ForceCommand internal-sftp") as server:
@@ -577,7 +585,7 @@ async def test_an_account_without_commands_is_told_so(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == b"x"
 
 
-async def test_every_file_tool_and_bash_work_on_the_other_machine(
+async def test_every_file_tool_and_bash_work_over_ssh(
     files: SshFiles, strict: SshProcesses, tmp_path: Path
 ) -> None:
     tools = {bound.name: bound for bound in remote()}

@@ -113,7 +113,7 @@ def disguises(address: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("address", INSIDE)
-async def test_fault_61_every_spelling_of_an_inside_address_is_refused(address: str) -> None:
+async def test_fault_61_every_spelling_of_a_private_address_is_refused(address: str) -> None:
     forms = [address, *disguises(address), *(f"[{one}]" for one in hidden(address))]
     for host in forms:
         for url in (f"http://{host}/", f"https://{host}:8443/x", f"HTTP://{host}?a#b"):
@@ -126,14 +126,14 @@ async def test_fault_61_every_spelling_of_an_inside_address_is_refused(address: 
 
 
 @pytest.mark.parametrize("address", INSIDE_V6)
-async def test_fault_61_inside_addresses_of_ipv6_are_refused(address: str) -> None:
+async def test_fault_61_private_ipv6_addresses_are_refused(address: str) -> None:
     whole = ipaddress.IPv6Address(address)
     for host in (address, whole.exploded, whole.compressed.upper()):
         assert (await refusal(f"http://[{host}]/")).kind is ErrorKind.PERMISSION_DENIED, host
 
 
 @pytest.mark.parametrize("address", [*INSIDE, *INSIDE_V6, "fe80::1%eth0"])
-async def test_fault_61_a_name_that_leads_inside_is_refused(address: str) -> None:
+async def test_fault_61_a_host_name_resolving_to_a_private_address_is_refused(address: str) -> None:
     for addresses in ((address,), ("1.1.1.1", address), (address, "1.1.1.1")):
         names = Names(*addresses)
         with pytest.raises(ToolFailure) as raised:
@@ -156,7 +156,7 @@ def test_fault_61_no_address_of_a_denied_network_passes(
 
 
 @given(st.ip_addresses(v=4))
-def test_fault_61_what_the_standard_library_calls_private_never_passes(
+def test_fault_61_addresses_that_ipaddress_calls_private_never_pass(
     address: ipaddress.IPv4Address,
 ) -> None:
     if not address.is_global or address.is_multicast:
@@ -176,7 +176,7 @@ async def test_public_addresses_pass_also_through_nat64(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", OUTSIDE_V6)
-async def test_public_addresses_of_ipv6_pass(address: str) -> None:
+async def test_public_ipv6_addresses_pass(address: str) -> None:
     assert (await UrlGuard().target(f"http://[{address}]:81/")).addresses == (address,)
 
 
@@ -225,7 +225,7 @@ async def test_public_addresses_of_ipv6_pass(address: str) -> None:
         "http://0x/",
     ],
 )
-async def test_fault_61_a_url_that_can_be_read_in_two_ways_is_refused(url: str) -> None:
+async def test_fault_61_an_ambiguous_url_is_refused(url: str) -> None:
     refused = await refusal(url)
     assert refused.kind is ErrorKind.INVALID_PARAMS
     assert "pass@" not in refused.message
@@ -244,13 +244,13 @@ async def test_fault_61_a_url_that_can_be_read_in_two_ways_is_refused(url: str) 
         ("http://[2606:4700::1]/", "http://[2606:4700::1]/"),
     ],
 )
-def test_a_url_is_read_in_one_way(url: str, read: str) -> None:
+def test_url_normalization_is_idempotent(url: str, read: str) -> None:
     assert str(read_url(url)) == read
     assert str(read_url(read)) == read
 
 
 @given(st.text(max_size=40), st.sampled_from(["http://", "https://a.example", "http://[", ""]))
-def test_fault_61_no_text_breaks_the_reading(text: str, start: str) -> None:
+def test_fault_61_the_url_parser_survives_arbitrary_text(text: str, start: str) -> None:
     try:
         read = read_url(start + text)
     except ToolFailure as refused:
@@ -259,7 +259,7 @@ def test_fault_61_no_text_breaks_the_reading(text: str, start: str) -> None:
     assert read.scheme in ("http", "https") and read.raw_host and not read.raw_user
 
 
-async def test_an_allowed_network_may_be_reached_and_nothing_else() -> None:
+async def test_only_allowed_private_networks_may_be_reached() -> None:
     guard = UrlGuard(("10.1.0.0/16", "::1"), resolve=Names("10.1.2.3"))
 
     assert (await guard.target("http://inner.example/")).addresses == ("10.1.2.3",)
@@ -271,13 +271,13 @@ async def test_an_allowed_network_may_be_reached_and_nothing_else() -> None:
         assert (await refusal(url, guard)).kind is ErrorKind.PERMISSION_DENIED
 
 
-def test_an_allowed_network_that_is_none_is_refused() -> None:
+def test_an_invalid_allowed_network_is_refused() -> None:
     for wrong in ("localhost", "10.0.0.1/8", ""):
         with pytest.raises(ConfigError):
             UrlGuard((wrong,))
 
 
-async def test_a_name_without_addresses_is_a_failure_that_says_so() -> None:
+async def test_an_unresolvable_host_name_fails_with_the_reason() -> None:
     async def unknown(host: str, port: int) -> Sequence[str]:
         raise OSError("no such host")
 
@@ -288,7 +288,7 @@ async def test_a_name_without_addresses_is_a_failure_that_says_so() -> None:
         await UrlGuard(resolve=Names("rubbish")).target("http://odd.example/")
 
 
-async def test_the_system_knows_this_machine_and_it_is_refused() -> None:
+async def test_localhost_resolved_by_the_system_is_refused() -> None:
     with pytest.raises(ToolFailure) as raised:
         await UrlGuard().target("http://localhost/")
 

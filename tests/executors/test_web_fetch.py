@@ -124,7 +124,7 @@ class Changing:
 # What comes back.
 
 
-async def test_a_page_comes_with_status_type_and_where_it_was_found() -> None:
+async def test_a_fetched_page_has_status_content_type_and_final_url() -> None:
     async with serving(plain(b"hello")) as server:
         page = await fetch(server.url("/a?b=c#part"))
 
@@ -132,7 +132,9 @@ async def test_a_page_comes_with_status_type_and_where_it_was_found() -> None:
     assert server.requests[0].startswith(b"GET /a?b=c HTTP/1.1\r\n")
 
 
-async def test_nothing_about_us_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_fetch_ignores_netrc_credentials_and_proxy_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     async with serving(plain(b"proxied")) as proxy, serving(plain(b"direct")) as server:
@@ -145,7 +147,7 @@ async def test_nothing_about_us_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert b"authorization" not in sent and b"cookie" not in sent
 
 
-async def test_cookies_are_not_kept_and_extra_headers_do_not_travel() -> None:
+async def test_cookies_are_not_stored_and_extra_headers_are_dropped_on_redirect() -> None:
     async def answer(server: Server, writer: asyncio.StreamWriter, request: bytes) -> None:
         writer.write(moved("/next") if b"GET /start" in request else plain(b"there"))
 
@@ -159,7 +161,7 @@ async def test_cookies_are_not_kept_and_extra_headers_do_not_travel() -> None:
     assert b"Bearer" not in second and b"Cookie" not in second
 
 
-async def test_packed_bodies_are_unpacked() -> None:
+async def test_compressed_bodies_are_decompressed() -> None:
     text = b"some words, again and again. " * 100
     raw = zlib.compressobj(wbits=-15)
     bodies = {
@@ -174,13 +176,13 @@ async def test_packed_bodies_are_unpacked() -> None:
                 assert (await fetch(server.url())).body == text
 
 
-async def test_a_chunked_body_is_put_together() -> None:
+async def test_a_chunked_body_is_reassembled() -> None:
     answer = OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
     async with serving(answer) as server:
         assert (await fetch(server.url())).body == b"abcde"
 
 
-async def test_a_refusal_comes_with_its_beginning_and_when_to_come_again() -> None:
+async def test_an_error_response_includes_its_start_and_retry_after() -> None:
     async def answer(server: Server, writer: asyncio.StreamWriter, request: bytes) -> None:
         writer.write(b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\n\r\n")
         await pouring(server, writer, b"slow down " * 1000)
@@ -194,7 +196,7 @@ async def test_a_refusal_comes_with_its_beginning_and_when_to_come_again() -> No
 # Row 61: where it may go.
 
 
-async def test_fault_61_a_denied_address_sees_no_connection() -> None:
+async def test_fault_61_a_denied_address_is_never_connected_to() -> None:
     async with serving(plain(b"secret")) as server:
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "①②⑦.⓪.⓪.①"):
             refused = await failure(server.url(host=host), UrlGuard())
@@ -228,7 +230,7 @@ async def test_fault_61_a_redirect_to_a_private_address_is_not_followed() -> Non
         assert inside.connections == 0
 
 
-async def test_fault_61_a_name_that_changes_between_lookups_reaches_only_what_was_judged() -> None:
+async def test_fault_61_dns_rebinding_reaches_only_the_checked_address() -> None:
     resolve = Changing(["127.0.0.1"], ["127.0.0.2"])
     guard = UrlGuard(HERE, resolve=resolve)
     async with (
@@ -245,7 +247,7 @@ async def test_fault_61_a_name_that_changes_between_lookups_reaches_only_what_wa
         assert inside.connections == 0 and public.connections == 1
 
 
-async def test_fault_61_a_redirect_to_the_same_name_is_judged_anew() -> None:
+async def test_fault_61_a_redirect_to_the_same_host_is_checked_again() -> None:
     resolve = Changing(["127.0.0.1"], ["127.0.0.2"])
     async with (
         serving(moved("/again")) as public,
@@ -257,7 +259,7 @@ async def test_fault_61_a_redirect_to_the_same_name_is_judged_anew() -> None:
         assert inside.connections == 0 and len(resolve.asked) == 2
 
 
-async def test_fault_61_one_denied_address_among_good_ones_refuses_the_name() -> None:
+async def test_fault_61_one_denied_address_among_allowed_ones_refuses_the_host() -> None:
     async with serving(plain(b"public")) as public:
         for mixed in (["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "::1"]):
             guard = UrlGuard(HERE, resolve=Changing(mixed))
@@ -267,7 +269,7 @@ async def test_fault_61_one_denied_address_among_good_ones_refuses_the_name() ->
     assert public.connections == 0
 
 
-async def test_fault_61_the_socket_itself_goes_to_judged_addresses_only() -> None:
+async def test_fault_61_the_connector_opens_sockets_to_checked_addresses_only() -> None:
     import aiohttp
 
     async with serving(plain(b"secret"), host="127.0.0.2") as inside:
@@ -280,13 +282,13 @@ async def test_fault_61_the_socket_itself_goes_to_judged_addresses_only() -> Non
         assert inside.connections == 0
 
 
-async def test_a_second_good_address_is_tried_when_the_first_is_silent() -> None:
+async def test_the_second_allowed_address_is_tried_when_the_first_fails() -> None:
     async with serving(plain(b"here"), host="127.0.0.2") as server:
         guard = UrlGuard(("127.0.0.0/24",), resolve=Changing(["127.0.0.1", "127.0.0.2"]))
         assert (await fetch(server.url(host="two.example"), guard)).body == b"here"
 
 
-async def test_over_tls_the_name_stays_the_name(tmp_path: Path) -> None:
+async def test_tls_uses_the_host_name_not_the_pinned_address(tmp_path: Path) -> None:
     names: list[str] = []
     server_side, client_side = certificates(tmp_path, "pinned.example")
     server_side.sni_callback = lambda _, name, __: names.append(name)
@@ -338,7 +340,7 @@ def certificates(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContex
 # Row 62: what it may cost.
 
 
-async def test_fault_62_an_endless_body_is_given_up() -> None:
+async def test_fault_62_an_endless_body_is_aborted() -> None:
     async def answer(server: Server, writer: asyncio.StreamWriter, request: bytes) -> None:
         writer.write(OK + b"\r\n")
         await pouring(server, writer, b"x" * 65_536)
@@ -350,7 +352,7 @@ async def test_fault_62_an_endless_body_is_given_up() -> None:
         assert server.sent < 32 << 20
 
 
-async def test_fault_62_a_body_that_announces_too_much_is_not_read() -> None:
+async def test_fault_62_a_body_with_too_large_a_content_length_is_not_read() -> None:
     head = OK + b"Content-Length: 99999999\r\n\r\n"
     async with serving(head) as server:
         refused = await failure(server.url())
@@ -359,7 +361,9 @@ async def test_fault_62_a_body_that_announces_too_much_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_fault_62_a_bomb_is_seen_before_it_is_in_memory(encoding: str) -> None:
+async def test_fault_62_a_decompression_bomb_is_refused_before_it_fills_memory(
+    encoding: str,
+) -> None:
     import tracemalloc
 
     packer = zlib.compressobj(9, wbits=31 if encoding == "gzip" else 15)
@@ -375,7 +379,7 @@ async def test_fault_62_a_bomb_is_seen_before_it_is_in_memory(encoding: str) -> 
     assert peak < 24 << 20
 
 
-async def test_fault_62_an_honest_ratio_still_has_a_cap_in_bytes() -> None:
+async def test_fault_62_a_decompressed_body_is_limited_in_bytes() -> None:
     body = gzip.compress(bytes(3 << 20))
     async with serving(plain(body, "Content-Encoding: gzip")) as server:
         refused = await failure(server.url(), body_bytes=2 << 20, ratio=1 << 20)
@@ -384,7 +388,7 @@ async def test_fault_62_an_honest_ratio_still_has_a_cap_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
-async def test_fault_62_a_packing_that_was_not_asked_for_is_refused(encoding: str) -> None:
+async def test_fault_62_an_unrequested_content_encoding_is_refused(encoding: str) -> None:
     async with serving(plain(b"\x0b\x02\x80", f"Content-Encoding: {encoding}")) as server:
         refused = await failure(server.url())
 
@@ -392,7 +396,7 @@ async def test_fault_62_a_packing_that_was_not_asked_for_is_refused(encoding: st
     assert b"Accept-Encoding: gzip, deflate\r\n" in server.requests[0]
 
 
-async def test_fault_62_fifty_redirects_are_too_many() -> None:
+async def test_fault_62_the_number_of_redirects_is_limited() -> None:
     async def answer(server: Server, writer: asyncio.StreamWriter, request: bytes) -> None:
         number = int(request.split(b" ")[1].strip(b"/") or 0)
         writer.write(moved(f"/{number + 1}") if number < 50 else plain(b"the end"))
@@ -404,14 +408,14 @@ async def test_fault_62_fifty_redirects_are_too_many() -> None:
         assert (await fetch(server.url("/45"))).body == b"the end"
 
 
-async def test_fault_62_a_circle_of_redirects_is_seen_at_once() -> None:
+async def test_fault_62_a_redirect_loop_is_detected_at_once() -> None:
     async with serving(moved("/#elsewhere")) as server:
         refused = await failure(server.url())
 
     assert "in a circle" in refused.message and server.connections == 1
 
 
-async def test_fault_62_a_server_that_drips_is_given_up_in_time() -> None:
+async def test_fault_62_a_slow_dripping_server_times_out() -> None:
     async def answer(server: Server, writer: asyncio.StreamWriter, request: bytes) -> None:
         body = b"/body" in request
         writer.write(OK + (b"Content-Length: 1000\r\n\r\n" if body else b"X-Slow: "))
@@ -428,7 +432,7 @@ async def test_fault_62_a_server_that_drips_is_given_up_in_time() -> None:
             assert asyncio.get_running_loop().time() - began < 5
 
 
-async def test_fault_62_a_name_server_that_never_answers_is_given_up_in_time() -> None:
+async def test_fault_62_a_dns_lookup_that_never_answers_times_out() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         await asyncio.Event().wait()
         return ()
@@ -438,14 +442,14 @@ async def test_fault_62_a_name_server_that_never_answers_is_given_up_in_time() -
     assert refused.kind is ErrorKind.TIMEOUT
 
 
-async def test_fault_62_a_body_shorter_than_promised_is_no_answer() -> None:
+async def test_fault_62_a_body_shorter_than_its_content_length_is_an_error() -> None:
     async with serving(OK + b"Content-Length: 100\r\n\r\nhalf") as server:
         refused = await failure(server.url())
 
     assert refused.kind is ErrorKind.EXECUTION_FAILED and "less than it had" in refused.message
 
 
-async def test_fault_62_what_follows_the_promised_length_is_never_part_of_the_page() -> None:
+async def test_fault_62_bytes_beyond_the_content_length_never_enter_the_page() -> None:
     async with serving(OK + b"Content-Length: 4\r\n\r\nhalf and much more") as server:
         try:
             assert (await fetch(server.url())).body == b"half"
@@ -454,7 +458,7 @@ async def test_fault_62_what_follows_the_promised_length_is_never_part_of_the_pa
             assert refused.kind is ErrorKind.EXECUTION_FAILED
 
 
-async def test_fault_62_a_packed_body_that_breaks_off_or_lies_is_no_answer() -> None:
+async def test_fault_62_a_truncated_or_corrupt_compressed_body_is_an_error() -> None:
     whole = gzip.compress(b"words " * 1000)
     for body in (whole[:-10], b"not packed at all", whole + b"trailing rubbish"):
         async with serving(plain(body, "Content-Encoding: gzip")) as server:
@@ -464,7 +468,7 @@ async def test_fault_62_a_packed_body_that_breaks_off_or_lies_is_no_answer() -> 
 @pytest.mark.parametrize(
     "line", [b"X-A: b\r\n", b"X-Long: " + b"a" * 4_000 + b"\r\n", b"a" * 65_536]
 )
-async def test_fault_62_endless_headers_are_given_up(line: bytes) -> None:
+async def test_fault_62_endless_headers_are_refused(line: bytes) -> None:
     async def answer(server: Server, writer: asyncio.StreamWriter, request: bytes) -> None:
         writer.write(OK)
         await pouring(server, writer, line)
@@ -482,12 +486,12 @@ async def test_fault_62_endless_headers_are_given_up(line: bytes) -> None:
      OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
      OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc"],
 )  # fmt: skip
-async def test_a_garbled_answer_is_a_failure_that_says_so(answer: bytes) -> None:
+async def test_a_malformed_http_response_is_an_error(answer: bytes) -> None:
     async with serving(answer) as server:
         assert (await failure(server.url())).kind is ErrorKind.EXECUTION_FAILED
 
 
-async def test_nobody_at_the_address_is_a_failure_that_says_so() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     async with serving(b"") as server:
         pass
     refused = await failure(server.url())

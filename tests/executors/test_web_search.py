@@ -135,7 +135,7 @@ async def bounded(work: Awaitable[object]) -> object:
         return await work
 
 
-async def test_brave_is_asked_with_the_key_and_its_answer_read() -> None:
+async def test_brave_search_sends_the_key_and_parses_results() -> None:
     async with serving(lambda: web.json_response(BRAVE_ANSWER)) as server:
         brave = Brave("the-key", url=server.url + "/res/v1/web/search")
         found = await bounded(brave.search("asyncio timeout & more", count=3, seconds=5))
@@ -160,7 +160,7 @@ async def test_brave_is_asked_with_the_key_and_its_answer_read() -> None:
     }
 
 
-async def test_brave_searches_code_on_the_sites_that_document_it() -> None:
+async def test_brave_code_search_is_limited_to_documentation_sites() -> None:
     async with serving(lambda: web.json_response(BRAVE_ANSWER)) as server:
         brave = Brave("k", url=server.url, sites=("docs.python.org", "docs.rs"))
         await bounded(brave.search_code("timeout", language="python", count=3, seconds=5))
@@ -171,7 +171,7 @@ async def test_brave_searches_code_on_the_sites_that_document_it() -> None:
     assert "site:" not in second and len(second) <= 400
 
 
-async def test_nothing_found_is_no_failure() -> None:
+async def test_an_empty_search_result_is_no_error() -> None:
     answers: list[JSON] = [{"type": "search"}, {"web": None}, {"web": {"results": []}}]
     for answer in answers:
         async with serving(lambda answer=answer: web.json_response(answer)) as server:
@@ -200,7 +200,7 @@ async def failure(work: Awaitable[object]) -> ToolFailure:
         (200, "<html>", {}, "no list of results"),
     ],
 )
-async def test_a_refusal_says_what_to_do(
+async def test_a_search_api_error_says_what_to_do(
     status: int, body: JSON, headers: dict[str, str], words: str
 ) -> None:
     def answer() -> web.Response:
@@ -217,7 +217,7 @@ async def test_a_refusal_says_what_to_do(
     assert len(server.asked) == 1
 
 
-async def test_deep_or_endless_answers_are_refused() -> None:
+async def test_deeply_nested_or_oversized_search_responses_are_refused() -> None:
     deep = b'{"web":' * 50_000
     async with serving(lambda: web.Response(body=deep)) as server:
         refused = await failure(Brave("k", url=server.url).search("q", count=1, seconds=5))
@@ -228,7 +228,7 @@ async def test_deep_or_endless_answers_are_refused() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/search", "/search/"])
-async def test_a_searxng_server_is_asked_for_json(path: str) -> None:
+async def test_searxng_is_queried_for_json(path: str) -> None:
     async with serving(lambda: web.json_response(SEARXNG_ANSWER)) as server:
         searxng = Searxng(server.url + path)
         found = await bounded(searxng.search("asyncio timeout", count=2, seconds=5))
@@ -248,14 +248,14 @@ async def test_a_searxng_server_is_asked_for_json(path: str) -> None:
     assert second.query["q"] == "wait_for python" and second.query["categories"] == "it"
 
 
-async def test_a_searxng_server_that_gives_no_json_is_explained() -> None:
+async def test_a_searxng_server_without_json_support_is_explained() -> None:
     async with serving(lambda: web.Response(status=403)) as server:
         refused = await failure(Searxng(server.url).search("q", count=1, seconds=5))
 
     assert "`search.formats`" in refused.message
 
 
-async def test_github_is_asked_for_files() -> None:
+async def test_github_code_search_returns_files() -> None:
     async with serving(lambda: web.json_response(GITHUB_ANSWER)) as server:
         github = GitHubCode("token", url=server.url + "/search/code")
         found = await bounded(github.search_code("wait_for", language="python", count=5, seconds=5))
@@ -272,7 +272,7 @@ async def test_github_is_asked_for_files() -> None:
     assert dict(request.query) == {"q": "wait_for language:python", "per_page": "5"}
 
 
-def test_who_searches_is_chosen_by_what_is_set() -> None:
+def test_the_search_provider_is_chosen_from_the_settings() -> None:
     def kinds(offer: SearchOffer) -> tuple[type, type]:
         return type(offer.web), type(offer.code)
 
@@ -297,6 +297,6 @@ def test_who_searches_is_chosen_by_what_is_set() -> None:
         {GITHUB_KEY: "a b"},
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(settings: dict[str, str]) -> None:
+def test_an_invalid_search_setting_is_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         search_from(settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.process_fleet import Site, site
+from tests.support.process_fleet import ProcessFleet, open_process_fleet
 
 
 @pytest.fixture(name="engine", params=["nats", "mosquitto"])
@@ -20,6 +20,6 @@ def _engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest_asyncio.fixture(name="here")
-async def _here(engine: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with site(tmp_path, engine) as found:
+async def _here(engine: str, tmp_path: Path) -> AsyncIterator[ProcessFleet]:
+    async with open_process_fleet(tmp_path, engine) as found:
         yield found

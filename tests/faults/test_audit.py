@@ -51,7 +51,7 @@ async def kept(data: Path, server: Sqld) -> list[tuple[int, bytes]]:
     return found
 
 
-async def test_fault_68_a_server_killed_at_any_moment_has_everything_once_in_the_end(
+async def test_fault_68_a_server_killed_while_shipping_has_every_audit_record_once(
     server: Sqld, tmp_path: Path
 ) -> None:
     clock = Clock()
@@ -86,7 +86,7 @@ async def test_fault_68_a_server_killed_at_any_moment_has_everything_once_in_the
     assert check(tmp_path, cold=found).findings == ()
 
 
-async def test_fault_68_three_days_without_the_server_and_calls_go_on(
+async def test_fault_68_auditing_continues_while_the_server_is_down_for_three_days(
     server: Sqld, tmp_path: Path
 ) -> None:
     clock = Clock()
@@ -100,7 +100,7 @@ async def test_fault_68_three_days_without_the_server_and_calls_go_on(
         audit.flush()
         with pytest.raises(AuditError, match="cannot be reached"):
             await shipper.ship()
-        clock.go(3600)
+        clock.advance(3600)
     audit.close()
     await asyncio.to_thread(server.start)
 
@@ -111,14 +111,14 @@ async def test_fault_68_three_days_without_the_server_and_calls_go_on(
     await database.close()
 
 
-async def test_fault_69_a_file_goes_only_after_a_server_that_was_restarted_still_has_it(
+async def test_fault_69_an_audit_file_is_deleted_only_after_the_server_has_stored_it(
     server: Sqld, tmp_path: Path
 ) -> None:
     clock = Clock()
     warm = warm_in(tmp_path)
     for _ in range(9):
         warm.append([fields(number, clock.now) for number in range(20)], clock.now)
-        clock.go(DAY)
+        clock.advance(DAY)
     database = LibsqlColdDatabase(server.url)
     shipper = Shipper(warm, SqlColdTier(database), clock=clock.wall)
     await asyncio.to_thread(server.kill)

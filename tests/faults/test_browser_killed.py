@@ -12,7 +12,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.processes import find_main
 from tests.executors import test_browser_ends
-from tests.executors.test_browser_ends import (
+from tests.executors.test_browser_cleanup import (
     PROGRAM,
     SECONDS,
     driver,
@@ -21,15 +21,15 @@ from tests.executors.test_browser_ends import (
     made,
     processes,
 )
-from tests.support.web_pages import Served
+from tests.support.web_pages import PageServer
 
 pytestmark = pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM))
 folder, site = test_browser_ends.folder, test_browser_ends.site
 
 
 @pytest.mark.parametrize("killed", ["browser", "page", "driver"])
-async def test_a_killed_browser_is_told_and_the_next_one_is_new(
-    folder: Path, site: Served, killed: str
+async def test_a_killed_browser_is_reported_and_replaced(
+    folder: Path, site: PageServer, killed: str
 ) -> None:
     chromium = made()
     web = chromium.session("a")
@@ -58,8 +58,8 @@ async def test_a_killed_browser_is_told_and_the_next_one_is_new(
     assert not is_there(profile)
 
 
-async def test_a_dead_driver_is_replaced_though_another_session_has_not_noticed(
-    folder: Path, site: Served
+async def test_a_dead_browser_driver_is_replaced_while_another_session_holds_it(
+    folder: Path, site: PageServer
 ) -> None:
     chromium = made()
     await chromium.session("a").open(site.url(), seconds=SECONDS)

@@ -6,8 +6,8 @@ import asyncio
 import time
 from contextlib import suppress
 
-from tests.support.process_fleet import Site, mark, new_id
-from tests.support.processes import alive, token
+from tests.support.process_fleet import ProcessFleet, mark, new_id
+from tests.support.processes import alive, unique_seconds
 from tests.support.waiting import until
 
 
@@ -17,11 +17,13 @@ async def _cancelled(asked: asyncio.Task[object]) -> None:
         await asked
 
 
-async def test_fault_19_a_cancelled_call_that_runs_is_dead_within_two_seconds(here: Site) -> None:
+async def test_fault_19_a_cancelled_running_call_is_dead_within_two_seconds(
+    here: ProcessFleet,
+) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
-        await here.online(hub, edge)
-        request_id, nap = new_id(), token()
+        await here.start_online(hub, edge)
+        request_id, nap = new_id(), unique_seconds()
         # A child in the background, one in a session of its own, and one that will not listen.
         stubborn = f"(trap '' TERM; while :; do sleep {nap}; done) & "
         before = f"{stubborn} sleep {nap} & setsid -f sleep {nap}"
@@ -38,10 +40,10 @@ async def test_fault_19_a_cancelled_call_that_runs_is_dead_within_two_seconds(he
     assert edge.marks(request_id) == 1
 
 
-async def test_fault_19_a_cancelled_call_that_waits_on_the_edge_never_runs(here: Site) -> None:
+async def test_fault_19_a_cancelled_call_queued_on_the_edge_never_runs(here: ProcessFleet) -> None:
     edge = await here.edge(concurrency=1)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         first, second = new_id(), new_id()
         held = asyncio.create_task(hub.mark(first, hold=True))
         await until(lambda: edge.marks(first) == 1)
@@ -49,22 +51,22 @@ async def test_fault_19_a_cancelled_call_that_waits_on_the_edge_never_runs(here:
         await until(lambda: edge.states().get(second) == "received")
         await _cancelled(waiting)
         await until(lambda: edge.states()[second] == "cancelled")
-        edge.opened()
+        edge.open_gate()
         assert (await held).error is None
-        await hub.reached(second, "settled")
+        await hub.wait_for_state(second, "settled")
     assert (edge.marks(first), edge.marks(second)) == (1, 0)
 
 
-async def test_fault_19_a_cancelled_call_that_was_never_sent_is_closed_and_never_runs(
-    here: Site,
+async def test_fault_19_a_cancelled_unsent_call_is_closed_and_never_runs(
+    here: ProcessFleet,
 ) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
         request_id = new_id()
         waiting = asyncio.create_task(hub.mark(request_id))
-        await hub.reached(request_id, "queued")
+        await hub.wait_for_state(request_id, "queued")
         await _cancelled(waiting)
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         assert (await hub.mark(new_id())).error is None
         row = await hub.store.get(request_id)
         assert row is not None
@@ -72,10 +74,12 @@ async def test_fault_19_a_cancelled_call_that_was_never_sent_is_closed_and_never
     assert edge.marks(request_id) == 0
 
 
-async def test_fault_19_a_cancel_that_comes_after_the_end_is_told_the_truth(here: Site) -> None:
+async def test_fault_19_cancelling_a_finished_call_reports_its_final_state(
+    here: ProcessFleet,
+) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         request_id = new_id()
         assert (await hub.mark(request_id)).error is None
         told = await hub.orchestrator.query("pi", "cancel", {"request_id": request_id})
@@ -83,14 +87,14 @@ async def test_fault_19_a_cancel_that_comes_after_the_end_is_told_the_truth(here
     assert told.result["state"] == "succeeded"
 
 
-async def test_fault_19_a_cancel_while_the_edge_is_cut_off_reaches_it_when_it_is_back(
-    here: Site,
+async def test_fault_19_a_cancel_reaches_a_disconnected_edge_when_it_reconnects(
+    here: ProcessFleet,
 ) -> None:
     proxy = await here.proxy()
     edge = await here.edge(proxy=proxy)
     async with here.hub() as hub:
-        await here.online(hub, edge)
-        request_id, nap = new_id(), token()
+        await here.start_online(hub, edge)
+        request_id, nap = new_id(), unique_seconds()
         command = mark(request_id, before=f"setsid -f sleep {nap}", hold=True)
         asked = asyncio.create_task(hub.ask(request_id, command=command))
         await until(lambda: edge.marks(request_id) == 1)
@@ -98,9 +102,9 @@ async def test_fault_19_a_cancel_while_the_edge_is_cut_off_reaches_it_when_it_is
         proxy.cut()
         await hub.presence("pi", False)
         await _cancelled(asked)
-        await hub.reached(request_id, "cancelling")
+        await hub.wait_for_state(request_id, "cancelling")
         assert alive(nap)
         proxy.refuse(False)
-        await hub.reached(request_id, "settled")
+        await hub.wait_for_state(request_id, "settled")
         assert not alive(nap)
     assert edge.states()[request_id] == "cancelled"

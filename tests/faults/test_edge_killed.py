@@ -7,15 +7,15 @@ import asyncio
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.transport.topics import TopicKind, topic
 from tests.support.fleet_processes import EdgeProcess
-from tests.support.process_fleet import Hub, Site, mark, new_id
-from tests.support.processes import alive, token
+from tests.support.process_fleet import InProcessOrchestrator, ProcessFleet, mark, new_id
+from tests.support.processes import alive, unique_seconds
 from tests.support.waiting import until
 
 
-async def test_fault_03_a_call_that_only_waited_runs_once_after_the_restart(here: Site) -> None:
+async def test_fault_03_a_queued_call_runs_once_after_the_restart(here: ProcessFleet) -> None:
     edge = await here.edge(concurrency=1)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         first, second = new_id(), new_id()
         held = asyncio.create_task(hub.mark(first, hold=True))
         await until(lambda: edge.marks(first) == 1)
@@ -28,10 +28,12 @@ async def test_fault_03_a_call_that_only_waited_runs_once_after_the_restart(here
     assert (edge.marks(first), edge.marks(second)) == (1, 1)
 
 
-async def test_fault_03_a_call_that_waited_too_long_expires_after_the_restart(here: Site) -> None:
+async def test_fault_03_a_queued_call_past_its_deadline_expires_after_the_restart(
+    here: ProcessFleet,
+) -> None:
     edge = await here.edge(concurrency=1)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         first, second = new_id(), new_id()
         held = asyncio.create_task(hub.mark(first, hold=True))
         await until(lambda: edge.marks(first) == 1)
@@ -45,11 +47,11 @@ async def test_fault_03_a_call_that_waited_too_long_expires_after_the_restart(he
     assert (edge.marks(first), edge.marks(second)) == (1, 0)
 
 
-async def test_fault_04_a_call_that_had_begun_is_unknown_and_not_run_again(here: Site) -> None:
+async def test_fault_04_a_started_call_is_unknown_and_not_run_again(here: ProcessFleet) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
-        await here.online(hub, edge)
-        request_id, nap = new_id(), token()
+        await here.start_online(hub, edge)
+        request_id, nap = new_id(), unique_seconds()
         leftovers = f"sleep {nap} & setsid -f sleep {nap}"
         command = mark(request_id, before=leftovers, hold=True)
         asked = asyncio.create_task(hub.ask(request_id, command=command))
@@ -65,31 +67,33 @@ async def test_fault_04_a_call_that_had_begun_is_unknown_and_not_run_again(here:
     assert edge.marks(request_id) == 1
 
 
-async def test_fault_04_a_harmless_call_is_asked_again_by_the_orchestrator(here: Site) -> None:
+async def test_fault_04_an_idempotent_call_is_retried_by_the_orchestrator(
+    here: ProcessFleet,
+) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
         (edge.workspace / "note").write_text("here\n")
         await edge.start(dies="receive:after:1")
-        await hub.there()
+        await hub.wait_online()
         asked = asyncio.create_task(hub.ask(new_id(), "read", path="note"))
-        await edge.ended()
+        await edge.wait_exit()
         await edge.start()
         result = await asked
     assert result.error is None
     assert "here" in result.text
 
 
-async def test_fault_05_a_result_that_was_stored_is_sent_after_the_restart(here: Site) -> None:
+async def test_fault_05_a_stored_result_is_sent_after_the_restart(here: ProcessFleet) -> None:
     proxy = await here.proxy()
     edge = await here.edge(proxy=proxy)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         request_id = new_id()
         asked = asyncio.create_task(hub.mark(request_id, hold=True))
-        await hub.reached(request_id, "accepted")
+        await hub.wait_for_state(request_id, "accepted")
         reports = topic("pi", TopicKind.REPORTS)
         proxy.to_broker.drop(fraction=1.0, topic=lambda name: name == reports)
-        edge.opened()
+        edge.open_gate()
         await until(lambda: edge.states()[request_id] == "succeeded")
         await edge.kill()
         proxy.to_broker.clear()
@@ -116,8 +120,8 @@ POINTS = {
 }
 
 
-async def test_fault_04_wherever_an_edge_dies_nothing_runs_twice_and_the_truth_is_told(
-    here: Site,
+async def test_fault_04_an_edge_killed_at_any_point_runs_nothing_twice(
+    here: ProcessFleet,
 ) -> None:
     edges = {point: await here.edge(f"pi-{n}") for n, point in enumerate(POINTS)}
     async with here.hub() as hub:
@@ -131,12 +135,12 @@ async def test_fault_04_wherever_an_edge_dies_nothing_runs_twice_and_the_truth_i
         assert not (result.error is None and edge.marks(request_id) != 1), point
 
 
-async def _survive(hub: Hub, edge: EdgeProcess) -> tuple[str, ToolResult]:
+async def _survive(hub: InProcessOrchestrator, edge: EdgeProcess) -> tuple[str, ToolResult]:
     """Ask for one call, start the edge again when it is dead, and see everything settled."""
-    await hub.there(edge.name)
+    await hub.wait_online(edge.name)
     request_id = new_id()
     asked = asyncio.create_task(hub.mark(request_id, on=edge.name))
-    await edge.ended()
+    await edge.wait_exit()
     await edge.start()
     result = await asked
     await until(lambda: not edge.unacknowledged())

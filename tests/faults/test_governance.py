@@ -12,50 +12,50 @@ from typing import Any
 import pytest
 
 from evoclaw.cli import exits
-from tests.governed.test_own_files import spoil
+from tests.governed.test_protected_files import spoil
 from tests.governed.test_secrets import KNOWN, NAMED, SHAPED, told_in
 from tests.governed.test_stops import asleep, sleeping, stopped
 from tests.support.command_line import Shell, reply, shell
-from tests.support.governed_fleet import joined, online
+from tests.support.governed_fleet import edge_online, joined_device
 from tests.support.governed_machine import (
     EXPECTED,
     FIRST,
     SECOND,
     SETTINGS,
     Given,
-    audited,
+    audit_records,
+    audited_verdicts,
     events,
-    forbid,
-    furnish,
-    hidden,
     isolation,
-    judged,
+    obfuscated,
     results,
     settings,
     text_of,
     turns,
+    write_example_files,
+    write_policy,
 )
 from tests.support.mcp_servers import command
-from tests.support.processes import alive, token
+from tests.support.processes import alive, unique_seconds
 from tests.support.waiting import until
 
 OPEN = 'default = "allow"\nother_tools = "allow"\ncode = "allow"\nenvironment = "allow"\n'
 """Rules that let everything through: those of an orchestrator that was fooled."""
 
 
-async def test_what_the_orchestrator_denies_never_reaches_the_edge(tmp_path: Path) -> None:
+async def test_calls_denied_by_the_orchestrator_never_reach_the_edge(tmp_path: Path) -> None:
     answers = (reply("", *FIRST), reply("", *SECOND), reply("done"))
-    async with joined(tmp_path, *answers) as pair, online(pair):
-        forbid(pair.here)
+    async with joined_device(tmp_path, *answers) as pair, edge_online(pair):
+        write_policy(pair.here)
         await pair.ask("--yes")
-        assert judged(pair.here.home / ".evoclaw") == EXPECTED
-        reached = [(one["tool"], one["verdict"]) for one in audited(pair.data)]
+        assert audited_verdicts(pair.here.home / ".evoclaw") == EXPECTED
+        reached = [(one["tool"], one["verdict"]) for one in audit_records(pair.data)]
     assert reached == [("read", "allow")]
     assert {path.name for path in pair.workspace.iterdir()} == {"a.txt"}
 
 
 @pytest.mark.parametrize("tool", ["edge_call", "nodes"])
-async def test_what_is_passed_on_to_an_edge_is_judged_as_if_it_were_asked_for(
+async def test_calls_forwarded_to_an_edge_are_judged_like_direct_calls(
     tmp_path: Path, tool: str
 ) -> None:
     def passed(name: str, params: dict[str, Any]) -> Given:
@@ -68,29 +68,29 @@ async def test_what_is_passed_on_to_an_edge_is_judged_as_if_it_were_asked_for(
         reply("", *(passed(*given) for given in SECOND)),
         reply("done"),
     )
-    async with joined(tmp_path, *answers) as pair, online(pair):
-        forbid(pair.here)
+    async with joined_device(tmp_path, *answers) as pair, edge_online(pair):
+        write_policy(pair.here)
         ran = await pair.here.type("run", "--on", "*", "--yes", "go")
-        found = judged(pair.here.home / ".evoclaw")
-        reached = [(one["tool"], one["verdict"]) for one in audited(pair.data)]
+        found = audited_verdicts(pair.here.home / ".evoclaw")
+        reached = [(one["tool"], one["verdict"]) for one in audit_records(pair.data)]
     assert sorted(one.code for one in found) == sorted(one.code for one in EXPECTED), ran.err
     assert {one.tool for one in found} == {tool}
     assert reached == [("read", "allow")]
     assert {path.name for path in pair.workspace.iterdir()} == {"a.txt"}
 
 
-async def test_what_a_fooled_orchestrator_allows_the_edge_still_refuses(tmp_path: Path) -> None:
+async def test_an_edge_refuses_calls_that_a_permissive_orchestrator_allows(tmp_path: Path) -> None:
     answers = (reply("", *FIRST), reply("", *SECOND), reply("done"))
-    async with joined(tmp_path, *answers, toml=SETTINGS) as pair:
+    async with joined_device(tmp_path, *answers, toml=SETTINGS) as pair:
         stops = {"stops": [{"kind": "tool", "name": "glob"}]}
         (pair.data / "stops.json").write_text(json.dumps(stops))
         (pair.data / "stops.json").chmod(0o600)
-        async with online(pair):
+        async with edge_online(pair):
             settings(pair.here, '[policy]\nrules = "open.toml"\n')
             (pair.here.home / ".evoclaw" / "open.toml").write_text(OPEN)
             told = await pair.ask("--yes")
-        allowed = {one.verdict for one in judged(pair.here.home / ".evoclaw")}
-        refused = judged(pair.data)
+        allowed = {one.verdict for one in audited_verdicts(pair.here.home / ".evoclaw")}
+        refused = audited_verdicts(pair.data)
     assert allowed == {"allow"}, "the orchestrator had nothing against any of it"
     kinds = [(one.tool, one.verdict, one.code.partition("_lines")[0]) for one in refused]
     wanted = [(one.tool, one.verdict, one.code.partition("_lines")[0]) for one in EXPECTED]
@@ -103,7 +103,7 @@ async def test_what_a_fooled_orchestrator_allows_the_edge_still_refuses(tmp_path
     assert {path.name for path in pair.workspace.iterdir()} == {"a.txt"}
 
 
-async def test_an_edge_works_in_its_own_workspace_and_reaches_nothing_above_it(
+async def test_an_edge_cannot_access_files_outside_its_workspace(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "pi" / ".evoclaw" / "edge" / "pi"
@@ -117,14 +117,14 @@ async def test_an_edge_works_in_its_own_workspace_and_reaches_nothing_above_it(
         ("write", {"path": str(data / "password"), "content": "x"}),
         ("read", {"path": str(data / "device.key")}),
         ("bash", {"command": f"cat {data}/password; echo x > {data}/stops.json"}),
-        ("bash", {"command": hidden(spoil(*mine))}),
-        ("bash", {"command": hidden(f"ls -A {data}; cat {data}/device.key; id -u; true")}),
+        ("bash", {"command": obfuscated(spoil(*mine))}),
+        ("bash", {"command": obfuscated(f"ls -A {data}; cat {data}/device.key; id -u; true")}),
     ]
-    async with joined(tmp_path, *turns(*calls)) as pair:
+    async with joined_device(tmp_path, *turns(*calls)) as pair:
         (pair.data / "stops.json").write_text('{"stops":[]}')
         (pair.data / "stops.json").chmod(0o600)
         keys = {name: (data / name).read_bytes() for name in ("password", "device.key")}
-        async with online(pair):
+        async with edge_online(pair):
             told = await pair.ask("--yes", "--turns", "20")
         work = pair.workspace
         assert (work / "notes" / "new.txt").read_text() == "one\n", told
@@ -133,7 +133,7 @@ async def test_an_edge_works_in_its_own_workspace_and_reaches_nothing_above_it(
         assert (work / "three.txt").read_text() == "three\n", told
         assert (data / "stops.json").read_text() == '{"stops":[]}'
         assert {name: (data / name).read_bytes() for name in keys} == keys
-        rows = [one for one in audited(pair.data) if one["tool"] == "bash"]
+        rows = [one for one in audit_records(pair.data) if one["tool"] == "bash"]
     first, second, writes, _, looked = told["bash"]
     assert {isolation(one) for one in (first, second, looked)} <= {"bubblewrap", "native"}
     assert [one["isolation"] for one in rows if one["verdict"] == "allow"] == [
@@ -145,11 +145,11 @@ async def test_an_edge_works_in_its_own_workspace_and_reaches_nothing_above_it(
     assert [one.get("error") for one in told["write"]] == [None] + ["permission_denied"] * 2
 
 
-async def test_an_edge_call_that_waited_for_a_person_runs_once_after_a_kill(
+async def test_an_edge_call_waiting_for_approval_runs_once_after_a_kill(
     tmp_path: Path,
 ) -> None:
     answers = (reply("", ("bash", {"command": "echo once >> log"})), reply("done"))
-    async with joined(tmp_path, *answers) as pair, online(pair):
+    async with joined_device(tmp_path, *answers) as pair, edge_online(pair):
         here, record = pair.here, ("--record", "run.jsonl")
         settings(here, '[approvals]\nnobody = "wait"\npatience_s = 60.0\n')
         process = await here.start("run", "--on", "pi", *record, "go")
@@ -171,14 +171,16 @@ async def test_an_edge_call_that_waited_for_a_person_runs_once_after_a_kill(
         again = await here.type("run", "--on", "pi", "--resume", "run.jsonl")
         assert again.code in (exits.OK, exits.MISUSED)
         assert (pair.workspace / "log").read_text() == "once\n"
-        assert [one["verdict"] for one in audited(pair.data)] == ["allow"]
+        assert [one["verdict"] for one in audit_records(pair.data)] == ["allow"]
 
 
 @pytest.mark.parametrize("where", ["orchestrator", "device"])
-async def test_a_stop_on_either_side_ends_a_call_of_an_edge(tmp_path: Path, where: str) -> None:
-    mark = token()
+async def test_an_emergency_stop_on_either_side_ends_an_edge_call(
+    tmp_path: Path, where: str
+) -> None:
+    mark = unique_seconds()
     answers = (reply("", ("bash", {"command": sleeping(mark)})), reply("I was stopped."))
-    async with joined(tmp_path, *answers) as pair, online(pair):
+    async with joined_device(tmp_path, *answers) as pair, edge_online(pair):
         process = await pair.here.start("run", "--on", "pi", "--yes", "go")
         await asleep(mark)
         await stopped(pair.here if where == "orchestrator" else pair.device, mark, "--all")
@@ -186,7 +188,7 @@ async def test_a_stop_on_either_side_ends_a_call_of_an_edge(tmp_path: Path, wher
             _, err = await process.communicate()
         assert b"Traceback" not in err
         assert alive(mark) == []
-        (row,) = audited(pair.data)
+        (row,) = audit_records(pair.data)
     assert (row["verdict"], row["error_type"]) == ("allow", "cancelled")
 
 
@@ -198,10 +200,10 @@ async def test_a_stop_on_either_side_ends_a_call_of_an_edge(tmp_path: Path, wher
         (("--session", "s"), ("--agent", "evoclaw")),
     ],
 )
-async def test_a_stop_ends_a_run_with_a_sleeping_command_and_leaves_nothing(
+async def test_an_emergency_stop_ends_a_run_and_leaves_no_process(
     tmp_path: Path, session: tuple[str, ...], what: tuple[str, ...]
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
     answers = (reply("", ("bash", {"command": sleeping(mark)})), reply("never"))
     async with shell(tmp_path, *answers) as here, asyncio.timeout(60):
         running = await here.start("run", "--yes", *session, "go")
@@ -215,9 +217,9 @@ async def test_a_stop_ends_a_run_with_a_sleeping_command_and_leaves_nothing(
     assert again.code != exits.OK and "stopped" in again.out + again.err
 
 
-async def test_a_stop_ends_what_a_session_goes_on_with(tmp_path: Path) -> None:
+async def test_an_emergency_stop_ends_a_resumed_session_run(tmp_path: Path) -> None:
     """Killed in the middle of a call, a session first ends that run; that can be stopped too."""
-    mark = token()
+    mark = unique_seconds()
     busy = reply("", ("bash", {"command": sleeping(mark)}))
     async with shell(tmp_path, busy, busy, reply("never")) as here, asyncio.timeout(60):
         killed = await here.start("run", "--yes", "--session", "s", "go")
@@ -240,7 +242,7 @@ async def test_fault_50_processes_that_race_one_budget_make_exactly_one_call(
         settings(here, '[budget.tenant]\ncalls = 1\nper = "1d"\n')
         await asyncio.gather(*(here.type("run", "--yes", "--turns", "2", "go") for _ in range(4)))
         assert (here.workspace / "log").read_text() == "x\n"
-        rows = audited(here.home / ".evoclaw")
+        rows = audit_records(here.home / ".evoclaw")
         told = await here.type("budget", "--json", "--all")
     assert sorted(one["verdict"] for one in rows)[:2] == ["allow", "deny"]
     assert {one["code"] for one in rows if one["verdict"] == "deny"} == {"budget_calls"}
@@ -248,7 +250,7 @@ async def test_fault_50_processes_that_race_one_budget_make_exactly_one_call(
     assert tenant["kinds"]["calls"]["spent"] == 1
 
 
-async def test_fault_54_an_approval_is_for_one_call_with_these_arguments_once(
+async def test_fault_54_an_approval_covers_one_call_with_its_arguments_once(
     tmp_path: Path,
 ) -> None:
     asked = reply("", ("bash", {"command": "echo one >> log"}))
@@ -275,7 +277,7 @@ async def test_fault_54_an_approval_is_for_one_call_with_these_arguments_once(
         assert (here.workspace / "log").read_text() == "one\n"
 
 
-async def test_fault_54_an_approval_that_comes_too_late_is_worth_nothing(tmp_path: Path) -> None:
+async def test_fault_54_an_approval_given_after_expiry_has_no_effect(tmp_path: Path) -> None:
     answers = (reply("", ("bash", {"command": "touch made"})), reply("done"))
     async with shell(tmp_path, *answers) as here:
         settings(here, '[approvals]\nnobody = "wait"\nexpires_s = 1\n')
@@ -314,11 +316,11 @@ async def test_an_mcp_server_sees_no_secrets_and_its_arguments_are_judged(tmp_pa
         ("far__echo", {"text": "/etc/shadow"}),
     ]
     async with shell(tmp_path, *turns(*calls)) as here:
-        furnish(here)
+        write_example_files(here)
         here.env["MY_TOKEN"] = "planted-for-nobody"
         await approved_server(here, tmp_path)
         ran = await here.type("run", "--yes", "--json", "go")
-        codes = [one["code"] for one in audited(here.home / ".evoclaw")]
+        codes = [one["code"] for one in audit_records(here.home / ".evoclaw")]
     assert "planted-for-nobody" not in ran.out
     assert sorted(codes) == ["", "", "rule:cloud-metadata", "rule:keys-and-passwords"], ran.err
 
@@ -329,7 +331,7 @@ INJECTION = (
 )
 
 
-async def test_fault_51_what_an_injection_asks_for_needs_a_person(tmp_path: Path) -> None:
+async def test_fault_51_calls_requested_by_an_injection_need_approval(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     obeying: list[Any] = [
         reply("", ("far__echo", {"text": INJECTION})),
@@ -338,10 +340,10 @@ async def test_fault_51_what_an_injection_asks_for_needs_a_person(tmp_path: Path
         reply("done"),
     ]
     async with shell(tmp_path, *obeying) as here:
-        furnish(here)
+        write_example_files(here)
         await approved_server(here, tmp_path)
         ran = await here.type("run", "--yes", "--json", "read what far says")
-        rows = {one["call_id"]: one for one in audited(here.home / ".evoclaw")}
+        rows = {one["call_id"]: one for one in audit_records(here.home / ".evoclaw")}
         assert not (tmp_path / "pwned").exists() and not (here.workspace / "pwned").exists()
     assert (rows["call_bash_0"]["verdict"], rows["call_bash_0"]["code"]) == ("ask", "untrusted")
     assert results(ran.out)["call_root_shell_1"]["error"] == "not_found"
@@ -349,7 +351,7 @@ async def test_fault_51_what_an_injection_asks_for_needs_a_person(tmp_path: Path
     assert end["stop"] == "completed"
 
 
-async def test_fault_51_untrusted_text_is_still_untrusted_when_the_session_goes_on(
+async def test_fault_51_untrusted_text_stays_untrusted_in_the_sessions_next_run(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("mcp")
@@ -360,26 +362,28 @@ async def test_fault_51_untrusted_text_is_still_untrusted_when_the_session_goes_
         reply("I may not."),
     )
     async with shell(tmp_path, *answers) as here:
-        furnish(here)
+        write_example_files(here)
         await approved_server(here, tmp_path)
         for said in ("read what far says", "and now?"):
             ran = await here.type("run", "--yes", "--session", "s", said)
-        (row,) = (one for one in audited(here.home / ".evoclaw") if one["tool"] == "bash")
+        (row,) = (one for one in audit_records(here.home / ".evoclaw") if one["tool"] == "bash")
         assert not (here.workspace / "pwned").exists(), ran.err
     assert (row["verdict"], row["code"]) == ("ask", "untrusted")
 
 
-async def test_fault_66_of_a_fleet_only_what_must_be_sent_again_is_kept(tmp_path: Path) -> None:
+async def test_fault_66_secrets_in_fleet_calls_are_stored_only_where_a_resend_needs_them(
+    tmp_path: Path,
+) -> None:
     calls: list[Given] = [
         ("bash", {"command": f"echo {KNOWN} {SHAPED}; login --password {NAMED}; true"}),
         ("write", {"path": "x.txt", "content": f"password = {NAMED}\n{KNOWN}"}),
         ("read", {"path": "no-such-file", "offset": 1}),
     ]
-    async with joined(tmp_path, *turns(*calls)) as pair:
+    async with joined_device(tmp_path, *turns(*calls)) as pair:
         pair.here.env["MY_SERVICE_TOKEN"] = pair.device.env["MY_SERVICE_TOKEN"] = KNOWN
-        async with online(pair):
+        async with edge_online(pair):
             await pair.ask("--yes")
-        assert len(audited(pair.data)) == 4
+        assert len(audit_records(pair.data)) == 4
         found = {**told_in(pair.here.home / ".evoclaw"), **told_in(pair.device.home / ".evoclaw")}
     kept = {name.partition("-")[0] for name in found}
     # The conversation, the commands that an edge may have to be sent again, and its own work.

@@ -14,15 +14,15 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.store.calls.command_states import QueueFull
 from evoclaw.tools.define import tool
 from tests.support.light_edges import light_edge
-from tests.support.process_fleet import Site, mark, new_id, site
+from tests.support.process_fleet import ProcessFleet, mark, new_id, open_process_fleet
 from tests.support.waiting import until
 
 MANY = 150
 """More than an edge lets wait at once."""
 
 
-async def test_fault_15_what_waits_for_an_edge_that_is_away_runs_once_when_it_is_back(
-    here: Site,
+async def test_fault_15_commands_queued_for_an_offline_edge_run_once_when_it_connects(
+    here: ProcessFleet,
 ) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
@@ -30,7 +30,7 @@ async def test_fault_15_what_waits_for_an_edge_that_is_away_runs_once_when_it_is
         asked = [asyncio.create_task(hub.ask(one, command=mark(one), queue=60)) for one in ids]
         soon = [hub.ask(one, command=mark(one), queue=0.2, timeout_ms=100) for one in late]
         for one in ids:
-            await hub.reached(one, "queued")
+            await hub.wait_for_state(one, "queued")
         expired = asyncio.gather(*soon)
         await asyncio.sleep(0.5)  # the fault itself: it is away for longer than these may wait
         await edge.start()
@@ -41,7 +41,9 @@ async def test_fault_15_what_waits_for_an_edge_that_is_away_runs_once_when_it_is
     assert [edge.marks(one) for one in late] == [0] * 10
 
 
-async def test_fault_15_more_than_may_wait_is_refused_at_once(here: Site) -> None:
+async def test_fault_15_commands_beyond_the_queue_cap_are_refused_at_once(
+    here: ProcessFleet,
+) -> None:
     async with here.hub() as hub:
         for number in range(3):
             await hub.store.put(f"r.{number}", "pi", "r", b"{}", time.time() + 60, cap=3)
@@ -52,12 +54,12 @@ async def test_fault_15_more_than_may_wait_is_refused_at_once(here: Site) -> Non
     raise AssertionError("the fourth was taken")
 
 
-async def test_fault_21_an_orchestrator_that_sleeps_loses_nothing_and_no_edge_swells(
-    here: Site,
+async def test_fault_21_a_stalled_orchestrator_loses_no_result_and_edge_memory_is_bounded(
+    here: ProcessFleet,
 ) -> None:
     edge = await here.edge()
     async with here.hub(keep_alive=1) as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         ids = [new_id() for _ in range(12)]
         before = edge.memory_mb()
         loud = mark("{}", after="yes 0123456789 | head -c 3000000")
@@ -74,11 +76,14 @@ async def test_fault_21_an_orchestrator_that_sleeps_loses_nothing_and_no_edge_sw
 STORM = 200
 
 
-async def test_fault_22_all_come_back_at_once_after_the_broker_was_killed(
+async def test_fault_22_all_edges_reconnect_at_once_after_the_broker_was_killed(
     engine: str, tmp_path: Path
 ) -> None:
     names = [f"e{number}" for number in range(STORM)]
-    async with site(tmp_path, engine, anonymous=True) as here, AsyncExitStack() as stack:
+    async with (
+        open_process_fleet(tmp_path, engine, anonymous=True) as here,
+        AsyncExitStack() as stack,
+    ):
         address = await here.address("anyone")
         hub = await stack.enter_async_context(here.hub())
         edges = [
@@ -104,10 +109,10 @@ async def test_fault_23_a_result_of_two_megabytes_does_not_break_the_link(
         """Say far too much: `command` once for each of two million letters."""
         return command[:1] * 2_000_000
 
-    async with site(tmp_path, engine, anonymous=True) as here, here.hub() as hub:
+    async with open_process_fleet(tmp_path, engine, anonymous=True) as here, here.hub() as hub:
         address = await here.address("anyone")
         async with light_edge("pi", address, tmp_path, tools=[bash]) as edge:
-            await hub.there()
+            await hub.wait_online()
             for letter in ("x", "\x01", "ü"):  # of one byte, of six when escaped, of two
                 result = await hub.ask(new_id(), command=letter)
                 assert len(result.text) < 300_000
@@ -118,10 +123,12 @@ async def test_fault_23_a_result_of_two_megabytes_does_not_break_the_link(
             assert await hub.ping()
 
 
-async def test_fault_23_an_edge_process_sends_the_ends_of_what_is_too_long(here: Site) -> None:
+async def test_fault_23_an_edge_sends_the_start_and_end_of_a_long_result(
+    here: ProcessFleet,
+) -> None:
     edge = await here.edge()
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         big = "echo first; head -c 2000000 /dev/zero | tr '\\0' x; echo last"
         result = await hub.ask(new_id(), command=big)
         assert (await hub.mark(new_id())).error is None

@@ -12,17 +12,17 @@ import pytest
 
 from evoclaw.core.messages import ErrorKind
 from evoclaw.orchestrator.fleet.fleet import PresenceChange
-from tests.support.process_fleet import Hub, Site, mark, new_id
+from tests.support.process_fleet import InProcessOrchestrator, ProcessFleet, mark, new_id
 from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("wiped", [False, True])
-async def test_fault_11_nothing_is_lost_when_the_broker_is_killed(
-    here: Site, engine: str, wiped: bool
+async def test_fault_11_no_call_is_lost_when_the_broker_is_killed(
+    here: ProcessFleet, engine: str, wiped: bool
 ) -> None:
     edge = await here.edge(concurrency=2)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         ids = [new_id() for _ in range(10)]
         asked = [asyncio.create_task(hub.mark(one, hold=True)) for one in ids]
         await until(lambda: sum(edge.marks(one) for one in ids) == 2)
@@ -30,7 +30,7 @@ async def test_fault_11_nothing_is_lost_when_the_broker_is_killed(
         os.kill(before, signal.SIGKILL)
         if wiped:
             shutil.rmtree(here.broker.folder / engine)
-        edge.opened()
+        edge.open_gate()
         more = [new_id() for _ in range(5)]
         asked += [asyncio.create_task(hub.mark(one)) for one in more]
         results = await asyncio.gather(*asked)
@@ -43,16 +43,16 @@ async def test_fault_11_nothing_is_lost_when_the_broker_is_killed(
 KEEP_ALIVE = 3
 
 
-async def test_fault_12_a_half_open_link_is_noticed_and_repaired(here: Site) -> None:
+async def test_fault_12_a_half_open_link_is_detected_and_restored(here: ProcessFleet) -> None:
     proxy = await here.proxy()
     edge = await here.edge(proxy=proxy, keep_alive=KEEP_ALIVE)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         request_id = new_id()
         asked = asyncio.create_task(hub.mark(request_id, hold=True))
-        await hub.reached(request_id, "accepted")
+        await hub.wait_for_state(request_id, "accepted")
         proxy.freeze()
-        edge.opened()
+        edge.open_gate()
         began = time.monotonic()
         await hub.presence("pi", False)
         assert time.monotonic() - began < 2 * KEEP_ALIVE + 5.0, "and time for a busy machine"
@@ -65,12 +65,12 @@ async def test_fault_12_a_half_open_link_is_noticed_and_repaired(here: Site) -> 
 
 
 async def test_fault_12_on_a_slow_and_lossy_link_every_call_ends_and_none_runs_twice(
-    here: Site,
+    here: ProcessFleet,
 ) -> None:
     proxy = await here.proxy()
     edge = await here.edge(proxy=proxy)
     async with here.hub() as hub:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         proxy.throttle(256_000 / 8)
         for way in (proxy.to_broker, proxy.to_client):
             way.drop(fraction=0.3)
@@ -91,15 +91,15 @@ async def test_fault_12_on_a_slow_and_lossy_link_every_call_ends_and_none_runs_t
     assert [result.error for result in results].count(None) >= 5
 
 
-async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_one(
-    here: Site,
+async def test_fault_13_the_last_will_of_an_older_process_is_ignored(
+    here: ProcessFleet,
 ) -> None:
     old = await here.edge()
     new = await here.edge(place="another disk")
     changes: list[PresenceChange] = []
     async with here.hub() as hub:
         hub.orchestrator.on_presence(changes.append)
-        await here.online(hub, old)
+        await here.start_online(hub, old)
         boot = hub.orchestrator.fleet.member("pi").boot_id
         old.signal(signal.SIGSTOP)
         # The broker ends the old connection for the new one, and says the old one's will.
@@ -107,7 +107,7 @@ async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_
         await until(lambda: hub.orchestrator.fleet.member("pi").boot_id != boot)
         seen = len(changes)
         async with here.hub(1) as late:
-            await late.there()
+            await late.wait_online()
             assert (await hub.mark(new_id())).error is None
             assert late.orchestrator.fleet.is_online("pi")
         await old.kill()
@@ -118,18 +118,18 @@ async def test_fault_13_the_will_of_an_older_process_says_nothing_about_the_new_
     assert changes[-1] == PresenceChange("pi", True)
 
 
-async def test_fault_13_a_will_that_comes_right_behind_a_hello_is_the_last_word(
-    here: Site,
+async def test_fault_13_a_last_will_right_after_a_hello_marks_the_edge_offline(
+    here: ProcessFleet,
 ) -> None:
     proxy = await here.proxy()
     edge = await here.edge()
     async with here.hub(proxy=proxy) as hub, here.hub(1) as witness:
-        await here.online(hub, edge)
+        await here.start_online(hub, edge)
         await edge.kill()
         await hub.presence("pi", online=False)
         proxy.freeze()
         await edge.start()
-        await witness.there()
+        await witness.wait_online()
         await edge.kill()
         await witness.presence("pi", online=False)
         proxy.thaw()
@@ -137,5 +137,5 @@ async def test_fault_13_a_will_that_comes_right_behind_a_hello_is_the_last_word(
         await hub.presence("pi", online=False, seconds=10)
 
 
-def _boot(hub: Hub) -> str:
+def _boot(hub: InProcessOrchestrator) -> str:
     return hub.orchestrator.fleet.member("pi").boot_id

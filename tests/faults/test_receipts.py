@@ -23,8 +23,8 @@ MANY = 60
 async def ended(folder: Path, *points: str) -> None:
     process = Process(folder / "log")
     await process.spawn("tests.support.programs.signing_edge", str(folder), str(MANY), *points)
-    code = await process.ended()
-    assert code in ((-9,) if points else (0,)), process.words()
+    code = await process.wait_exit()
+    assert code in ((-9,) if points else (0,)), process.output()
 
 
 def journaled(folder: Path) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "amid", "after"])
-async def test_wherever_an_edge_dies_while_it_signs_the_chain_is_whole(
+async def test_an_edge_killed_while_signing_keeps_its_receipt_chain_intact(
     tmp_path: Path, when: str
 ) -> None:
     for n in (1, 3, 11):
@@ -73,7 +73,7 @@ async def test_wherever_an_edge_dies_while_it_signs_the_chain_is_whole(
     assert_whole(tmp_path)
 
 
-async def test_an_edge_killed_at_any_moment_again_and_again_keeps_one_chain(
+async def test_an_edge_killed_repeatedly_keeps_one_receipt_chain(
     tmp_path: Path,
 ) -> None:
     chance, heard = random.Random(7), tmp_path / "said.jsonl"

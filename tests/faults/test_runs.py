@@ -27,10 +27,10 @@ from evoclaw.store.sessions.sessions import SessionStore
 from tests.support.databases import Place
 from tests.support.disks import fill, small_disk
 from tests.support.fleet_processes import EdgeProcess, Process
-from tests.support.process_fleet import Site, mark, site
-from tests.support.processes import alive, token
+from tests.support.process_fleet import ProcessFleet, mark, open_process_fleet
+from tests.support.processes import alive, unique_seconds
 from tests.support.programs.killable_service import SCHEMAS, Setting, served
-from tests.support.runs import QUICK, Gate, service
+from tests.support.runs import QUICK, Gate, open_run_service
 from tests.support.waiting import until
 
 TURNS = 6
@@ -106,7 +106,7 @@ class Service(Process):
         def gone() -> bool:
             return any(line.startswith("gone") for line in self.lines[before:])
 
-        await until(gone, seconds, f"a child of the fork_server is gone: {self.words()[-2_000:]}")
+        await until(gone, seconds, f"a child of the fork_server is gone: {self.output()[-2_000:]}")
         return int(self.lines[-1].split()[1])
 
     async def said(self, word: str, seconds: float = 30) -> str:
@@ -115,7 +115,7 @@ class Service(Process):
         def there() -> bool:
             return any(line.startswith(word) for line in self.lines)
 
-        await until(there, seconds, f"{word!r}: {self.lines} {self.words()[-2_000:]}")
+        await until(there, seconds, f"{word!r}: {self.lines} {self.output()[-2_000:]}")
         return next(line for line in self.lines if line.startswith(word))
 
 
@@ -123,7 +123,7 @@ class Service(Process):
 class Town:
     """A broker, an edge, a model and a database; services come and go."""
 
-    here: Site
+    here: ProcessFleet
     edge: EdgeProcess
     models: Models
     place: Place
@@ -165,10 +165,10 @@ async def _town(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
         place = Place(tmp_path / "evoclaw.db")
     else:
         place = Place(request.getfixturevalue("postgres_url"), f"test_{token_hex(6)}")
-    async with site(tmp_path, "nats") as here, AsyncExitStack() as stack:
+    async with open_process_fleet(tmp_path, "nats") as here, AsyncExitStack() as stack:
         edge = await here.edge(concurrency=8)
         async with here.hub() as hub:
-            await here.online(hub, edge)
+            await here.start_online(hub, edge)
         models = Models()
         server = await asyncio.start_server(models.answer, "127.0.0.1", 0)
         models.port = server.sockets[0].getsockname()[1]
@@ -176,7 +176,7 @@ async def _town(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
         yield Town(here, edge, models, place, tmp_path)
 
 
-async def test_fault_08_killed_at_every_record_a_run_goes_on_and_nothing_happens_twice(
+async def test_fault_08_runs_of_a_service_killed_at_any_record_resume_without_repeats(
     town: Town,
 ) -> None:
     """Each point is a run of its own; one service that comes after takes all of them up."""
@@ -225,7 +225,7 @@ async def test_fault_08_killed_at_every_record_a_run_goes_on_and_nothing_happens
 
 
 @pytest.mark.parametrize("where", ["in a call", "at the model"])
-async def test_fault_10_a_service_that_slept_while_another_took_its_run_over_is_out(
+async def test_fault_10_a_stalled_service_is_fenced_after_another_took_its_run_over(
     town: Town, where: str
 ) -> None:
     models = town.models
@@ -248,13 +248,13 @@ async def test_fault_10_a_service_that_slept_while_another_took_its_run_over_is_
         models.held.set()
     else:
         await _taken_over(town)
-        town.edge.opened()
+        town.edge.open_gate()
     assert await heir.said("ended") == "ended run completed All done."
     paid = dict(models.asked)
     sleeper.signal(signal.SIGCONT)
     # It finds out by itself, and tells what the other one made of the run.
     assert await sleeper.said("ended") == "ended run completed All done."
-    assert await sleeper.ended() == 0
+    assert await sleeper.wait_exit() == 0
     assert dict(models.asked) == paid, "it spends nothing after it was taken over"
     assert paid["run", 1] == (1 if where == "in a call" else 2)
     assert [town.edge.marks(f"run-{turn}") for turn in range(3)] == [1, 1, 1]
@@ -277,7 +277,9 @@ async def _taken_over(town: Town) -> None:
         await until(so, say="the run is taken over")
 
 
-async def test_fault_65_one_key_is_one_run_however_often_it_is_asked_for(town: Town) -> None:
+async def test_fault_65_an_idempotency_key_starts_one_run_despite_repeated_kills(
+    town: Town,
+) -> None:
     town.models.turns = 1
     fork_server, setting = await town.service("fork_server"), await town.setting()
     asking = replace(setting, begin="run", idempotency="k", at_once=50)
@@ -294,8 +296,10 @@ async def test_fault_65_one_key_is_one_run_however_often_it_is_asked_for(town: T
     assert town.edge.marks("run-0") == 1
 
 
-async def test_fault_20_a_cancelled_run_leaves_no_process_and_asks_no_model(town: Town) -> None:
-    nap = token()
+async def test_fault_20_a_cancelled_run_leaves_no_process_and_sends_no_model_request(
+    town: Town,
+) -> None:
+    nap = unique_seconds()
     town.models.command = lambda name, turn: f"echo x >> marks; sleep {nap}"
     async with served(await town.setting()) as house:
         view, _ = await house.runs.start(LOCAL_PRINCIPAL, RunRequest("run"))
@@ -312,8 +316,8 @@ async def test_fault_20_a_cancelled_run_leaves_no_process_and_asks_no_model(town
         assert house.runs.active_count == 0
 
 
-async def test_fault_20_a_cancellation_is_kept_when_everything_dies(town: Town) -> None:
-    nap = token()
+async def test_fault_20_a_run_of_a_killed_service_is_cancelled_by_the_next(town: Town) -> None:
+    nap = unique_seconds()
     town.models.command = lambda name, turn: f"echo x >> marks; sleep {nap}"
     setting = await town.setting(1)
     running = await town.service(msgspec.json.encode(replace(setting, begin="run")).decode())
@@ -326,7 +330,7 @@ async def test_fault_20_a_cancellation_is_kept_when_everything_dies(town: Town) 
         assert town.models.asked.total() == 1
 
 
-async def test_fault_26_a_full_disk_begins_nothing_breaks_nothing_and_runs_go_on_after(
+async def test_fault_26_a_full_disk_starts_no_run_and_runs_continue_afterwards(
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk", "4m") as disk:
@@ -334,40 +338,40 @@ async def test_fault_26_a_full_disk_begins_nothing_breaks_nothing_and_runs_go_on
 
 
 async def _survive_a_full_disk(disk: Path) -> None:
-    async with service(Place(disk / "evoclaw.db")) as house:
+    async with open_run_service(Place(disk / "evoclaw.db")) as house:
         gate = house.gate = Gate()
         house.answer = lambda agent, request: says("x" * 200_000)
-        view = await house.begin("talk")
+        view = await house.start("talk")
         await gate.next()
         filler = fill(disk)
         gate.wide = True
         gate.open("x" * 200_000)
         with pytest.raises(StoreFull, match="is full"):
-            await house.begin("more" * 100_000)
+            await house.start("more" * 100_000)
         await until(lambda: house.runs.active_count == 0, say="nobody drives what cannot be kept")
         found = await house.runs.get("local", view.run_id)
         assert found is not None
         assert found.state is RunStatus.RUNNING
         filler.unlink()
-        ended = await house.until(view.run_id, RunStatus.ENDED)
+        ended = await house.wait_for_state(view.run_id, RunStatus.ENDED)
         assert ended.stop is StopReason.COMPLETED
         records = await house.store.records(view.run_id)
         assert [record async for record in Replay(records).records()] == records
-        assert (await house.ended((await house.begin("again")).run_id)).stop is not None
+        assert (await house.wait_ended((await house.start("again")).run_id)).stop is not None
 
 
-async def test_fault_21_watchers_that_do_not_read_cost_little_and_miss_nothing(
+async def test_fault_21_stalled_watchers_use_little_memory_and_miss_nothing(
     tmp_path: Path,
 ) -> None:
     place, words = Place(tmp_path / "evoclaw.db"), 20_000
     text = "\n".join(f"{number:0>100}" for number in range(words))
-    async with service(place, settings=replace(QUICK, slow_watcher=500)) as house:
+    async with open_run_service(place, settings=replace(QUICK, slow_watcher=500)) as house:
         house.answer = lambda agent, request: says(text)
-        view = await house.begin("talk")
+        view = await house.start("talk")
         sleepers = [house.runs.watch("local", view.run_id) for _ in range(200)]
         first = [await anext(sleeper) for sleeper in sleepers]
         before = _memory_mb()
-        assert (await house.ended(view.run_id)).state is RunStatus.ENDED
+        assert (await house.wait_ended(view.run_id)).state is RunStatus.ENDED
         assert _memory_mb() - before < 64
         records = await house.store.records(view.run_id)
         assert len(records) > words

@@ -17,16 +17,16 @@ from evoclaw.core.messages import JSON
 from tests.api.test_runs import all_events, next_event, watching
 from tests.support.api_request_bodies import body_of, like
 from tests.support.disks import fill, small_disk
-from tests.support.processes import alive, token
+from tests.support.processes import alive, unique_seconds
 from tests.support.service import Client
-from tests.support.stalled_watcher import DROPPED, Sleeper
+from tests.support.stalled_watcher import DROPPED, StalledWatcher
 from tests.support.up_process import (
     PATIENCE,
     UpProcess,
-    begun,
     ok,
-    reached,
+    start_run,
     up_process,
+    wait_for_state,
 )
 from tests.support.waiting import until
 
@@ -60,25 +60,25 @@ async def _up(tmp_path: Path) -> AsyncGenerator[UpProcess]:
     async with up_process(tmp_path) as up:
         up.configure(ROOM)
         yield up
-        assert "Traceback" not in up.words(), up.words()
+        assert "Traceback" not in up.output(), up.output()
 
 
-async def test_fault_20_a_client_that_goes_and_a_cancel_leave_no_process_and_no_spending(
+async def test_fault_20_a_cancel_or_a_chat_disconnect_leaves_no_process_and_no_spending(
     up: UpProcess,
 ) -> None:
     """Watching is no reason to go on, and no longer watching none to stop; a chat's caller is."""
     owner = await up.start(edge=True)
-    await up.online(owner)
-    watched, chatted = token(), token()
+    await up.wait_online(owner)
+    watched, chatted = unique_seconds(), unique_seconds()
 
-    run_id = await begun(owner, _sleeps(watched))
+    run_id = await start_run(owner, _sleeps(watched))
     async with watching(owner, f"/v1/runs/{run_id}/events") as stream:
         assert await next_event(stream) is not None
         await until(lambda: bool(alive(watched)), PATIENCE, "the command runs")
     assert ok(await owner.get(f"/v1/runs/{run_id}"))["state"] == "running"
     assert alive(watched)
     ok(await owner.post(f"/v1/runs/{run_id}/cancel"))
-    assert (await reached(owner, run_id))["stop"] == "cancelled"
+    assert (await wait_for_state(owner, run_id))["stop"] == "cancelled"
     await until(lambda: not alive(watched), PATIENCE, "no process is left")
 
     body = {
@@ -92,9 +92,9 @@ async def test_fault_20_a_client_that_goes_and_a_cancel_leave_no_process_and_no_
         await until(lambda: bool(alive(chatted)), PATIENCE, "the command runs")
     await until(lambda: not alive(chatted), PATIENCE, "no process is left of who hung up either")
     (run,) = [one for one in await _runs(owner) if chatted in one["asked"]]
-    assert (await reached(owner, run["run_id"]))["stop"] == "cancelled"
+    assert (await wait_for_state(owner, run["run_id"]))["stop"] == "cancelled"
     # One more run from its beginning to its end: whatever was still to be asked would be by now.
-    await reached(owner, await begun(owner, "say all quiet"))
+    await wait_for_state(owner, await start_run(owner, "say all quiet"))
     assert [up.models.count(_sleeps(one)) for one in (watched, chatted)] == [1, 1]
 
 
@@ -106,25 +106,25 @@ async def _runs(client: Client) -> list[JSON]:
     return list(ok(await client.get("/v1/runs?limit=100"))["items"])
 
 
-async def test_fault_21_watchers_that_do_not_read_cost_little_are_dropped_and_miss_nothing(
+async def test_fault_21_stalled_watchers_use_little_memory_are_dropped_and_miss_nothing(
     up: UpProcess,
 ) -> None:
     owner = await up.start()
-    await reached(owner, await begun(owner, "words 100"))
+    await wait_for_state(owner, await start_run(owner, "words 100"))
     before, words = up.memory_mb(), 20_000
-    run_id = await begun(owner, "wait open 10")
+    run_id = await start_run(owner, "wait open 10")
     await asyncio.wait_for(up.models.held["open"].wait(), PATIENCE)
-    sleepers = [Sleeper(owner.url, owner.token, run_id) for _ in range(100)]
+    sleepers = [StalledWatcher(owner.url, owner.token, run_id) for _ in range(100)]
     await _watched_by(owner, 100)
     ok(await owner.post(f"/v1/runs/{run_id}/messages", {"message": f"words {words}"}))
     up.models.gates["open"].set()
-    assert (await reached(owner, run_id))["stop"] == "completed"
+    assert (await wait_for_state(owner, run_id))["stop"] == "completed"
     assert up.memory_mb() - before < 100, "a watcher is a place in what was said, not a copy of it"
     path = f"/v1/runs/{run_id}/events"
     whole = [int(event.id) for event in await all_events(owner, path)]
     assert len(whole) > words
     for number, sleeper in enumerate(sleepers):
-        told = await asyncio.to_thread(sleeper.wakes)
+        told = await asyncio.to_thread(sleeper.read_all)
         dropped = DROPPED.search(told)
         assert dropped is not None, told[-500:]
         seen = [int(found) for found in NUMBER.findall(told)]
@@ -144,7 +144,7 @@ async def _watched_by(owner: Client, count: int) -> None:
     await until(so, PATIENCE, f"{count} watch")
 
 
-async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when_there_is_room(
+async def test_fault_26_a_full_disk_refuses_new_runs_until_space_is_freed(
     up: UpProcess,
 ) -> None:
     up.home.joinpath("evoclaw.toml").unlink()
@@ -153,9 +153,9 @@ async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when
         up.home.chmod(0o700)
         up.configure(ROOM)
         owner = await up.start()
-        kept = await begun(owner, "say kept")
-        await reached(owner, kept)
-        held = await begun(owner, "wait full 4")
+        kept = await start_run(owner, "say kept")
+        await wait_for_state(owner, kept)
+        held = await start_run(owner, "wait full 4")
         await asyncio.wait_for(up.models.held["full"].wait(), PATIENCE)
         filler = fill(up.home)
         refused = await owner.post("/v1/runs", {"message": "say no room"})
@@ -167,7 +167,7 @@ async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when
         assert (ready.status, ready.json["parts"]["store"]) == (503, "failed")
         assert ok(await owner.get(f"/v1/runs/{kept}"))["text"] == "kept", "what is kept can be read"
         up.models.gates["full"].set()
-        await up.told(f"run {held} suspended")
+        await up.wait_for_output(f"run {held} suspended")
         assert (await owner.get("/health/live")).status == 200
         filler.unlink()
 
@@ -175,7 +175,7 @@ async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when
             return (await owner.post("/v1/runs", {"message": "say room"})).status == 201
 
         await until(begins, PATIENCE, "runs are begun again")
-        view = await reached(owner, held)
+        view = await wait_for_state(owner, held)
         assert view["stop"] == "completed", view
         assert up.models.count("say no room") == 0
         await up.kill()
@@ -184,11 +184,11 @@ async def test_fault_26_a_full_disk_refuses_new_runs_and_everything_goes_on_when
         assert await up.stop() == 0
 
 
-async def test_fault_27_a_damaged_store_is_said_loudly_and_never_begun_anew(up: UpProcess) -> None:
+async def test_fault_27_a_damaged_store_is_reported_and_never_recreated(up: UpProcess) -> None:
     owner = await up.start()
-    runs = [await begun(owner, f"say number {number}\n" + "x" * 50_000) for number in range(3)]
+    runs = [await start_run(owner, f"say number {number}\n" + "x" * 50_000) for number in range(3)]
     for run_id in runs:
-        await reached(owner, run_id)
+        await wait_for_state(owner, run_id)
     assert await up.stop() == 0
     file = up.home / "evoclaw.db"
     whole = file.read_bytes()
@@ -206,8 +206,8 @@ async def test_fault_27_a_damaged_store_is_said_loudly_and_never_begun_anew(up: 
         up.log.write_bytes(b"")
         before = {one.name for one in up.home.iterdir()}
         await up.launch()
-        assert await up.ended() != 0, what
-        words = up.words()
+        assert await up.wait_exit() != 0, what
+        words = up.output()
         assert str(file) in words and "damaged" in words, words
         assert file.read_bytes() == bytes(damaged), "it is left as it was found"
         set_aside = {one.name for one in up.home.iterdir()} - before
@@ -218,7 +218,7 @@ async def test_fault_27_a_damaged_store_is_said_loudly_and_never_begun_anew(up: 
     assert ok(await owner.get(f"/v1/runs/{runs[-1]}"))["text"] == "number 2"
 
 
-async def test_fault_56_over_every_route_of_the_real_service_another_tenants_ids_are_nobodys(
+async def test_fault_56_ids_of_another_tenant_are_not_found_on_every_route(
     up: UpProcess,
 ) -> None:
     (up.home / "workflows").mkdir()
@@ -227,7 +227,7 @@ async def test_fault_56_over_every_route_of_the_real_service_another_tenants_ids
     ann, bob = [await _tenant(owner, name) for name in ("a", "b")]
     asks = json.dumps({"question": "Which?"})
     run = ok(await ann.post("/v1/runs", {"message": f"call question {asks}\nsay thanks"}))
-    await reached(ann, run["run_id"], "waiting")
+    await wait_for_state(ann, run["run_id"], "waiting")
     flow = ok(await ann.post("/v1/workflows/greet/runs", {"inputs": {}}))
     made = ok(await ann.post("/v1/tokens", {"name": "x", "scopes": ["runs:read"]}))
     ids = {
@@ -275,12 +275,12 @@ async def _timed(client: Client, *paths: str) -> Sequence[float]:
     return [median(found) for found in took.values()]
 
 
-async def test_fault_64_what_is_thrown_at_its_socket_costs_the_process_nothing(
+async def test_fault_64_hostile_http_requests_do_not_harm_the_service(
     up: UpProcess,
 ) -> None:
     """The shapes themselves are in tests/api/test_middleware.py; here it is the process that counts."""
     owner = await up.start()
-    await reached(owner, await begun(owner, "say warm"))
+    await wait_for_state(owner, await start_run(owner, "say warm"))
     before = up.memory_mb()
     piece = b"x" * 65_536
     declared = _request(owner, "POST /v1/runs", "Content-Length: 104857600")
@@ -301,7 +301,9 @@ async def test_fault_64_what_is_thrown_at_its_socket_costs_the_process_nothing(
         assert answer.count(b"HTTP/1.1 ") <= 1
     assert up.memory_mb() - before < 100
     assert (await owner.get("/health/live")).status == 200
-    assert (await reached(owner, await begun(owner, "say still here")))["text"] == "still here"
+    assert (await wait_for_state(owner, await start_run(owner, "say still here")))[
+        "text"
+    ] == "still here"
     assert len(await _runs(owner)) == 2
 
 
@@ -327,7 +329,7 @@ async def _thrown(owner: Client, *pieces: bytes) -> bytes:
         writer.close()
 
 
-async def test_fault_65_one_key_is_one_run_at_once_and_after_a_kill(up: UpProcess) -> None:
+async def test_fault_65_an_idempotency_key_starts_one_run_even_after_a_kill(up: UpProcess) -> None:
     owner = await up.start()
     body = {"message": "wait once 10"}
 
@@ -349,13 +351,13 @@ async def test_fault_65_one_key_is_one_run_at_once_and_after_a_kill(up: UpProces
     assert (other.status, other.code) == (409, "key_reused")
     up.models.gates["once"].set()
     run_id = first[0][0]
-    view = await reached(owner, run_id)
+    view = await wait_for_state(owner, run_id)
     assert (view["stop"], view["text"]) == ("completed", "".join(f"word{n} " for n in range(10)))
     assert len(await _runs(owner)) == 1
     assert up.models.count("wait once") == 2, "once before the kill, once after"
 
 
-async def test_fault_65_a_key_whose_answer_a_kill_took_away_begins_nothing_twice(
+async def test_fault_65_retrying_a_key_after_a_kill_starts_no_second_run(
     up: UpProcess,
 ) -> None:
     """The client cannot know whether it was begun: it asks again, and that is safe."""
@@ -380,5 +382,5 @@ async def test_fault_65_a_key_whose_answer_a_kill_took_away_begins_nothing_twice
         assert answer.status in (200, 201)
         if number in told:
             assert answer.json["run_id"] == told[number], "what was answered is kept"
-        assert (await reached(owner, answer.json["run_id"]))["text"] == str(number)
+        assert (await wait_for_state(owner, answer.json["run_id"]))["text"] == str(number)
     assert len(await _runs(owner)) == 40

@@ -16,7 +16,7 @@ COUNTED = ("tasks", "fds", "processes", "files")
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
-def test_after_300_turns_with_failures_cancels_and_timeouts_nothing_is_left(store: str) -> None:
+def test_300_turns_with_failures_cancels_and_timeouts_leak_no_resources(store: str) -> None:
     if store == "postgres" and (reason := why_no_postgres()):
         pytest.skip(reason)
     turns = ("--turns", "300", "--warm-up", "100", "--store", store)

@@ -21,8 +21,8 @@ from evoclaw.providers.scripted import calls, says
 from evoclaw.store.sessions.sessions import SessionStore
 from tests.faults.test_runs import Models, Service, Town
 from tests.support.databases import Place
-from tests.support.process_fleet import mark, site
-from tests.support.runs import service
+from tests.support.process_fleet import mark, open_process_fleet
+from tests.support.runs import open_run_service
 from tests.support.waiting import until
 
 SESSIONS, EACH, DRIVERS = 4, 3, 3
@@ -51,10 +51,10 @@ class Chain(Models):
 @pytest_asyncio.fixture(name="town")
 async def _town(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Town]:
     place = Place(postgres_url, f"test_{token_hex(6)}")
-    async with site(tmp_path, "nats") as here, AsyncExitStack() as stack:
+    async with open_process_fleet(tmp_path, "nats") as here, AsyncExitStack() as stack:
         edge = await here.edge(concurrency=8)
         async with here.hub() as hub:
-            await here.online(hub, edge)
+            await here.start_online(hub, edge)
         models = Chain()
         server = await asyncio.start_server(models.answer, "127.0.0.1", 0)
         models.port = server.sockets[0].getsockname()[1]
@@ -79,17 +79,17 @@ async def _holders(store: SessionStore) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "asleep"])
-async def test_fault_10_of_three_drivers_one_is_lost_and_nothing_else_is(
+async def test_fault_10_losing_one_of_three_orchestrators_loses_no_run(
     town: Town, how: signal.Signals
 ) -> None:
     drivers = await _drivers(town)
-    async with service(town.place, serve=False) as desk, town.store() as store:
+    async with open_run_service(town.place, serve=False) as desk, town.store() as store:
         begun: list[str] = []
         for session in range(SESSIONS):
-            first = await desk.begin(f"s{session}")
+            first = await desk.start(f"s{session}")
             begun.append(first.run_id)
             for number in range(1, EACH):
-                view = await desk.begin(f"{session}.{number}", session=first.session_id)
+                view = await desk.start(f"{session}.{number}", session=first.session_id)
                 begun.append(view.run_id)
         await until(lambda: sum(town.edge.marks(f"s{n}-0") for n in range(SESSIONS)) == SESSIONS)
         held = await _holders(store)
@@ -100,7 +100,7 @@ async def test_fault_10_of_three_drivers_one_is_lost_and_nothing_else_is(
             return victim not in (await _holders(store)).values()
 
         await until(taken, say=f"what {victim} held is taken over")
-        town.edge.opened()
+        town.edge.open_gate()
         if how is signal.SIGSTOP:
             drivers[victim].signal(signal.SIGCONT)  # and goes on as if nothing had been
         for run_id in begun:

@@ -18,19 +18,19 @@ from evoclaw.tools.define import tool
 from evoclaw.transport.topics import BROADCAST
 from evoclaw.transport.wire import Command, encode
 from evoclaw.trust.grants import Signer, Verifier
-from tests.support.fleet import QUICK, Ear, house, new_id, tool_command
+from tests.support.fleet import QUICK, BrokerListener, new_id, open_fleet, tool_command
 from tests.support.waiting import until
 
 
-async def test_ping_is_answered_also_when_all_are_asked(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk") as here, Ear(here.broker) as ear:
+async def test_a_broadcast_ping_is_answered_by_every_edge(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk") as here, BrokerListener(here.broker) as ear:
         assert (await here.orchestrator.query("pi", "ping")).result["pong"] is True
         here.broker.publish(BROADCAST, encode(Command("ping", {}, "p1")), retain=False)
-        await until(lambda: bool(ear.ends("p1", "pi")) and bool(ear.ends("p1", "desk")))
+        await until(lambda: bool(ear.results_of("p1", "pi")) and bool(ear.results_of("p1", "desk")))
 
 
-async def test_nothing_is_done_because_everybody_was_told_to(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_broadcast_commands_other_than_ping_are_ignored(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         edge = here.pi.edge
         assert edge is not None
         commands = [tool_command("mark", text="a"), Command("shutdown", {}, "s1")]
@@ -41,57 +41,57 @@ async def test_nothing_is_done_because_everybody_was_told_to(tmp_path: Path) -> 
         assert here.marks.made == []
 
 
-async def test_the_tools_come_page_by_page(tmp_path: Path) -> None:
+async def test_tools_list_is_paginated(tmp_path: Path) -> None:
     async def long(text: str) -> str:
         return text
 
     long.__doc__ = "x" * 40_000
     tools = [tool("shell", name=f"long_{n}")(long) for n in range(9)]
-    async with house(tmp_path, tools=tools) as here:
+    async with open_fleet(tmp_path, tools=tools) as here:
         answer = (await here.orchestrator.query("pi", "tools_list")).result
         assert answer["next"] is not None and answer["next"] < 12
         member = here.orchestrator.fleet.member("pi")
         assert len(member.tools) == 12
 
 
-async def test_execute_says_the_same_in_other_words(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_the_execute_command_is_an_alias_of_tool(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         payload = {"action": "mark", "params": {"text": "a"}}
-        here.tell(Command("execute", payload, request_id := new_id()))
-        await until(lambda: bool(ear.ends(request_id)))
-        assert ear.ends(request_id)[0]["result"] == "marked a"
+        here.publish_command(Command("execute", payload, request_id := new_id()))
+        await until(lambda: bool(ear.results_of(request_id)))
+        assert ear.results_of(request_id)[0]["result"] == "marked a"
 
 
-async def test_a_device_takes_only_the_commands_it_was_told_to_take(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_an_edge_accepts_only_its_configured_commands(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         edge = here.pi.edge
         assert edge is not None
         edge.parts = msgspec.structs.replace(edge.parts, accepts=frozenset({"ping", "tool"}))
         outcome = await here.orchestrator.query("pi", "shutdown")
         assert outcome.error_type == "permission_denied"
         assert "it takes: ping, tool" in outcome.error
-        assert (await here.ask("mark", text="a")).error is None
+        assert (await here.run_tool("mark", text="a")).error is None
 
 
-async def test_the_figures_tell_how_the_tools_did_and_outlive_the_process(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
-        await here.ask("mark", text="a")
-        await here.ask("mark", wrong=1)
+async def test_edge_tool_metrics_survive_a_restart(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
+        await here.run_tool("mark", text="a")
+        await here.run_tool("mark", wrong=1)
         figures = (await here.orchestrator.query("pi", "get_metrics")).result
         mark = figures["tools"]["tools"]["mark"]
         assert (mark["total_calls"], mark["success_count"]) == (2, 1)
         assert figures["heartbeat"]["boot_id"]
         await here.pi.stop()
         await here.pi.start()
-        await here.there()
+        await here.wait_online()
         figures = (await here.orchestrator.query("pi", "get_metrics")).result
         assert figures["tools"]["tools"]["mark"]["total_calls"] == 2
 
 
-async def test_the_figures_are_kept_with_the_heartbeats_too(tmp_path: Path) -> None:
+async def test_edge_tool_metrics_are_stored_with_each_heartbeat(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, heartbeat=0.1)
-    async with house(tmp_path, limits=limits) as here:
-        await here.ask("mark", text="a")
+    async with open_fleet(tmp_path, limits=limits) as here:
+        await here.run_tool("mark", text="a")
 
         async def kept() -> bool:
             found = await here.pi.journal.recall("outcomes")
@@ -100,17 +100,17 @@ async def test_the_figures_are_kept_with_the_heartbeats_too(tmp_path: Path) -> N
         await until(kept)
 
 
-async def test_figures_that_cannot_be_read_cost_no_calls(tmp_path: Path) -> None:
+async def test_unreadable_stored_metrics_do_not_break_calls(tmp_path: Path) -> None:
     async with await Journal.open(tmp_path / "pi.db", durable=False) as journal:
         await journal.remember("outcomes", b"rubbish")
-    async with house(tmp_path) as here:
-        assert (await here.ask("mark", text="a")).error is None
+    async with open_fleet(tmp_path) as here:
+        assert (await here.run_tool("mark", text="a")).error is None
         figures = (await here.orchestrator.query("pi", "get_metrics")).result
         assert figures["dropped"]["outcomes unreadable"] == 1
 
 
-async def test_a_genome_is_changed_in_parts_kept_and_undone(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_genome_patches_are_versioned_and_survive_a_crash(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         say = here.orchestrator.query
         changed = (await say("pi", "update_genome", {"genome": {"max_turns": 3}})).result
         assert (changed["max_turns"], changed["version"]) == (3, 1)
@@ -122,15 +122,15 @@ async def test_a_genome_is_changed_in_parts_kept_and_undone(tmp_path: Path) -> N
         assert wrong.error_type == "invalid_params"
         await here.pi.crash()
         await here.pi.start()
-        await here.there()
+        await here.wait_online()
         status = (await say("pi", "evolution")).result
         assert status["genome"]["max_turns"] == 3
         assert [one["version"] for one in status["history"]] == [0, 1, 2]
         assert set(status["fitness"]) >= {"tools", "model"}
 
 
-async def test_rolling_back_needs_a_version_so_that_it_may_be_said_twice(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_genome_rollback_requires_a_version_and_is_idempotent(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         say = here.orchestrator.query
         for turns in (2, 3, 4):
             await say("pi", "update_genome", {"genome": {"max_turns": turns}})
@@ -144,13 +144,13 @@ async def test_rolling_back_needs_a_version_so_that_it_may_be_said_twice(tmp_pat
         assert odd.error_type == "invalid_params"
 
 
-async def test_the_genome_says_how_many_calls_run_at_once_and_how_long(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_the_genome_sets_call_concurrency_and_timeouts(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         say = here.orchestrator.query
         await say("pi", "update_genome", {"genome": {"concurrency": 1, "call_seconds": 25}})
         member = here.orchestrator.fleet.member("pi")
         await until(lambda: member.is_known and 25 in {one.timeout for one in member.tools})
-        asked = [here.asked("hold", text=str(n)) for n in range(3)]
+        asked = [here.start_tool("hold", text=str(n)) for n in range(3)]
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: edge.calls.queued == 2)
@@ -161,9 +161,9 @@ async def test_the_genome_says_how_many_calls_run_at_once_and_how_long(tmp_path:
         assert {(await task).error for task in asked} == {None}
 
 
-async def test_as_many_calls_run_at_once_as_the_device_is_configured_for(tmp_path: Path) -> None:
-    async with house(tmp_path, limits=replace(QUICK, concurrency=9)) as here:
-        asked = [here.asked("hold", text=str(n)) for n in range(10)]
+async def test_an_edge_runs_as_many_concurrent_calls_as_configured(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, limits=replace(QUICK, concurrency=9)) as here:
+        asked = [here.start_tool("hold", text=str(n)) for n in range(10)]
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: (edge.calls.in_flight, edge.calls.queued) == (9, 1))
@@ -171,17 +171,17 @@ async def test_as_many_calls_run_at_once_as_the_device_is_configured_for(tmp_pat
         assert {(await task).error for task in asked} == {None}
 
 
-async def test_a_call_may_not_take_longer_than_the_genome_gives_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_a_call_is_limited_by_the_genomes_call_seconds(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         await here.orchestrator.query("pi", "update_genome", {"genome": {"call_seconds": 0.2}})
         command = tool_command("hold", text="a", timeout_ms=30_000)
-        here.tell(command)
-        await until(lambda: bool(ear.ends(command.request_id)))
-        assert ear.ends(command.request_id)[0]["error_type"] == "timeout"
+        here.publish_command(command)
+        await until(lambda: bool(ear.results_of(command.request_id)))
+        assert ear.results_of(command.request_id)[0]["error_type"] == "timeout"
 
 
-async def test_a_device_that_is_told_to_leave_answers_first(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_an_edge_answers_a_shutdown_command_before_it_exits(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         outcome = await here.orchestrator.query("pi", "shutdown")
         assert outcome.result == {"leaving": True}
         await here.pi.ended()
@@ -193,19 +193,19 @@ def _signer(tmp_path: Path) -> Signer:
     return Signer.load_or_create(tmp_path / "key")
 
 
-async def test_a_device_with_an_orchestrators_key_takes_only_what_it_signed(
+async def test_an_edge_with_an_orchestrator_key_accepts_only_signed_commands(
     tmp_path: Path, signer: Signer
 ) -> None:
     clock = OrchestratorClock()
     check = SignedGrantCheck("pi", Verifier(signer.public_key), clock)
     async with (
-        house(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here,
-        Ear(here.broker) as ear,
+        open_fleet(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here,
+        BrokerListener(here.broker) as ear,
     ):
         here.pi.clock = clock
         await here.pi.start()
-        await here.there()
-        assert (await here.ask("mark", text="a")).text == "marked a"
+        await here.wait_online()
+        assert (await here.run_tool("mark", text="a")).text == "marked a"
         assert (await here.orchestrator.query("pi", "evolution")).status == "success"
         unsigned = [
             tool_command("mark", text="b"),
@@ -215,78 +215,78 @@ async def test_a_device_with_an_orchestrators_key_takes_only_what_it_signed(
             Command("shutdown", {}, "s1"),
         ]
         for command in unsigned:
-            here.tell(command)
-            await until(lambda command=command: bool(ear.ends(command.request_id)))
-            assert ear.ends(command.request_id)[0]["error_type"] == "permission_denied"
+            here.publish_command(command)
+            await until(lambda command=command: bool(ear.results_of(command.request_id)))
+            assert ear.results_of(command.request_id)[0]["error_type"] == "permission_denied"
         assert (await here.orchestrator.query("pi", "evolution")).result["genome"]["prompt"] == ""
         assert here.marks.made == ["a"]
         row = await here.pi.journal.get(unsigned[0].request_id)
         assert row is None, "what was not granted is not even written down"
 
 
-async def test_a_command_may_be_one_keys_alone(tmp_path: Path, signer: Signer) -> None:
+async def test_a_command_can_be_restricted_to_one_signing_key(
+    tmp_path: Path, signer: Signer
+) -> None:
     other = Signer.load_or_create(tmp_path / "other")
     clock = OrchestratorClock()
     both = Verifier(signer.public_key, other.public_key)
     check = SignedGrantCheck("pi", both, clock, only={"shutdown": Verifier(other.public_key)})
-    async with house(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here:
+    async with open_fleet(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here:
         here.pi.clock = clock
         await here.pi.start()
-        await here.there()
-        assert (await here.ask("mark", text="a")).text == "marked a"
+        await here.wait_online()
+        assert (await here.run_tool("mark", text="a")).text == "marked a"
         assert (await here.orchestrator.query("pi", "shutdown")).error_type == "permission_denied"
 
 
-async def test_what_was_done_is_told_although_its_grant_is_over(
-    tmp_path: Path, signer: Signer
-) -> None:
+async def test_a_result_is_resent_after_its_grant_expired(tmp_path: Path, signer: Signer) -> None:
     clock = OrchestratorClock()
     check = SignedGrantCheck("pi", Verifier(signer.public_key), clock)
     async with (
-        house(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here,
-        Ear(here.broker) as ear,
+        open_fleet(tmp_path, check=check, grants=GrantSigner(signer), start=False) as here,
+        BrokerListener(here.broker) as ear,
     ):
         here.pi.clock = clock
         await here.pi.start()
-        await here.there()
+        await here.wait_online()
         here.link.drop_next('"command":"result_ack"', count=10**6)
         request_id = new_id()
-        assert (await here.ask("mark", text="a", request_id=request_id)).error is None
+        assert (await here.run_tool("mark", text="a", request_id=request_id)).error is None
         sent = (await here.row(request_id)).payload
         command = msgspec.json.decode(sent) | {"expires_at": None}
-        told = len(ear.ends(request_id))
+        told = len(ear.results_of(request_id))
         clock.set(clock.now() + 3 * 86_400)  # the grant has expired long ago
-        here.tell(msgspec.json.encode(command))
-        await until(lambda: len(ear.ends(request_id)) > told)
-        assert {end["status"] for end in ear.ends(request_id)} == {"success"}
+        here.publish_command(msgspec.json.encode(command))
+        await until(lambda: len(ear.results_of(request_id)) > told)
+        assert {end["status"] for end in ear.results_of(request_id)} == {"success"}
         assert here.marks.made == ["a"]
 
 
-async def test_a_command_that_could_outlive_the_journals_memory_is_refused(
+async def test_a_command_that_outlives_the_journals_dedupe_window_is_refused(
     tmp_path: Path,
 ) -> None:
     limits = msgspec.structs.replace(QUICK, dedupe_seconds=60.0)
-    async with house(tmp_path, limits=limits) as here:
-        result = await here.ask("mark", text="a", queue=3600)
+    async with open_fleet(tmp_path, limits=limits) as here:
+        result = await here.run_tool("mark", text="a", queue=3600)
         assert result.error is ErrorKind.INVALID_PARAMS
         assert "remembers" in result.text
-        assert (await here.ask("mark", text="b", queue=30)).error is None
+        assert (await here.run_tool("mark", text="b", queue=30)).error is None
 
 
-async def test_a_command_that_was_passed_on_too_often_is_refused(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_a_command_with_too_many_hops_is_refused(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("mark", text="a", hops=4)
-        here.tell(command)
-        await until(lambda: bool(ear.ends(command.request_id)))
-        assert ear.ends(command.request_id)[0]["error_type"] == "permission_denied"
+        here.publish_command(command)
+        await until(lambda: bool(ear.results_of(command.request_id)))
+        assert ear.results_of(command.request_id)[0]["error_type"] == "permission_denied"
         assert here.marks.made == []
 
 
-async def test_nothing_is_left_running_by_a_device_that_is_cut_off(tmp_path: Path) -> None:
+async def test_a_crashed_edge_and_orchestrator_leave_no_tasks(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         for n in range(6):
-            here.asked("hold", text=str(n))
+            here.start_tool("hold", text=str(n))
         await here.marks.waiting.wait()
         await here.pi.crash()
         await here.crash()

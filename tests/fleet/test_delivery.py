@@ -18,7 +18,16 @@ from evoclaw.store.databases.sqlite import StoreError
 from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Command, Outcome, Report, ReportType, encode
-from tests.support.fleet import QUICK, TOLD_ONCE, Ear, Fault, House, house, new_id, tool_command
+from tests.support.fleet import (
+    QUICK,
+    TOLD_ONCE,
+    BrokerListener,
+    Fault,
+    FleetHarness,
+    new_id,
+    open_fleet,
+    tool_command,
+)
 from tests.support.waiting import until
 
 
@@ -28,59 +37,63 @@ def report(request_id: str, agent_id: str = "pi", text: str = "forged") -> bytes
     return encode(Report(agent_id, "", ReportType.RESULT, payload))
 
 
-async def state(here: House, request_id: str, agent_id: str = "pi") -> str:
+async def state(here: FleetHarness, request_id: str, agent_id: str = "pi") -> str:
     """How far an edge's journal says that a call came."""
     row = await here.devices[agent_id].journal.get(request_id)
     return "" if row is None else str(row.state)
 
 
-async def test_fault_01_a_command_that_comes_twice_at_once_is_begun_once(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_fault_01_a_command_delivered_twice_at_once_starts_once(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("hold", text="a")
         for _ in range(5):
-            here.tell(command)
+            here.publish_command(command)
         await here.marks.waiting.wait()
         for _ in range(5):
-            here.tell(command)
+            here.publish_command(command)
         here.marks.gate.set()
-        await until(lambda: bool(ear.ends(command.request_id)))
+        await until(lambda: bool(ear.results_of(command.request_id)))
         assert here.marks.made == ["a"]
-        assert {end["result"] for end in ear.ends(command.request_id)} == {"held a"}
+        assert {end["result"] for end in ear.results_of(command.request_id)} == {"held a"}
 
 
-async def test_fault_01_a_command_that_comes_again_later_is_answered_from_the_journal(
+async def test_fault_01_a_command_redelivered_later_is_answered_from_the_journal(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, limits=TOLD_ONCE) as here:
+    async with open_fleet(tmp_path, limits=TOLD_ONCE) as here:
         await here.crash()  # nobody acknowledges
-        async with Ear(here.broker) as ear:
+        async with BrokerListener(here.broker) as ear:
             command = tool_command("mark", text="a")
-            here.tell(command)
-            await until(lambda: len(ear.ends(command.request_id)) == 1)
+            here.publish_command(command)
+            await until(lambda: len(ear.results_of(command.request_id)) == 1)
             await here.pi.crash()
             await here.pi.start()
-            await until(lambda: len(ear.ends(command.request_id)) == 2, say="it was not heard")
-            here.tell(command)
-            await until(lambda: len(ear.ends(command.request_id)) == 3, say="it was asked for")
-            first, *others = ear.ends(command.request_id)
+            await until(
+                lambda: len(ear.results_of(command.request_id)) == 2, say="it was not heard"
+            )
+            here.publish_command(command)
+            await until(
+                lambda: len(ear.results_of(command.request_id)) == 3, say="it was asked for"
+            )
+            first, *others = ear.results_of(command.request_id)
             assert others == [first] * 2
         assert here.marks.made == ["a"]
 
 
-async def test_fault_01_what_was_acknowledged_and_comes_again_is_not_run_again(
+async def test_fault_01_an_acknowledged_command_that_is_redelivered_is_not_run_again(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        assert (await here.ask("mark", text="a", request_id=request_id)).error is None
+        assert (await here.run_tool("mark", text="a", request_id=request_id)).error is None
         sent = (await here.row(request_id)).payload
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: not edge.reports.unacknowledged)
-        async with Ear(here.broker) as ear:
-            here.tell(sent)
-            await until(lambda: bool(ear.ends(request_id)))
-            (said,) = ear.ends(request_id)
+        async with BrokerListener(here.broker) as ear:
+            here.publish_command(sent)
+            await until(lambda: bool(ear.results_of(request_id)))
+            (said,) = ear.results_of(request_id)
         assert said["error_type"] == "unknown" and "acknowledged" in said["error"]
         assert here.marks.made == ["a"]
         row = await here.row(request_id)
@@ -89,10 +102,10 @@ async def test_fault_01_what_was_acknowledged_and_comes_again_is_not_run_again(
         assert await here.store.late_outcomes(request_id) == [], "it says nothing new"
 
 
-async def test_fault_01_every_message_twice_runs_every_call_once(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_fault_01_duplicating_every_message_runs_every_call_once(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         here.link.fault = here.pi.link.fault = lambda topic, payload: Fault.TWICE
-        results = await asyncio.gather(*(here.ask("mark", text=str(n)) for n in range(50)))
+        results = await asyncio.gather(*(here.run_tool("mark", text=str(n)) for n in range(50)))
         assert [result.error for result in results] == [None] * 50
         assert sorted(here.marks.made, key=int) == [str(n) for n in range(50)]
 
@@ -101,9 +114,9 @@ async def test_fault_01_every_message_twice_runs_every_call_once(tmp_path: Path)
 async def test_fault_02_the_same_id_with_other_arguments_is_a_conflict_and_runs_nothing(
     tmp_path: Path, when: str
 ) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         request_id = new_id()
-        first = here.asked("hold", text="a", request_id=request_id)
+        first = here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         if when != "while it runs":
             here.marks.gate.set()
@@ -111,44 +124,44 @@ async def test_fault_02_the_same_id_with_other_arguments_is_a_conflict_and_runs_
         if when == "after a restart":
             await here.pi.crash()
             await here.pi.start()
-            await here.there()
-        here.tell(tool_command("hold", request_id, text="b"))
+            await here.wait_online()
+        here.publish_command(tool_command("hold", request_id, text="b"))
         await until(
-            lambda: any(end.get("error_type") == "conflict" for end in ear.ends(request_id))
+            lambda: any(end.get("error_type") == "conflict" for end in ear.results_of(request_id))
         )
         here.marks.gate.set()
         assert (await first).text == "held a", "who asked first is not told of it"
         assert here.marks.made == ["a"]
-        await here.reached(request_id, "settled")
+        await here.wait_for_state(request_id, "settled")
 
 
-async def test_fault_02_more_time_for_the_same_call_is_no_conflict(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_fault_02_a_longer_timeout_for_the_same_call_is_no_conflict(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("hold", text="a", timeout_ms=5_000)
-        here.tell(command)
+        here.publish_command(command)
         await here.marks.waiting.wait()
-        here.tell(tool_command("hold", command.request_id, text="a", timeout_ms=20_000))
+        here.publish_command(tool_command("hold", command.request_id, text="a", timeout_ms=20_000))
         here.marks.gate.set()
-        await until(lambda: bool(ear.ends(command.request_id)))
-        assert [end["status"] for end in ear.ends(command.request_id)] == ["success"]
+        await until(lambda: bool(ear.results_of(command.request_id)))
+        assert [end["status"] for end in ear.results_of(command.request_id)] == ["success"]
         assert here.marks.made == ["a"]
 
 
-async def busy(here: House) -> None:
+async def busy(here: FleetHarness) -> None:
     """Take all places of the edge."""
     for n in range(4):
-        here.tell(tool_command("hold", text=f"busy {n}"))
+        here.publish_command(tool_command("hold", text=f"busy {n}"))
     await until(lambda: len(here.marks.made) == 4)
 
 
-async def test_fault_03_a_call_that_was_only_received_runs_once_after_a_crash(
+async def test_fault_03_a_received_unstarted_call_runs_once_after_a_crash(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         await busy(here)
         request_id = new_id()
-        asked = here.asked("mark", text="a", request_id=request_id)
-        await here.reached(request_id, "accepted")
+        asked = here.start_tool("mark", text="a", request_id=request_id)
+        await here.wait_for_state(request_id, "accepted")
         await here.pi.crash()
         assert "a" not in here.marks.made
         await here.pi.start()
@@ -156,14 +169,14 @@ async def test_fault_03_a_call_that_was_only_received_runs_once_after_a_crash(
         assert here.marks.made.count("a") == 1
 
 
-async def test_fault_03_a_call_that_was_only_received_expires_if_its_time_is_over(
+async def test_fault_03_a_received_unstarted_call_expires_after_its_deadline(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         await busy(here)
         request_id = new_id()
-        asked = here.asked("mark", text="a", request_id=request_id, queue=1.5)
-        await here.reached(request_id, "accepted")
+        asked = here.start_tool("mark", text="a", request_id=request_id, queue=1.5)
+        await here.wait_for_state(request_id, "accepted")
         await here.pi.crash()
         row = await here.row(request_id)
         assert row.expires_at is not None
@@ -175,12 +188,12 @@ async def test_fault_03_a_call_that_was_only_received_expires_if_its_time_is_ove
         assert await state(here, request_id) == CallState.EXPIRED
 
 
-async def test_fault_04_a_call_that_had_begun_is_unknown_after_a_crash_and_not_run_again(
+async def test_fault_04_a_started_call_is_unknown_after_a_crash_and_not_run_again(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        asked = here.asked("hold", text="a", request_id=request_id)
+        asked = here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         await here.pi.crash()
         await here.pi.start()
@@ -191,10 +204,10 @@ async def test_fault_04_a_call_that_had_begun_is_unknown_after_a_crash_and_not_r
         assert await state(here, request_id) == CallState.UNKNOWN
 
 
-async def test_fault_04_a_call_that_does_no_harm_is_asked_for_once_more(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_fault_04_an_idempotent_call_is_retried_once_after_a_crash(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        asked = here.asked("look", text="a", hold=True, request_id=request_id)
+        asked = here.start_tool("look", text="a", hold=True, request_id=request_id)
         await here.marks.waiting.wait()
         await here.pi.crash()
         here.marks.gate.set()
@@ -208,13 +221,13 @@ async def test_fault_04_a_call_that_does_no_harm_is_asked_for_once_more(tmp_path
         ]
 
 
-async def test_fault_05_a_result_that_was_not_told_before_a_crash_is_told_after_it(
+async def test_fault_05_a_result_not_sent_before_a_crash_is_sent_after_it(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
         lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=1000)
-        asked = here.asked("mark", text="a", request_id=request_id)
+        asked = here.start_tool("mark", text="a", request_id=request_id)
         await until(lambda: lost() > 0)
         await here.pi.crash()
         here.pi.link.drop_next("nothing")
@@ -223,13 +236,13 @@ async def test_fault_05_a_result_that_was_not_told_before_a_crash_is_told_after_
         assert here.marks.made == ["a"]
 
 
-async def test_fault_06_a_result_that_gets_lost_is_told_until_it_is_acknowledged(
+async def test_fault_06_a_lost_result_is_resent_until_it_is_acknowledged(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
         lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=3)
-        result = await here.ask("mark", text="a", request_id=request_id)
+        result = await here.run_tool("mark", text="a", request_id=request_id)
         assert (result.text, lost()) == ("marked a", 3)
         edge = here.pi.edge
         assert edge is not None
@@ -237,13 +250,13 @@ async def test_fault_06_a_result_that_gets_lost_is_told_until_it_is_acknowledged
         assert here.marks.made == ["a"]
 
 
-async def test_fault_07_a_lost_acknowledgement_is_said_again_and_the_result_kept_once(
+async def test_fault_07_a_lost_acknowledgement_is_resent_and_the_result_stored_once(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
         lost = here.link.drop_next('"command":"result_ack"', count=2)
-        assert (await here.ask("mark", text="a", request_id=request_id)).text == "marked a"
+        assert (await here.run_tool("mark", text="a", request_id=request_id)).text == "marked a"
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: not edge.reports.unacknowledged)
@@ -270,15 +283,15 @@ class FullDisk(CommandStore):
         return await super().settle(request_id, agent_id, outcome, state)
 
 
-async def test_fault_26_a_result_that_could_not_be_kept_is_not_acknowledged_and_told_again(
+async def test_fault_26_a_result_that_could_not_be_stored_is_resent_by_the_edge(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         here.stores = FullDisk
         await here.restart()
-        await here.there()
+        await here.wait_online()
         FullDisk.failures = 2
-        assert (await here.ask("mark", text="a")).text == "marked a"
+        assert (await here.run_tool("mark", text="a")).text == "marked a"
         assert FullDisk.failures == 0
         assert here.orchestrator.requests.counts["the store failed"] == 2
         edge = here.pi.edge
@@ -287,19 +300,19 @@ async def test_fault_26_a_result_that_could_not_be_kept_is_not_acknowledged_and_
         assert here.marks.made == ["a"]
 
 
-async def test_a_command_that_gets_lost_is_published_until_somebody_has_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_lost_command_is_published_again_until_the_edge_receives_it(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         lost = here.link.drop_next('"command":"tool"', count=3)
-        assert (await here.ask("mark", text="a")).text == "marked a"
+        assert (await here.run_tool("mark", text="a")).text == "marked a"
         assert lost() == 3
         assert here.marks.made == ["a"]
 
 
 @pytest.mark.parametrize("sent", [False, True])
-async def test_fault_09_what_was_stored_and_not_published_is_published_by_the_next_orchestrator(
+async def test_fault_09_the_next_orchestrator_publishes_stored_unpublished_commands(
     tmp_path: Path, sent: bool
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
         command = tool_command("mark", request_id, text="a", expires_at=time.time() + 60)
         assert command.expires_at is not None
@@ -308,65 +321,67 @@ async def test_fault_09_what_was_stored_and_not_published_is_published_by_the_ne
         )
         assert here.marks.made == []
         await here.restart()
-        await here.reached(request_id, "settled")
+        await here.wait_for_state(request_id, "settled")
         assert here.marks.made == ["a"]
 
 
-async def test_fault_09_a_call_asked_again_by_the_next_orchestrator_gets_the_first_ones_result(
+async def test_fault_09_a_call_repeated_by_the_next_orchestrator_gets_the_first_result(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        here.asked("hold", text="a", request_id=request_id)
+        here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         await here.restart()
-        again = here.asked("hold", text="a", request_id=request_id, epoch=2)
-        await here.there()
+        again = here.start_tool("hold", text="a", request_id=request_id, epoch=2)
+        await here.wait_online()
         here.marks.gate.set()
         assert (await again).text == "held a"
-        third = await here.ask("hold", text="a", request_id=request_id, epoch=3)
+        third = await here.run_tool("hold", text="a", request_id=request_id, epoch=3)
         assert third.text == "held a"
         assert here.marks.made == ["a"]
 
 
-async def test_fault_10_who_has_lost_a_run_can_begin_nothing_more_in_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_fault_10_an_orchestrator_with_a_lower_epoch_cannot_start_calls(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path) as here:
         run = new_id().partition(".")[0]
         assert (
-            await here.ask("mark", text="new", request_id=f"{run}.2.0.1", epoch=2)
+            await here.run_tool("mark", text="new", request_id=f"{run}.2.0.1", epoch=2)
         ).error is None
-        old = await here.ask("mark", text="old", request_id=f"{run}.3.0.1", epoch=1)
+        old = await here.run_tool("mark", text="old", request_id=f"{run}.3.0.1", epoch=1)
         assert old.error is ErrorKind.CONFLICT
         assert "taken this run over" in old.text
         assert here.marks.made == ["new"]
         # The refusal was for the one who is out: the other one may still ask for that very call.
-        again = await here.ask("mark", text="old", request_id=f"{run}.3.0.1", epoch=2)
+        again = await here.run_tool("mark", text="old", request_id=f"{run}.3.0.1", epoch=2)
         assert again.text == "marked old"
 
 
-async def test_fault_10_a_refusal_to_the_old_owner_is_not_taken_for_one_to_the_new(
+async def test_fault_10_a_refusal_for_the_old_owner_does_not_affect_the_new_owner(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         run = new_id().partition(".")[0]
-        await here.ask("mark", text="first", request_id=f"{run}.1.0.1", epoch=2)
+        await here.run_tool("mark", text="first", request_id=f"{run}.1.0.1", epoch=2)
         request_id = f"{run}.2.0.1"
         lost = here.link.drop_next('"command":"tool"', count=3)
-        asked = here.asked("mark", text="a", request_id=request_id, epoch=2)
+        asked = here.start_tool("mark", text="a", request_id=request_id, epoch=2)
         await until(lambda: lost() == 1)
-        here.tell(tool_command("mark", request_id, text="a", epoch=1))
-        await until(lambda: len(ear.ends(request_id)) == 1)
-        assert ear.ends(request_id)[0]["error_type"] == "conflict"
+        here.publish_command(tool_command("mark", request_id, text="a", epoch=1))
+        await until(lambda: len(ear.results_of(request_id)) == 1)
+        assert ear.results_of(request_id)[0]["error_type"] == "conflict"
         assert (await asked).text == "marked a"
 
 
 @pytest.mark.parametrize("forget", [False, True])
-async def test_fault_11_calls_outlive_a_broker_that_restarts(tmp_path: Path, forget: bool) -> None:
-    async with house(tmp_path) as here:
-        held = here.asked("hold", text="held")
+async def test_fault_11_calls_survive_a_broker_restart(tmp_path: Path, forget: bool) -> None:
+    async with open_fleet(tmp_path) as here:
+        held = here.start_tool("hold", text="held")
         await here.marks.waiting.wait()
         here.broker.down(forget=forget)
-        waiting = [here.asked("mark", text=str(n), queue=10) for n in range(10)]
+        waiting = [here.start_tool("mark", text=str(n), queue=10) for n in range(10)]
         here.marks.gate.set()
         edge = here.pi.edge
         assert edge is not None
@@ -377,56 +392,60 @@ async def test_fault_11_calls_outlive_a_broker_that_restarts(tmp_path: Path, for
         assert sorted(here.marks.made) == sorted(["held", *map(str, range(10))])
 
 
-async def test_fault_16_a_command_that_comes_too_late_is_not_run(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_fault_16_a_command_that_arrives_after_its_deadline_is_not_run(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("mark", text="a", expires_at=time.time() - 1)
-        here.tell(command)
-        await until(lambda: bool(ear.ends(command.request_id)))
-        assert ear.ends(command.request_id)[0]["error_type"] == "expired"
+        here.publish_command(command)
+        await until(lambda: bool(ear.results_of(command.request_id)))
+        assert ear.results_of(command.request_id)[0]["error_type"] == "expired"
         assert here.marks.made == []
         assert await state(here, command.request_id) == CallState.EXPIRED
 
 
-async def test_fault_16_a_command_that_waited_too_long_for_its_turn_is_not_run(
+async def test_fault_16_a_command_that_expires_in_the_edges_queue_is_not_run(
     tmp_path: Path,
 ) -> None:
     limits = msgspec.structs.replace(QUICK, concurrency=1)
-    async with house(tmp_path, limits=limits) as here, Ear(here.broker) as ear:
-        held = here.asked("hold", text="a")
+    async with open_fleet(tmp_path, limits=limits) as here, BrokerListener(here.broker) as ear:
+        held = here.start_tool("hold", text="a")
         await here.marks.waiting.wait()
         late = tool_command("mark", text="b", expires_at=time.time() + 1)
-        here.tell(late)
+        here.publish_command(late)
         await until(lambda: here.pi.edge is not None and here.pi.edge.calls.queued == 1)
         await until(lambda: time.time() > (late.expires_at or 0))
         here.marks.gate.set()
         assert (await held).error is None
-        await until(lambda: bool(ear.ends(late.request_id)))
-        assert ear.ends(late.request_id)[0]["error_type"] == "expired"
+        await until(lambda: bool(ear.results_of(late.request_id)))
+        assert ear.results_of(late.request_id)[0]["error_type"] == "expired"
         assert here.marks.made == ["a"]
 
 
-async def test_fault_16_what_an_absent_edge_did_not_get_in_time_is_told_at_once(
+async def test_fault_16_a_command_for_an_offline_edge_expires_at_its_deadline(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         await here.pi.stop()
         began = time.monotonic()
         request_id = new_id()
-        result = await here.ask("hold", text="a", request_id=request_id, queue=0.3)
+        result = await here.run_tool("hold", text="a", request_id=request_id, queue=0.3)
         assert result.error is ErrorKind.EXPIRED
         assert time.monotonic() - began < 5, "not only when it would have ended"
         await here.pi.start()
-        await here.there()
-        assert (await here.ask("mark", text="b")).error is None
+        await here.wait_online()
+        assert (await here.run_tool("mark", text="b")).error is None
         assert here.marks.made == ["b"]
-        again = await here.ask("hold", text="a", request_id=request_id)
+        again = await here.run_tool("hold", text="a", request_id=request_id)
         assert again.error is ErrorKind.EXPIRED, "closed is closed"
 
 
-async def test_fault_17_a_result_that_comes_after_it_was_given_up_is_a_note(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_fault_17_a_result_that_arrives_after_the_call_was_closed_is_a_note(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        asked = here.asked("hold", text="a", request_id=request_id)
+        asked = here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         given_up = await here.orchestrator.requests.give_up("pi", request_id, "hold")
         assert given_up.error_type == "unknown"
@@ -447,12 +466,12 @@ async def test_fault_17_a_result_that_comes_after_it_was_given_up_is_a_note(tmp_
         await until(lambda: not edge.reports.unacknowledged, say="late ones are acknowledged too")
 
 
-async def test_fault_17_what_another_process_has_closed_is_told_as_it_was_closed(
+async def test_fault_17_a_call_closed_by_another_process_keeps_that_outcome(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        asked = here.asked("hold", text="a", request_id=request_id)
+        asked = here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         unknown = Outcome(request_id, "error", "hold", error="?", error_type="unknown")
         await here.store.settle(request_id, "pi", msgspec.json.encode(unknown))
@@ -461,16 +480,16 @@ async def test_fault_17_what_another_process_has_closed_is_told_as_it_was_closed
         assert len(await here.store.late_outcomes(request_id)) == 1
 
 
-async def test_what_was_under_way_is_published_at_once_when_its_edge_says_hello(
+async def test_commands_in_flight_are_republished_when_their_edge_says_hello(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, start=False) as here:
+    async with open_fleet(tmp_path, start=False) as here:
         here.again = (60.0,)
         await here.restart()
         await here.pi.start()
-        await here.there()
+        await here.wait_online()
         lost = here.link.drop_next('"command":"tool"')
-        asked = here.asked("mark", text="a", queue=30)
+        asked = here.start_tool("mark", text="a", queue=30)
         await until(lambda: lost() == 1)
         here.pi.link.drop()
         assert (await asked).text == "marked a"
@@ -486,22 +505,22 @@ class Fleeting(CommandStore):
         return rows
 
 
-async def test_what_was_closed_before_its_turn_is_not_sent(tmp_path: Path) -> None:
-    async with house(tmp_path, start=False) as here:
+async def test_a_command_closed_while_queued_is_not_sent(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, start=False) as here:
         here.stores = Fleeting
         await here.restart()
-        asked = here.asked("mark", text="a", queue=0.5)
+        asked = here.start_tool("mark", text="a", queue=0.5)
         await until(lambda: len(here.asking) == 1)
         await here.pi.start()
-        await here.there()
+        await here.wait_online()
         await asked
         assert here.marks.made == []
 
 
-async def test_fault_17_a_command_without_a_word_is_unknown_when_its_time_is_over(
+async def test_fault_17_a_command_without_an_answer_is_unknown_after_its_timeout(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         here.pi.link.fault = lambda topic, payload: Fault.DROP
         command = tool_command("mark", text="a")
         began = time.monotonic()
@@ -515,12 +534,16 @@ async def test_fault_17_a_command_without_a_word_is_unknown_when_its_time_is_ove
 async def test_fault_18_a_result_from_the_wrong_agent_is_dropped_and_counted(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, "pi", "evil") as here:
+    async with open_fleet(tmp_path, "pi", "evil") as here:
         request_id = new_id()
-        asked = here.asked("hold", text="a", request_id=request_id)
+        asked = here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
-        here.say(TopicKind.REPORTS, report(request_id, "evil"), "evil")  # on its own topic
-        here.say(TopicKind.REPORTS, report(request_id, "pi"), "evil")  # and with another's name
+        here.publish_as_edge(
+            TopicKind.REPORTS, report(request_id, "evil"), "evil"
+        )  # on its own topic
+        here.publish_as_edge(
+            TopicKind.REPORTS, report(request_id, "pi"), "evil"
+        )  # and with another's name
         requests, reception = here.orchestrator.requests, here.orchestrator.report_receiver
         await until(lambda: requests.counts["from the wrong agent"] == 1)
         await until(lambda: reception.counts["unreadable reports: conflict"] == 1)
@@ -528,17 +551,17 @@ async def test_fault_18_a_result_from_the_wrong_agent_is_dropped_and_counted(
         assert (await asked).text == "held a"
         late = new_id()
         await here.store.put(late, "pi", "run", b"{}", time.time() + 60)
-        here.say(TopicKind.REPORTS, report(late, "evil"), "evil")
+        here.publish_as_edge(TopicKind.REPORTS, report(late, "evil"), "evil")
         await until(lambda: requests.counts["foreign"] == 1)
         assert await here.state(late) == "queued"
 
 
-async def test_a_result_of_something_that_nobody_asked_for_is_not_acknowledged(
+async def test_a_result_of_an_unknown_request_is_not_acknowledged(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("mark", text="a")
-        here.tell(command)
+        here.publish_command(command)
         requests = here.orchestrator.requests
         await until(lambda: requests.counts["foreign"] >= 2, say="it is told again and again")
         edge = here.pi.edge
@@ -547,93 +570,99 @@ async def test_a_result_of_something_that_nobody_asked_for_is_not_acknowledged(
         assert not any(b"result_ack" in message.payload for message in ear.heard)
 
 
-async def test_results_that_nobody_wants_do_not_keep_others_from_being_told(
+async def test_unclaimed_results_do_not_delay_other_results(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         for n in range(80):  # more than are told in one go
-            here.tell(tool_command("mark", text=str(n)))
+            here.publish_command(tool_command("mark", text=str(n)))
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: len(edge.reports.unacknowledged) == 80)
         request_id = new_id()
         lost = here.pi.link.drop_next('"report_type":"result"', request_id, count=2)
-        assert (await here.ask("mark", text="a", request_id=request_id)).text == "marked a"
+        assert (await here.run_tool("mark", text="a", request_id=request_id)).text == "marked a"
         assert lost() == 2
 
 
-async def test_results_that_nobody_wants_are_given_up_when_there_are_too_many(
+async def test_unclaimed_results_beyond_the_limit_are_dropped(
     tmp_path: Path,
 ) -> None:
     limits = msgspec.structs.replace(QUICK, untold_most=10)
-    async with house(tmp_path, limits=limits) as here:
+    async with open_fleet(tmp_path, limits=limits) as here:
         ids = [new_id() for _ in range(30)]
         for request_id in ids:
-            here.tell(tool_command("mark", request_id, text=request_id))
+            here.publish_command(tool_command("mark", request_id, text=request_id))
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: edge.reports.given_up == 20)
         assert len(edge.reports.unacknowledged) == 10
         await here.pi.crash()
         await here.pi.start()
-        here.tell(tool_command("mark", ids[0], text=ids[0]))
-        await here.there()
+        here.publish_command(tool_command("mark", ids[0], text=ids[0]))
+        await here.wait_online()
         assert here.marks.made.count(ids[0]) == 1, "its id is known all the same"
 
 
-async def test_an_answer_that_cannot_be_read_is_a_failure_and_no_endless_wait(
+async def test_an_unreadable_result_fails_the_call(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        asked = here.asked("hold", text="a", request_id=request_id)
+        asked = here.start_tool("hold", text="a", request_id=request_id)
         await here.marks.waiting.wait()
         payload = {"status": "success", "elapsed_ms": "long", "request_id": request_id}
-        here.say(TopicKind.REPORTS, encode(Report("pi", "", ReportType.RESULT, payload)))
+        here.publish_as_edge(
+            TopicKind.REPORTS, encode(Report("pi", "", ReportType.RESULT, payload))
+        )
         result = await asked
         assert result.error is ErrorKind.INTERNAL
         assert "cannot be read" in result.text
 
 
-async def test_a_command_for_an_agent_that_had_it_as_anothers_is_refused_here(
+async def test_a_request_id_already_sent_to_another_edge_is_refused(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         request_id = new_id()
-        assert (await here.ask("mark", "pi", text="a", request_id=request_id)).error is None
-        other = await here.ask("mark", "desk", text="a", request_id=request_id)
+        assert (await here.run_tool("mark", "pi", text="a", request_id=request_id)).error is None
+        other = await here.run_tool("mark", "desk", text="a", request_id=request_id)
         assert other.error is ErrorKind.INTERNAL
         assert "asked of 'pi'" in other.text
         assert here.marks.made == ["a"]
 
 
-async def test_a_hundred_commands_for_an_edge_that_is_down_all_run_once_and_expired_ones_never(
+async def test_commands_queued_for_a_crashed_edge_run_once_and_expired_ones_never(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         await here.pi.crash()
-        wanted = [here.asked("mark", text=f"wanted {n}", queue=30) for n in range(100)]
-        late = [here.asked("mark", text=f"late {n}", queue=0.2) for n in range(20)]
+        wanted = [here.start_tool("mark", text=f"wanted {n}", queue=30) for n in range(100)]
+        late = [here.start_tool("mark", text=f"late {n}", queue=0.2) for n in range(20)]
         assert {(await task).error for task in late} == {ErrorKind.EXPIRED}
         await here.pi.start()
         assert {(await task).error for task in wanted} == {None}
         assert sorted(here.marks.made) == sorted(f"wanted {n}" for n in range(100))
 
 
-async def test_a_lost_hello_is_asked_for_when_its_heartbeat_comes(tmp_path: Path) -> None:
+async def test_a_heartbeat_without_a_hello_makes_the_orchestrator_request_one(
+    tmp_path: Path,
+) -> None:
     limits = msgspec.structs.replace(QUICK, heartbeat=0.3)
-    async with house(tmp_path, limits=limits, start=False) as here:
+    async with open_fleet(tmp_path, limits=limits, start=False) as here:
         lost = here.pi.link.drop_next('"report_type":"hello"', count=6)
         await here.pi.start()
         await until(lambda: lost() >= 1)
-        assert (await here.ask("mark", text="a", queue=10)).text == "marked a"
+        assert (await here.run_tool("mark", text="a", queue=10)).text == "marked a"
 
 
-async def test_many_results_that_were_not_acknowledged_fit_into_one_hello(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_hello_with_many_unacknowledged_results_stays_below_its_size_limit(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path) as here:
         await here.crash()
         for n in range(100):
-            here.tell(tool_command("mark", f"{'é' * 180}{n}", text=str(n)))
+            here.publish_command(tool_command("mark", f"{'é' * 180}{n}", text=str(n)))
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: len(edge.reports.unacknowledged) == 100)
@@ -642,12 +671,12 @@ async def test_many_results_that_were_not_acknowledged_fit_into_one_hello(tmp_pa
         assert len(msgspec.json.encode(hello)) < 200_000
 
 
-async def test_fault_07_a_hello_is_answered_with_what_was_not_acknowledged_before(
+async def test_fault_07_a_hello_is_answered_with_missing_acknowledgements(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, limits=TOLD_ONCE) as here:
+    async with open_fleet(tmp_path, limits=TOLD_ONCE) as here:
         here.link.drop_next('"command":"result_ack"', count=10**6)
-        assert (await here.ask("mark", text="a")).error is None
+        assert (await here.run_tool("mark", text="a")).error is None
         edge = here.pi.edge
         assert edge is not None and len(edge.reports.unacknowledged) == 1
         before = len(here.pi.link.sent)
@@ -658,16 +687,16 @@ async def test_fault_07_a_hello_is_answered_with_what_was_not_acknowledged_befor
 
 
 @pytest.mark.slow
-async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
+async def test_more_results_than_fit_into_a_hello_are_all_acknowledged(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         here.link.drop_next('"command":"result_ack"', count=10**6)
         here.pi.limits = msgspec.structs.replace(QUICK, resend=90.0)
         await here.pi.stop()
         await here.pi.start()
-        await here.there()
-        await asyncio.gather(*(here.ask("mark", text=str(n), queue=300) for n in range(700)))
+        await here.wait_online()
+        await asyncio.gather(*(here.run_tool("mark", text=str(n), queue=300) for n in range(700)))
         edge = here.pi.edge
         assert edge is not None
         # On a slow machine the edge may have said hello in between, and a hello acknowledges some.
@@ -680,8 +709,8 @@ async def test_more_results_than_fit_into_a_hello_are_acknowledged_all_the_same(
         assert len(here.marks.made) == 700
 
 
-async def test_talk_that_is_not_answered_is_given_up(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_query_to_an_offline_edge_times_out(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         await here.pi.stop()
         with pytest.raises(ToolFailure) as raised:
             await here.orchestrator.requests.query("pi", Command("ping", {}, "p1"), 0.2)

@@ -18,14 +18,14 @@ from evoclaw.orchestrator.fleet import edge_call
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.support.fleet import Ear, House, house, new_id
+from tests.support.fleet import BrokerListener, FleetHarness, new_id, open_fleet
 from tests.support.waiting import until
 
 ALL = frozenset({"*"})
 
 
 async def ask(
-    here: House, *, held: frozenset[str] = ALL, request_id: str = "", **given: JSON
+    here: FleetHarness, *, held: frozenset[str] = ALL, request_id: str = "", **given: JSON
 ) -> ToolResult:
     """Call it as the loop would: checked against its schema first."""
     executor = here.orchestrator.edge_call(held)
@@ -47,18 +47,18 @@ async def _execute(
         return call.failed(problem.kind, problem.message, **problem.details)
 
 
-async def test_it_is_offered_only_while_somebody_is_there(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk", start=False) as here:
+async def test_edge_call_is_offered_only_while_an_edge_is_online(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk", start=False) as here:
         executor = here.orchestrator.edge_call(ALL)
         assert list(executor.tools()) == []
         await here.devices["pi"].start()
-        await here.there("pi")
+        await here.wait_online("pi")
         (offered,) = executor.tools()
         assert executor.tools() is executor.tools()
         choices = offered.parameters["properties"]["agent_id"]["anyOf"]
         assert choices[0]["enum"] == ["pi", "type:sensor", "*"]
         await here.devices["desk"].start()
-        await here.there("desk")
+        await here.wait_online("desk")
         (offered,) = executor.tools()
         choices = offered.parameters["properties"]["agent_id"]["anyOf"]
         assert choices[1]["items"]["enum"] == ["desk", "pi"], "in a stable order"
@@ -68,25 +68,25 @@ async def test_it_is_offered_only_while_somebody_is_there(tmp_path: Path) -> Non
         assert list(executor.tools()) == []
 
 
-async def test_an_action_that_the_edge_has_goes_straight_to_its_tool(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_an_action_that_names_an_edge_tool_calls_that_tool(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         result = await ask(here, agent_id="pi", action="mark", params={"text": "a"})
         assert (result.text, result.name) == ("marked a", "edge_call")
         assert result.details["agent"] == "pi"
         assert any(b'"command":"tool"' in message.payload for message in ear.heard)
 
 
-async def test_a_question_is_answered_by_the_edges_own_model_and_tools(tmp_path: Path) -> None:
+async def test_a_query_is_answered_by_the_edges_own_model_and_tools(tmp_path: Path) -> None:
     model = Scripted(calls(("look", {"text": "the kitchen"})), says("It is warm."))
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         result = await ask(here, agent_id="pi", query="How is the kitchen?")
         assert result.text == "It is warm."
         assert here.marks.made == ["the kitchen"]
 
 
-async def test_an_action_that_it_does_not_have_becomes_a_sentence(tmp_path: Path) -> None:
+async def test_an_unknown_action_is_sent_to_the_edges_model_as_a_prompt(tmp_path: Path) -> None:
     model = Scripted(says("Done."))
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         params = {"resolution": "640x480"}
         result = await ask(here, agent_id="pi", action="snapshot", params=params)
         assert result.text == "Done."
@@ -95,15 +95,15 @@ async def test_an_action_that_it_does_not_have_becomes_a_sentence(tmp_path: Path
         assert '{"resolution":"640x480"}' in str(said)
 
 
-async def test_an_edge_without_a_model_says_what_can_be_asked_of_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_query_to_an_edge_without_a_model_fails_with_its_tool_names(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         result = await ask(here, agent_id="pi", query="How warm is it?")
         assert result.error is ErrorKind.NOT_FOUND
         assert "mark, hold, look" in result.text
 
 
-async def test_nothing_asked_is_not_sent(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_an_edge_call_without_action_or_query_is_invalid(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         result = await ask(here, agent_id="pi")
         assert result.error is ErrorKind.INVALID_PARAMS
 
@@ -118,14 +118,14 @@ async def test_nothing_asked_is_not_sent(tmp_path: Path) -> None:
         ("type:sensor", ["desk", "pi"]),
     ],
 )
-async def test_several_edges_are_asked_side_by_side_with_one_result_each(
+async def test_several_edges_are_called_concurrently_with_one_result_each(
     tmp_path: Path, wanted: JSON, who: list[str]
 ) -> None:
-    async with house(tmp_path, "pi", "desk", "kitchen", start=False) as here:
+    async with open_fleet(tmp_path, "pi", "desk", "kitchen", start=False) as here:
         here.devices["kitchen"].agent_type = "camera"
         for device in here.devices.values():
             await device.start()
-        await here.there(*here.devices)
+        await here.wait_online(*here.devices)
         result = await ask(here, agent_id=wanted, action="mark", params={"text": "a"})
         assert result.error is None
         assert result.details["agents"] == dict.fromkeys(who, "ok")
@@ -133,8 +133,8 @@ async def test_several_edges_are_asked_side_by_side_with_one_result_each(
         assert here.marks.made == ["a"] * len(who)
 
 
-async def test_one_that_fails_does_not_hide_the_others(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+async def test_one_failing_edge_does_not_hide_the_results_of_others(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         await here.orchestrator.query("desk", "update_genome", {"genome": {"call_seconds": 0.2}})
         member = here.orchestrator.fleet.member("desk")
         await until(lambda: member.is_known and {one.timeout for one in member.tools} == {0.2})
@@ -151,15 +151,15 @@ async def test_one_that_fails_does_not_hide_the_others(tmp_path: Path) -> None:
         assert "saw a" in result.text and "timed out" in result.text
 
 
-async def test_it_is_a_failure_when_all_of_them_failed(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+async def test_edge_call_fails_when_all_edges_failed(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         result = await ask(here, agent_id="*", action="mark", params={"wrong": 1})
         assert result.error is ErrorKind.INVALID_PARAMS
         assert result.details["agents"] == {"desk": "invalid_params", "pi": "invalid_params"}
 
 
-async def test_who_asks_must_hold_what_the_remote_tool_needs(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_edge_call_requires_the_capabilities_of_the_remote_tool(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         held = frozenset({"device", "file_read"})
         allowed = await ask(here, held=held, agent_id="pi", action="look", params={"text": "a"})
         assert allowed.text == "saw a"
@@ -169,8 +169,8 @@ async def test_who_asks_must_hold_what_the_remote_tool_needs(tmp_path: Path) -> 
         assert here.marks.made == ["a"]
 
 
-async def test_an_edge_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+async def test_calling_an_unknown_edge_fails_with_the_names_of_online_edges(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         executor = here.orchestrator.edge_call(ALL)
         executor.tools()
         call = here.call("mark", agent_id="gone", action="mark")
@@ -180,18 +180,18 @@ async def test_an_edge_that_is_not_there_is_named_with_those_that_are(tmp_path: 
         assert "desk, pi" in raised.value.message
 
 
-async def test_the_time_asked_for_is_the_remote_calls_time(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_the_requested_timeout_applies_to_the_remote_call(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         given: JSON = {"action": "hold", "params": {"text": "a"}, "timeout_ms": 300}
         result = await ask(here, agent_id="pi", **given)
         assert result.error is ErrorKind.TIMEOUT
         assert "0.3s" in result.text
 
 
-async def test_a_call_resumed_after_a_restart_goes_to_whom_it_was_sent_before(
+async def test_a_call_resumed_after_a_restart_is_not_repeated_on_the_same_edge(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         request_id = new_id()
         given: JSON = {"agent_id": ["pi"], "action": "hold", "params": {"text": "a"}}
         first = asyncio.create_task(ask(here, request_id=request_id, **given))
@@ -200,7 +200,7 @@ async def test_a_call_resumed_after_a_restart_goes_to_whom_it_was_sent_before(
         first.cancel()
         await asyncio.wait([first])
         await here.restart()
-        await here.there("pi", "desk")
+        await here.wait_online("pi", "desk")
         given["agent_id"] = "*"  # as after a restart the fleet may be another
         executor = here.orchestrator.edge_call(ALL)
         again = asyncio.create_task(_execute(executor, given, request_id, resumed=True))
@@ -214,7 +214,7 @@ async def test_a_call_resumed_after_a_restart_goes_to_whom_it_was_sent_before(
 HOLD: dict[str, JSON] = {"agent_id": "pi", "action": "hold", "params": {"text": "a"}}
 
 
-async def cut_off(here: House) -> str:
+async def cut_off(here: FleetHarness) -> str:
     """Have a call begun whose orchestrator ends before it does."""
     request_id = new_id()
     first = asyncio.create_task(ask(here, request_id=request_id, **HOLD))
@@ -225,15 +225,15 @@ async def cut_off(here: House) -> str:
     return request_id
 
 
-async def test_a_call_sent_to_an_edge_that_is_not_known_here_is_not_told_as_never_run(
+async def test_a_resumed_call_to_an_offline_edge_has_an_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge_call, "QUEUE_TTL_S", 0.3)
-    async with house(tmp_path, "pi", "desk") as here:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         request_id = await cut_off(here)
         await here.devices["pi"].stop()
         await here.restart()
-        await here.there("desk")
+        await here.wait_online("desk")
         executor = here.orchestrator.edge_call(ALL)
         resumed = prepare(
             ToolCall("c1", "edge_call", msgspec.json.encode(HOLD).decode()),
@@ -252,13 +252,13 @@ async def test_a_call_sent_to_an_edge_that_is_not_known_here_is_not_told_as_neve
     )
 
 
-async def test_a_call_sent_before_a_restart_waits_until_its_edge_is_known_again(
+async def test_a_resumed_call_waits_until_the_tools_of_its_edge_are_known_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         request_id = await cut_off(here)
         await here.restart()
-        await here.there("pi", "desk")
+        await here.wait_online("pi", "desk")
         fleet, looked = here.orchestrator.fleet, asyncio.Event()
         find, member = fleet.find, fleet.member("pi")
 
@@ -278,19 +278,19 @@ async def test_a_call_sent_before_a_restart_waits_until_its_edge_is_known_again(
         assert here.marks.made == ["a"], "it is fetched, not done again"
 
 
-async def test_forty_edges_are_asked_at_once(tmp_path: Path) -> None:
+async def test_forty_edges_are_called_concurrently(tmp_path: Path) -> None:
     names = [f"edge-{n:02}" for n in range(40)]
-    async with house(tmp_path, *names) as here:
+    async with open_fleet(tmp_path, *names) as here:
         result = await ask(here, agent_id="*", action="mark", params={"text": "a"})
         assert list(result.details["agents"]) == names
         assert here.marks.made == ["a"] * 40
 
 
-async def test_a_large_fleet_is_not_listed_edge_by_edge_and_can_be_asked_all_the_same(
+async def test_a_large_fleet_is_summarized_in_the_tool_description_and_callable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge_call, "MAX_LISTED_EDGES", 2)
-    async with house(tmp_path, "a", "b", "c", "d") as here:
+    async with open_fleet(tmp_path, "a", "b", "c", "d") as here:
         (offered,) = here.orchestrator.edge_call(ALL).tools()
         assert "enum" not in msgspec.json.encode(offered.parameters).decode()
         assert "- b:" in offered.description and "- c:" not in offered.description

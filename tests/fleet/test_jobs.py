@@ -30,12 +30,19 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from evoclaw.tools.jobs import DeviceJobs, jobs
 from evoclaw.transport.wire import Command, encode
-from tests.support.fleet import QUICK, Ear, House, house, new_id, tool_command
+from tests.support.fleet import (
+    QUICK,
+    BrokerListener,
+    FleetHarness,
+    new_id,
+    open_fleet,
+    tool_command,
+)
 from tests.support.waiting import until
 
 
 async def begin(
-    here: House, name: str = "hold", *, seconds: float = 3600.0, idle: float | None = None
+    here: FleetHarness, name: str = "hold", *, seconds: float = 3600.0, idle: float | None = None
 ) -> str:
     """Begin a job; its id."""
     orchestrator = here.orchestrator
@@ -45,18 +52,18 @@ async def begin(
     return str(result.details["job_id"])
 
 
-async def ended(here: House, job_id: str) -> EdgeJob:
+async def ended(here: FleetHarness, job_id: str) -> EdgeJob:
     """How a job ended, when it has."""
-    await here.reached(job_id, "settled")
+    await here.wait_for_state(job_id, "settled")
     return await here.orchestrator.job("pi", job_id)
 
 
-async def listed_jobs(here: House) -> list[JSON]:
+async def listed_jobs(here: FleetHarness) -> list[JSON]:
     return (await here.orchestrator.query("pi", "job", {"action": "list"})).result["jobs"]
 
 
-async def test_a_job_is_answered_when_it_has_begun_and_its_result_is_kept(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_job_is_confirmed_when_it_starts_and_its_result_is_stored(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         running = await here.orchestrator.job("pi", job_id)
         assert (running.state, running.ended) == ("running", False)
@@ -71,13 +78,13 @@ async def test_a_job_is_answered_when_it_has_begun_and_its_result_is_kept(tmp_pa
         assert here.marks.made == ["a"]
 
 
-async def test_a_job_outlives_its_orchestrator_and_the_link(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_job_survives_an_orchestrator_crash_and_a_lost_link(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         await here.crash()
         here.pi.link.drop()
         await here.open()
-        await here.there()
+        await here.wait_online()
         assert (await here.orchestrator.job("pi", job_id)).state == "running"
         here.pi.link.drop()
         await until(lambda: here.orchestrator.fleet.is_online("pi"))
@@ -90,10 +97,10 @@ async def test_a_job_outlives_its_orchestrator_and_the_link(tmp_path: Path) -> N
         assert here.marks.made == ["a"]
 
 
-async def test_a_job_that_ended_while_nobody_listened_is_told_when_somebody_does(
+async def test_a_job_that_ended_while_the_orchestrator_was_down_is_reported_later(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         await here.crash()
         here.marks.gate.set()
@@ -104,8 +111,8 @@ async def test_a_job_that_ended_while_nobody_listened_is_told_when_somebody_does
         assert (await ended(here, job_id)).state == "succeeded"
 
 
-async def test_a_job_that_a_restart_of_its_device_cut_off_is_unknown(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_job_interrupted_by_an_edge_restart_has_an_unknown_outcome(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         await here.pi.crash()
         await here.pi.start()
@@ -116,7 +123,7 @@ async def test_a_job_that_a_restart_of_its_device_cut_off_is_unknown(tmp_path: P
 
 
 async def test_a_job_can_be_cancelled(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         payload: dict[str, JSON] = {"action": "cancel", "job_id": job_id}
         answer = (await here.orchestrator.query("pi", "job", payload)).result
@@ -126,8 +133,8 @@ async def test_a_job_can_be_cancelled(tmp_path: Path) -> None:
         assert (again["cancelled"], again["state"]) == (False, "cancelled")
 
 
-async def test_a_job_ends_at_its_deadline_which_may_be_far_beyond_its_tools(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_job_ends_at_its_own_timeout_which_may_exceed_its_tools(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here, seconds=0.3)
         assert (await ended(here, job_id)).state == "timeout"
         for seconds, given in ((7200.0, 7200.0), (1e9, 86_400.0)):
@@ -150,8 +157,8 @@ async def chatter(progress: Progress, text: str) -> str:
     return "never"
 
 
-async def test_a_job_that_says_nothing_for_too_long_is_ended(tmp_path: Path) -> None:
-    async with house(tmp_path, tools=[chatter]) as here:
+async def test_a_job_without_output_for_too_long_times_out(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, tools=[chatter]) as here:
         loop = asyncio.get_running_loop()
         began = loop.time()
         job_id = await begin(here, "chatter", idle=1.0)
@@ -168,29 +175,29 @@ async def test_a_job_that_says_nothing_for_too_long_is_ended(tmp_path: Path) -> 
         assert loop.time() - began > 1.5, "not while it spoke"
 
 
-async def test_jobs_take_no_places_of_calls_and_are_not_more_than_allowed(tmp_path: Path) -> None:
+async def test_jobs_use_no_call_slots_and_have_their_own_limit(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, concurrency=1, queue=0, jobs=2)
-    async with house(tmp_path, limits=limits) as here:
+    async with open_fleet(tmp_path, limits=limits) as here:
         await begin(here)
         await begin(here)
         third = await here.orchestrator.start_job("pi", "hold", {"text": "c"})
         assert third.error is ErrorKind.QUEUE_FULL
-        assert (await here.ask("mark", text="b")).error is None
+        assert (await here.run_tool("mark", text="b")).error is None
 
 
-async def test_a_job_asked_for_twice_is_one_job(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_a_job_requested_twice_starts_once(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         command = tool_command("hold", text="a", background=True)
-        here.tell(command)
+        here.publish_command(command)
         await here.marks.waiting.wait()
-        here.tell(command)
+        here.publish_command(command)
         await until(lambda: len(ear.reports()) >= 2)
         assert here.marks.made == ["a"]
-        assert ear.ends(command.request_id) == [], "it has not ended"
+        assert ear.results_of(command.request_id) == [], "it has not ended"
 
 
-async def test_a_job_that_nobody_began_is_not_made_up(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_an_unknown_job_is_reported_as_not_found(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         with pytest.raises(JobNotFound):
             await here.orchestrator.job("pi", "nothing")
         job_id = await begin(here)
@@ -204,8 +211,10 @@ async def test_a_job_that_nobody_began_is_not_made_up(tmp_path: Path) -> None:
         assert unfit.error is ErrorKind.INVALID_PARAMS
 
 
-async def test_what_nobody_waits_for_any_more_is_closed_as_unknown(tmp_path: Path) -> None:
-    async with house(tmp_path, start=False) as here:
+async def test_command_cleanup_closes_overdue_commands_as_unknown_or_expired(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path, start=False) as here:
         now = here.orchestrator.requests.clock()
         old, young = new_id(), new_id()
         for request_id, expires_at in ((old, now - 500), (young, now - 5)):
@@ -224,14 +233,14 @@ async def test_what_nobody_waits_for_any_more_is_closed_as_unknown(tmp_path: Pat
         assert GIVE_UP_MARGIN_S < 500
 
 
-def tools_of(here: House) -> Executor:
+def tools_of(here: FleetHarness) -> Executor:
     """What the model of an orchestrator is offered."""
     given: dict[type, object] = {DeviceJobs: here.orchestrator.jobs()}
     asking = here.orchestrator.edge_call(frozenset({"*"}))
     return Pipeline([asking, LocalExecutor([jobs], given=given)])
 
 
-async def use(here: House, name: str, request_id: str = "", **arguments: JSON) -> ToolResult:
+async def use(here: FleetHarness, name: str, request_id: str = "", **arguments: JSON) -> ToolResult:
     executor = tools_of(here)
     asked = ToolCall("c", name, msgspec.json.encode(arguments).decode())
     tools = Toolset.of(executor.tools())
@@ -241,7 +250,7 @@ async def use(here: House, name: str, request_id: str = "", **arguments: JSON) -
         return await executor.execute(call, lambda text: None)
 
 
-async def test_a_run_begins_a_job_goes_on_and_waits_for_it_at_no_cost(tmp_path: Path) -> None:
+async def test_a_run_starts_a_job_and_waits_for_it_without_model_requests(tmp_path: Path) -> None:
     run_id = "ab" * 16
     job: dict[str, JSON] = {"agent_id": "pi", "action": "hold", "background": True}
     model = Scripted(
@@ -250,7 +259,7 @@ async def test_a_run_begins_a_job_goes_on_and_waits_for_it_at_no_cost(tmp_path: 
         calls(("jobs", {"action": "wait", "node": "pi", "job_id": f"{run_id}.1.0.1"})),
         says("It was held."),
     )
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         ports = Ports(model, tools_of(here), Permissions(frozenset({"*"})))
         state = new_run((user("hold a while"),), run_id)
         running = asyncio.create_task(finished(run_loop(state, ports, LoopSettings())))
@@ -272,8 +281,8 @@ async def finished(events: AsyncIterator[Event]) -> list[ToolResult]:
     return [event.result async for event in events if isinstance(event, CallFinished)]
 
 
-async def test_who_waited_before_a_restart_waits_again_and_gets_the_result(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_waiting_for_a_job_is_resumed_after_an_orchestrator_restart(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         waiting = new_id()
         before = asyncio.create_task(
@@ -284,7 +293,7 @@ async def test_who_waited_before_a_restart_waits_again_and_gets_the_result(tmp_p
         before.cancel()
         await asyncio.wait([before])
         await here.open()
-        await here.there()
+        await here.wait_online()
         again = asyncio.create_task(
             use(here, "jobs", waiting, action="wait", node="pi", job_id=job_id)
         )
@@ -293,8 +302,8 @@ async def test_who_waited_before_a_restart_waits_again_and_gets_the_result(tmp_p
         assert here.marks.made == ["a"]
 
 
-async def test_a_job_is_read_and_cancelled_by_the_model(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_the_jobs_tool_reads_and_cancels_a_job(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         job_id = await begin(here)
         stands = await use(here, "jobs", action="read", node="pi", job_id=job_id)
         assert "is running" in stands.text

@@ -16,7 +16,7 @@ from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.tools.define import tool
 from evoclaw.tools.device import DeviceSensors, device
 from evoclaw.tools.nodes import Nodes, nodes
-from tests.support.fleet import House, house, new_id
+from tests.support.fleet import FleetHarness, new_id, open_fleet
 
 
 @tool("shell")
@@ -37,7 +37,7 @@ def machine(tmp_path: Path) -> LocalExecutor:
     return LocalExecutor([device, blink, notify], given=given)
 
 
-async def use(here: House, *, request_id: str = "", **arguments: JSON) -> ToolResult:
+async def use(here: FleetHarness, *, request_id: str = "", **arguments: JSON) -> ToolResult:
     orchestrator = here.orchestrator
     fleet = FleetNodes(orchestrator.fleet, orchestrator.edge_call(frozenset({"*"})))
     executor = LocalExecutor([nodes], given={Nodes: fleet})
@@ -45,8 +45,8 @@ async def use(here: House, *, request_id: str = "", **arguments: JSON) -> ToolRe
     return await executor.execute(call, lambda text: None)
 
 
-async def test_devices_are_listed_and_described(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk", executor=machine(tmp_path)) as here:
+async def test_the_nodes_tool_lists_and_describes_edges(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk", executor=machine(tmp_path)) as here:
         listed = await use(here, action="list")
         assert [line.partition(":")[0] for line in listed.text.splitlines()] == ["desk", "pi"]
         assert "blink, device, notify" in listed.text or "device, blink, notify" in listed.text
@@ -55,8 +55,8 @@ async def test_devices_are_listed_and_described(tmp_path: Path) -> None:
         assert about.details["answers questions"] is False
 
 
-async def test_a_sense_of_a_device_is_asked_for_by_its_name(tmp_path: Path) -> None:
-    async with house(tmp_path, executor=machine(tmp_path)) as here:
+async def test_a_sensor_of_an_edge_is_read_by_its_name(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, executor=machine(tmp_path)) as here:
         result = await use(here, action="run", node="pi", what="memory")
         assert "MB free" in result.text
         assert (result.name, result.details["agent"]) == ("nodes", "pi")
@@ -64,10 +64,10 @@ async def test_a_sense_of_a_device_is_asked_for_by_its_name(tmp_path: Path) -> N
         assert absent.error is ErrorKind.NOT_FOUND and "It has: cpu" in absent.text
 
 
-async def test_any_other_tool_of_a_device_can_be_used_and_runs_once_for_a_call(
+async def test_any_tool_of_an_edge_can_be_run_and_runs_once_per_request(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         asked = new_id()
         for _ in range(2):
             result = await use(
@@ -77,14 +77,14 @@ async def test_any_other_tool_of_a_device_can_be_used_and_runs_once_for_a_call(
         assert here.marks.made == ["a"]
 
 
-async def test_a_message_goes_to_the_person_at_the_device(tmp_path: Path) -> None:
-    async with house(tmp_path, executor=machine(tmp_path)) as here:
+async def test_a_notification_is_shown_on_the_edge(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, executor=machine(tmp_path)) as here:
         result = await use(here, action="notify", node="pi", message="dinner")
         assert result.text == "shown: dinner"
 
 
-async def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_an_unknown_node_fails_with_the_names_of_online_nodes(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         for action in ("describe", "run", "notify"):
             with pytest.raises(ToolFailure, match="'attic' is not there. There are: pi") as failed:
                 await use(here, action=action, node="attic")

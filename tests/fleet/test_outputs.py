@@ -27,7 +27,7 @@ from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.shell import bash
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
-from tests.support.fleet import Fault, House, house
+from tests.support.fleet import Fault, FleetHarness, open_fleet
 from tests.support.waiting import until
 
 LIMIT = 64 * 1024
@@ -83,7 +83,7 @@ def about(result: ToolResult) -> dict[str, JSON]:
     return found  # pyright: ignore[reportUnknownVariableType]
 
 
-async def test_a_result_that_fits_is_sent_as_it_is(tmp_path: Path) -> None:
+async def test_a_result_within_the_limit_is_sent_unchanged(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "say", size=60_000)
     assert result.text == "x" * 60_000
@@ -91,7 +91,7 @@ async def test_a_result_that_fits_is_sent_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "artifacts").exists()
 
 
-async def test_of_a_long_result_two_ends_are_sent_and_the_rest_is_kept(tmp_path: Path) -> None:
+async def test_a_long_result_is_truncated_and_stored_whole_as_an_artifact(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "say", size=1_000_000, words="abc\n")
     assert size(result) < LIMIT
@@ -105,7 +105,7 @@ async def test_of_a_long_result_two_ends_are_sent_and_the_rest_is_kept(tmp_path:
     )
 
 
-async def test_beyond_ten_megabytes_it_is_counted_and_not_kept(tmp_path: Path) -> None:
+async def test_output_beyond_ten_megabytes_is_counted_but_not_stored(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "say", size=12_000_000)
     assert (about(result)["size"], about(result)["kept"]) == (12_000_000, 10_000_000)
@@ -113,7 +113,7 @@ async def test_beyond_ten_megabytes_it_is_counted_and_not_kept(tmp_path: Path) -
 
 
 @pytest.mark.process
-async def test_all_that_a_program_writes_is_kept_although_its_tool_keeps_two_ends(
+async def test_the_whole_output_of_a_program_is_stored_as_an_artifact(
     tmp_path: Path,
 ) -> None:
     outputs = executor(tmp_path)
@@ -128,7 +128,7 @@ async def test_all_that_a_program_writes_is_kept_although_its_tool_keeps_two_end
 
 
 @pytest.mark.process
-async def test_a_failure_keeps_its_reason_and_its_output(tmp_path: Path) -> None:
+async def test_a_failed_command_reports_its_exit_code_and_output(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "bash", command="seq 1 50000; exit 7")
     assert result.error is ErrorKind.EXECUTION_FAILED
@@ -137,7 +137,9 @@ async def test_a_failure_keeps_its_reason_and_its_output(tmp_path: Path) -> None
     assert "50000" in result.text and "handle" in about(result)
 
 
-async def test_a_short_answer_after_much_talk_is_sent_with_a_note(tmp_path: Path) -> None:
+async def test_a_short_result_after_long_progress_output_mentions_the_artifact(
+    tmp_path: Path,
+) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "stream", pieces=10_000)
     assert result.text.startswith("done\n[All it said is kept here: 120,000 bytes in all")
@@ -149,7 +151,7 @@ async def test_a_short_answer_after_much_talk_is_sent_with_a_note(tmp_path: Path
 
 
 @pytest.mark.parametrize("words", ["\x01", "é", "😀", "\\"])
-async def test_what_takes_much_room_when_it_is_sent_is_cut_shorter(
+async def test_text_that_grows_when_encoded_is_truncated_to_the_limit(
     tmp_path: Path, words: str
 ) -> None:
     result = await run(executor(tmp_path), "say", size=200_000, words=words)
@@ -157,7 +159,7 @@ async def test_what_takes_much_room_when_it_is_sent_is_cut_shorter(
     assert "handle" in about(result)
 
 
-async def test_big_pictures_are_kept_small_ones_sent_and_long_details_left_out(
+async def test_large_images_are_stored_small_ones_sent_and_long_details_omitted(
     tmp_path: Path,
 ) -> None:
     outputs = executor(tmp_path)
@@ -170,7 +172,7 @@ async def test_big_pictures_are_kept_small_ones_sent_and_long_details_left_out(
 
 
 @pytest.mark.process
-async def test_on_a_full_disk_two_ends_are_sent_all_the_same(tmp_path: Path) -> None:
+async def test_truncated_output_is_sent_when_the_artifact_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_text("a file where the folder should be")
     outputs = executor(tmp_path)
     result = await run(outputs, "say", size=1_000_000)
@@ -181,7 +183,7 @@ async def test_on_a_full_disk_two_ends_are_sent_all_the_same(tmp_path: Path) -> 
 
 
 @pytest.mark.process
-async def test_a_call_that_is_cut_off_leaves_nothing_half_kept(tmp_path: Path) -> None:
+async def test_a_cancelled_call_leaves_no_partial_artifact(tmp_path: Path) -> None:
     outputs = executor(tmp_path)
     task = asyncio.create_task(run(outputs, "bash", command="seq 1 100000; sleep 60"))
     folder = tmp_path / "artifacts"
@@ -199,7 +201,7 @@ async def read(outputs: Pipeline, handle: JSON, **given: JSON) -> ToolResult:
 
 
 @pytest.mark.process
-async def test_the_rest_is_read_on_the_device_by_part_by_end_or_by_what_is_in_it(
+async def test_an_artifact_is_read_on_the_edge_by_offset_tail_or_grep(
     tmp_path: Path,
 ) -> None:
     outputs = executor(tmp_path)
@@ -218,7 +220,9 @@ async def test_the_rest_is_read_on_the_device_by_part_by_end_or_by_what_is_in_it
     assert many.text.endswith("be more precise, or ask for more lines]")
 
 
-async def test_a_handle_that_leads_nowhere_and_a_bad_expression_are_told(tmp_path: Path) -> None:
+async def test_an_unknown_artifact_handle_and_an_invalid_pattern_are_reported(
+    tmp_path: Path,
+) -> None:
     outputs = executor(tmp_path)
     handle = about(await run(outputs, "say", size=100_000))["handle"]
     assert (await read(outputs, "sha256:" + "0" * 64)).error is ErrorKind.NOT_FOUND
@@ -228,24 +232,24 @@ async def test_a_handle_that_leads_nowhere_and_a_bad_expression_are_told(tmp_pat
 
 
 @asynccontextmanager
-async def kept(tmp_path: Path, *names: str) -> AsyncGenerator[House]:
+async def kept(tmp_path: Path, *names: str) -> AsyncGenerator[FleetHarness]:
     """A fleet whose edges keep what is too much."""
-    async with house(tmp_path, *names, start=False, tools=[say, draw]) as here:
+    async with open_fleet(tmp_path, *names, start=False, tools=[say, draw]) as here:
         for name, device in here.devices.items():
             device.artifacts = ArtifactStore(tmp_path / f"{name}.artifacts")
             await device.start()
-        await here.there(*here.devices)
+        await here.wait_online(*here.devices)
         yield here
 
 
-async def make(here: House, size: int = 1_000_000) -> str:
-    result = await here.ask("say", size=size, words="abcdefg")
+async def make(here: FleetHarness, size: int = 1_000_000) -> str:
+    result = await here.run_tool("say", size=size, words="abcdefg")
     assert result.error is None, result.text
     return str(about(result)["handle"])
 
 
 @pytest.mark.slow
-async def test_fault_23_a_big_result_crosses_the_link_as_two_ends_and_is_fetched_whole(
+async def test_fault_23_a_large_result_is_sent_truncated_and_fetched_whole(
     tmp_path: Path,
 ) -> None:
     async with kept(tmp_path) as here:
@@ -257,11 +261,11 @@ async def test_fault_23_a_big_result_crosses_the_link_as_two_ends_and_is_fetched
         assert max(len(payload) for _, payload in here.pi.link.sent) <= MAX_PAYLOAD_BYTES
         here.broker.max_payload = 20_000
         assert await here.orchestrator.fetch("pi", handle, tmp_path / "small") == 7_000_000
-        image = await here.ask("draw", size=256_000)
+        image = await here.run_tool("draw", size=256_000)
         assert "sha256:" in image.text
 
 
-async def test_a_fetch_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_an_interrupted_fetch_resumes_where_it_stopped(tmp_path: Path) -> None:
     async with kept(tmp_path) as here:
         handle = await make(here)
         path = tmp_path / "copy"
@@ -287,7 +291,7 @@ async def test_a_fetch_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> 
         assert sha256(path.read_bytes()).hexdigest() == handle[7:]
 
 
-async def test_a_copy_that_is_not_what_the_handle_names_is_thrown_away(tmp_path: Path) -> None:
+async def test_a_fetched_copy_with_the_wrong_hash_is_discarded(tmp_path: Path) -> None:
     async with kept(tmp_path) as here:
         handle = await make(here)
         part = tmp_path / f".copy.{handle[7:23]}.part"
@@ -298,18 +302,18 @@ async def test_a_copy_that_is_not_what_the_handle_names_is_thrown_away(tmp_path:
         assert await here.orchestrator.fetch("pi", handle, tmp_path / "copy") == 7_000_000
 
 
-async def test_a_fetch_of_what_is_not_there_says_so(tmp_path: Path) -> None:
+async def test_fetching_an_unknown_artifact_fails_with_a_reason(tmp_path: Path) -> None:
     async with kept(tmp_path) as here:
         with pytest.raises(FetchFailed, match="invalid handle"):
             await here.orchestrator.fetch("pi", "../x", tmp_path / "copy")
         with pytest.raises(FetchFailed, match="expired, or was never stored here"):
             await here.orchestrator.fetch("pi", "sha256:" + "0" * 64, tmp_path / "copy")
-    async with house(tmp_path / "two") as here:
+    async with open_fleet(tmp_path / "two") as here:
         with pytest.raises(FetchFailed, match="stores no artifacts"):
             await here.orchestrator.fetch("pi", "sha256:" + "0" * 64, tmp_path / "copy")
 
 
-async def test_reading_on_goes_to_the_edge_that_has_it(tmp_path: Path) -> None:
+async def test_an_artifact_is_read_from_the_edge_that_stores_it(tmp_path: Path) -> None:
     async with kept(tmp_path, "a", "b") as here:
         executor = here.orchestrator.delegated()
         tools = {one.name: one for one in executor.tools()}
@@ -326,7 +330,7 @@ async def test_reading_on_goes_to_the_edge_that_has_it(tmp_path: Path) -> None:
         lost = await other.execute(first, lambda text: None)
         assert (lost.details["agent"], lost.error) == (elsewhere, ErrorKind.NOT_FOUND)
         await here.devices[str(holder)].start()
-        await here.there(str(holder))
+        await here.wait_online(str(holder))
         second = Call("c3", tools["artifact"], {"handle": handle}, "3" * 32 + ".1.0.1", 10)
         found = await executor.execute(second, lambda text: None)
         assert (found.details["agent"], found.error) == (holder, None)

@@ -25,7 +25,7 @@ from evoclaw.transport.wire import (
     as_payload,
     encode,
 )
-from tests.support.fleet import QUICK, Ear, Fault, house, new_id, tool_command
+from tests.support.fleet import QUICK, BrokerListener, Fault, new_id, open_fleet, tool_command
 from tests.support.waiting import until
 
 DAYS = 3 * 86_400.0
@@ -35,10 +35,10 @@ def status(boot: str, counter: int, *, online: bool) -> Status:
     return Status("pi", "online" if online else "offline", boot, counter)
 
 
-async def test_fault_13_the_will_of_a_connection_before_says_nothing_about_this_one(
+async def test_fault_13_the_last_will_of_an_earlier_connection_is_ignored(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         edge = here.pi.edge
         assert edge is not None
         boot = edge.parts.identity.boot_id
@@ -46,28 +46,30 @@ async def test_fault_13_the_will_of_a_connection_before_says_nothing_about_this_
         here.orchestrator.on_presence(changes.append)
         here.pi.link.drop()
         await until(lambda: edge.connection == 2)
-        await here.there()
+        await here.wait_online()
         seen = len(changes)
-        here.say(TopicKind.STATUS, encode(status(boot, 1, online=False)), retain=True)
+        here.publish_as_edge(TopicKind.STATUS, encode(status(boot, 1, online=False)), retain=True)
         await until(lambda: here.orchestrator.report_receiver.counts["stale status"] >= 1)
         assert changes[seen:] == []
-        assert (await here.ask("mark", text="a")).error is None
+        assert (await here.run_tool("mark", text="a")).error is None
 
 
-async def test_fault_13_the_will_of_an_unknown_boot_does_not_shut_the_living_one_out(
+async def test_fault_13_the_last_will_of_an_unknown_boot_does_not_take_the_edge_offline(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
-        here.say(TopicKind.STATUS, encode(status("older", 7, online=False)), retain=True)
+    async with open_fleet(tmp_path) as here:
+        here.publish_as_edge(
+            TopicKind.STATUS, encode(status("older", 7, online=False)), retain=True
+        )
         await until(lambda: here.orchestrator.report_receiver.counts["stale status"] == 1)
         assert here.orchestrator.fleet.is_online("pi")
         await here.restart()  # it finds that will, kept by the broker
-        await here.there()
-        assert (await here.ask("mark", text="a")).error is None
+        await here.wait_online()
+        assert (await here.run_tool("mark", text="a")).error is None
 
 
-async def test_fault_13_a_birth_and_then_its_will_are_seen_as_they_happen(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_fault_13_online_and_offline_changes_are_reported_in_order(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         changes: list[PresenceChange] = []
         here.orchestrator.on_presence(changes.append)
         await here.pi.crash()
@@ -76,7 +78,7 @@ async def test_fault_13_a_birth_and_then_its_will_are_seen_as_they_happen(tmp_pa
         await until(lambda: changes == [PresenceChange("pi", False), PresenceChange("pi", True)])
 
 
-def test_fault_13_an_older_boot_is_not_believed_while_a_newer_one_speaks() -> None:
+def test_fault_13_an_older_boot_is_ignored_while_a_newer_one_is_active() -> None:
     fleet = Fleet()
     assert fleet.on_life_sign("pi", "one", 5)
     assert fleet.on_life_sign("pi", "two", 1)
@@ -90,7 +92,7 @@ def test_fault_13_an_older_boot_is_not_believed_while_a_newer_one_speaks() -> No
     assert not fleet.is_online("pi")
 
 
-def test_a_boot_that_goes_on_speaking_is_believed_in_the_end() -> None:
+def test_a_doubted_boot_is_accepted_after_repeated_messages() -> None:
     fleet = Fleet()
     assert fleet.on_life_sign("pi", "living", 1)
     assert fleet.on_life_sign("pi", "long ago", 3), "its hello was on its way for long"
@@ -99,7 +101,7 @@ def test_a_boot_that_goes_on_speaking_is_believed_in_the_end() -> None:
     assert fleet.on_life_sign("pi", "living", 1)
 
 
-def test_what_the_broker_kept_does_not_mean_that_somebody_is_there() -> None:
+def test_a_retained_online_status_does_not_mark_the_edge_online() -> None:
     fleet = Fleet()
     assert fleet.on_status(status("one", 1, online=True), retained=True)
     assert not fleet.is_online("pi")
@@ -107,7 +109,7 @@ def test_what_the_broker_kept_does_not_mean_that_somebody_is_there() -> None:
     assert fleet.is_online("pi")
 
 
-def test_who_is_silent_for_three_heartbeats_counts_as_gone() -> None:
+def test_an_edge_silent_for_three_heartbeats_is_offline() -> None:
     now = 0.0
     fleet = Fleet(heartbeat_s=30, clock=lambda: now)
     fleet.on_heartbeat("pi", Heartbeat("one", 1))
@@ -125,7 +127,7 @@ def test_who_is_silent_for_three_heartbeats_counts_as_gone() -> None:
     ("said", "gone"),
     [(600.0, 1_800.0), (5.0, 90.0), (None, 90.0), (-1.0, 90.0), (1e12, 10_800.0), (math.nan, 90.0)],
 )
-def test_an_edge_that_says_how_often_it_beats_is_judged_by_that(
+def test_the_offline_timeout_follows_the_edges_own_heartbeat_interval(
     said: float | None, gone: float
 ) -> None:
     now = 0.0
@@ -140,8 +142,8 @@ def test_an_edge_that_says_how_often_it_beats_is_judged_by_that(
     assert not fleet.is_online("pi")
 
 
-async def test_who_is_known_is_waited_for_and_who_stays_away_not_for_long(tmp_path: Path) -> None:
-    async with house(tmp_path, "pi", "desk") as here:
+async def test_gather_waits_for_known_edges_up_to_its_timeout(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk") as here:
         await here.devices["desk"].stop()
         await here.restart()
         async with asyncio.timeout(30):
@@ -151,9 +153,9 @@ async def test_who_is_known_is_waited_for_and_who_stays_away_not_for_long(tmp_pa
         assert not here.orchestrator.fleet.is_online("desk")
 
 
-async def test_an_edge_says_in_its_hello_how_often_it_beats(tmp_path: Path) -> None:
+async def test_a_hello_carries_the_heartbeat_interval(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, heartbeat=1_200.0)
-    async with house(tmp_path, limits=limits) as here:
+    async with open_fleet(tmp_path, limits=limits) as here:
         assert here.orchestrator.fleet.member("pi").heartbeat_interval_s == 1_200.0
 
 
@@ -161,57 +163,63 @@ async def test_an_edge_says_in_its_hello_how_often_it_beats(tmp_path: Path) -> N
 async def test_fault_14_a_clock_that_is_days_off_changes_no_deadline(
     tmp_path: Path, skew: float
 ) -> None:
-    async with house(tmp_path, start=False) as here, Ear(here.broker) as ear:
+    async with open_fleet(tmp_path, start=False) as here, BrokerListener(here.broker) as ear:
         here.pi.clock = OrchestratorClock(wall=lambda: time.time() + skew)
         await here.pi.start()
-        await here.there()
-        assert (await here.ask("mark", text="a")).text == "marked a"
+        await here.wait_online()
+        assert (await here.run_tool("mark", text="a")).text == "marked a"
         late = tool_command("mark", text="late", expires_at=time.time() - 1)
-        here.tell(late)
-        await until(lambda: bool(ear.ends(late.request_id)))
-        assert ear.ends(late.request_id)[0]["error_type"] == "expired"
+        here.publish_command(late)
+        await until(lambda: bool(ear.results_of(late.request_id)))
+        assert ear.results_of(late.request_id)[0]["error_type"] == "expired"
         assert here.marks.made == ["a"]
         figures = (await here.orchestrator.query("pi", "get_metrics")).result
         assert figures["clock_skew_s"] == pytest.approx(skew, abs=5)
 
 
 @pytest.mark.parametrize("skew", [DAYS, -DAYS])
-async def test_fault_14_a_command_that_comes_before_the_time_is_known_waits_for_it(
+async def test_fault_14_a_command_waits_until_the_edge_knows_the_orchestrators_time(
     tmp_path: Path, skew: float
 ) -> None:
-    async with house(tmp_path, start=False) as here, Ear(here.broker) as ear:
+    async with open_fleet(tmp_path, start=False) as here, BrokerListener(here.broker) as ear:
         here.pi.clock = OrchestratorClock(wall=lambda: time.time() + skew)
         lost = here.link.drop_next('"command":"welcome"', count=1)
         await here.pi.start()
         await until(lambda: here.orchestrator.fleet.is_online("pi"))
         late = tool_command("mark", text="late", expires_at=time.time() - 1)
         good = tool_command("mark", text="good", expires_at=time.time() + 60)
-        here.tell(late)
-        here.tell(good)
-        await until(lambda: bool(ear.ends(late.request_id)) and bool(ear.ends(good.request_id)))
+        here.publish_command(late)
+        here.publish_command(good)
+        await until(
+            lambda: bool(ear.results_of(late.request_id)) and bool(ear.results_of(good.request_id))
+        )
         assert lost() == 1
-        assert ear.ends(late.request_id)[0]["error_type"] == "expired"
+        assert ear.results_of(late.request_id)[0]["error_type"] == "expired"
         assert here.marks.made == ["good"]
 
 
-async def test_fault_14_without_anybody_to_say_the_time_the_device_goes_by_its_own(
+async def test_fault_14_an_edge_without_an_orchestrator_uses_its_own_clock(
     tmp_path: Path,
 ) -> None:
     limits = msgspec.structs.replace(QUICK, greeting=0.02)
-    async with house(tmp_path, limits=limits, start=False) as here:
+    async with open_fleet(tmp_path, limits=limits, start=False) as here:
         await here.close()
         await here.pi.start()
         await until(lambda: here.pi.link.is_up)
-        async with Ear(here.broker) as ear:
+        async with BrokerListener(here.broker) as ear:
             late = tool_command("mark", text="late", expires_at=time.time() - 1)
             good = tool_command("mark", text="good", expires_at=time.time() + 60)
-            here.tell(late)
-            here.tell(good)
-            await until(lambda: bool(ear.ends(late.request_id)) and bool(ear.ends(good.request_id)))
+            here.publish_command(late)
+            here.publish_command(good)
+            await until(
+                lambda: (
+                    bool(ear.results_of(late.request_id)) and bool(ear.results_of(good.request_id))
+                )
+            )
         assert here.marks.made == ["good"]
 
 
-def test_fault_14_the_orchestrators_time_goes_on_steadily_when_its_clock_is_set() -> None:
+def test_fault_14_the_orchestrators_time_is_monotonic_when_its_clock_is_set() -> None:
     wall, ticks = 1000.0, 50.0
     clock = monotonic_wall_clock(lambda: wall, lambda: ticks)
     assert clock() == 1000.0
@@ -220,7 +228,7 @@ def test_fault_14_the_orchestrators_time_goes_on_steadily_when_its_clock_is_set(
     assert monotonic_clock() <= monotonic_clock()
 
 
-async def test_fault_14_an_edges_idea_of_the_time_goes_on_when_its_clock_jumps() -> None:
+async def test_fault_14_an_edges_orchestrator_time_is_monotonic_when_its_clock_jumps() -> None:
     wall, ticks = 5.0, 50.0
     clock = OrchestratorClock(lambda: wall, lambda: ticks)
     assert clock.now() == 5.0
@@ -230,7 +238,7 @@ async def test_fault_14_an_edges_idea_of_the_time_goes_on_when_its_clock_jumps()
     assert clock.skew == pytest.approx(5.0 + DAYS - 1010.0)
 
 
-async def test_fault_14_a_word_on_the_time_that_took_long_does_not_spoil_a_quick_one() -> None:
+async def test_fault_14_a_slow_time_sync_does_not_replace_a_more_precise_one() -> None:
     ticks = 50.0
     clock = OrchestratorClock(lambda: 5.0, lambda: ticks)
     clock.set(1000.0, waited=12.0)
@@ -245,8 +253,10 @@ async def test_fault_14_a_word_on_the_time_that_took_long_does_not_spoil_a_quick
         assert clock.now() == moved + 12.0
 
 
-async def test_fault_14_who_was_told_the_time_late_asks_for_it_once_again(tmp_path: Path) -> None:
-    async with house(tmp_path) as here, Ear(here.broker) as ear:
+async def test_fault_14_an_edge_repeats_its_hello_once_after_a_slow_time_sync(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path) as here, BrokerListener(here.broker) as ear:
         edge = here.pi.edge
         assert edge is not None
         await until(lambda: edge.is_welcomed)
@@ -268,14 +278,14 @@ async def test_fault_14_who_was_told_the_time_late_asks_for_it_once_again(tmp_pa
 
 
 @pytest.mark.slow
-async def test_fault_22_a_hundred_edges_that_come_back_at_once_are_all_welcomed(
+async def test_fault_22_a_hundred_edges_reconnecting_at_once_are_all_welcomed(
     tmp_path: Path,
 ) -> None:
     names = [f"edge-{n}" for n in range(100)]
-    async with house(tmp_path, *names) as here:
+    async with open_fleet(tmp_path, *names) as here:
         here.broker.down()
         await until(lambda: not any(device.link.is_up for device in here.devices.values()))
-        asked = [here.asked("mark", name, text=name, queue=30) for name in names]
+        asked = [here.start_tool("mark", name, text=name, queue=30) for name in names]
         here.broker.up()
         assert [(await task).error for task in asked] == [None] * 100
         edges = [device.edge for device in here.devices.values()]
@@ -284,43 +294,43 @@ async def test_fault_22_a_hundred_edges_that_come_back_at_once_are_all_welcomed(
         assert not here.orchestrator.report_receiver.counts["too much at once"]
 
 
-async def test_an_edge_that_lost_its_journal_is_not_asked_again_for_what_it_may_have_done(
+async def test_accepted_calls_of_an_edge_that_lost_its_journal_are_not_repeated(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         request_id = new_id()
-        held = here.asked("hold", text="a", request_id=request_id)
-        await here.reached(request_id, "accepted")
+        held = here.start_tool("hold", text="a", request_id=request_id)
+        await here.wait_for_state(request_id, "accepted")
         await here.pi.crash()
         here.pi.lose_journal()
-        queued = here.asked("mark", text="never sent")
+        queued = here.start_tool("mark", text="never sent")
         await here.pi.start()
         assert (await held).error is ErrorKind.UNKNOWN
         assert (await queued).text == "marked never sent"
         assert here.marks.made == ["a", "never sent"]
 
 
-async def test_an_edge_of_another_version_is_shown_as_such_and_sent_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_an_edge_with_an_unsupported_protocol_version_is_not_online(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         hello = Hello("boot", 1, v_min=7, v_max=9)
         payload = {"agent_id": "new", "agent_type": "", "report_type": "hello"}
         message = {**payload, "payload": msgspec.to_builtins(hello)}
-        here.say(TopicKind.REPORTS, msgspec.json.encode(message), "new")
+        here.publish_as_edge(TopicKind.REPORTS, msgspec.json.encode(message), "new")
         await until(lambda: here.orchestrator.report_receiver.counts["another version"] == 1)
         member = here.orchestrator.fleet.find("new")
         assert member is not None and not member.online
         assert "7 to 9" in member.problem
 
 
-async def test_a_long_call_says_that_it_goes_on_and_a_silent_one_counts_as_lost_and_is_asked_for(
+async def test_a_long_call_sends_progress_and_a_silent_one_is_queried(
     tmp_path: Path,
 ) -> None:
     limits = msgspec.structs.replace(QUICK, long=0.1, beat=0.05)
-    async with house(tmp_path, limits=limits, silence=1.0) as here:
+    async with open_fleet(tmp_path, limits=limits, silence=1.0) as here:
         queues = here.orchestrator.requests.edge_queues
         request_id = new_id()
-        asked = here.asked("hold", text="a", request_id=request_id)
-        await here.reached(request_id, "accepted")
+        asked = here.start_tool("hold", text="a", request_id=request_id)
+        await here.wait_for_state(request_id, "accepted")
         await asyncio.sleep(1.3)  # longer than the silence that counts
         assert queues.lost("pi") == []
         here.pi.link.fault = lambda topic, payload: Fault.DROP
@@ -333,11 +343,9 @@ async def test_a_long_call_says_that_it_goes_on_and_a_silent_one_counts_as_lost_
 
 
 @pytest.mark.parametrize("stale", ["boot", "connection"])
-async def test_a_welcome_that_was_meant_for_an_earlier_hello_changes_nothing(
-    tmp_path: Path, stale: str
-) -> None:
-    async with house(tmp_path) as here:
-        held = here.asked("hold", text="a")
+async def test_a_welcome_for_an_earlier_hello_is_ignored(tmp_path: Path, stale: str) -> None:
+    async with open_fleet(tmp_path) as here:
+        held = here.start_tool("hold", text="a")
         await here.marks.waiting.wait()
         edge = here.pi.edge
         assert edge is not None
@@ -345,7 +353,7 @@ async def test_a_welcome_that_was_meant_for_an_earlier_hello_changes_nothing(
         old = ("another", counter) if stale == "boot" else (boot, counter - 1)
         running = [live.request_id for live in edge.calls.live]
         welcome = Welcome(*old, now=0.0, cancels=running)
-        here.tell(Command("welcome", as_payload(welcome)))
+        here.publish_command(Command("welcome", as_payload(welcome)))
         await until(lambda: edge.counts["stale welcome"] == 1)
         assert abs(edge.clock.now() - time.time()) < 60, "nor does it set the clock"
         here.marks.gate.set()
@@ -354,7 +362,7 @@ async def test_a_welcome_that_was_meant_for_an_earlier_hello_changes_nothing(
 
 async def test_an_edge_whose_advert_was_lost_is_asked_for_its_tools(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, heartbeat=0.3)
-    async with house(tmp_path, limits=limits, start=False) as here:
+    async with open_fleet(tmp_path, limits=limits, start=False) as here:
         lost = here.pi.link.drop_next('"capabilities":', count=10**6)
         await here.pi.start()
         await until(lambda: lost() >= 1)

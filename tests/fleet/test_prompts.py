@@ -13,18 +13,18 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.calls.journal import CallState
 from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.wire import Command, Outcome
-from tests.support.fleet import House, house, new_id
+from tests.support.fleet import FleetHarness, new_id, open_fleet
 
 
-async def prompt(here: House, text: str, request_id: str = "", **more: JSON) -> Outcome:
+async def prompt(here: FleetHarness, text: str, request_id: str = "", **more: JSON) -> Outcome:
     command = Command("prompt", {"prompt": text, **more}, request_id or new_id())
     async with asyncio.timeout(20):
         return await here.orchestrator.requests.ask("pi", command, CommandTimeouts(10, 5))
 
 
-async def test_a_prompt_is_answered_once_however_often_it_is_asked(tmp_path: Path) -> None:
+async def test_a_repeated_prompt_is_answered_from_the_first_run(tmp_path: Path) -> None:
     model = Scripted(calls(("mark", {"text": "a"})), says("Marked."))
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         request_id = new_id()
         first = await prompt(here, "Mark a.", request_id)
         assert (first.result, first.details["stop"]) == ("Marked.", "completed")
@@ -33,11 +33,11 @@ async def test_a_prompt_is_answered_once_however_often_it_is_asked(tmp_path: Pat
         assert len(model.requests) == 2
 
 
-async def test_a_prompt_that_a_crash_cut_off_is_unknown_and_asks_no_model_again(
+async def test_a_prompt_interrupted_by_a_crash_is_unknown_and_not_run_again(
     tmp_path: Path,
 ) -> None:
     model = Scripted(calls(("hold", {"text": "a"})), says("never"))
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         request_id = new_id()
         asked = asyncio.create_task(prompt(here, "Hold a.", request_id))
         await here.marks.waiting.wait()
@@ -49,9 +49,9 @@ async def test_a_prompt_that_a_crash_cut_off_is_unknown_and_asks_no_model_again(
         assert row is not None and row.state is CallState.UNKNOWN
 
 
-async def test_the_genome_gives_the_model_its_instructions_and_limits(tmp_path: Path) -> None:
+async def test_the_genome_sets_the_models_prompt_and_limits(tmp_path: Path) -> None:
     model = Scripted(*(calls(("look", {"text": str(n)})) for n in range(3)), says("That is all."))
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         genome = {"prompt": "Be brief.", "max_turns": 2, "temperature": 0.5}
         await here.orchestrator.query("pi", "update_genome", {"genome": genome})
         outcome = await prompt(here, "Look.")
@@ -60,28 +60,30 @@ async def test_the_genome_gives_the_model_its_instructions_and_limits(tmp_path: 
         assert here.marks.made == ["0", "1"]
 
 
-async def test_a_prompt_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    async with house(tmp_path, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
+async def test_a_prompt_ends_at_its_timeout_or_the_genomes_run_seconds(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
         outcome = await prompt(here, "Hold.", timeout_ms=300)
         assert outcome.error_type == "timeout"
     two = tmp_path / "two"
-    async with house(two, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
+    async with open_fleet(two, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
         await here.orchestrator.query("pi", "update_genome", {"genome": {"run_seconds": 0.3}})
         outcome = await prompt(here, "Hold.", timeout_ms=30_000)
         assert outcome.error_type == "timeout", "no longer than the genome gives a run"
 
 
-async def test_a_device_without_a_model_or_a_question_says_so(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_a_prompt_without_text_or_to_an_edge_without_a_model_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path) as here:
         assert (await prompt(here, "Hello?")).error_type == "not_found"
         assert (await prompt(here, "  ")).error_type == "invalid_params"
 
 
-async def runs(here: House) -> JSON:
+async def runs(here: FleetHarness) -> JSON:
     return (await here.orchestrator.query("pi", "get_metrics")).result["tools"]
 
 
-async def test_what_a_prompts_run_came_to_is_noted_for_tools_and_model_apart(
+async def test_prompt_outcomes_are_counted_separately_for_tools_and_model(
     tmp_path: Path,
 ) -> None:
     bad = calls(("mark", {"wrong": 1}))
@@ -92,7 +94,7 @@ async def test_what_a_prompts_run_came_to_is_noted_for_tools_and_model_apart(
         *(bad, also_bad, calls(("mark", {"third": 1}))),
         broken,
     )
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         assert (await prompt(here, "Mark.")).status == "success"
         assert (await prompt(here, "Mark badly.")).error_type == "execution_failed"
         assert (await prompt(here, "Mark now.")).error_type == "execution_failed"
@@ -105,15 +107,15 @@ async def test_what_a_prompts_run_came_to_is_noted_for_tools_and_model_apart(
         assert "prompt" not in figures["tools"]
 
 
-async def test_a_cancelled_prompt_ends_what_its_model_had_begun(tmp_path: Path) -> None:
+async def test_cancelling_a_prompt_cancels_the_calls_of_its_model(tmp_path: Path) -> None:
     model = Scripted(calls(("hold", {"text": "a"})), says("never"))
-    async with house(tmp_path, provider=model) as here:
+    async with open_fleet(tmp_path, provider=model) as here:
         request_id = new_id()
         asked = asyncio.create_task(prompt(here, "Hold.", request_id))
         await here.marks.waiting.wait()
         asked.cancel()
         await asyncio.wait([asked])
-        await here.reached(request_id, "settled")
+        await here.wait_for_state(request_id, "settled")
         row = await here.row(request_id)
         assert row.outcome is not None
         assert msgspec.json.decode(row.outcome, type=Outcome).error_type == "cancelled"

@@ -17,12 +17,12 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.jobs import JobNotFound
 from evoclaw.tools.jobs import DeviceJobs, jobs
-from tests.support.fleet import House, house, new_id
+from tests.support.fleet import FleetHarness, new_id, open_fleet
 
 ACME, UMBRELLA = Principal("acme", "bob"), Principal("umbrella", "bob")
 
 
-async def use(here: House, who: Principal, **arguments: JSON) -> ToolResult:
+async def use(here: FleetHarness, who: Principal, **arguments: JSON) -> ToolResult:
     """Have the tool `jobs` used on behalf of somebody."""
     executor = LocalExecutor([jobs], given={DeviceJobs: here.orchestrator.jobs()})
     asked = ToolCall("c", "jobs", msgspec.json.encode({"node": "pi", **arguments}).decode())
@@ -39,7 +39,7 @@ async def use(here: House, who: Principal, **arguments: JSON) -> ToolResult:
 async def test_fault_56_a_job_of_another_tenant_is_neither_listed_nor_read_nor_cancelled(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with open_fleet(tmp_path) as here:
         begun = await here.orchestrator.start_job("pi", "hold", {"text": "a"}, principal=ACME)
         job_id = str(begun.details["job_id"])
         assert job_id in (await use(here, ACME, action="list")).text
@@ -56,8 +56,8 @@ async def test_fault_56_a_job_of_another_tenant_is_neither_listed_nor_read_nor_c
         assert (await use(here, ACME, action="wait", job_id=job_id)).text == "held a"
 
 
-async def test_fault_56_a_result_goes_only_to_the_tenant_that_asked(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+async def test_fault_56_a_result_is_returned_only_to_the_requesting_tenant(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
         edge, plain = here.orchestrator.edge("pi"), here.call("mark", text="a")
         own, other = (
             msgspec.structs.replace(plain, context=Context(principal=who))

@@ -19,7 +19,7 @@ from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup
 from evoclaw.store.calls.command_states import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
-from tests.support.fleet import QUICK, BadLink, Fault, House, house, new_id
+from tests.support.fleet import QUICK, BadLink, Fault, FleetHarness, new_id, open_fleet
 from tests.support.waiting import until
 
 SEEDS = range(int(os.environ.get("EVOCLAW_TORTURE", "5")))
@@ -50,7 +50,7 @@ class Asked:
 class World:
     """Who does what to whom."""
 
-    here: House
+    here: FleetHarness
     chance: random.Random
     began: Counter[str] = field(default_factory=Counter[str])
     ended: Counter[str] = field(default_factory=Counter[str])
@@ -72,7 +72,7 @@ class World:
         self.send(one)
 
     def send(self, one: Asked) -> None:
-        one.task = self.here.asked(
+        one.task = self.here.start_tool(
             one.name,
             one.agent_id,
             text=one.request_id,
@@ -152,13 +152,13 @@ class World:
                 one.answers.append(one.task.result())
 
 
-async def outcomes(here: House, request_id: str) -> tuple[CommandState, Outcome | None]:
+async def outcomes(here: FleetHarness, request_id: str) -> tuple[CommandState, Outcome | None]:
     row = await here.row(request_id)
     found = None if row.outcome is None else msgspec.json.decode(row.outcome, type=Outcome)
     return row.state, found
 
 
-async def settled(here: House) -> bool:
+async def settled(here: FleetHarness) -> bool:
     """Nobody has anything left to do or to tell."""
     await CommandCleanup(here.store, here.orchestrator.requests).clean_up()
     for name, device in here.devices.items():
@@ -218,13 +218,13 @@ def tools(find: Callable[[], World]) -> list[BoundTool]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_whatever_goes_wrong_nothing_is_done_twice_and_everything_is_told(
+async def test_random_faults_never_duplicate_a_call_or_lose_its_outcome(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     worlds: list[World] = []
     made = tools(lambda: worlds[0])
-    async with house(tmp_path, *EDGES, limits=LIMITS, tools=made) as here:
+    async with open_fleet(tmp_path, *EDGES, limits=LIMITS, tools=made) as here:
         world = World(here, chance)
         worlds.append(world)
         for link in world.links():

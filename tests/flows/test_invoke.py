@@ -35,7 +35,7 @@ def invoker(provider: Scripted, folder: Path) -> Invoker:
     return Invoker({"worker": WORKER, "talker": TALKER}, ports)
 
 
-async def test_30_invoke_iterative_does_a_task_of_several_steps_with_the_real_shell(
+async def test_30_invoke_iterative_completes_a_multi_step_task_with_the_real_shell(
     tmp_path: Path,
 ) -> None:
     provider = Scripted(
@@ -52,7 +52,7 @@ async def test_30_invoke_iterative_does_a_task_of_several_steps_with_the_real_sh
     assert set(provider.requests[0].tools) == {"read", "glob", "grep", "bash"}
 
 
-async def test_31_invoke_is_still_one_reply_without_tools(tmp_path: Path) -> None:
+async def test_31_invoke_makes_one_request_without_tools(tmp_path: Path) -> None:
     provider = Scripted(says('```json\n{"answer": 4}\n```'))
     answer = await invoker(provider, tmp_path).invoke("worker", {"question": "2+2"})
     assert answer.output == {"answer": 4}
@@ -79,7 +79,7 @@ async def test_32_the_iterative_answer_has_the_documented_shape(tmp_path: Path) 
     }
 
 
-async def test_33_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
+async def test_33_a_workflow_uses_the_agent_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
     looped = Scripted(says("done"), says("COMPLETED: done"))
     assert await invoke_agent(invoker(looped, tmp_path), "worker", {}) == {"answer": "done"}
     assert len(looped.requests) == 2
@@ -92,6 +92,6 @@ async def test_33_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path:
     assert len(told.requests) == 1
 
 
-async def test_an_unknown_agent_is_named_with_those_there_are(tmp_path: Path) -> None:
+async def test_an_unknown_agent_error_lists_the_known_agents(tmp_path: Path) -> None:
     with pytest.raises(AgentNotFound, match="unknown agent 'x'; known agents: worker, talker"):
         await invoker(Scripted(), tmp_path).invoke("x", {})

@@ -24,14 +24,14 @@ from tests.support.up_process import (
     PATIENCE,
     SETTINGS,
     UpProcess,
-    begun,
     ok,
-    reached,
-    said_in,
+    session_texts,
+    start_run,
     up_process,
+    wait_for_state,
 )
 from tests.support.waiting import until
-from tests.support.webhook_receiver import Posted, posted
+from tests.support.webhook_receiver import WebhookReceiver, open_webhook_receiver
 
 SECRET = "0123456789abcdef0123456789abcdef"
 CAREFUL = """
@@ -90,7 +90,7 @@ class Here:
 
     up: UpProcess
     owner: Client
-    posts: Posted
+    posts: WebhookReceiver
 
     @property
     def models(self) -> ModelServer:
@@ -104,19 +104,19 @@ class Here:
 @pytest_asyncio.fixture(name="here", scope="module", loop_scope="module")
 async def _here(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Here]:
     async with AsyncExitStack() as stack:
-        posts = await stack.enter_async_context(posted())
+        posts = await stack.enter_async_context(open_webhook_receiver())
         up = await stack.enter_async_context(up_process(tmp_path_factory.mktemp("up")))
         up.configure(SETTINGS + CAREFUL + HOOK.format(url=posts.url))
         up.shell.env["HOOK_SECRET"] = SECRET
         owner = await up.start(edge=True)
-        await up.online(owner)
+        await up.wait_online(owner)
         yield Here(up, owner, posts)
-    assert "Traceback" not in up.words(), up.words()
+    assert "Traceback" not in up.output(), up.output()
 
 
 @module
-async def test_a_run_is_watched_by_two_and_the_rest_is_told_after_a_resume_id(here: Here) -> None:
-    run_id = await begun(here.owner, f"{MARK % 'watched'}\nnever")
+async def test_two_watchers_see_the_same_events_and_can_resume_by_event_id(here: Here) -> None:
+    run_id = await start_run(here.owner, f"{MARK % 'watched'}\nnever")
     path = f"/v1/runs/{run_id}/events"
     whole, same = await asyncio.gather(all_events(here.owner, path), all_events(here.owner, path))
     numbers = [int(event.id) for event in whole]
@@ -133,8 +133,8 @@ async def test_a_run_is_watched_by_two_and_the_rest_is_told_after_a_resume_id(he
 
 
 @module
-async def test_who_comes_back_in_the_middle_of_a_reply_misses_none_of_it(here: Here) -> None:
-    run_id = await begun(here.owner, "wait middle 40")
+async def test_a_watcher_that_reconnects_during_a_reply_misses_no_event(here: Here) -> None:
+    run_id = await start_run(here.owner, "wait middle 40")
     path = f"/v1/runs/{run_id}/events"
     seen: list[JSON] = []
     async with watching(here.owner, path) as stream:
@@ -151,25 +151,25 @@ async def test_who_comes_back_in_the_middle_of_a_reply_misses_none_of_it(here: H
 
 
 @module
-async def test_a_message_steers_a_run_that_goes_on(here: Here) -> None:
-    run_id = await begun(here.owner, "wait steered 10")
+async def test_a_message_steers_a_running_run(here: Here) -> None:
+    run_id = await start_run(here.owner, "wait steered 10")
     await asyncio.wait_for(here.models.held["steered"].wait(), PATIENCE)
     said = await here.owner.post(f"/v1/runs/{run_id}/messages", {"message": "say heard you"})
     assert said.status == 202
     here.models.gates["steered"].set()
-    view = await reached(here.owner, run_id)
+    view = await wait_for_state(here.owner, run_id)
     assert (view["stop"], view["text"]) == ("completed", "heard you")
     late = await here.owner.post(f"/v1/runs/{run_id}/messages", {"message": "say more"})
     assert (late.status, late.code) == (409, "ended")
 
 
 @module
-async def test_a_cancelled_run_hangs_up_on_its_model(here: Here) -> None:
-    run_id = await begun(here.owner, "wait cancelled 10")
+async def test_cancelling_a_run_closes_its_model_request(here: Here) -> None:
+    run_id = await start_run(here.owner, "wait cancelled 10")
     await asyncio.wait_for(here.models.held["cancelled"].wait(), PATIENCE)
     gone = here.models.gone
     assert ok(await here.owner.post(f"/v1/runs/{run_id}/cancel"))["cancelled"] is True
-    view = await reached(here.owner, run_id)
+    view = await wait_for_state(here.owner, run_id)
     assert view["stop"] == "cancelled"
     await until(lambda: here.models.gone == gone + 1, say="the model's reply is not heard out")
     assert here.models.count("wait cancelled") == 1
@@ -178,9 +178,11 @@ async def test_a_cancelled_run_hangs_up_on_its_model(here: Here) -> None:
 
 @module
 @pytest.mark.parametrize("by", ["http", "command", "denied"])
-async def test_a_run_waits_for_a_person_and_goes_on_with_the_answer(here: Here, by: str) -> None:
-    run_id = await begun(here.owner, MARK % f"approved-{by}", agent="careful")
-    waiting = await reached(here.owner, run_id, "waiting")
+async def test_a_run_waits_for_approval_and_continues_with_the_decision(
+    here: Here, by: str
+) -> None:
+    run_id = await start_run(here.owner, MARK % f"approved-{by}", agent="careful")
+    waiting = await wait_for_state(here.owner, run_id, "waiting")
     assert waiting["stop"] == "waiting"
     found = ok(await here.owner.get(f"/v1/approvals?run_id={run_id}"))["items"]
     assert [one["tool"] for one in found] == ["bash"]
@@ -194,44 +196,46 @@ async def test_a_run_waits_for_a_person_and_goes_on_with_the_answer(here: Here, 
             # Another process of the person's, which knows nothing of the one that runs.
             typed = await here.up.shell.type("approvals", "approve", found[0]["id"])
             assert typed.code == 0, typed.err
-    view = await reached(here.owner, run_id)
+    view = await wait_for_state(here.owner, run_id)
     assert (view["stop"], view["text"]) == ("completed", "done")
     assert here.marks(f"approved-{by}") == (by != "denied")
     assert here.models.count(MARK % f"approved-{by}") == 2, "no turn was paid twice"
 
 
 @module
-async def test_a_question_is_answered_and_the_run_goes_on(here: Here) -> None:
+async def test_a_run_continues_when_its_question_is_answered(here: Here) -> None:
     asks = json.dumps({"question": "Which colour?", "options": ["red", "blue"]})
-    run_id = await begun(here.owner, f"call question {asks}\nsay thank you")
-    await reached(here.owner, run_id, "waiting")
+    run_id = await start_run(here.owner, f"call question {asks}\nsay thank you")
+    await wait_for_state(here.owner, run_id, "waiting")
     found = ok(await here.owner.get("/v1/questions"))["items"]
     assert [(one["run_id"], one["text"]) for one in found] == [(run_id, "Which colour?")]
     wrong = await here.owner.post(f"/v1/runs/{run_id}/answer", {"question_id": "x", "text": "?"})
     assert wrong.status == 404
     ok(await here.owner.post(f"/v1/runs/{run_id}/answer", {"chosen": ["blue"]}))
-    assert (await reached(here.owner, run_id))["text"] == "thank you"
+    assert (await wait_for_state(here.owner, run_id))["text"] == "thank you"
     told = here.models.asked[-1].body["messages"][-1]
     assert told["role"] == "tool" and "blue" in str(told["content"])
 
 
 @module
-async def test_messages_of_one_session_are_answered_one_after_the_other(here: Here) -> None:
+async def test_messages_of_one_session_run_one_after_the_other(here: Here) -> None:
     session = ok(await here.owner.post("/v1/sessions", {"agent": "evoclaw"}))["id"]
-    first = await begun(here.owner, "wait first 4", session_id=session)
+    first = await start_run(here.owner, "wait first 4", session_id=session)
     await asyncio.wait_for(here.models.held["first"].wait(), PATIENCE)
-    both = [begun(here.owner, f"say {name}", session_id=session) for name in ("second", "third")]
+    both = [
+        start_run(here.owner, f"say {name}", session_id=session) for name in ("second", "third")
+    ]
     second, third = await asyncio.gather(*both)
-    other = await begun(here.owner, "say elsewhere")
-    assert (await reached(here.owner, other))["text"] == "elsewhere"
+    other = await start_run(here.owner, "say elsewhere")
+    assert (await wait_for_state(here.owner, other))["text"] == "elsewhere"
     assert here.models.count("say second") == here.models.count("say third") == 0
     states = [ok(await here.owner.get(f"/v1/runs/{one}"))["state"] for one in (second, third)]
     assert states == ["queued", "queued"]
     here.models.gates["first"].set()
-    views = [await reached(here.owner, one) for one in (first, second, third)]
+    views = [await wait_for_state(here.owner, one) for one in (first, second, third)]
     spans = sorted((view["began_at"], view["ended_at"]) for view in views)
     assert all(view["stop"] == "completed" for view in views)
-    said = await said_in(here.owner, session)
+    said = await session_texts(here.owner, session)
     assert len(said) == 6 and said[0] == "wait first 4"
     assert {said[2], said[4]} == {"say second", "say third"}
     assert [said[3], said[5]] == [text.removeprefix("say ") for text in (said[2], said[4])]
@@ -239,7 +243,7 @@ async def test_messages_of_one_session_are_answered_one_after_the_other(here: He
 
 
 @module
-async def test_a_workflow_dropped_into_the_folder_runs_with_its_approval(here: Here) -> None:
+async def test_a_workflow_added_to_the_folder_runs_with_its_approval(here: Here) -> None:
     folder = here.up.home / "workflows"
     folder.mkdir(exist_ok=True)
     (folder / "greet.toml").write_text(GREET)
@@ -262,7 +266,7 @@ async def test_a_workflow_dropped_into_the_folder_runs_with_its_approval(here: H
 
 
 @module
-async def test_a_signed_letter_is_answered_at_the_callback(here: Here) -> None:
+async def test_a_signed_webhook_message_is_answered_at_the_callback(here: Here) -> None:
     signatures = WebhookSignatures(WebhookSettings(secret_env="X"), SECRET.encode())
     body = msgspec.json.encode(
         {"message": "say twelve minutes", "sender": "U1", "conversation": "c", "message_id": "m1"}
@@ -276,35 +280,35 @@ async def test_a_signed_letter_is_answered_at_the_callback(here: Here) -> None:
     assert await post({}) == 401
     signed = signatures.headers(body, time.time())
     assert await asyncio.gather(post(signed), post(signed)) == [202, 202]
-    (answer,) = await here.posts.got(1)
+    (answer,) = await here.posts.wait_for_posts(1)
     assert (answer["state"], answer["text"]) == ("answer", "twelve minutes")
     signatures.check(here.posts.headers[0], here.posts.bodies[0], time.time())
     assert here.models.count("say twelve minutes") == 1, "the same letter twice is one run"
 
 
 @module
-async def test_settings_are_read_again_and_broken_ones_change_nothing(here: Here) -> None:
+async def test_settings_are_reloaded_on_sighup_and_invalid_ones_change_nothing(here: Here) -> None:
     file = here.up.home / "evoclaw.toml"
     before = file.read_text()
     unknown = await here.owner.post("/v1/runs", {"message": "say hi", "agent": "fresh"})
     assert unknown.status == 404
-    goes_on = await begun(here.owner, "wait reload 4")
+    goes_on = await start_run(here.owner, "wait reload 4")
     await asyncio.wait_for(here.models.held["reload"].wait(), PATIENCE)
     file.write_text(f"{before}\n[[agents]]\nid = 'fresh'\nprompt = 'You are new here.'\n")
     here.up.signal(signal.SIGHUP)
-    await here.up.told("settings reloaded: agents")
-    run_id = await begun(here.owner, "say I am new", agent="fresh")
-    assert (await reached(here.owner, run_id))["text"] == "I am new"
+    await here.up.wait_for_output("settings reloaded: agents")
+    run_id = await start_run(here.owner, "say I am new", agent="fresh")
+    assert (await wait_for_state(here.owner, run_id))["text"] == "I am new"
     (asked,) = [one for one in here.models.asked if one.said == "say I am new"]
     assert "You are new here." in str(asked.body["messages"][0]["content"])
     assert "tools" not in asked.body, "it has no capabilities"
     file.write_text(f"{before}\n[[agents]]\nid = 'fresh'\nautonomy = 'boundless'\n")
     here.up.signal(signal.SIGHUP)
-    await here.up.told("the settings were not reloaded: ")
-    assert "autonomy" in here.up.words()
-    run_id = await begun(here.owner, "say still here", agent="fresh")
-    assert (await reached(here.owner, run_id))["text"] == "still here"
+    await here.up.wait_for_output("the settings were not reloaded: ")
+    assert "autonomy" in here.up.output()
+    run_id = await start_run(here.owner, "say still here", agent="fresh")
+    assert (await wait_for_state(here.owner, run_id))["text"] == "still here"
     file.write_text(before)
     here.up.signal(signal.SIGHUP)
     here.models.gates["reload"].set()
-    assert (await reached(here.owner, goes_on))["stop"] == "completed"
+    assert (await wait_for_state(here.owner, goes_on))["stop"] == "completed"

@@ -11,7 +11,7 @@ from msgspec import Struct
 from evoclaw.core.tracing import trace_id_of
 from tests.support.command_line import reply, shell
 from tests.support.otlp_collector import CLIENT, INTERNAL, SERVER, Collector, Span, collector
-from tests.support.up_process import SETTINGS, UpProcess, begun, ok, reached, up_process
+from tests.support.up_process import SETTINGS, UpProcess, ok, start_run, up_process, wait_for_state
 
 SECRET = "s3cr3t-canary-8842-value"
 COMMAND = f"echo password={SECRET}"
@@ -44,9 +44,9 @@ async def test_a_run_with_a_call_on_an_edge_is_one_trace(tmp_path: Path) -> None
         traced(up, traces)
         up.configure()
         client = await up.start(edge=True)
-        await up.online(client)
-        run_id = await begun(client, ASKED)
-        await reached(client, run_id)
+        await up.wait_online(client)
+        run_id = await start_run(client, ASKED)
+        await wait_for_state(client, run_id)
         await traces.until(7)
         await up.stop()
         traces.write(tmp_path / "trace.jsonl")
@@ -106,7 +106,7 @@ def _check_words(run_id: str, run: Span, chats: list[Span], call: Span, there: S
     )
 
 
-async def test_a_caller_finds_the_run_in_its_own_trace_and_a_sub_run_below_the_call(
+async def test_a_run_joins_the_trace_of_its_caller_and_a_sub_run_nests_below(
     tmp_path: Path,
 ) -> None:
     task = {"description": "a part", "prompt": "say done"}
@@ -120,7 +120,7 @@ async def test_a_caller_finds_the_run_in_its_own_trace_and_a_sub_run_below_the_c
             {"message": f"call task {json.dumps(task)}\nsay all done"},
             traceparent=parent,
         )
-        await reached(client, str(ok(answer)["run_id"]))
+        await wait_for_state(client, str(ok(answer)["run_id"]))
         spans = await traces.until(9)
     above = next(span for span in spans if span.parent_id == CALLER_SPAN)
     call = Tree(spans).one("execute_tool task")
@@ -131,21 +131,21 @@ async def test_a_caller_finds_the_run_in_its_own_trace_and_a_sub_run_below_the_c
     assert below.attributes["evoclaw.run_id"] != above.attributes["evoclaw.run_id"]
 
 
-async def test_a_run_that_waited_goes_on_in_its_trace_in_another_process(tmp_path: Path) -> None:
+async def test_a_waiting_run_continues_its_trace_in_another_process(tmp_path: Path) -> None:
     async with collector() as traces, up_process(tmp_path) as up:
         traced(up, traces)
         up.configure(SETTINGS.replace('"full"', '"supervised"'))
         client = await up.start(edge=True)
-        await up.online(client)
-        run_id = await begun(client, ASKED)
-        await reached(client, run_id, "waiting")
+        await up.wait_online(client)
+        run_id = await start_run(client, ASKED)
+        await wait_for_state(client, run_id, "waiting")
         await up.stop()
         await traces.until(3)
         client = await up.start(edge=True)
-        await up.online(client)
+        await up.wait_online(client)
         waiting = ok(await client.get("/v1/approvals"))["items"]
         ok(await client.post(f"/v1/approvals/{waiting[0]['id']}/answer", {"decision": "once"}))
-        await reached(client, run_id)
+        await wait_for_state(client, run_id)
         await up.stop()
         spans = await traces.until(9)
     first, second = [span for span in spans if span.name == "invoke_agent evoclaw"]
@@ -158,7 +158,7 @@ async def test_a_run_that_waited_goes_on_in_its_trace_in_another_process(tmp_pat
     assert there.parent_id == call.span_id
 
 
-async def test_a_run_at_the_terminal_is_a_trace_too(tmp_path: Path) -> None:
+async def test_a_run_at_the_terminal_is_traced(tmp_path: Path) -> None:
     answers = (reply("", ("read", {"path": "a.txt"})), reply("It says hello."))
     async with collector() as traces, shell(tmp_path, *answers) as here:
         (here.workspace / "a.txt").write_text("hello\n")
@@ -178,7 +178,7 @@ async def test_a_run_at_the_terminal_is_a_trace_too(tmp_path: Path) -> None:
     assert {span.trace_id for span in spans} == {spans[0].trace_id}
 
 
-async def test_what_cannot_be_sent_as_asked_for_is_told_before_anything_begins(
+async def test_an_unsupported_otlp_protocol_is_an_error_before_the_run_starts(
     tmp_path: Path,
 ) -> None:
     async with shell(tmp_path) as here:

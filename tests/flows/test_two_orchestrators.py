@@ -22,7 +22,15 @@ from tests.api.test_runs import Event, all_events, next_event, watching
 from tests.support.model_server import ModelServer, model_server
 from tests.support.postgres import Postgres, why_no_postgres
 from tests.support.service import Client
-from tests.support.up_process import PATIENCE, SETTINGS, UpProcess, begun, ok, reached, said_in
+from tests.support.up_process import (
+    PATIENCE,
+    SETTINGS,
+    UpProcess,
+    ok,
+    session_texts,
+    start_run,
+    wait_for_state,
+)
 from tests.support.waiting import until
 
 CAREFUL = """
@@ -106,7 +114,7 @@ async def _here(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> A
         owners = [await up.start() for up in ups]
         yield Here(ups, owners, models)
     for up in ups:
-        assert "Traceback" not in up.words(), up.words()
+        assert "Traceback" not in up.output(), up.output()
 
 
 async def _stop(up: UpProcess) -> None:
@@ -135,8 +143,8 @@ async def seen(client: Client, path: str, count: int) -> list[Event]:
 
 
 @module
-async def test_a_reply_is_seen_while_it_is_made_and_who_comes_back_misses_none(here: Here) -> None:
-    run_id = await begun(here.owners[0], "wait pieces 40")
+async def test_a_reply_streams_through_the_other_orchestrator_without_gaps(here: Here) -> None:
+    run_id = await start_run(here.owners[0], "wait pieces 40")
     driver, other = await here.apart(run_id)
     path = f"/v1/runs/{run_id}/events"
     await asyncio.wait_for(here.models.held["pieces"].wait(), PATIENCE)
@@ -155,43 +163,46 @@ async def test_a_reply_is_seen_while_it_is_made_and_who_comes_back_misses_none(h
 
 
 @module
-async def test_a_message_said_to_the_other_one_steers_the_run(here: Here) -> None:
-    run_id = await begun(here.owners[1], "wait steered 10")
+async def test_a_message_posted_to_the_other_orchestrator_steers_the_run(here: Here) -> None:
+    run_id = await start_run(here.owners[1], "wait steered 10")
     _, other = await here.apart(run_id)
     await asyncio.wait_for(here.models.held["steered"].wait(), PATIENCE)
     said = await other.post(f"/v1/runs/{run_id}/messages", {"message": "say heard you"})
     assert said.status == 202
     here.models.gates["steered"].set()
-    view = await reached(other, run_id)
+    view = await wait_for_state(other, run_id)
 
     async def answered() -> bool:
         # By this run; or by the next one, if it had just decided that it was done.
-        return (await said_in(other, view["session_id"]))[-2:] == ["say heard you", "heard you"]
+        return (await session_texts(other, view["session_id"]))[-2:] == [
+            "say heard you",
+            "heard you",
+        ]
 
     await until(answered, PATIENCE, "what was said is answered")
     assert here.models.count("say heard you") == 1
 
 
 @module
-async def test_a_run_is_cancelled_through_the_other_one(here: Here) -> None:
-    run_id = await begun(here.owners[0], "wait cancelled 10")
+async def test_a_run_is_cancelled_through_the_other_orchestrator(here: Here) -> None:
+    run_id = await start_run(here.owners[0], "wait cancelled 10")
     driver, other = await here.apart(run_id)
     await asyncio.wait_for(here.models.held["cancelled"].wait(), PATIENCE)
     gone = here.models.gone
     assert ok(await other.post(f"/v1/runs/{run_id}/cancel"))["cancelled"] is True
-    assert (await reached(driver, run_id))["stop"] == "cancelled"
+    assert (await wait_for_state(driver, run_id))["stop"] == "cancelled"
     await until(lambda: here.models.gone == gone + 1, say="the model's reply is not heard out")
     assert (await all_events(other, f"/v1/runs/{run_id}/events"))[-1].event == "run_finished"
 
 
 @module
 @pytest.mark.parametrize("door", [0, 1])
-async def test_a_question_is_answered_through_either(here: Here, door: int) -> None:
+async def test_a_question_is_answered_through_either_orchestrator(here: Here, door: int) -> None:
     await here.idle()
-    run_id = await begun(here.owners[0], QUESTION)
+    run_id = await start_run(here.owners[0], QUESTION)
     owner = here.owners[door]
     watched = asyncio.create_task(all_events(owner, f"/v1/runs/{run_id}/events?follow=true"))
-    await reached(owner, run_id, "waiting")
+    await wait_for_state(owner, run_id, "waiting")
     asked = ok(await owner.get("/v1/questions"))["items"]
     assert [one["run_id"] for one in asked] == [run_id]
     ok(await owner.post(f"/v1/runs/{run_id}/answer", {"text": "blue"}))
@@ -202,17 +213,17 @@ async def test_a_question_is_answered_through_either(here: Here, door: int) -> N
 
 @module
 @pytest.mark.parametrize("door", [0, 1])
-async def test_a_call_is_approved_and_what_it_shows_is_seen_through_either(
+async def test_a_call_is_approved_and_its_canvas_read_through_either_orchestrator(
     here: Here, door: int
 ) -> None:
     await here.idle()
-    run_id = await begun(here.owners[0], SHOW % (door, door), agent="careful")
+    run_id = await start_run(here.owners[0], SHOW % (door, door), agent="careful")
     owner, other = here.owners[door], here.owners[1 - door]
-    waiting = await reached(owner, run_id, "waiting")
+    waiting = await wait_for_state(owner, run_id, "waiting")
     found = ok(await owner.get(f"/v1/approvals?run_id={run_id}"))["items"]
     assert [one["tool"] for one in found] == ["canvas"]
     ok(await owner.post(f"/v1/runs/{run_id}/approve"))
-    view = await reached(other, run_id)
+    view = await wait_for_state(other, run_id)
     assert (view["stop"], view["text"]) == ("completed", "shown")
     for one in here.owners:
         sheet = ok(await one.get(f"/v1/sessions/{waiting['session_id']}/canvas"))
@@ -220,20 +231,20 @@ async def test_a_call_is_approved_and_what_it_shows_is_seen_through_either(
 
 
 @module
-async def test_an_approval_at_a_command_line_is_heard_by_both(here: Here) -> None:
+async def test_an_approval_from_the_command_line_reaches_both_orchestrators(here: Here) -> None:
     await here.idle()
-    run_id = await begun(here.owners[1], SHOW % ("typed", "typed"), agent="careful")
-    await reached(here.owners[0], run_id, "waiting")
+    run_id = await start_run(here.owners[1], SHOW % ("typed", "typed"), agent="careful")
+    await wait_for_state(here.owners[0], run_id, "waiting")
     (found,) = ok(await here.owners[0].get(f"/v1/approvals?run_id={run_id}"))["items"]
     # A process of the person's, which drives nothing and knows of neither.
     typed = await here.ups[0].shell.type("approvals", "approve", found["id"])
     assert typed.code == 0, typed.err
     for owner in here.owners:
-        assert (await reached(owner, run_id))["text"] == "shown"
+        assert (await wait_for_state(owner, run_id))["text"] == "shown"
 
 
 @module
-async def test_the_same_key_is_one_run_through_both(here: Here) -> None:
+async def test_one_idempotency_key_starts_one_run_through_both_orchestrators(here: Here) -> None:
     await here.idle()
     body, key = {"message": "say once"}, token_hex(8)
     answers = await asyncio.gather(
@@ -242,12 +253,12 @@ async def test_the_same_key_is_one_run_through_both(here: Here) -> None:
     assert sorted(one.status for one in answers) == [200, 201]
     (run_id,) = {one.json["run_id"] for one in answers}
     for one in here.owners:
-        assert (await reached(one, run_id))["text"] == "once"
+        assert (await wait_for_state(one, run_id))["text"] == "once"
     assert here.models.count("say once") == 1
 
 
 @module
-async def test_what_happens_on_one_is_told_on_the_other(here: Here) -> None:
+async def test_run_changes_on_one_orchestrator_are_streamed_by_the_other(here: Here) -> None:
     await here.idle()
 
     async def told(owner: Client, ready: asyncio.Event, wanted: str) -> JSON:
@@ -264,23 +275,23 @@ async def test_what_happens_on_one_is_told_on_the_other(here: Here) -> None:
         ready, wanted = asyncio.Event(), f"news {number}"
         watcher = asyncio.create_task(told(here.owners[1 - number], ready, wanted))
         await asyncio.wait_for(ready.wait(), PATIENCE)
-        run_id = await begun(owner, f"say {wanted}")
+        run_id = await start_run(owner, f"say {wanted}")
         assert (await asyncio.wait_for(watcher, PATIENCE))["run_id"] == run_id
 
 
 @module
-async def test_a_session_goes_on_through_the_other_one(here: Here) -> None:
+async def test_a_session_continues_through_the_other_orchestrator(here: Here) -> None:
     await here.idle()
-    first = await begun(here.owners[0], "wait first 4")
+    first = await start_run(here.owners[0], "wait first 4")
     session = ok(await here.owners[0].get(f"/v1/runs/{first}"))["session_id"]
     await asyncio.wait_for(here.models.held["first"].wait(), PATIENCE)
-    second = await begun(here.owners[1], "say second", session_id=session)
+    second = await start_run(here.owners[1], "say second", session_id=session)
     assert ok(await here.owners[0].get(f"/v1/runs/{second}"))["state"] == "queued"
-    third = await begun(here.owners[0], "say third", session_id=session)
+    third = await start_run(here.owners[0], "say third", session_id=session)
     assert ok(await here.owners[1].post(f"/v1/runs/{third}/cancel"))["cancelled"] is True
-    assert (await reached(here.owners[0], third))["stop"] == "cancelled"
+    assert (await wait_for_state(here.owners[0], third))["stop"] == "cancelled"
     here.models.gates["first"].set()
-    views = [await reached(owner, second) for owner in here.owners]
+    views = [await wait_for_state(owner, second) for owner in here.owners]
     assert [view["text"] for view in views] == ["second", "second"]
     ended = ok(await here.owners[1].get(f"/v1/runs/{first}"))["ended_at"]
     assert ended <= views[0]["ended_at"]
@@ -288,12 +299,12 @@ async def test_a_session_goes_on_through_the_other_one(here: Here) -> None:
 
 
 @module
-async def test_a_run_whose_orchestrator_is_killed_is_watched_on_through_the_other_one(
+async def test_a_watch_continues_after_the_driving_orchestrator_is_killed(
     here: Here,
 ) -> None:
     """The last one: one of the two is gone after it."""
     await here.idle()
-    run_id = await begun(here.owners[0], "wait killed 10")
+    run_id = await start_run(here.owners[0], "wait killed 10")
     await asyncio.wait_for(here.models.held["killed"].wait(), PATIENCE)
     driver = await here.driver(run_id)
     other, path = here.owners[1 - driver], f"/v1/runs/{run_id}/events"

@@ -30,7 +30,7 @@ def call(tool: Tool = BASH, request_id: str = "run.1.0.1", **arguments: JSON) ->
     return Call("1", tool, arguments, request_id, 1.0)
 
 
-def test_the_digest_covers_every_argument_and_what_the_tool_is() -> None:
+def test_the_call_digest_covers_every_argument_and_the_tool_definition() -> None:
     asked = call(command="ls", cwd=".")
     same = call(cwd=".", command="ls")
     assert call_digest(asked) == call_digest(same)
@@ -46,12 +46,12 @@ def test_the_digest_covers_every_argument_and_what_the_tool_is() -> None:
     assert len({call_digest(one) for one in (asked, *others)}) == len(others) + 1
 
 
-def test_another_description_is_the_same_tool() -> None:
+def test_the_call_digest_ignores_the_tool_description() -> None:
     worded = replace(BASH, description="Runs any command.")
     assert call_digest(call(worded, command="ls")) == call_digest(call(command="ls"))
 
 
-def test_a_session_wide_approval_covers_one_tool_one_reason_one_session_one_user() -> None:
+def test_a_session_approval_covers_one_tool_reason_session_and_user() -> None:
     one = scope_of(call(command="a"), ASK, "s")
     assert scope_of(call(command="b", request_id="other.1.0.1"), ASK, "s").key == one.key
 
@@ -82,7 +82,7 @@ def test_fault_54_only_a_person_of_the_same_tenant_may_answer() -> None:
     assert other == "there is no such approval"
 
 
-def test_secrets_are_not_kept_to_be_shown() -> None:
+def test_secrets_are_redacted_from_the_stored_arguments() -> None:
     token = "ghp_" + "a1B2" * 9
     marked = {"properties": {"code": {"type": "string", "format": "password"}}}
     asked = call(
@@ -101,7 +101,7 @@ def test_secrets_are_not_kept_to_be_shown() -> None:
     assert "https://example.org" in text
 
 
-def test_what_is_shown_is_bounded_and_says_what_is_left_out() -> None:
+def test_stored_arguments_are_truncated_with_a_note() -> None:
     made = displayed_arguments(call(content="x" * 100_000, path="a"))
     assert len(str(made)) < MAX_SHOWN_ARGUMENT_CHARS + 200
     assert f"[… {100_000 - MAX_SHOWN_ARGUMENT_CHARS} characters not shown …]" in made["content"]
@@ -110,14 +110,14 @@ def test_what_is_shown_is_bounded_and_says_what_is_left_out() -> None:
     assert many["path"] == '"a"'
 
 
-def test_settings_wait_only_if_told_and_refuse_nonsense() -> None:
+def test_settings_do_not_wait_by_default_and_invalid_values_are_refused() -> None:
     assert msgspec.convert({}, ApprovalSettings).nobody is None
     for wrong in ({"nobody": "allow"}, {"expires_s": 0}, {"expire_s": 5}, {"patience_s": -1}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, ApprovalSettings)
 
 
-async def test_always_at_the_terminal_holds_for_the_same_tool_and_reason_alone() -> None:
+async def test_always_at_the_terminal_covers_only_the_same_tool_and_reason() -> None:
     class Person:
         asked = 0
 

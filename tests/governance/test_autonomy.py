@@ -29,7 +29,7 @@ async def verdict(level: Level, tool: Tool, writes: WorkspaceWrites = WorkspaceW
         (TELLS, "Ask supervised", "Ask supervised", "Deny read_only"),
     ],
 )
-async def test_what_each_level_makes_of_a_tool(
+async def test_each_autonomy_level_allows_asks_or_denies_each_tool(
     tool: Tool, supervised: str, free_writes: str, read_only: str
 ) -> None:
     assert await verdict(Level.SUPERVISED, tool) == supervised
@@ -39,7 +39,7 @@ async def test_what_each_level_makes_of_a_tool(
     assert await verdict(Level.FULL, tool) == "Allow"
 
 
-async def test_the_person_is_told_what_kind_of_thing_it_is() -> None:
+async def test_the_approval_reason_names_the_effect_of_the_tool() -> None:
     supervised = Autonomy(Level.SUPERVISED)
     told: list[str] = []
     for tool in (ACTS, TELLS, WRITES):

@@ -24,7 +24,7 @@ async def code(domains: NetworkPolicy, arguments: dict[str, Any], *permissions: 
     return verdict.code
 
 
-async def test_by_default_tools_may_reach_everything_and_commands_nothing() -> None:
+async def test_by_default_tools_may_reach_every_host_and_commands_none() -> None:
     domains = NetworkPolicy()
     assert domains.allows("example.org")
     assert not domains.allows_for_commands("example.org")
@@ -51,14 +51,14 @@ async def test_by_default_tools_may_reach_everything_and_commands_nothing() -> N
         ("", False),
     ],
 )
-def test_names_are_exact_or_whole_branches(host: str, allowed: bool) -> None:
+def test_a_host_pattern_is_exact_or_covers_all_subdomains(host: str, allowed: bool) -> None:
     said = NetworkSettings(
         allow=("example.org", "*.wild.test", "192.0.2.1"), deny=("bad.wild.test",)
     )
     assert NetworkPolicy(said).allows(host) is allowed
 
 
-def test_what_is_denied_stays_denied_whatever_allows_it() -> None:
+def test_a_denied_host_stays_denied_whatever_allows_it() -> None:
     said = NetworkSettings(deny=("*.bad.test",), commands=("*", "x.bad.test"))
     domains = NetworkPolicy(said)
     assert not domains.allows("x.bad.test")
@@ -66,7 +66,7 @@ def test_what_is_denied_stays_denied_whatever_allows_it() -> None:
     assert domains.allows_for_commands("good.test")
 
 
-def test_commands_reach_no_more_than_tools() -> None:
+def test_commands_cannot_reach_more_hosts_than_tools() -> None:
     domains = NetworkPolicy(NetworkSettings(allow=("a.test",), commands=("a.test", "b.test")))
     assert domains.allows_for_commands("a.test")
     assert not domains.allows_for_commands("b.test")
@@ -99,23 +99,23 @@ async def test_a_call_that_names_a_denied_host_is_denied(arguments: dict[str, An
         "https://[bad.test/",
     ],
 )
-async def test_an_address_that_can_be_read_in_two_ways_is_denied(url: str) -> None:
+async def test_an_ambiguous_url_is_denied(url: str) -> None:
     assert await code(NetworkPolicy(), {"url": url}) == "network_address"
 
 
-async def test_what_lies_too_deep_to_be_judged_is_denied() -> None:
+async def test_an_url_nested_too_deep_is_denied() -> None:
     deep: Any = "https://bad.test"
     for _ in range(20):
         deep = [deep]
     assert await code(NetworkPolicy(), {"url": deep}) == "network_address"
 
 
-async def test_a_name_in_another_alphabet_is_judged_by_its_ascii_form() -> None:
+async def test_an_internationalized_host_is_judged_by_its_ascii_form() -> None:
     domains = NetworkPolicy(NetworkSettings(deny=("xn--bcher-kva.test",)))
     assert await code(domains, {"url": "https://bücher.test/"}) == "network_domain"
 
 
-async def test_tools_that_do_not_reach_out_are_not_judged() -> None:
+async def test_tools_without_network_access_are_not_judged() -> None:
     domains = NetworkPolicy(NetworkSettings(allow=()))
     assert await code(domains, {"text": "https://bad.test/"}, "files") == ""
     assert await code(domains, {"query": "plain words"}) == ""
@@ -125,17 +125,17 @@ async def test_tools_that_do_not_reach_out_are_not_judged() -> None:
     "pattern",
     ["", "https://x.test", "x.test/path", "x.test:80", "*x.test", "a.*.test", "**", "bücher.test"],
 )
-def test_a_pattern_that_means_nothing_is_refused_when_it_is_read(pattern: str) -> None:
+def test_an_invalid_host_pattern_is_refused_at_load(pattern: str) -> None:
     with pytest.raises(ConfigError, match="no host"):
         NetworkPolicy(NetworkSettings(deny=(pattern,)))
 
 
-def test_a_port_that_is_none_is_refused() -> None:
+def test_an_invalid_port_is_refused() -> None:
     with pytest.raises(ConfigError, match="no port"):
         NetworkPolicy(NetworkSettings(ports=(0,)))
 
 
-def test_the_settings_are_read_from_toml() -> None:
+def test_network_settings_are_read_from_toml() -> None:
     said = msgspec.toml.decode(
         b'deny = ["*.internal.test"]\ncommands = ["files.example.org"]\nports = [443]',
         type=NetworkSettings,

@@ -20,7 +20,7 @@ def call(tool: Tool) -> Call:
     return Call("1", tool, {}, "r", 1.0)
 
 
-async def test_every_permission_of_a_tool_must_be_held() -> None:
+async def test_every_permission_of_a_tool_must_be_granted() -> None:
     verdict = await Permissions(frozenset({"git"})).judge(call(COMMIT))
     assert isinstance(verdict, Deny)
     assert verdict.reason == (
@@ -31,7 +31,7 @@ async def test_every_permission_of_a_tool_must_be_held() -> None:
     assert await both.judge(call(COMMIT)) is ALLOW
 
 
-async def test_a_star_holds_all_and_nothing_holds_none() -> None:
+async def test_a_star_grants_everything_and_an_empty_set_nothing() -> None:
     assert await Permissions(frozenset({"*"})).judge(call(COMMIT)) is ALLOW
     nothing = Permissions(frozenset())
     assert isinstance(await nothing.judge(call(READ)), Deny)
@@ -74,14 +74,14 @@ async def test_a_later_deny_beats_an_earlier_ask_and_ends_the_chain() -> None:
     assert never.asked == 0
 
 
-async def test_the_first_ask_is_asked_when_nobody_denies() -> None:
+async def test_the_first_ask_is_the_verdict_when_no_policy_denies() -> None:
     chain = Chain((Always(ALLOW), Always(Ask("a", "1")), Always(Ask("b", "2"))))
     assert await chain.judge(call(READ)) == Ask("a", "1")
     assert await chain.admit(1) == Ask("a", "1")
     assert await Chain(()).judge(call(READ)) is ALLOW
 
 
-async def test_an_approval_for_the_session_is_remembered_for_its_tool_alone() -> None:
+async def test_a_session_approval_is_remembered_for_its_tool_only() -> None:
     class Person:
         asked = 0
 

@@ -57,14 +57,14 @@ async def denied(stops: Stops, asked: Call) -> bool:
     return isinstance(verdict, Deny)
 
 
-async def test_without_a_file_nothing_is_stopped(tmp_path: Path) -> None:
+async def test_without_a_stop_file_nothing_is_stopped(tmp_path: Path) -> None:
     stops = Stops(file(tmp_path))
     assert not await denied(stops, call())
     assert isinstance(await stops.admit(1), Allow)
     assert not file(tmp_path).path.exists()
 
 
-async def test_a_stop_holds_for_the_next_call_and_until_it_is_released(tmp_path: Path) -> None:
+async def test_a_stop_applies_to_the_next_call_until_it_is_released(tmp_path: Path) -> None:
     stops, there = Stops(file(tmp_path)), file(tmp_path)
     for _ in range(20):  # quicker than a clock ticks
         there.put(ALL)
@@ -75,7 +75,7 @@ async def test_a_stop_holds_for_the_next_call_and_until_it_is_released(tmp_path:
         assert isinstance(await stops.admit(1), Allow)
 
 
-async def test_the_model_is_told_why_and_not_to_try_another_way(tmp_path: Path) -> None:
+async def test_the_model_gets_the_reason_and_is_told_not_to_work_around_it(tmp_path: Path) -> None:
     file(tmp_path).put(ALL)
     verdict = await Stops(file(tmp_path)).judge(call())
     assert isinstance(verdict, Deny)
@@ -113,7 +113,7 @@ async def test_the_model_is_told_why_and_not_to_try_another_way(tmp_path: Path) 
         (Stop(StopKind.ALL), [call(READ), call(EDGES, agent_id="pi")], []),
     ],
 )
-async def test_what_each_kind_of_stop_covers(
+async def test_each_kind_of_stop_denies_the_right_calls(
     tmp_path: Path, stop: Stop, stopped: list[Call], free: list[Call]
 ) -> None:
     file(tmp_path).put(stop)
@@ -122,7 +122,7 @@ async def test_what_each_kind_of_stop_covers(
     assert [await denied(stops, one) for one in free] == [False] * len(free)
 
 
-async def test_an_agent_that_is_stopped_asks_its_model_nothing(tmp_path: Path) -> None:
+async def test_a_stopped_agent_does_not_call_its_model(tmp_path: Path) -> None:
     file(tmp_path).put(Stop(StopKind.AGENT, "pi"))
     assert isinstance(await Stops(file(tmp_path), agent="pi").admit(1), Deny)
     assert isinstance(await Stops(file(tmp_path), agent="other").admit(1), Allow)
@@ -138,7 +138,7 @@ async def test_commands_without_egress_continue_while_the_network_is_stopped(
     assert await denied(sandboxed, call(FETCH))
 
 
-async def test_each_of_several_files_counts(tmp_path: Path) -> None:
+async def test_stops_of_all_files_apply(tmp_path: Path) -> None:
     here, there = file(tmp_path / "machine"), file(tmp_path / "edge")
     stops = Stops(here, there)
     there.put(Stop(StopKind.TOOL, "bash"))
@@ -182,7 +182,7 @@ def damage(path: Path, how: str) -> None:
     ["torn", "empty", "of a later version", "of an unknown kind", "deep", "huge",
      "for all to write", "a link", "a folder", "a pipe"],
 )  # fmt: skip
-async def test_a_file_that_cannot_be_trusted_stops_everything_until_it_is_set_right(
+async def test_an_unsound_stop_file_stops_everything_until_repaired(
     tmp_path: Path, how: str
 ) -> None:
     there = file(tmp_path)
@@ -203,7 +203,7 @@ async def test_a_file_that_cannot_be_trusted_stops_everything_until_it_is_set_ri
     assert not await denied(stops, call())
 
 
-async def test_everything_can_be_stopped_though_the_file_is_damaged(tmp_path: Path) -> None:
+async def test_stop_all_works_although_the_stop_file_is_damaged(tmp_path: Path) -> None:
     there = file(tmp_path)
     tmp_path.joinpath(STOPS_FILE_NAME).write_text("?")
     there.put(ALL)
@@ -211,7 +211,7 @@ async def test_everything_can_be_stopped_though_the_file_is_damaged(tmp_path: Pa
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything; run as a plain user")
-async def test_a_folder_that_may_not_be_looked_into_stops_everything(tmp_path: Path) -> None:
+async def test_an_unreadable_folder_stops_everything(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir(mode=0o000)
     try:
@@ -220,14 +220,14 @@ async def test_a_folder_that_may_not_be_looked_into_stops_everything(tmp_path: P
         folder.chmod(0o700)
 
 
-async def test_a_path_through_a_file_stops_everything(tmp_path: Path) -> None:
+async def test_a_folder_path_that_is_a_file_stops_everything(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
     assert await denied(Stops(file(tmp_path / "data")), call())
     with pytest.raises(ConfigError, match="cannot write"):
         file(tmp_path / "data").put(ALL)
 
 
-async def test_deleting_the_file_releases_nothing(tmp_path: Path) -> None:
+async def test_deleting_the_stop_file_releases_nothing(tmp_path: Path) -> None:
     there = file(tmp_path)
     stops = Stops(there)
     there.put(ALL)
@@ -244,7 +244,7 @@ def _put_many(path: Path, name: str) -> None:
 
 
 @pytest.mark.process
-def test_processes_that_stop_things_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_processes_lose_no_stops(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     each = [
         spawn.Process(target=_put_many, args=(tmp_path / STOPS_FILE_NAME, name)) for name in "abc"
@@ -258,7 +258,7 @@ def test_processes_that_stop_things_at_once_lose_nothing(tmp_path: Path) -> None
     assert (tmp_path / STOPS_FILE_NAME).stat().st_mode & 0o022 == 0
 
 
-async def test_a_call_under_way_ends_when_everything_is_stopped(tmp_path: Path) -> None:
+async def test_stop_all_ends_a_running_call(tmp_path: Path) -> None:
     began = asyncio.Event()
 
     @tool(name="hang")
@@ -288,7 +288,7 @@ async def test_a_call_under_way_ends_when_everything_is_stopped(tmp_path: Path) 
     assert asyncio.all_tasks() == before
 
 
-async def test_a_stopped_tool_is_not_run_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_stopped_tool_is_denied_and_the_run_continues(tmp_path: Path) -> None:
     file(tmp_path).put(Stop(StopKind.TOOL, "read", "broken"))
     (tmp_path / "a.txt").write_text("hello")
     model = Scripted(calls(("read", {"path": "a.txt"})), says("It is stopped."))
@@ -316,7 +316,7 @@ async def test_a_stopped_tool_is_not_run_and_the_run_goes_on(tmp_path: Path) -> 
         ".evoclaw/approved-skills.json",
     ],
 )
-async def test_fault_55_an_agent_changes_neither_its_rules_nor_its_stops_approvals_or_skills(
+async def test_fault_55_an_agent_cannot_change_its_rules_stops_approvals_or_skills(
     tmp_path: Path, path: str
 ) -> None:
     home, work = tmp_path / "home", tmp_path / "work"

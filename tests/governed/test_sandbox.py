@@ -14,16 +14,16 @@ import pytest
 from tests.support.command_line import Shell, shell
 from tests.support.governed_machine import (
     Given,
-    audited,
-    furnish,
-    hidden,
+    audit_records,
     isolation,
+    obfuscated,
     results,
     settings,
     text_of,
     turns,
+    write_example_files,
 )
-from tests.support.processes import alive, token
+from tests.support.processes import alive, unique_seconds
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="install the package bubblewrap"
@@ -83,20 +83,20 @@ async def run(here: Shell, *options: str) -> list[dict[str, Any]]:
     return [one for one in told if one["name"] != "read"]
 
 
-async def test_a_command_sees_its_workspace_and_no_more(tmp_path: Path) -> None:
+async def test_a_command_sees_only_its_workspace(tmp_path: Path) -> None:
     home = tmp_path / "home"
     calls = (
-        bash(hidden(f"cat {home}/.ssh/id_ed25519; ls -A {home} | grep -v '^.evoclaw$'; true")),
-        bash(hidden(f"touch {home}/made {tmp_path}/made /etc/made /usr/made; true")),
-        bash(hidden("cat /etc/shadow /proc/1/environ; ls /root; env; true")),
+        bash(obfuscated(f"cat {home}/.ssh/id_ed25519; ls -A {home} | grep -v '^.evoclaw$'; true")),
+        bash(obfuscated(f"touch {home}/made {tmp_path}/made /etc/made /usr/made; true")),
+        bash(obfuscated("cat /etc/shadow /proc/1/environ; ls /root; env; true")),
         bash("touch inside; id -u; ps ax | wc -l"),
-        bash(hidden("tail -c 100 /proc/*/cmdline | tr '\\0' ' '")),
+        bash(obfuscated("tail -c 100 /proc/*/cmdline | tr '\\0' ' '")),
     )
     async with shell(tmp_path, *turns(*calls)) as here:
-        furnish(here)
+        write_example_files(here)
         here.env["MY_API_KEY"] = "planted-in-the-environment"
         told = await run(here)
-        rows = [one for one in audited(here.home / ".evoclaw") if one["tool"] == "bash"]
+        rows = [one for one in audit_records(here.home / ".evoclaw") if one["tool"] == "bash"]
         assert (here.workspace / "inside").stat().st_uid == here.workspace.stat().st_uid
         assert {path.name for path in here.home.iterdir()} == {".evoclaw", ".ssh"}
     places = [str(home), str(tmp_path), "/etc", "/usr"]
@@ -110,9 +110,9 @@ async def test_a_command_sees_its_workspace_and_no_more(tmp_path: Path) -> None:
     assert [isolation(one) for one in told] == [one["isolation"] for one in rows]
 
 
-async def test_a_command_has_no_network_at_all(tmp_path: Path) -> None:
+async def test_a_command_has_no_network_access(tmp_path: Path) -> None:
     async with shell(tmp_path, *turns(bash("sh probe.sh"))) as here:
-        furnish(here)
+        write_example_files(here)
         (here.workspace / "probe.py").write_text(PROBE)
         command = (
             f"python3 probe.py {port_of(here)} /run/dbus/system_bus_socket http://example.org/"
@@ -128,7 +128,7 @@ async def test_with_an_allowlist_the_proxy_is_the_only_egress_and_refuses_other_
     tmp_path: Path,
 ) -> None:
     async with shell(tmp_path, *turns(bash("sh probe.sh"))) as here:
-        furnish(here)
+        write_example_files(here)
         settings(here, '[network]\ncommands = ["allowed.test", "localhost"]\nports = [80]\n')
         (here.workspace / "probe.py").write_text(PROBE)
         port = port_of(here)
@@ -143,7 +143,7 @@ async def test_with_an_allowlist_the_proxy_is_the_only_egress_and_refuses_other_
 
 
 @pytest.mark.parametrize("engine", ["bubblewrap", "firejail", "podman"])
-async def test_fault_35_an_engine_that_is_not_there_is_named_with_what_to_do(
+async def test_fault_35_a_missing_sandbox_engine_is_named_with_advice(
     tmp_path: Path, engine: str
 ) -> None:
     tools = tmp_path / "bin"
@@ -152,7 +152,7 @@ async def test_fault_35_an_engine_that_is_not_there_is_named_with_what_to_do(
         if found := shutil.which(name):
             (tools / name).symlink_to(found)
     async with shell(tmp_path, *turns(bash("touch made"))) as here:
-        furnish(here)
+        write_example_files(here)
         settings(here, f'[sandbox]\nengine = "{engine}"\n')
         here.env["PATH"] = str(tools)
         (told,) = await run(here)
@@ -163,11 +163,11 @@ async def test_fault_35_an_engine_that_is_not_there_is_named_with_what_to_do(
 
 async def test_without_a_sandbox_commands_run_only_if_configured(tmp_path: Path) -> None:
     async with shell(tmp_path, *turns(bash("touch made; id -u"))) as here:
-        furnish(here)
+        write_example_files(here)
         settings(here, '[sandbox]\nengine = "none"\n')
         (told,) = await run(here)
         assert (here.workspace / "made").exists()
-        (row,) = (one for one in audited(here.home / ".evoclaw") if one["tool"] == "bash")
+        (row,) = (one for one in audit_records(here.home / ".evoclaw") if one["tool"] == "bash")
         settings(here, '[sandbox]\nengine = "nothing"\n')
         wrong = await here.type("run", "--yes", "go")
         settings(here, '[sandbox]\nengine = "none"\n')
@@ -180,10 +180,10 @@ async def test_without_a_sandbox_commands_run_only_if_configured(tmp_path: Path)
     assert wrong.code == 2 and "choose one of" in wrong.err and "Traceback" not in wrong.err
 
 
-async def test_what_a_command_leaves_running_is_dead_when_the_run_is_over(tmp_path: Path) -> None:
-    mark = token()
+async def test_background_processes_of_a_command_are_dead_after_the_run(tmp_path: Path) -> None:
+    mark = unique_seconds()
     left = f"(setsid sleep {mark} &) ; (setsid nohup env -i sleep {mark} > /dev/null 2>&1 &) ; true"
-    async with shell(tmp_path, *turns(bash(hidden(left)))) as here:
-        furnish(here)
+    async with shell(tmp_path, *turns(bash(obfuscated(left)))) as here:
+        write_example_files(here)
         await run(here)
     assert alive(mark) == []

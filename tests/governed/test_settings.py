@@ -26,7 +26,7 @@ def said(tmp_path: Path, text: str) -> dict[str, str]:
         ("[orchestrator.tools.permissions]\nshell = false\ngit = true", Level.FULL, {"git"}),
     ],
 )
-def test_nobody_holds_more_than_is_granted_to_all(
+def test_capabilities_never_exceed_those_granted_to_all_agents(
     tmp_path: Path, text: str, level: Level, held: set[str]
 ) -> None:
     assert capabilities_for_level(level, said(tmp_path, text)) == held

@@ -12,7 +12,7 @@ import pytest
 from evoclaw.cli import exits
 from tests.governed.test_verdicts import Client
 from tests.support.command_line import Shell, reply, shell
-from tests.support.processes import alive, token
+from tests.support.processes import alive, unique_seconds
 from tests.support.waiting import until
 
 SOON = 8.0
@@ -40,7 +40,7 @@ async def stopped(here: Shell, mark: str, *what: str) -> None:
 async def test_a_stop_ends_a_call_of_an_mcp_client_and_the_next_is_refused(
     tmp_path: Path,
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
     async with shell(tmp_path) as here, asyncio.timeout(120):
         serving = await here.start("mcp", "serve", "--yes", stdin=asyncio.subprocess.PIPE)
         client = Client(serving)
@@ -61,7 +61,7 @@ async def test_a_stop_ends_a_call_of_an_mcp_client_and_the_next_is_refused(
     assert b"Traceback" not in err
 
 
-async def test_a_damaged_file_of_stops_stops_everything(tmp_path: Path) -> None:
+async def test_a_damaged_stop_file_stops_everything(tmp_path: Path) -> None:
     answers = (reply("", ("bash", {"command": "touch made"})), reply("never"))
     async with shell(tmp_path, *answers) as here:
         (here.home / ".evoclaw").mkdir(mode=0o700)

@@ -10,7 +10,7 @@ from evoclaw.core.ports import Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.rules.command_rules import command_rules
-from tests.support.governed_machine import hidden
+from tests.support.governed_machine import obfuscated
 
 
 async def judged(command: str, workspace: Path, *, sandboxed: bool) -> Verdict:
@@ -20,8 +20,10 @@ async def judged(command: str, workspace: Path, *, sandboxed: bool) -> Verdict:
     )
 
 
-@pytest.mark.parametrize("command", [hidden("touch x"), "touch x; ((1+", "python3 -c 'print(1)'"])
-async def test_unreadable_commands_are_asked_about_without_a_sandbox(
+@pytest.mark.parametrize(
+    "command", [obfuscated("touch x"), "touch x; ((1+", "python3 -c 'print(1)'"]
+)
+async def test_unreadable_commands_need_approval_without_a_sandbox(
     tmp_path: Path, command: str
 ) -> None:
     free, bare = [
@@ -32,7 +34,9 @@ async def test_unreadable_commands_are_asked_about_without_a_sandbox(
 
 
 @pytest.mark.parametrize("sandboxed", [True, False])
-async def test_a_denial_stays_one(tmp_path: Path, sandboxed: bool) -> None:
+async def test_a_denied_command_stays_denied_with_and_without_a_sandbox(
+    tmp_path: Path, sandboxed: bool
+) -> None:
     assert isinstance(await judged("cat /etc/shadow", tmp_path, sandboxed=sandboxed), Deny)
 
 
@@ -50,7 +54,7 @@ async def test_a_denial_stays_one(tmp_path: Path, sandboxed: bool) -> None:
         ("{own}/skills/mine/SKILL.md", True),
     ],
 )
-async def test_a_workspace_in_our_folder_can_be_worked_in_and_nothing_beside_it(
+async def test_a_workspace_inside_the_data_folder_is_writable_and_the_rest_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, denied: bool
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -8,50 +8,58 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.command_line import Shell, reply, shell
-from tests.support.governed_machine import EXPECTED, FIRST, SECOND, TABLE, forbid, judged, untouched
+from tests.support.governed_machine import (
+    EXPECTED,
+    FIRST,
+    SECOND,
+    TABLE,
+    assert_untouched,
+    audited_verdicts,
+    write_policy,
+)
 
 ASKS = (reply("", *FIRST), reply("", *SECOND))
 
 
-async def test_a_run_judges_each_call_of_the_table(tmp_path: Path) -> None:
+async def test_a_run_gives_the_expected_verdict_for_each_call(tmp_path: Path) -> None:
     async with shell(tmp_path, *ASKS, reply("done")) as here:
-        forbid(here)
+        write_policy(here)
         ran = await here.type("run", "--yes", "go")
-        assert judged(here.home / ".evoclaw") == EXPECTED, ran.err
-        untouched(here)
+        assert audited_verdicts(here.home / ".evoclaw") == EXPECTED, ran.err
+        assert_untouched(here)
     assert "KEY-OF-THE-OWNER" not in ran.out + ran.err
 
 
-async def test_a_session_judges_them_the_same(tmp_path: Path) -> None:
+async def test_a_session_gives_the_same_verdicts(tmp_path: Path) -> None:
     async with shell(tmp_path, *ASKS, reply("done")) as here:
-        forbid(here)
+        write_policy(here)
         ran = await here.type("run", "--yes", "--session", "s", "go")
-        assert judged(here.home / ".evoclaw") == EXPECTED, ran.err
-        untouched(here)
+        assert audited_verdicts(here.home / ".evoclaw") == EXPECTED, ran.err
+        assert_untouched(here)
 
 
-async def test_a_sub_run_judges_them_the_same(tmp_path: Path) -> None:
+async def test_a_sub_run_gives_the_same_verdicts(tmp_path: Path) -> None:
     begin = reply("", ("task", {"prompt": "do it", "description": "it"}))
     async with shell(tmp_path, begin, *ASKS, reply("done below"), reply("done")) as here:
-        forbid(here)
+        write_policy(here)
         ran = await here.type("run", "--yes", "--session", "s", "go")
         assert "done" in ran.out, ran.err
-        assert judged(here.home / ".evoclaw", leave_out=["do it"]) == EXPECTED, ran.err
-        untouched(here)
+        assert audited_verdicts(here.home / ".evoclaw", leave_out=["do it"]) == EXPECTED, ran.err
+        assert_untouched(here)
 
 
-async def test_a_resumed_run_judges_them_the_same(tmp_path: Path) -> None:
+async def test_a_resumed_run_gives_the_same_verdicts(tmp_path: Path) -> None:
     first = reply("", ("bash", {"command": "sudo touch waited"}))
     async with shell(tmp_path, first, *ASKS, reply("done")) as here:
-        forbid(here)
+        write_policy(here)
         ran = await here.type("run", "--yes", "--wait", "--record", "run.jsonl", "go")
         assert "waiting" in ran.err
         ((id_, _),) = await waiting(here)
         assert (await here.type("approvals", "deny", id_)).code == 0
         went_on = await here.type("run", "--yes", "--resume", "run.jsonl")
         assert went_on.out == "done\n", went_on.err
-        assert judged(here.home / ".evoclaw", leave_out=["waited"]) == EXPECTED
-        untouched(here)
+        assert audited_verdicts(here.home / ".evoclaw", leave_out=["waited"]) == EXPECTED
+        assert_untouched(here)
 
 
 async def waiting(here: Shell) -> list[tuple[str, str]]:
@@ -89,7 +97,7 @@ class Client:
 
 async def test_an_mcp_client_gets_the_same_verdicts(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, asyncio.timeout(60):
-        forbid(here)
+        write_policy(here)
         process = await here.start("mcp", "serve", "--yes", stdin=asyncio.subprocess.PIPE)
         client = Client(process)
         await client.greet()
@@ -100,6 +108,6 @@ async def test_an_mcp_client_gets_the_same_verdicts(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert await process.wait() == 0
-        assert judged(here.home / ".evoclaw") == EXPECTED
-        untouched(here)
+        assert audited_verdicts(here.home / ".evoclaw") == EXPECTED
+        assert_untouched(here)
     assert [one["result"].get("isError", False) for one in told] == [False] + [True] * 6

@@ -27,9 +27,14 @@ from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import TOOL_NAMES, remote
 from tests.matrix.table import HELD, REMOTE, TABLE, TOOLS, changed, lacking, not_made
-from tests.support.fleet import house
+from tests.support.fleet import open_fleet
 from tests.support.tool_calls import call_of
-from tests.support.tool_environment import Grounds, arguments_of, grounds_in, place_in
+from tests.support.tool_environment import (
+    SharedToolServers,
+    arguments_of,
+    open_tool_servers,
+    open_tool_testbed,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BACKENDS = ("local", "ssh", "edge")
@@ -47,8 +52,8 @@ NO = "The house rule says no."
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Grounds]:
-    async with grounds_in(tmp_path_factory.mktemp("matrix"), ssh=True) as made:
+async def grounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[SharedToolServers]:
+    async with open_tool_servers(tmp_path_factory.mktemp("matrix"), ssh=True) as made:
         yield made
 
 
@@ -93,7 +98,7 @@ def rules(held: frozenset[str], *more: Policy) -> Chain:
     return Chain((Permissions(held), Autonomy(Level.FULL), *more))
 
 
-async def test_the_table_has_every_tool_and_what_it_needs() -> None:
+async def test_the_table_lists_every_tool_and_its_dependencies() -> None:
     assert sorted(TABLE) == sorted(TOOL_NAMES) and len(TABLE) == 30
     beside = {name: bound.dependencies - {FileOps, ExecOps} for name, bound in TOOLS.items()}
     assert {name: row.needs for name, row in TABLE.items()} == beside
@@ -101,13 +106,13 @@ async def test_the_table_has_every_tool_and_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize(("backend", "name"), CELLS)
-async def test_a_tool_runs_for_whoever_holds_exactly_its_permissions(
-    grounds: Grounds, backend: str, name: str
+async def test_a_tool_runs_with_exactly_its_permissions(
+    grounds: SharedToolServers, backend: str, name: str
 ) -> None:
     row, held = TABLE[name], TOOLS[name].tool.permissions
-    async with place_in(grounds, held) as place, place.on(backend) as tools:
+    async with open_tool_testbed(grounds, held) as place, place.on(backend) as tools:
         place.usable(name)
-        before = await place.traces()
+        before = await place.observed_effects()
         heard = await ask(
             Pipeline([tools], [PermittedTools(held)]),
             rules(held),
@@ -122,18 +127,18 @@ async def test_a_tool_runs_for_whoever_holds_exactly_its_permissions(
         assert heard.started == tools.reached == [name]
         assert isinstance(heard.end, RunFinished) and heard.end.stop == "completed"
         assert name in heard.model.requests[0].tools
-        after = await place.traces()
+        after = await place.observed_effects()
         assert changed(before, after) == row.leaves and not_made(row, after) == []
 
 
 @pytest.mark.parametrize(("backend", "name", "lack"), LACKS)
-async def test_a_tool_is_neither_offered_nor_run_when_one_permission_is_lacking(
-    grounds: Grounds, backend: str, name: str, lack: str
+async def test_a_tool_is_neither_offered_nor_run_without_one_of_its_permissions(
+    grounds: SharedToolServers, backend: str, name: str, lack: str
 ) -> None:
     held = HELD - {lack}
-    async with place_in(grounds, held) as place, place.on(backend) as tools:
+    async with open_tool_testbed(grounds, held) as place, place.on(backend) as tools:
         place.usable(name)
-        before, arguments = await place.traces(), arguments_of(name, grounds)
+        before, arguments = await place.observed_effects(), arguments_of(name, grounds)
         offered = Pipeline([tools], [PermittedTools(held)])
         unoffered = await ask(offered, rules(held), name, arguments)
         refused = await ask(tools, rules(held), name, arguments)
@@ -147,16 +152,16 @@ async def test_a_tool_is_neither_offered_nor_run_when_one_permission_is_lacking(
         assert refused.told.error is ErrorKind.PERMISSION_DENIED and lack in refused.told.text
         assert failed.value.kind is ErrorKind.NOT_FOUND
         assert unoffered.started == refused.started == tools.reached == []
-        assert changed(before, await place.traces()) == set()
+        assert changed(before, await place.observed_effects()) == set()
 
 
 @pytest.mark.parametrize(("backend", "name"), CELLS)
-async def test_a_tool_that_a_rule_denies_is_not_run_and_the_model_is_told_why(
-    grounds: Grounds, backend: str, name: str
+async def test_a_denied_tool_is_not_run_and_the_model_gets_the_reason(
+    grounds: SharedToolServers, backend: str, name: str
 ) -> None:
-    async with place_in(grounds, HELD) as place, place.on(backend) as tools:
+    async with open_tool_testbed(grounds, HELD) as place, place.on(backend) as tools:
         place.usable(name)
-        before = await place.traces()
+        before = await place.observed_effects()
         policy = rules(HELD, SaysNo(name))
         heard = await ask(
             Pipeline([tools], [PermittedTools(HELD)]), policy, name, arguments_of(name, grounds)
@@ -166,10 +171,10 @@ async def test_a_tool_that_a_rule_denies_is_not_run_and_the_model_is_told_why(
         assert [(one.verdict, one.code) for one in heard.judged] == [("deny", "house")]
         assert heard.told.error is ErrorKind.PERMISSION_DENIED and NO in heard.told.text
         assert heard.started == tools.reached == []
-        assert changed(before, await place.traces()) == set()
+        assert changed(before, await place.observed_effects()) == set()
 
 
-async def test_a_read_only_run_denies_what_writes_and_nothing_else() -> None:
+async def test_a_read_only_run_denies_exactly_the_writing_tools() -> None:
     rule = Autonomy(Level.READ_ONLY)
     found = {name: await rule.judge(_some_call(name)) for name in TOOL_NAMES}
     denied = {name for name, verdict in found.items() if isinstance(verdict, Deny)}
@@ -179,26 +184,26 @@ async def test_a_read_only_run_denies_what_writes_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", REMOTE)
-async def test_a_tool_says_the_same_whichever_machine_it_runs_on(
-    grounds: Grounds, name: str
+async def test_a_tool_gives_the_same_result_on_every_backend(
+    grounds: SharedToolServers, name: str
 ) -> None:
     said: dict[str, str] = {}
     left: dict[str, JSON] = {}
     for backend in BACKENDS:
         if backend == "ssh" and isinstance(grounds.ssh, str):
             continue
-        async with place_in(grounds, HELD) as place, place.on(backend) as tools:
+        async with open_tool_testbed(grounds, HELD) as place, place.on(backend) as tools:
             heard = await ask(tools, rules(HELD), name, arguments_of(name, grounds))
             said[backend] = _essential(heard.result.text)
-            files = (await place.traces())["files"]
+            files = (await place.observed_effects())["files"]
             left[backend] = {path: data for path, data in files.items() if ".git/" not in path}
     assert len(said) >= 2
     assert set(said.values()) == {said["local"]}, said
     assert all(files == left["local"] for files in left.values()), "the same files are left"
 
 
-async def test_an_edge_refuses_by_its_own_rules_what_the_orchestrator_would_allow(
-    grounds: Grounds, tmp_path: Path
+async def test_an_edge_policy_refuses_calls_the_orchestrator_allows(
+    grounds: SharedToolServers, tmp_path: Path
 ) -> None:
     grounds.refill()
     ran = list[str]()
@@ -212,7 +217,7 @@ async def test_an_edge_refuses_by_its_own_rules_what_the_orchestrator_would_allo
     device = Noting(remote(), files=files, exec=processes)
     refusing = Permissions(frozenset({"ui"}))
     wrong = list[str]()
-    async with house(tmp_path, executor=device, policy=refusing) as home:
+    async with open_fleet(tmp_path, executor=device, policy=refusing) as home:
         for name in REMOTE:
             executor = home.orchestrator.edge("pi", queue=5)
             heard = await ask(executor, rules(HELD), name, arguments_of(name, grounds))

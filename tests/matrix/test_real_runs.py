@@ -28,18 +28,25 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import TOOL_NAMES
 from tests.matrix.table import HELD, TABLE, TOOLS, changed, lacking, not_made
-from tests.support.tool_environment import Grounds, Place, Yes, arguments_of, grounds_in, place_in
+from tests.support.tool_environment import (
+    ApproveAll,
+    SharedToolServers,
+    ToolTestbed,
+    arguments_of,
+    open_tool_servers,
+    open_tool_testbed,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Grounds]:
-    async with grounds_in(tmp_path_factory.mktemp("runs"), ssh=False) as made:
+async def grounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[SharedToolServers]:
+    async with open_tool_servers(tmp_path_factory.mktemp("runs"), ssh=False) as made:
         yield made
 
 
-async def say(place: Place, name: str) -> list[Record]:
+async def say(place: ToolTestbed, name: str) -> list[Record]:
     """Have the model of the session `main` ask for one call."""
     place.lead = Scripted(calls((name, arguments_of(name, place.grounds))), says("Done."))
     async with asyncio.timeout(60):
@@ -50,7 +57,7 @@ def of(records: list[Record], kind: type[Event]) -> list[Event]:
     return [record.event for record in records if isinstance(record.event, kind)]
 
 
-def told(place: Place) -> ToolResult:
+def told(place: ToolTestbed) -> ToolResult:
     """What the model was told of its call."""
     last = place.lead.requests[1].messages[-1]
     assert isinstance(last, ToolResult)
@@ -58,20 +65,20 @@ def told(place: Place) -> ToolResult:
 
 
 @pytest.mark.parametrize("name", TOOL_NAMES)
-async def test_a_supervised_run_uses_the_tool_and_every_step_is_on_record(
-    grounds: Grounds, name: str
+async def test_a_supervised_run_uses_the_tool_and_records_every_step(
+    grounds: SharedToolServers, name: str
 ) -> None:
-    row, held, yes = TABLE[name], TOOLS[name].tool.permissions, Yes()
+    row, held, yes = TABLE[name], TOOLS[name].tool.permissions, ApproveAll()
     writes = TOOLS[name].tool.effect is Effect.WRITE
-    async with place_in(grounds, held, level=Level.SUPERVISED) as place:
+    async with open_tool_testbed(grounds, held, level=Level.SUPERVISED) as place:
         place.usable(name)
         place.approver = yes
-        before = await place.traces()
+        before = await place.observed_effects()
         records = await say(place, name)
 
         assert told(place).error is None, told(place).text
         assert lacking(told(place).text, row.says) == []
-        after = await place.traces()
+        after = await place.observed_effects()
         assert changed(before, after) == row.leaves and not_made(row, after) == []
         assert yes.asked == ([name] if writes else []), "a person says yes to what writes"
         assert _kinds(records) == [
@@ -96,13 +103,13 @@ async def test_a_supervised_run_uses_the_tool_and_every_step_is_on_record(
 
 
 @pytest.mark.parametrize("name", TOOL_NAMES)
-async def test_a_run_that_lacks_a_permission_never_sees_the_tool(
-    grounds: Grounds, name: str
+async def test_a_run_without_the_permission_is_not_offered_the_tool(
+    grounds: SharedToolServers, name: str
 ) -> None:
     held = HELD - TOOLS[name].tool.permissions
-    async with place_in(grounds, held) as place:
+    async with open_tool_testbed(grounds, held) as place:
         place.usable(name)
-        before = await place.traces()
+        before = await place.observed_effects()
         records = await say(place, name)
 
         offered = place.lead.requests[0].tools
@@ -113,17 +120,17 @@ async def test_a_run_that_lacks_a_permission_never_sees_the_tool(
         assert told(place).error is ErrorKind.NOT_FOUND
         assert of(records, CallStarted) == [] == of(records, CallJudged)
         assert [one.reached for one in place.executors if one.reached] == []
-        assert changed(before, await place.traces()) == set()
+        assert changed(before, await place.observed_effects()) == set()
 
 
-async def test_only_the_browser_may_be_missing_here(grounds: Grounds) -> None:
-    async with place_in(grounds, HELD) as place:
+async def test_only_the_browser_tool_may_be_unavailable(grounds: SharedToolServers) -> None:
+    async with open_tool_testbed(grounds, HELD) as place:
         await say(place, "read")
         missing = set(TOOL_NAMES) - set(place.lead.requests[0].tools)
         assert missing == (set() if _here(place, "browser") else {"browser"})
 
 
-def _here(place: Place, name: str) -> bool:
+def _here(place: ToolTestbed, name: str) -> bool:
     return name != "browser" or not isinstance(place.grounds.chromium, str)
 
 

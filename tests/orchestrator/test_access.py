@@ -60,7 +60,7 @@ async def database(tmp_path: Path) -> AsyncGenerator[Database]:
     await opened.close()
 
 
-async def test_a_token_opens_what_it_was_made_for_and_is_kept_nowhere(
+async def test_a_token_grants_its_scopes_and_its_secret_is_not_stored(
     database: Database, tmp_path: Path
 ) -> None:
     access = AccessControl(TokenStore(database, Clock()))
@@ -78,7 +78,7 @@ def _all_in(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.iterdir())
 
 
-async def test_a_token_that_is_nearly_right_opens_nothing(database: Database) -> None:
+async def test_malformed_and_altered_tokens_are_rejected(database: Database) -> None:
     access = AccessControl(TokenStore(database, Clock()))
     id_, whole = await access.create("ci", "acme", "ann", ["*"])
     other, _ = await access.create("ci", "acme", "ann", ["*"])
@@ -91,7 +91,7 @@ async def test_a_token_that_is_nearly_right_opens_nothing(database: Database) ->
         assert await access.authenticate(shown) is None, shown
 
 
-async def test_a_token_is_worth_nothing_after_its_time_and_once_taken_back(
+async def test_expired_and_revoked_tokens_are_rejected(
     database: Database,
 ) -> None:
     clock = Clock()
@@ -113,7 +113,7 @@ async def test_a_token_is_worth_nothing_after_its_time_and_once_taken_back(
     assert await access.list("another tenant") == []
 
 
-async def test_a_token_needs_scopes_that_there_are(database: Database) -> None:
+async def test_creating_a_token_requires_known_scopes_and_a_tenant(database: Database) -> None:
     access = AccessControl(TokenStore(database))
     for scopes in ([], ["runs:reed"], ["*", "root"]):
         with pytest.raises(ConfigError, match="scope"):
@@ -126,7 +126,7 @@ async def test_a_token_needs_scopes_that_there_are(database: Database) -> None:
         )
 
 
-async def test_a_configured_token_is_known_without_the_store(database: Database) -> None:
+async def test_a_configured_token_is_accepted_without_a_stored_one(database: Database) -> None:
     fixed = ConfiguredToken("boot", "s" * 40, "acme", "ops", frozenset({"admin"}))
     access = AccessControl(TokenStore(database), configured=[fixed])
     caller = await access.authenticate("s" * 40)
@@ -134,7 +134,7 @@ async def test_a_configured_token_is_known_without_the_store(database: Database)
     assert (caller.tenant, caller.token) == ("acme", "boot")
 
 
-def test_an_admin_may_everything_but_answer_for_a_person() -> None:
+def test_the_admin_scope_does_not_include_human_approval() -> None:
     assert all(has_scope({"*"}, scope) for scope in TokenScope)
     assert has_scope({"admin"}, "audit:read")
     assert not has_scope({"admin"}, "human")
@@ -175,7 +175,7 @@ def tokens(tmp_path: Path) -> JwtVerifier:
     return JwtVerifier(settings, clock=Clock())
 
 
-def test_a_signed_token_says_who_asks(tokens: JwtVerifier) -> None:
+def test_a_jwt_identifies_the_caller_and_its_scopes(tokens: JwtVerifier) -> None:
     caller = tokens.authenticate(signed())
     assert caller is not None
     assert caller.principal == Principal("acme", "ann")
@@ -186,9 +186,7 @@ def test_a_signed_token_says_who_asks(tokens: JwtVerifier) -> None:
     assert tokens.authenticate(other) is not None
 
 
-def test_fault_63_a_signed_token_that_is_wrong_in_any_way_is_nobodys(
-    tokens: JwtVerifier, tmp_path: Path
-) -> None:
+def test_fault_63_an_invalid_jwt_is_rejected(tokens: JwtVerifier, tmp_path: Path) -> None:
     raw = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     without = {name: CLAIMS[name] for name in CLAIMS}
     wrong = {
@@ -227,7 +225,7 @@ def test_fault_63_a_signed_token_that_is_wrong_in_any_way_is_nobodys(
         assert tokens.authenticate(token) is None, why
 
 
-def test_fault_63_a_huge_token_costs_no_more_than_a_small_one(tokens: JwtVerifier) -> None:
+def test_fault_63_a_huge_jwt_costs_no_more_cpu_than_a_small_one(tokens: JwtVerifier) -> None:
     def cost(token: str) -> float:
         began = time.process_time()
         for _ in range(200):
@@ -237,7 +235,7 @@ def test_fault_63_a_huge_token_costs_no_more_than_a_small_one(tokens: JwtVerifie
     assert cost("x" * 1_000_000 + ".y.z") <= cost(signed()) + 0.05
 
 
-def test_a_shared_secret_must_be_long_and_private(tmp_path: Path) -> None:
+def test_a_jwt_shared_secret_must_be_long_and_in_a_private_file(tmp_path: Path) -> None:
     def made(secret: str, mode: int = 0o600) -> JwtVerifier:
         file = tmp_path / f"secret-{len(secret)}-{mode}"
         file.write_text(secret)
@@ -262,7 +260,7 @@ def test_a_shared_secret_must_be_long_and_private(tmp_path: Path) -> None:
     assert made("t" * 40).authenticate(token) is None
 
 
-def test_keys_that_cannot_be_used_are_said_at_the_start(tmp_path: Path) -> None:
+def test_unusable_jwt_keys_are_reported_at_startup(tmp_path: Path) -> None:
     def settings(file: Path | None, **more: Any) -> JwtSettings:
         return JwtSettings(issuer="i", audience="a", jwks_file=file, **more)
 
@@ -285,7 +283,7 @@ def test_keys_that_cannot_be_used_are_said_at_the_start(tmp_path: Path) -> None:
         JwtVerifier(settings(good, scopes={"read": ("runs:reed",)}))
 
 
-def test_scopes_of_the_issuer_may_be_called_otherwise(tmp_path: Path) -> None:
+def test_issuer_roles_are_mapped_to_scopes(tmp_path: Path) -> None:
     file = jwks(tmp_path / "jwks.json", one=public(KEY))
     settings = JwtSettings(
         issuer="https://id.example", audience="evoclaw", jwks_file=file, scopes_claim="roles",

@@ -20,7 +20,7 @@ from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalSettings
 from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
 from evoclaw.store.governance.approvals import ApprovalStatus, ApprovalStore
-from tests.support.programs.approval_run import approval_store, go_on
+from tests.support.programs.approval_run import approval_store, start_or_resume
 
 BASH = Tool("bash", "Runs a command.", {"type": "object"}, frozenset({"shell"}))
 ASK = Ask("supervised", "bash writes or executes")
@@ -86,14 +86,14 @@ async def one_waiting(approvals: CallApprovals, tenant: str = "local") -> str:
     return case.request.id
 
 
-async def test_nobody_there_is_a_denial_by_default(tmp_path: Path) -> None:
+async def test_a_call_is_denied_by_default_when_no_approver_is_available(tmp_path: Path) -> None:
     async with desk(tmp_path, ApprovalSettings()) as approvals:
         said = await approvals.approver().approve(call(), ASK)
         assert said == Approval(Decision.DENY, "nobody is there to approve it")
         assert await approvals.waiting() == []
 
 
-async def test_a_waiting_call_says_how_it_is_answered_and_runs_once_approved(
+async def test_a_pending_approval_names_the_approve_command_and_is_used_once(
     tmp_path: Path,
 ) -> None:
     async with desk(tmp_path) as approvals:
@@ -119,7 +119,7 @@ async def test_a_denial_and_its_reason_reach_the_model(tmp_path: Path) -> None:
         assert said == Approval(Decision.DENY, "not on Friday")
 
 
-async def test_fault_54_an_approval_is_not_for_other_arguments_or_another_tool(
+async def test_fault_54_an_approval_does_not_cover_other_arguments_or_another_tool(
     tmp_path: Path,
 ) -> None:
     async with desk(tmp_path) as approvals:
@@ -139,7 +139,7 @@ async def test_fault_54_an_approval_is_not_for_other_arguments_or_another_tool(
             assert said == Approval(Decision.DENY, "its approval was withdrawn")
 
 
-async def test_fault_54_approving_after_it_expired_is_refused(tmp_path: Path) -> None:
+async def test_fault_54_an_expired_approval_request_cannot_be_approved(tmp_path: Path) -> None:
     clock = Clock()
     async with desk(tmp_path, ApprovalSettings(nobody="wait", expires_s=60), clock=clock) as there:
         await there.approver().approve(call(), ASK)
@@ -150,7 +150,7 @@ async def test_fault_54_approving_after_it_expired_is_refused(tmp_path: Path) ->
         assert said == Approval(Decision.DENY, "it was not approved and started within 1 min")
 
 
-async def test_fault_54_the_agents_own_token_approves_nothing(tmp_path: Path) -> None:
+async def test_fault_54_the_agents_own_token_cannot_approve(tmp_path: Path) -> None:
     human = frozenset({HUMAN_SCOPE})
     async with desk(tmp_path) as approvals:
         await approvals.approver().approve(call(), ASK)
@@ -166,7 +166,7 @@ async def test_fault_54_the_agents_own_token_approves_nothing(tmp_path: Path) ->
         assert said.decision is Decision.PENDING
 
 
-async def test_tenants_do_not_see_each_others(tmp_path: Path) -> None:
+async def test_tenants_do_not_see_each_others_approvals(tmp_path: Path) -> None:
     async with desk(tmp_path) as approvals:
         await approvals.approver().approve(call(tenant="a"), ASK)
         await approvals.approver().approve(call(tenant="b"), ASK)
@@ -176,7 +176,7 @@ async def test_tenants_do_not_see_each_others(tmp_path: Path) -> None:
         assert await approvals.waiting() == []
 
 
-async def test_for_the_session_covers_the_same_tool_and_reason_and_can_be_taken_back(
+async def test_a_session_approval_covers_the_same_tool_and_reason_until_withdrawn(
     tmp_path: Path,
 ) -> None:
     async with desk(tmp_path) as approvals:
@@ -195,7 +195,7 @@ async def test_for_the_session_covers_the_same_tool_and_reason_and_can_be_taken_
         assert (await mine.approve(call(6), ASK)).decision is Decision.PENDING
 
 
-async def test_fifty_at_once_are_never_mixed_up(tmp_path: Path) -> None:
+async def test_fifty_concurrent_approvals_are_never_mixed_up(tmp_path: Path) -> None:
     settings = ApprovalSettings(nobody="wait", patience_s=20)
     async with desk(tmp_path, settings) as approvals, asyncio.TaskGroup() as group:
         asked = [
@@ -212,7 +212,7 @@ async def test_fifty_at_once_are_never_mixed_up(tmp_path: Path) -> None:
         assert task.result() == Approval(wanted, f"number {number}")
 
 
-async def test_the_keyboard_and_the_store_are_asked_at_once_and_the_first_counts(
+async def test_terminal_and_store_are_asked_for_approval_and_the_first_answer_wins(
     tmp_path: Path,
 ) -> None:
     keyboard = Keyboard()
@@ -230,7 +230,7 @@ async def test_the_keyboard_and_the_store_are_asked_at_once_and_the_first_counts
         assert "denied already" in await approvals.answer(id_, Decision.ONCE, ANN)
 
 
-async def test_the_keyboard_is_asked_about_one_call_at_a_time(tmp_path: Path) -> None:
+async def test_the_terminal_prompts_for_one_approval_at_a_time(tmp_path: Path) -> None:
     keyboard = Keyboard()
     settings = ApprovalSettings()
     async with desk(tmp_path, settings, keyboard) as approvals, asyncio.TaskGroup() as group:
@@ -242,7 +242,7 @@ async def test_the_keyboard_is_asked_about_one_call_at_a_time(tmp_path: Path) ->
             keyboard.answers.put_nowait(Approval(Decision.ONCE))
 
 
-async def test_an_answer_by_another_process_is_noticed(
+async def test_an_approval_answered_in_another_process_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evoclaw.orchestrator.people.approvals.ANSWER_POLL_INTERVAL_S", 0.01)
@@ -255,7 +255,9 @@ async def test_an_answer_by_another_process_is_noticed(
         assert await asked == Approval(Decision.ONCE, "from there")
 
 
-async def test_patience_ends_and_nobody_can_answer_a_call_that_was_denied(tmp_path: Path) -> None:
+async def test_an_approval_request_that_timed_out_cannot_be_answered_any_more(
+    tmp_path: Path,
+) -> None:
     async with desk(tmp_path, ApprovalSettings(patience_s=0.01)) as approvals:
         assert (await approvals.approver().approve(call(), ASK)).decision is Decision.DENY
         assert await approvals.waiting() == []
@@ -270,7 +272,7 @@ async def test_patience_ends_and_nobody_can_answer_a_call_that_was_denied(tmp_pa
         assert problem == "its run no longer waits for the answer"
 
 
-async def test_one_who_is_cancelled_while_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_approval_wait_leaves_no_task_and_stays_pending(tmp_path: Path) -> None:
     keyboard = Keyboard()
     async with desk(tmp_path, WAIT, keyboard) as approvals:
         before = asyncio.all_tasks()
@@ -283,22 +285,22 @@ async def test_one_who_is_cancelled_while_waiting_leaves_nothing_behind(tmp_path
         assert len(await approvals.waiting()) == 1  # the run may be taken up again
 
 
-async def test_a_run_stops_as_waiting_and_goes_on_once_approved(tmp_path: Path) -> None:
-    records = await go_on(tmp_path, WAIT)
+async def test_a_run_waits_for_approval_and_resumes_once_approved(tmp_path: Path) -> None:
+    records = await start_or_resume(tmp_path, WAIT)
     assert "waiting" in str(records[-1].event)
-    records = await go_on(tmp_path, WAIT)
+    records = await start_or_resume(tmp_path, WAIT)
     assert "waiting" in str(records[-1].event)
     assert not (tmp_path / "marker").exists()
     async with approval_store(tmp_path) as store:
         approvals = CallApprovals(store)
         assert await approvals.answer(await one_waiting(approvals), Decision.ONCE, ANN) == ""
-    records = await go_on(tmp_path, WAIT)
+    records = await start_or_resume(tmp_path, WAIT)
     assert "completed" in str(records[-1].event)
     assert (tmp_path / "marker").read_text() == "once\n"
 
 
 @pytest.mark.process
-async def test_a_killed_run_waits_on_is_approved_by_the_command_and_runs_it_once(
+async def test_a_killed_run_approved_from_the_cli_executes_the_call_once(
     tmp_path: Path,
 ) -> None:
     async def start(*arguments: str) -> asyncio.subprocess.Process:

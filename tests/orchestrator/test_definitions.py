@@ -39,20 +39,20 @@ def made(tmp_path: Path) -> Made:
     return one
 
 
-def test_without_any_definition_there_is_the_usual_agent(made: Made) -> None:
+def test_the_default_agent_is_created_without_definitions(made: Made) -> None:
     agents = made(model="ollama/x")
     assert list(agents) == ["evoclaw"] and default_of(agents) == "evoclaw"
     assert agents["evoclaw"] == Agent("evoclaw", "ollama/x", capabilities=frozenset({"*"}))
 
 
-def test_the_first_one_defined_is_the_default(made: Made) -> None:
+def test_the_first_defined_agent_is_the_default(made: Made) -> None:
     agents = made('[[agents]]\nid = "b"\n[[agents]]\nid = "a"\nmodel = ["x/y", "z/w"]', model="m/n")
     assert (list(agents), default_of(agents)) == (["b", "a"], "b")
     assert (agents["b"].model, agents["a"].model) == ("m/n", "x/y,z/w")
     assert agents["b"].capabilities == frozenset()
 
 
-def test_what_nobody_may_hold_no_agent_holds(made: Made) -> None:
+def test_agent_capabilities_are_limited_by_global_permissions(made: Made) -> None:
     two = (
         '[[agents]]\nid = "a"\ncapabilities = ["*"]\n'
         '[[agents]]\nid = "b"\ncapabilities = ["shell", "git"]\n'
@@ -64,12 +64,12 @@ def test_what_nobody_may_hold_no_agent_holds(made: Made) -> None:
     assert made("[orchestrator.tools.permissions]\n")["evoclaw"].capabilities == frozenset()
 
 
-def test_without_the_tool_loop_nobody_has_tools(made: Made) -> None:
+def test_disabling_the_tool_loop_removes_all_capabilities(made: Made) -> None:
     text = '[orchestrator]\ntool_loop_enabled = false\n[[agents]]\nid = "a"\ncapabilities = ["*"]'
     assert made(text)["a"].capabilities == frozenset()
 
 
-def test_limits_are_the_agents_own_or_those_of_all(made: Made) -> None:
+def test_agent_limits_override_the_orchestrator_defaults(made: Made) -> None:
     agents = made(
         "[orchestrator]\nmax_tool_iterations = 4\ntool_error_limit = 2\nevidence = true\n"
         '[[agents]]\nid = "a"\n[agents.limits]\nmax_turns = 9\nmax_tokens = 50\n'
@@ -83,7 +83,7 @@ def test_limits_are_the_agents_own_or_those_of_all(made: Made) -> None:
     assert "evidence" not in msgspec.to_builtins(made()["evoclaw"].settings)
 
 
-def test_the_iterative_api_has_its_own_turns_unless_some_were_chosen(made: Made) -> None:
+def test_the_iterative_api_has_its_own_max_turns_unless_the_agent_sets_them(made: Made) -> None:
     chosen = made('[[agents]]\nid = "a"\n[agents.limits]\nmax_turns = 3\ntemperature = 0.5')["a"]
     assert (iterative_settings(chosen).max_turns, iterative_settings(chosen).temperature) == (
         3,
@@ -95,7 +95,7 @@ def test_the_iterative_api_has_its_own_turns_unless_some_were_chosen(made: Made)
     ) == (20, True)
 
 
-def test_a_budget_of_an_agent_never_widens_the_usual_one() -> None:
+def test_an_agent_budget_never_exceeds_the_default_budget() -> None:
     usual = BudgetSettings(turns=10, tokens=100)
     agent = Agent("a", "", budget={"turns": 50, "tokens": 7, "dollars": 1.5})
     held = budget_of(agent, usual)
@@ -103,7 +103,7 @@ def test_a_budget_of_an_agent_never_widens_the_usual_one() -> None:
     assert budget_of(Agent("b", ""), usual) is usual
 
 
-def test_a_level_is_never_above_what_the_process_allows() -> None:
+def test_an_autonomy_level_never_exceeds_the_process_maximum() -> None:
     silent, free = Agent("a", ""), Agent("b", "", autonomy="full")
     assert level_of(silent) is Level.SUPERVISED
     assert level_of(free) is Level.FULL
@@ -140,15 +140,17 @@ ASKED = Agent(
         ({"City": "Oslo"}, ("city", "City")),
     ],
 )
-def test_wrong_inputs_are_named(inputs: dict[str, JSON], wrong: tuple[str, ...]) -> None:
+def test_invalid_agent_inputs_are_listed_by_field(
+    inputs: dict[str, JSON], wrong: tuple[str, ...]
+) -> None:
     assert tuple(one.field for one in check_inputs(ASKED, inputs)) == wrong
 
 
-def test_an_agent_that_does_not_say_takes_anything() -> None:
+def test_an_agent_without_declared_inputs_accepts_any_input() -> None:
     assert check_inputs(Agent("a", ""), {"x": 1}) == ()
 
 
-def test_bad_inputs_tell_the_caller_what_to_change() -> None:
+def test_the_bad_inputs_error_names_the_fields_to_change() -> None:
     with pytest.raises(InvalidAgentInputs) as refused:
         require_inputs(ASKED, {"town": "Oslo"})
     assert "city: is missing; it is required" in str(refused.value)
@@ -158,5 +160,5 @@ def test_bad_inputs_tell_the_caller_what_to_change() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=20), st.integers(), max_size=60))
-def test_whatever_is_asked_the_problems_are_few(inputs: dict[str, JSON]) -> None:
+def test_input_validation_reports_at_most_twenty_problems(inputs: dict[str, JSON]) -> None:
     assert 0 < len(check_inputs(ASKED, inputs)) <= 20

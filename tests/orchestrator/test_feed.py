@@ -29,7 +29,7 @@ from evoclaw.store.governance.approvals import ApprovalClaim, ApprovalStore, Sto
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.transport.wire import Heartbeat
 from tests.support.databases import Place
-from tests.support.runs import service
+from tests.support.runs import open_run_service
 
 LIMIT = 10.0
 
@@ -108,7 +108,7 @@ def values(told: FeedUpdate) -> list[int]:
     return [msgspec.json.decode(one) for one in told.items]
 
 
-async def test_a_newcomer_is_told_all_and_then_what_changed() -> None:
+async def test_a_new_watcher_receives_everything_and_then_only_changes() -> None:
     things, bell = Things(), Bell()
     things.put("a", 1)
     async with watching(a_feed(things, bell)) as following:
@@ -118,7 +118,7 @@ async def test_a_newcomer_is_told_all_and_then_what_changed() -> None:
         assert await following() == FeedUpdate((Raw(b"2"),), whole=False)
 
 
-async def test_the_looking_is_done_once_for_all_who_watch() -> None:
+async def test_watchers_of_a_feed_share_one_poll() -> None:
     things, bell = Things(), Bell()
     feed = a_feed(things, bell)
     async with watching(feed) as one, watching(feed) as two, watching(feed) as three:
@@ -132,7 +132,7 @@ async def test_the_looking_is_done_once_for_all_who_watch() -> None:
         assert things.polls - before <= 2
 
 
-async def test_a_slow_watcher_is_told_the_latest_of_each() -> None:
+async def test_a_slow_watcher_receives_only_the_latest_value_of_each_item() -> None:
     things, bell = Things(), Bell()
     feed = a_feed(things, bell)
     async with watching(feed) as slow, watching(feed) as quick:
@@ -145,7 +145,9 @@ async def test_a_slow_watcher_is_told_the_latest_of_each() -> None:
         assert values(await slow()) == [19, -19]
 
 
-async def test_whoever_is_far_behind_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watcher_with_too_many_pending_items_receives_a_full_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(feeds, "MAX_PENDING_ITEMS", 3)
     things, bell = Things(), Bell()
     async with watching(a_feed(things, bell)) as following:
@@ -158,7 +160,7 @@ async def test_whoever_is_far_behind_is_told_everything(monkeypatch: pytest.Monk
         )
 
 
-async def test_a_watcher_is_told_what_is_his_and_what_is_everybodys() -> None:
+async def test_a_watcher_receives_only_its_own_and_shared_items() -> None:
     things, bell = Things(), Bell()
     things.put("hers", 1, "ann")
     things.put("his", 2, "bob")
@@ -177,7 +179,7 @@ async def test_a_watcher_is_told_what_is_his_and_what_is_everybodys() -> None:
         assert values(await hers) == [10]
 
 
-async def test_what_is_told_whole_is_told_again_only_if_it_is_another() -> None:
+async def test_a_full_update_is_sent_again_only_when_its_content_changed() -> None:
     things, bell = Things(always_whole=True), Bell()
     things.put("hers", 1, "ann")
     feed = a_feed(things, bell)
@@ -192,7 +194,7 @@ async def test_what_is_told_whole_is_told_again_only_if_it_is_another() -> None:
         assert await hers == FeedUpdate((Raw(b"3"),), whole=True)
 
 
-async def test_a_store_that_cannot_be_read_is_looked_at_again(
+async def test_a_feed_retries_a_failing_store_and_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     things, bell = Things(), Bell()
@@ -206,7 +208,7 @@ async def test_a_store_that_cannot_be_read_is_looked_at_again(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_fault_is_told_and_the_next_watcher_begins_anew() -> None:
+async def test_an_exception_reaches_the_watcher_and_the_next_watcher_restarts_the_feed() -> None:
     things, bell = Things(), Bell()
     feed = a_feed(things, bell)
     async with watching(feed) as following:
@@ -220,7 +222,7 @@ async def test_a_fault_is_told_and_the_next_watcher_begins_anew() -> None:
         assert (await following()).whole
 
 
-async def test_nothing_is_left_when_everybody_left() -> None:
+async def test_a_feed_leaves_no_task_when_all_watchers_left() -> None:
     before = asyncio.all_tasks()
     feed = a_feed(Things(), Bell())
     async with watching(feed) as one, watching(feed) as two:
@@ -228,7 +230,7 @@ async def test_nothing_is_left_when_everybody_left() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_mark_changes_with_what_others_write_and_with_nothing_else(place: Place) -> None:
+async def test_the_database_change_mark_changes_only_on_writes(place: Place) -> None:
     ours, theirs = await place.open(session_tables.SCHEMA), await place.open(session_tables.SCHEMA)
     try:
         first = await commit_mark(ours)
@@ -245,41 +247,41 @@ async def test_a_mark_changes_with_what_others_write_and_with_nothing_else(place
         await theirs.close()
 
 
-async def test_a_run_is_news_when_it_changes_also_when_no_list_has_it(
+async def test_a_changed_run_is_published_even_when_it_is_not_listed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "NEWEST_RUNS", 1)
     monkeypatch.setattr(sources, "MAX_OPEN_RUNS", 1)
-    async with service(place, serve=False) as here:
-        first, second = await here.begin("first"), await here.begin("second")
+    async with open_run_service(place, serve=False) as here:
+        first, second = await here.start("first"), await here.start("second")
         runs = RunSource(here.store)
         await runs.poll()
         assert list(await runs.poll()) == []
         for view in (second, first):
-            await here.begin(f"after {view.asked}")
+            await here.start(f"after {view.asked}")
             assert len(await runs.poll()) == 1
         assert await here.runs.cancel("local", second.run_id)
         async with here.runs.serving():
-            await here.ended(second.run_id)
+            await here.wait_ended(second.run_id)
         changed = {item.id for item in await runs.poll()}
         assert second.run_id in changed
 
 
-async def test_a_run_of_another_tenant_is_no_news(place: Place) -> None:
-    async with service(place) as here:
+async def test_a_run_of_another_tenant_is_not_published(place: Place) -> None:
+    async with open_run_service(place) as here:
         runs = RunSource(here.store)
         await runs.poll()
         view, _ = await here.runs.start(Principal("else", "eve"), RunRequest("psst"))
-        await here.ended(view.run_id, "else")
+        await here.wait_ended(view.run_id, "else")
         assert list(await runs.poll()) == []
         assert [one.owner for one in await RunSource(here.store.of("else")).all_items(None)] == [
             "eve"
         ]
 
 
-async def test_an_approval_is_gone_when_nobody_may_answer_it_any_more(place: Place) -> None:
+async def test_an_expired_approval_is_removed_from_the_feed(place: Place) -> None:
     now = 1_000.0
-    async with service(place, serve=False) as here:
+    async with open_run_service(place, serve=False) as here:
         store = ApprovalStore(here.store.database, lambda: now)
         asking = ApprovalRequest(
             id="a",
@@ -318,7 +320,7 @@ def _edge(name: str, member: Member | None, device: str | None) -> Shown:
     return Shown(f"{name} {device}", 0 if member is None else sum(member.loads))
 
 
-async def test_of_a_thousand_edges_only_those_that_beat_are_news() -> None:
+async def test_only_edges_with_a_new_heartbeat_are_published() -> None:
     fleet, joined = Fleet(), {"edge-7": "approved"}
     edges = EdgeSource(fleet, lambda: dict(joined), _edge)
     for number in range(1_000):
@@ -333,7 +335,7 @@ async def test_of_a_thousand_edges_only_those_that_beat_are_news() -> None:
     assert len(await edges.all_items(None)) == 1_000
 
 
-def test_the_loads_of_an_edge_are_bounded_and_nonsense_is_not_believed() -> None:
+def test_edge_load_history_is_bounded_and_invalid_heartbeat_values_are_clamped() -> None:
     fleet = Fleet(wall_clock=lambda: 1_700_000_000.1234)
     for number in range(100):
         fleet.on_heartbeat("lamp", Heartbeat("b", 1, number, 1))
@@ -347,7 +349,7 @@ def test_the_loads_of_an_edge_are_bounded_and_nonsense_is_not_believed() -> None
     assert (beat.cpu_percent, beat.memory_mb, beat.uptime_s) == (0.0, 0.0, 0.0)
 
 
-def test_the_same_trouble_is_said_at_once_and_then_once_a_minute() -> None:
+def test_the_log_throttle_logs_an_event_at_once_and_then_once_a_minute() -> None:
     now = 0.0
     seldom = LogThrottle(clock=lambda: now)
     assert seldom.count("full") == 1

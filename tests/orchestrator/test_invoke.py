@@ -19,7 +19,7 @@ from evoclaw.orchestrator.runs.runs import KeyReused, RunSettings, RunStatus
 from evoclaw.providers.scripted import calls, says
 from evoclaw.workflows.agents import invoke_agent
 from tests.support.databases import Place
-from tests.support.runs import WHO, Gate, Service, service
+from tests.support.runs import WHO, Gate, RunServiceHarness, open_run_service
 
 WORKER = Agent(
     "worker",
@@ -33,7 +33,7 @@ TALKER = Agent("talker", "scripted/model")
 AGENTS = (WORKER, TALKER)
 
 
-def asks(house: Service) -> Invocations:
+def asks(house: RunServiceHarness) -> Invocations:
     return Invocations(house.runs, house.talks.agents)
 
 
@@ -46,9 +46,9 @@ def works(agent: str, request: Request) -> Reply:
     return says("COMPLETED: done" if asked else "done")
 
 
-async def test_the_loop_uses_tools_and_confirms_and_all_of_it_is_kept(tmp_path: Path) -> None:
+async def test_invoke_iterative_uses_tools_confirms_and_stores_the_run(tmp_path: Path) -> None:
     place = Place(tmp_path / "e.db")
-    async with service(place, agents=AGENTS) as house, asyncio.timeout(30):
+    async with open_run_service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         answer = await asks(house).for_principal(WHO).invoke_iterative("worker", {"task": "x"})
         assert (answer.output, answer.tools_used) == ({"answer": "done"}, ("work",))
@@ -59,21 +59,24 @@ async def test_the_loop_uses_tools_and_confirms_and_all_of_it_is_kept(tmp_path: 
         assert (view.state, view.owner, view.asked) == (RunStatus.ENDED, "ann", '{"task":"x"}')
 
 
-async def test_a_single_shot_has_no_tools_and_is_not_confirmed(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
+async def test_a_single_shot_invocation_has_no_tools_and_no_confirmation(tmp_path: Path) -> None:
+    async with (
+        open_run_service(Place(tmp_path / "e.db"), agents=AGENTS) as house,
+        asyncio.timeout(30),
+    ):
         house.answer = works
         answer = await asks(house).for_principal(WHO).invoke("worker", {"task": "x"})
         assert (answer.output, answer.tokens_used) == ({"answer": "done"}, 15)
         assert house.ran == []
 
 
-async def test_an_invocation_that_was_begun_is_answered_after_a_restart(tmp_path: Path) -> None:
+async def test_a_started_invocation_is_answered_after_a_restart(tmp_path: Path) -> None:
     place = Place(tmp_path / "e.db")
-    async with service(place, agents=AGENTS) as house:
+    async with open_run_service(place, agents=AGENTS) as house:
         house.answer, house.gate = works, Gate()
         view = await asks(house).start(WHO, "worker", {"task": "x"}, key="k")
         await house.gate.next()
-    async with service(place, agents=AGENTS) as house, asyncio.timeout(30):
+    async with open_run_service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
         same = await asks(house).start(WHO, "worker", {"task": "x"}, key="k")
         assert same.run_id == view.run_id
@@ -83,8 +86,11 @@ async def test_an_invocation_that_was_begun_is_answered_after_a_restart(tmp_path
             await asks(house).start(WHO, "worker", {"task": "y"}, key="k")
 
 
-async def test_limits_of_one_asking_stand_in_for_the_agents(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
+async def test_invocation_settings_override_the_agents_limits(tmp_path: Path) -> None:
+    async with (
+        open_run_service(Place(tmp_path / "e.db"), agents=AGENTS) as house,
+        asyncio.timeout(30),
+    ):
         house.answer = works
         limits = {"confirm": False, "temperature": 0.1}
         view = await asks(house).start(WHO, "worker", {"task": "x"}, settings=limits, model="m/x")
@@ -94,8 +100,8 @@ async def test_limits_of_one_asking_stand_in_for_the_agents(tmp_path: Path) -> N
         assert isinstance(end, RunFinished)
 
 
-async def test_an_agent_that_cannot_be_asked_so_begins_nothing(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house:
+async def test_an_unknown_agent_or_invalid_inputs_start_no_run(tmp_path: Path) -> None:
+    async with open_run_service(Place(tmp_path / "e.db"), agents=AGENTS) as house:
         with pytest.raises(AgentNotFound):
             await asks(house).start(WHO, "nobody", {})
         for inputs in ({}, {"task": 1}, {"task": "x", "more": 1}):
@@ -104,10 +110,13 @@ async def test_an_agent_that_cannot_be_asked_so_begins_nothing(tmp_path: Path) -
         assert await house.runs.list("local") == []
 
 
-async def test_a_provider_that_fails_is_told_as_one_and_a_limit_as_no_answer(
+async def test_a_provider_failure_raises_provider_error_and_a_cancel_no_answer(
     tmp_path: Path,
 ) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
+    async with (
+        open_run_service(Place(tmp_path / "e.db"), agents=AGENTS) as house,
+        asyncio.timeout(30),
+    ):
 
         def fails(agent: str, request: Request) -> Reply:
             raise ProviderError(ProviderErrorKind.SERVER_ERROR, "it is down")
@@ -131,8 +140,11 @@ async def test_a_provider_that_fails_is_told_as_one_and_a_limit_as_no_answer(
         assert outcome.iterative_response().termination_reason == "cancelled"
 
 
-async def test_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
-    async with service(Place(tmp_path / "e.db"), agents=AGENTS) as house, asyncio.timeout(30):
+async def test_a_workflow_invokes_an_agent_with_tools_iteratively(tmp_path: Path) -> None:
+    async with (
+        open_run_service(Place(tmp_path / "e.db"), agents=AGENTS) as house,
+        asyncio.timeout(30),
+    ):
         house.answer = works
         asked = asks(house).for_principal(WHO)
         assert await invoke_agent(asked, "worker", {"task": "x"}) == {"answer": "done"}
@@ -141,7 +153,9 @@ async def test_a_workflow_asks_in_the_loop_when_the_agent_has_tools(tmp_path: Pa
         assert [run.turns for run in await house.runs.list("local")] == [1, 3]
 
 
-async def test_an_answer_that_comes_in_one_rush_is_given_all_the_same(tmp_path: Path) -> None:
+async def test_an_invocation_returns_an_answer_larger_than_the_watcher_buffer(
+    tmp_path: Path,
+) -> None:
     rushed = RunSettings(look_s=0.02, lease_s=2.0, slow_watcher=5)
     words = "\n".join(f"word {number}" for number in range(500))
 
@@ -150,7 +164,7 @@ async def test_an_answer_that_comes_in_one_rush_is_given_all_the_same(tmp_path: 
         return says(f"{done.text}\n{words}") if done.text else done
 
     async with (
-        service(Place(tmp_path / "e.db"), agents=AGENTS, settings=rushed) as house,
+        open_run_service(Place(tmp_path / "e.db"), agents=AGENTS, settings=rushed) as house,
         asyncio.timeout(30),
         asyncio.TaskGroup() as group,
     ):

@@ -147,7 +147,7 @@ async def test_requests_include_the_cost_of_the_runs_started_for_them(tmp_path: 
         assert (nothing.count, nothing.recovery_rate, nothing.seconds.avg) == (0, None, None)
 
 
-async def test_a_series_has_every_interval_also_empty_ones(tmp_path: Path) -> None:
+async def test_a_metric_series_includes_empty_intervals(tmp_path: Path) -> None:
     async with opened(tmp_path) as (metrics, past):
         side = [*call(NOW - 3_590, 10), *call(NOW - 3_590, 10, "bash")]
         await past.run("r1", *sorted(side, key=lambda one: one[0]), (NOW - 3_580, done()), turns=4)
@@ -198,7 +198,7 @@ async def test_delegations_are_counted_by_source_and_target(tmp_path: Path) -> N
     )
 
 
-async def test_an_invalid_window_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_an_invalid_time_window_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async with opened(tmp_path) as (metrics, _):
         with pytest.raises(InvalidWindow, match="`since` must be before"):
             await metrics.read("local", since=50, until=20)
@@ -215,7 +215,7 @@ def test_the_default_step_is_a_round_number(seconds: float, step: float) -> None
     assert len(Intervals(NOW - seconds, NOW, default_step(seconds)).numbers) <= 60
 
 
-def test_any_window_fits_into_sixty_points() -> None:
+def test_any_time_window_has_at_most_sixty_points() -> None:
     for seconds in (0.5, 59, 61, 4e4, 1e6, 3e7, 1e9, 1e11):
         intervals = Intervals(12_345.6, 12_345.6 + seconds, default_step(seconds))
         assert 1 <= len(intervals.numbers) <= 60

@@ -19,7 +19,7 @@ from evoclaw.orchestrator.agents.prompt import (
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.registry import SkillRegistry
-from tests.support.skills import guide, put
+from tests.support.skills import guide, write_skill
 
 SCOUT = Agent(
     "scout",
@@ -43,12 +43,12 @@ WORKSPACE = Path("/srv/work")
 
 
 def skills_in(folder: Path) -> tuple[Skill, ...]:
-    put(folder, "mapping", SKILL_md=guide("mapping", "Draws maps.", "Always face north."))
-    put(folder, "cooking", SKILL_md=guide("cooking", "Cooks.", "Salt last."))
+    write_skill(folder, "mapping", SKILL_md=guide("mapping", "Draws maps.", "Always face north."))
+    write_skill(folder, "cooking", SKILL_md=guide("cooking", "Cooks.", "Salt last."))
     return tuple(SkillRegistry([folder]).skills())
 
 
-def test_every_section_is_there_and_what_changes_least_comes_first(tmp_path: Path) -> None:
+def test_the_prompt_has_all_sections_ordered_from_stable_to_changing(tmp_path: Path) -> None:
     text = agent_prompt(SCOUT, skills=skills_in(tmp_path), workspace=WORKSPACE, peers=PEERS)
     sections = [
         "You are EvoClaw",
@@ -78,7 +78,7 @@ def test_every_section_is_there_and_what_changes_least_comes_first(tmp_path: Pat
     assert "Salt last." not in text
 
 
-def test_an_agent_that_says_nothing_is_told_no_empty_sections() -> None:
+def test_an_agent_without_settings_gets_no_empty_prompt_sections() -> None:
     text = agent_prompt(Agent("a", "m/n"))
     assert "You have no tools" in text
     for head in ("Inputs:", "Output:", "Autonomy:", "owner", "Limits", "Skills", "work with"):
@@ -86,24 +86,24 @@ def test_an_agent_that_says_nothing_is_told_no_empty_sections() -> None:
     assert "\n\n\n" not in text
 
 
-def test_skills_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_skills_are_listed(tmp_path: Path) -> None:
     skills = skills_in(tmp_path)
     assert [one.name for one in active_skills(SCOUT, skills)] == ["mapping"]
     assert missing_skills(SCOUT, skills) == ("missing",)
 
 
-def test_instructions_that_are_too_long_are_loaded_by_the_tool(tmp_path: Path) -> None:
-    put(tmp_path, "epic", SKILL_md=guide("epic", body="word " * 30_000))
+def test_skill_instructions_that_are_too_long_are_loaded_by_the_skill_tool(tmp_path: Path) -> None:
+    write_skill(tmp_path, "epic", SKILL_md=guide("epic", body="word " * 30_000))
     text = agent_prompt(Agent("a", "", skills=("epic",)), skills=SkillRegistry([tmp_path]).skills())
     assert "load it with the tool `skill`" in text and len(text) < 10_000
 
 
-def test_the_short_prompt_is_as_it_was() -> None:
+def test_the_short_system_prompt_includes_custom_text_and_workspace() -> None:
     assert system_prompt(None).endswith("paths are relative to its workspace.")
     assert "\n\nmy own\n\nYou work in /srv/work" in system_prompt(WORKSPACE, "my own")
 
 
-async def test_two_runs_of_one_agent_differ_only_in_what_is_recalled() -> None:
+async def test_prompts_of_two_runs_differ_only_in_recalled_memory() -> None:
     provider = Scripted(says("one"), says("two"))
     ports = Ports(provider, LocalExecutor(()), AllowAll())
     prompt = agent_prompt(SCOUT, workspace=WORKSPACE, peers=PEERS)

@@ -32,7 +32,7 @@ from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Report, ReportType
 from evoclaw.trust.receipts import DeviceKey, Receipt, SignedReceipt, read_receipt
 from tests.edge.test_receipts import KEY, broken, sign
-from tests.support.fleet import Fault, House, house, new_id
+from tests.support.fleet import Fault, FleetHarness, new_id, open_fleet
 from tests.support.waiting import until
 
 OTHER = DeviceKey(bytes(32))
@@ -42,7 +42,7 @@ OTHER = DeviceKey(bytes(32))
 class Kit:
     """A fleet whose orchestrator has a book."""
 
-    here: House
+    here: FleetHarness
     book: ReceiptVerifier
     breaches: list[ReceiptBreach]
 
@@ -59,7 +59,7 @@ class Kit:
         return await self.store.list_receipts()
 
     async def ask(self, name: str = "mark", agent_id: str = "pi", **given: JSON) -> ToolResult:
-        return await self.here.ask(name, agent_id, **given)
+        return await self.here.run_tool(name, agent_id, **given)
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def kit(
     breaches: list[ReceiptBreach] = []
     async with (
         await ReceiptStore.open(folder / "receipts.db", durable=False) as store,
-        house(folder, *agents, start=False, **settings) as here,
+        open_fleet(folder, *agents, start=False, **settings) as here,
     ):
         book = ReceiptVerifier(store, required=required, on_breach=breaches.append)
         here.orchestrator.report_receiver.receipts = book
@@ -77,7 +77,7 @@ async def kit(
             await device.start()
             if keys:
                 sign(device, KEY if n == 0 else OTHER)
-        await here.there(*here.devices)
+        await here.wait_online(*here.devices)
         yield Kit(here, book, breaches)
         await book.close()
 
@@ -97,7 +97,7 @@ def forged(kit: Kit, change: Callable[[dict[str, JSON]], None]) -> None:
     link.publish = publish
 
 
-async def test_a_sound_receipt_is_said_to_be_one_beside_the_result_and_kept(
+async def test_a_valid_receipt_is_stored_and_reported_with_the_result(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -113,7 +113,7 @@ async def test_a_sound_receipt_is_said_to_be_one_beside_the_result_and_kept(
         assert found.kinds == ["first_use"], "an operator is told that the key was taken on trust"
 
 
-async def test_a_key_from_pairing_is_not_taken_on_trust(tmp_path: Path) -> None:
+async def test_a_key_pinned_at_pairing_is_not_reported_as_first_use(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
         await found.book.pin("pi", KEY.public_key)
         result = await found.ask(text="a")
@@ -121,7 +121,7 @@ async def test_a_key_from_pairing_is_not_taken_on_trust(tmp_path: Path) -> None:
         assert found.kinds == []
 
 
-async def test_another_key_than_the_pinned_one_is_a_breach_and_the_result_still_comes(
+async def test_a_receipt_with_an_unpinned_key_is_a_breach_but_the_result_is_returned(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -133,7 +133,9 @@ async def test_another_key_than_the_pinned_one_is_a_breach_and_the_result_still_
         assert found.kinds == ["other_key"]
 
 
-async def test_where_receipts_are_required_such_a_result_is_refused(tmp_path: Path) -> None:
+async def test_a_result_with_an_invalid_receipt_is_refused_if_receipts_are_required(
+    tmp_path: Path,
+) -> None:
     async with kit(tmp_path, required=True) as found:
         await found.book.pin("pi", OTHER.public_key)
         result = await found.ask(text="a")
@@ -144,7 +146,7 @@ async def test_where_receipts_are_required_such_a_result_is_refused(tmp_path: Pa
         assert result.details["receipt"]["state"] == "invalid"
 
 
-async def test_a_device_without_a_key_is_served_unless_receipts_are_required(
+async def test_an_edge_without_a_key_is_accepted_unless_receipts_are_required(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path / "a", keys=False) as found:
@@ -166,7 +168,7 @@ CHANGES: dict[str, Callable[[dict[str, JSON]], None]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-async def test_what_was_changed_on_the_way_is_noticed(tmp_path: Path, kind: str) -> None:
+async def test_a_report_altered_in_transit_is_detected(tmp_path: Path, kind: str) -> None:
     async with kit(tmp_path, required=True) as found:
         forged(found, CHANGES[kind])
         result = await found.ask(text="a")
@@ -174,7 +176,7 @@ async def test_what_was_changed_on_the_way_is_noticed(tmp_path: Path, kind: str)
         assert found.kinds[-1] == kind
 
 
-async def test_the_orchestrators_own_word_on_a_receipt_cannot_be_sent_by_a_device(
+async def test_an_edge_cannot_forge_the_orchestrators_receipt_check(
     tmp_path: Path,
 ) -> None:
     lie = {"state": "valid", "id": "r9-00000000"}
@@ -188,12 +190,12 @@ async def test_the_orchestrators_own_word_on_a_receipt_cannot_be_sent_by_a_devic
         said = (await found.ask(text="a")).details
         assert said["receipt"]["state"] == "absent"
         assert "receipts" not in said
-    async with house(tmp_path / "plain") as here:
+    async with open_fleet(tmp_path / "plain") as here:
         forged(Kit(here, None, []), lambda payload: payload.update(checked=lie))  # type: ignore[arg-type]
-        assert "receipt" not in (await here.ask("mark", text="a")).details
+        assert "receipt" not in (await here.run_tool("mark", text="a")).details
 
 
-async def test_a_receipt_used_again_for_another_request_is_a_replay(tmp_path: Path) -> None:
+async def test_a_receipt_reused_for_another_request_is_rejected_as_a_replay(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
         first: list[JSON] = []
 
@@ -211,7 +213,7 @@ async def test_a_receipt_used_again_for_another_request_is_a_replay(tmp_path: Pa
         assert [one.flaw for one in flawed] == ["other_request"], "kept as evidence of that"
 
 
-async def test_another_devices_receipt_is_refused(tmp_path: Path) -> None:
+async def test_a_receipt_of_another_edge_is_rejected(tmp_path: Path) -> None:
     async with kit(tmp_path, "pi", "hub") as found:
         taken: list[JSON] = []
         await found.ask(agent_id="hub", text="a")
@@ -223,7 +225,7 @@ async def test_another_devices_receipt_is_refused(tmp_path: Path) -> None:
         assert found.kinds[-1] == "other_agent"
 
 
-async def test_other_arguments_than_those_asked_for_are_noticed(tmp_path: Path) -> None:
+async def test_a_receipt_for_different_arguments_is_rejected(tmp_path: Path) -> None:
     """A device that did something else and signs that it did."""
     async with kit(tmp_path) as found:
         request_id = new_id()
@@ -241,7 +243,7 @@ async def test_other_arguments_than_those_asked_for_are_noticed(tmp_path: Path) 
         assert found.kinds[-1] == "other_arguments"
 
 
-async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it_does(
+async def test_a_missing_receipt_is_reported_as_a_gap_until_it_arrives(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -256,7 +258,7 @@ async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it
             return Fault.DROP
 
         here.pi.link.fault = hold
-        late = here.asked("mark", text="late")
+        late = here.start_tool("mark", text="late")
         await until(lambda: bool(held))
         result = await found.ask(text="b")
         assert result.details["receipt"]["state"] == "valid"
@@ -271,7 +273,7 @@ async def test_a_receipt_that_has_not_come_is_noticed_and_closes_the_gap_when_it
         assert found.kinds == ["first_use", "gap"]
 
 
-async def test_a_receipt_that_another_orchestrator_got_is_not_missing(tmp_path: Path) -> None:
+async def test_a_receipt_received_by_another_orchestrator_is_not_a_gap(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
         other = ReceiptVerifier(found.store, on_breach=found.breaches.append)
         await found.ask(text="a")
@@ -283,7 +285,7 @@ async def test_a_receipt_that_another_orchestrator_got_is_not_missing(tmp_path: 
         assert found.kinds == ["first_use"]
 
 
-async def test_a_device_that_joined_anew_at_another_orchestrator_is_known_by_its_new_key(
+async def test_a_key_pinned_by_another_orchestrator_is_accepted(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -294,7 +296,7 @@ async def test_a_device_that_joined_anew_at_another_orchestrator_is_known_by_its
         assert (await found.ask(text="c")).details["receipt"]["state"] == "valid"
 
 
-async def test_a_key_that_comes_with_many_receipts_at_once_is_taken_on_trust_once(
+async def test_concurrent_receipts_with_a_new_key_report_first_use_once(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -303,7 +305,7 @@ async def test_a_key_that_comes_with_many_receipts_at_once_is_taken_on_trust_onc
         assert found.kinds == ["first_use"]
 
 
-async def test_two_devices_with_one_key_and_one_journal_are_a_fork(tmp_path: Path) -> None:
+async def test_two_edges_sharing_a_key_and_journal_are_detected_as_a_fork(tmp_path: Path) -> None:
     """As when a card is copied: both go on from the same place."""
     async with kit(tmp_path) as found:
         here = found.here
@@ -312,21 +314,21 @@ async def test_two_devices_with_one_key_and_one_journal_are_a_fork(tmp_path: Pat
         files = {path: path.read_bytes() for path in here.folder.glob("pi.db*")}
         await here.pi.start()
         sign(here.pi)
-        await here.there()
+        await here.wait_online()
         await found.ask(text="b")
         await here.pi.stop()
         for path, data in files.items():
             path.write_bytes(data)
         await here.pi.start()
         sign(here.pi)
-        await here.there()
+        await here.wait_online()
         result = await found.ask(text="c")
         assert result.details["receipt"]["state"] == "invalid"
         assert "another receipt with the number 2" in result.details["receipt"]["problem"]
         assert found.kinds[-1] == "fork"
 
 
-async def test_a_fork_is_noticed_also_by_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:
+async def test_a_restarted_orchestrator_detects_a_receipt_fork(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
         await found.ask(text="a")
         (kept,) = await found.kept()
@@ -355,11 +357,11 @@ async def _tell(found: Kit, signed: SignedReceipt) -> None:
     }
     report = {"agent_id": "pi", "agent_type": "", "report_type": "result", "payload": payload}
     before = len(found.breaches)
-    found.here.say(TopicKind.REPORTS, msgspec.json.encode(report))
+    found.here.publish_as_edge(TopicKind.REPORTS, msgspec.json.encode(report))
     await until(lambda: len(found.breaches) > before)
 
 
-async def test_one_call_to_many_has_a_receipt_of_each(tmp_path: Path) -> None:
+async def test_a_call_to_several_edges_has_one_receipt_per_edge(tmp_path: Path) -> None:
     async with kit(tmp_path, "pi", "hub") as found:
         asking = found.here.orchestrator.edge_call(frozenset({"*"}))
         (offered,) = asking.tools()
@@ -371,7 +373,7 @@ async def test_one_call_to_many_has_a_receipt_of_each(tmp_path: Path) -> None:
         assert sorted(agents) == ["hub", "pi"]
 
 
-async def test_what_is_exported_is_verified_by_anybody(tmp_path: Path) -> None:
+async def test_an_exported_receipt_bundle_can_be_verified_offline(tmp_path: Path) -> None:
     async with kit(tmp_path, "pi", "hub", tools=(broken,)) as found:
         await found.ask(text="a")
         await found.ask("broken", text="é\u2028")
@@ -389,7 +391,7 @@ async def test_what_is_exported_is_verified_by_anybody(tmp_path: Path) -> None:
     assert len(verify.verify(verify.read_bundle(data), {})[1]) == 3
 
 
-async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_processes(
+async def test_local_calls_of_all_processes_are_signed_in_one_chain(
     tmp_path: Path,
 ) -> None:
     @tool("shell")
@@ -425,7 +427,9 @@ async def test_local_calls_are_signed_by_this_machine_in_one_chain_for_all_proce
             await executors[0].execute(_call(failing, "run.11.0.1"), lambda text: None)
 
 
-async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path: Path) -> None:
+async def test_machines_sharing_a_store_have_their_own_receipt_chain_and_key(
+    tmp_path: Path,
+) -> None:
     @tool("shell")
     async def mark(text: str) -> str:
         """Make a mark."""
@@ -453,7 +457,7 @@ async def test_machines_that_share_a_store_have_a_chain_and_a_key_each(tmp_path:
         assert wrong == []
 
 
-async def test_what_is_handed_out_is_what_is_kept_when_a_transaction_is_done_again(
+async def test_a_retried_transaction_returns_the_receipt_that_was_stored(
     tmp_path: Path,
 ) -> None:
     made: list[StoredReceipt] = []
@@ -479,7 +483,7 @@ async def test_what_is_handed_out_is_what_is_kept_when_a_transaction_is_done_aga
         assert [found[0]] == await store.list_receipts() == [made[-1]]
 
 
-async def test_a_receipt_that_a_crash_kept_out_of_the_book_is_found_in_the_outcome(
+async def test_a_receipt_lost_in_a_crash_is_recovered_from_the_stored_outcome(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -504,7 +508,7 @@ def _call(offered: Tool, request_id: str) -> Call:
     return Call("c1", offered, {"text": "a"}, request_id, 5.0)
 
 
-async def test_a_book_forgets_what_is_old_but_not_where_a_chain_ends(tmp_path: Path) -> None:
+async def test_pruning_receipts_keeps_the_last_one_of_a_chain(tmp_path: Path) -> None:
     async with kit(tmp_path) as found:
         for text in "abc":
             await found.ask(text=text)
@@ -522,7 +526,7 @@ async def ask_for(found: Kit, tenant: str, **given: JSON) -> ToolResult:
     return await found.here.orchestrator.edge("pi").execute(call, lambda text: None)
 
 
-async def test_fault_56_a_tenant_is_handed_the_receipts_of_what_it_asked_for_and_no_others(
+async def test_fault_56_a_tenant_exports_only_receipts_of_its_own_calls(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -545,7 +549,7 @@ async def test_fault_56_a_tenant_is_handed_the_receipts_of_what_it_asked_for_and
             assert sum(seen) == len(texts)
 
 
-async def test_fault_56_a_device_cannot_put_a_receipt_into_another_tenants_book(
+async def test_fault_56_an_edge_cannot_store_a_receipt_for_another_tenant(
     tmp_path: Path,
 ) -> None:
     async with kit(tmp_path) as found:
@@ -572,7 +576,7 @@ async def test_fault_56_a_device_cannot_put_a_receipt_into_another_tenants_book(
         assert len(await found.store.of("local").list_receipts()) == 1, "nobody asked for it"
 
 
-async def test_what_ran_on_this_machine_is_in_the_book_of_who_asked(tmp_path: Path) -> None:
+async def test_receipts_of_local_calls_belong_to_the_calling_tenant(tmp_path: Path) -> None:
     async with await ReceiptStore.open(tmp_path / "r.db", durable=False) as store:
         executor = Pipeline(
             [LocalExecutor([marks])], [SignReceipt(LocalReceiptSigner(KEY, store, "boot").sign)]

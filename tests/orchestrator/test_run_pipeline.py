@@ -12,7 +12,7 @@ from evoclaw.core.tools import Call
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
-from tests.support.conversations import HELP, LEAD, House, results
+from tests.support.conversations import HELP, LEAD, SessionHarness, results
 
 TASK = ("task", {"agent": "help", "prompt": "Work on x."})
 
@@ -35,7 +35,7 @@ class NoWork(Policy):
         return Deny("no_work", "no work today") if call.name == "work" else ALLOW
 
 
-class Piped(House):
+class Piped(SessionHarness):
     """Runs get a pipeline: one policy is shared by all agents, another is the lead's own."""
 
     def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
@@ -62,23 +62,23 @@ async def test_a_policy_that_parent_and_sub_run_share_judges_a_call_once(tmp_pat
     help = Scripted(calls(("work", {"what": "x"})), says("Done."))
     store, house = await piped(tmp_path, Scripted(calls(TASK), says("Done.")), help)
     async with store:
-        await house.say("Have somebody work.")
+        await house.send("Have somebody work.")
     assert house.shared.judged == ["task", "work"]
 
 
-async def test_a_sub_run_may_not_do_what_the_rules_of_its_parent_deny(tmp_path: Path) -> None:
+async def test_a_sub_run_cannot_do_what_its_parents_policy_denies(tmp_path: Path) -> None:
     help = Scripted(calls(("work", {"what": "x"})), says("I may not."))
     store, house = await piped(tmp_path, Scripted(calls(TASK), says("Done.")), help)
     house.strict = frozenset({"lead"})
     async with store:
-        await house.say("Have somebody work.")
+        await house.send("Have somebody work.")
     assert house.ran == []
 
 
-async def test_rules_beside_the_pipeline_hold_too(tmp_path: Path) -> None:
+async def test_a_policy_outside_the_pipeline_is_enforced(tmp_path: Path) -> None:
     lead = Scripted(calls(("work", {"what": "x"})), says("I may not."))
     store, house = await piped(tmp_path, lead, Scripted())
     house.as_steps, house.policy = False, NoWork()
     async with store:
-        told = results(await house.say("Work."))
+        told = results(await house.send("Work."))
     assert house.ran == [] and "no work today" in told[0].text

@@ -26,14 +26,14 @@ from evoclaw.orchestrator.runs.runs import (
 from evoclaw.orchestrator.sessions.conversations import SessionNotFound
 from evoclaw.providers.scripted import Reply, calls, says
 from tests.support.databases import Place
-from tests.support.runs import QUICK, WHO, Gate, service
+from tests.support.runs import QUICK, WHO, Gate, open_run_service
 
 OTHERS = Principal("other", "bob")
 
 
-async def test_a_run_is_kept_before_it_begins_and_answers(place: Place) -> None:
-    async with service(place, serve=False) as idle:
-        queued = await idle.begin("hello\nthere, this is a long story")
+async def test_a_run_is_stored_before_it_starts_and_survives_a_restart(place: Place) -> None:
+    async with open_run_service(place, serve=False) as idle:
+        queued = await idle.start("hello\nthere, this is a long story")
         assert (queued.state, queued.asked) == (
             RunStatus.QUEUED,
             "hello\nthere, this is a long story",
@@ -41,55 +41,55 @@ async def test_a_run_is_kept_before_it_begins_and_answers(place: Place) -> None:
         session = await idle.store.session(queued.session_id)
         assert session is not None
         assert (session.title, session.owner) == ("hello there, this is a long story", "ann")
-    async with service(place) as house:
-        view = await house.ended(queued.run_id)
+    async with open_run_service(place) as house:
+        view = await house.wait_ended(queued.run_id)
         assert (view.state, view.stop) == (RunStatus.ENDED, StopReason.COMPLETED)
         assert view.text.startswith("lead: hello")
         assert (view.turns, view.tokens_in, view.owner, view.agent) == (1, 10, "ann", "lead")
 
 
-async def test_what_nobody_can_answer_is_refused_and_leaves_nothing(place: Place) -> None:
-    async with service(place) as house:
+async def test_invalid_run_requests_are_refused_and_store_nothing(place: Place) -> None:
+    async with open_run_service(place) as house:
         with pytest.raises(EmptyMessage):
-            await house.begin("  \n")
+            await house.start("  \n")
         with pytest.raises(AgentNotFound):
             await house.runs.start(WHO, RunRequest("hi", agent="nobody"))
         with pytest.raises(SessionNotFound):
-            await house.begin("hi", session="gone")
+            await house.start("hi", session="gone")
         assert await house.runs.list("local") == []
 
 
-async def test_messages_to_one_session_are_answered_one_after_the_other(place: Place) -> None:
-    async with service(place) as house:
+async def test_runs_of_one_session_are_driven_one_after_the_other(place: Place) -> None:
+    async with open_run_service(place) as house:
         gate = house.gate = Gate()
-        first = await house.begin("one")
+        first = await house.start("one")
         assert await gate.next() == "lead: one"
-        second = await house.begin("two", session=first.session_id)
-        third = await house.begin("three", session=first.session_id)
-        elsewhere = await house.begin("beside")
+        second = await house.start("two", session=first.session_id)
+        third = await house.start("three", session=first.session_id)
+        elsewhere = await house.start("beside")
         assert await gate.next() == "lead: beside"
         gate.open("lead: beside")
-        await house.ended(elsewhere.run_id)
+        await house.wait_ended(elsewhere.run_id)
         assert second.state is third.state is RunStatus.QUEUED
         gate.wide = True
         gate.open("lead: one")
         for one in (first, second, third):
-            await house.ended(one.run_id)
+            await house.wait_ended(one.run_id)
         said = [message for _, message in await house.store.messages(first.session_id)]
         texts = [one.text for one in said if isinstance(one, UserMessage | Reply)]
         assert texts == ["one", "lead: one", "two", "lead: two", "three", "lead: three"]
 
 
-async def test_no_more_go_on_than_may_and_tenants_take_turns(place: Place) -> None:
+async def test_concurrent_runs_are_limited_and_tenants_are_scheduled_fairly(place: Place) -> None:
     settings = replace(QUICK, at_once=2, per_tenant=2)
-    async with service(place, settings=settings) as house:
+    async with open_run_service(place, settings=settings) as house:
         gate = house.gate = Gate()
         for number in range(4):
-            await house.begin(f"ours {number}")
+            await house.start(f"ours {number}")
         order = [await gate.next(), await gate.next()]
         assert house.runs.active_count == 2
         for number in range(2):
-            await house.begin(f"theirs {number}", who=OTHERS)
+            await house.start(f"theirs {number}", who=OTHERS)
         for _ in range(4):
             gate.open(order[-2])
             order.append(await gate.next())
@@ -102,37 +102,37 @@ async def test_no_more_go_on_than_may_and_tenants_take_turns(place: Place) -> No
         for tenant, count in (("local", 4), ("other", 2)):
             found = await house.runs.list(tenant)
             for view in found:
-                assert (await house.ended(view.run_id, tenant)).stop is StopReason.COMPLETED
+                assert (await house.wait_ended(view.run_id, tenant)).stop is StopReason.COMPLETED
             assert len(found) == count
 
 
-async def test_one_tenant_never_has_all_places(place: Place) -> None:
-    async with service(place, settings=replace(QUICK, at_once=3, per_tenant=2)) as house:
+async def test_one_tenant_never_takes_all_run_slots(place: Place) -> None:
+    async with open_run_service(place, settings=replace(QUICK, at_once=3, per_tenant=2)) as house:
         gate = house.gate = Gate()
         for number in range(3):
-            await house.begin(f"ours {number}")
-        await house.begin("theirs", who=OTHERS)
+            await house.start(f"ours {number}")
+        await house.start("theirs", who=OTHERS)
         came = {await gate.next() for _ in range(3)}
         assert came == {"lead: ours 0", "lead: ours 1", "lead: theirs"}
 
 
-async def test_more_than_may_be_queued_are_refused(place: Place) -> None:
+async def test_runs_beyond_the_queue_limits_are_refused(place: Place) -> None:
     settings = replace(QUICK, queued=4, queued_per_tenant=3, queued_per_session=2)
-    async with service(place, settings=settings, serve=False) as house:
-        first = await house.begin("1")
-        await house.begin("2", session=first.session_id)
+    async with open_run_service(place, settings=settings, serve=False) as house:
+        first = await house.start("1")
+        await house.start("2", session=first.session_id)
         with pytest.raises(RunQueueFull, match="2 runs of this session"):
-            await house.begin("3", session=first.session_id)
-        await house.begin("4")
+            await house.start("3", session=first.session_id)
+        await house.start("4")
         with pytest.raises(RunQueueFull, match="3 runs of your tenant"):
-            await house.begin("5")
-        await house.begin("6", who=OTHERS)
+            await house.start("5")
+        await house.start("6", who=OTHERS)
         with pytest.raises(RunQueueFull, match="4 runs of all tenants"):
-            await house.begin("7", who=OTHERS)
+            await house.start("7", who=OTHERS)
 
 
-async def test_a_run_of_ones_own_id_is_begun_once(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_client_chosen_run_id_starts_one_run(place: Place) -> None:
+    async with open_run_service(place) as house:
         one, fresh = await house.runs.start(WHO, RunRequest("hi"), run_id="mine")
         again, second = await house.runs.start(WHO, RunRequest("hi"), run_id="mine")
         assert (one.run_id, again.run_id, fresh, second) == ("mine", "mine", True, False)
@@ -141,8 +141,8 @@ async def test_a_run_of_ones_own_id_is_begun_once(place: Place) -> None:
         assert theirs.run_id != "mine"
 
 
-async def test_a_key_used_twice_gives_one_run(place: Place) -> None:
-    async with service(place) as house:
+async def test_an_idempotency_key_used_twice_starts_one_run(place: Place) -> None:
+    async with open_run_service(place) as house:
         errand = RunRequest("hi")
         asked = [house.runs.start(WHO, errand, key="k") for _ in range(50)]
         found = await asyncio.gather(*asked)
@@ -153,16 +153,16 @@ async def test_a_key_used_twice_gives_one_run(place: Place) -> None:
         other, fresh = await house.runs.start(Principal(user="eve"), errand, key="k")
         assert fresh, "a key is its user's"
         assert other.run_id != found[0][0].run_id
-    async with service(place) as house:
+    async with open_run_service(place) as house:
         again, fresh = await house.runs.start(WHO, errand, key="k")
         assert (again.run_id, fresh) == (found[0][0].run_id, False)
         assert len(await house.runs.list("local")) == 2
 
 
-async def test_another_tenants_run_is_as_one_that_nobody_has(place: Place) -> None:
-    async with service(place) as house:
-        view = await house.begin("secret")
-        await house.ended(view.run_id)
+async def test_another_tenants_run_is_reported_as_not_found(place: Place) -> None:
+    async with open_run_service(place) as house:
+        view = await house.start("secret")
+        await house.wait_ended(view.run_id)
         assert await house.runs.get("other", view.run_id) is None
         assert await house.runs.list("other") == []
         assert not await house.runs.cancel("other", view.run_id)
@@ -177,10 +177,10 @@ async def test_another_tenants_run_is_as_one_that_nobody_has(place: Place) -> No
 
 
 async def test_runs_are_listed_newest_first_by_page_and_state(place: Place) -> None:
-    async with service(place, settings=replace(QUICK, at_once=1)) as house:
+    async with open_run_service(place, settings=replace(QUICK, at_once=1)) as house:
         gate = house.gate = Gate()
         for number in range(5):
-            await house.begin(str(number))
+            await house.start(str(number))
         gate.open(await gate.next())
         await gate.next()
         views = await house.runs.list("local")
@@ -201,13 +201,13 @@ async def test_runs_are_listed_newest_first_by_page_and_state(place: Place) -> N
         assert len(await house.runs.list("local", owner="ann")) == 5
 
 
-async def test_an_errand_brings_its_own_history_model_and_limits(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_run_request_sets_its_own_history_model_and_limits(place: Place) -> None:
+    async with open_run_service(place) as house:
         history = (SystemMessage("Be brief."), user("first"), says("one"), user("second"))
         settings = LoopSettings(max_turns=2)
         errand = RunRequest(messages=history, agent="help", model="scripted/big", settings=settings)
         view, _ = await house.runs.start(WHO, errand)
-        await house.ended(view.run_id)
+        await house.wait_ended(view.run_id)
         opening = (await house.records(view.run_id))[0].event
         assert isinstance(opening, RunStarted)
         assert opening.messages == (SystemMessage("You help."), *history)
@@ -217,29 +217,29 @@ async def test_an_errand_brings_its_own_history_model_and_limits(place: Place) -
             await house.runs.start(WHO, replace(errand, session_id=view.session_id))
 
 
-async def test_a_single_shot_is_offered_no_tools(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_single_shot_run_is_offered_no_tools(place: Place) -> None:
+    async with open_run_service(place) as house:
         confirming = LoopSettings(confirm=True)
         view, _ = await house.runs.start(WHO, RunRequest("hi", single=True, settings=confirming))
-        await house.ended(view.run_id)
+        await house.wait_ended(view.run_id)
         events = [record.event for record in await house.records(view.run_id)]
         assert not [event for event in events if isinstance(event, ToolsChanged) and event.tools]
-        assert (await house.ended(view.run_id)).turns == 1
+        assert (await house.wait_ended(view.run_id)).turns == 1
 
 
-async def test_a_message_bears_the_label_it_was_given(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_message_keeps_the_label_of_its_run_request(place: Place) -> None:
+    async with open_run_service(place) as house:
         label = Label(untrusted=True, sources=("mail",))
         view, _ = await house.runs.start(WHO, RunRequest("hi", label=label))
-        await house.ended(view.run_id)
+        await house.wait_ended(view.run_id)
         opening = (await house.records(view.run_id))[0].event
         assert isinstance(opening, RunStarted)
         (block,) = [one for one in opening.messages if isinstance(one, UserMessage)][-1].blocks
         assert block.label == label
 
 
-async def test_a_fault_of_ours_ends_the_run_and_no_other(place: Place) -> None:
-    async with service(place) as house:
+async def test_an_internal_error_ends_only_the_run_it_occurred_in(place: Place) -> None:
+    async with open_run_service(place) as house:
 
         def answer(agent: str, request: Request) -> Reply:
             if "work" not in house.ran:
@@ -247,38 +247,38 @@ async def test_a_fault_of_ours_ends_the_run_and_no_other(place: Place) -> None:
             raise ZeroDivisionError("a fault of ours")
 
         house.answer = answer
-        view = await house.ended((await house.begin("hi")).run_id)
+        view = await house.wait_ended((await house.start("hi")).run_id)
         assert (view.state, view.stop) == (RunStatus.ENDED, StopReason.ERROR)
         assert "ZeroDivisionError: a fault of ours" in view.reason
         house.answer = lambda agent, request: says("fine")
-        next_ = await house.begin("again", session=view.session_id)
-        assert (await house.ended(next_.run_id)).text == "fine"
+        next_ = await house.start("again", session=view.session_id)
+        assert (await house.wait_ended(next_.run_id)).text == "fine"
         end = (await house.records(view.run_id))[-1].event
         assert isinstance(end, RunFinished)
         assert end.calls == 1
 
 
-async def test_what_is_drained_goes_on_in_the_next_process(place: Place) -> None:
-    async with service(place) as house:
+async def test_drained_runs_continue_in_the_next_process(place: Place) -> None:
+    async with open_run_service(place) as house:
         gate = house.gate = Gate()
-        quick, slow = await house.begin("quick"), await house.begin("slow")
+        quick, slow = await house.start("quick"), await house.start("slow")
         await gate.next()
         await gate.next()
-        queued = await house.begin("later", session=slow.session_id)
+        queued = await house.start("later", session=slow.session_id)
         draining = asyncio.create_task(house.runs.drain(5))
         await asyncio.sleep(0)
         assert house.runs.draining
         with pytest.raises(Draining):
-            await house.begin("too late")
+            await house.start("too late")
         gate.open("lead: quick")
-        await house.ended(quick.run_id)
+        await house.wait_ended(quick.run_id)
         draining.cancel()
         assert await house.runs.drain(0) == 1
         assert house.runs.active_count == 0
         stored = await house.store.run(slow.run_id)
         assert stored is not None
         assert stored.holder == "", "the next process need not wait for a lease"
-    async with service(place) as house:
+    async with open_run_service(place) as house:
         for run_id, text in ((slow.run_id, "lead: slow"), (queued.run_id, "lead: later")):
-            view = await house.ended(run_id)
+            view = await house.wait_ended(run_id)
             assert (view.stop, view.text) == (StopReason.COMPLETED, text)

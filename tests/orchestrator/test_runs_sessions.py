@@ -10,23 +10,23 @@ from evoclaw.orchestrator.runs.runs import SessionBusy, SessionNotFound
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.sessions.sessions import Session
 from tests.support.databases import Place
-from tests.support.runs import Gate, Service, service
+from tests.support.runs import Gate, RunServiceHarness, open_run_service
 
 
-async def spoken(house: Service, session_id: str) -> list[str]:
+async def spoken(house: RunServiceHarness, session_id: str) -> list[str]:
     said = await house.store.messages(session_id)
     return [m.text for _, m in said if isinstance(m, UserMessage | Reply | ToolResult)]
 
 
-async def test_a_branch_goes_on_by_itself(place: Place) -> None:
-    async with service(place) as house:
-        first = await house.begin("one")
-        await house.ended(first.run_id)
-        await house.ended((await house.begin("two", session=first.session_id)).run_id)
+async def test_a_session_branch_continues_independently(place: Place) -> None:
+    async with open_run_service(place) as house:
+        first = await house.start("one")
+        await house.wait_ended(first.run_id)
+        await house.wait_ended((await house.start("two", session=first.session_id)).run_id)
         session = await house.talks.branch(first.session_id, 2)
         assert (session.owner, session.agent, session.title) == ("ann", "lead", "one")
         assert await spoken(house, session.id) == ["one", "lead: one"]
-        await house.ended((await house.begin("three", session=session.id)).run_id)
+        await house.wait_ended((await house.start("three", session=session.id)).run_id)
         assert await spoken(house, session.id) == ["one", "lead: one", "three", "lead: three"]
         assert await spoken(house, first.session_id) == ["one", "lead: one", "two", "lead: two"]
         with pytest.raises(SessionNotFound):
@@ -35,8 +35,8 @@ async def test_a_branch_goes_on_by_itself(place: Place) -> None:
             await house.talks.of("other").branch(session.id, 1)
 
 
-async def test_a_branch_never_runs_calls_of_the_other_one(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_session_branch_never_reruns_calls_of_the_original(place: Place) -> None:
+    async with open_run_service(place) as house:
 
         def reply(agent: str, request: Request) -> Reply:
             last = request.history.to_tuple()[-1]
@@ -44,8 +44,8 @@ async def test_a_branch_never_runs_calls_of_the_other_one(place: Place) -> None:
             return says("done") if isinstance(last, ToolResult) else work
 
         house.answer = reply
-        view = await house.begin("go")
-        await house.ended(view.run_id)
+        view = await house.start("go")
+        await house.wait_ended(view.run_id)
         ran = list(house.ran)
         for at in (2, 3):
             branched = await house.talks.branch(view.session_id, at)
@@ -53,13 +53,13 @@ async def test_a_branch_never_runs_calls_of_the_other_one(place: Place) -> None:
         whole = await house.talks.branch(view.session_id, 4)
         assert len(await spoken(house, whole.id)) == 4
         house.answer = lambda agent, request: says("fine")
-        await house.ended((await house.begin("and?", session=whole.id)).run_id)
+        await house.wait_ended((await house.start("and?", session=whole.id)).run_id)
         assert house.ran == ran
 
 
-async def test_a_title_is_one_line(place: Place) -> None:
-    async with service(place) as house:
-        view = await house.begin("one")
+async def test_a_session_title_is_sanitized_to_one_line(place: Place) -> None:
+    async with open_run_service(place) as house:
+        view = await house.start("one")
         session = await house.talks.rename(view.session_id, "a\nnew \x1b[1mname")
         assert session.title == "a new [1mname"
         assert await house.store.session(view.session_id) == session
@@ -67,15 +67,15 @@ async def test_a_title_is_one_line(place: Place) -> None:
             await house.talks.of("other").rename(view.session_id, "x")
 
 
-async def test_a_forgotten_session_leaves_nothing(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_deleted_session_leaves_no_data(place: Place) -> None:
+    async with open_run_service(place) as house:
         gate = house.gate = Gate()
-        view = await house.begin("secret")
+        view = await house.start("secret")
         await gate.next()
         with pytest.raises(SessionBusy):
             await house.talks.delete(view.session_id)
         gate.open("lead: secret")
-        await house.ended(view.run_id)
+        await house.wait_ended(view.run_id)
         with pytest.raises(SessionNotFound):
             await house.talks.of("other").delete(view.session_id)
         below = await house.store.create(Session("below", "help", "ann", parent=view.session_id))
@@ -89,12 +89,12 @@ async def test_a_forgotten_session_leaves_nothing(place: Place) -> None:
             await house.talks.delete(view.session_id)
 
 
-async def test_the_key_of_a_run_that_was_forgotten_begins_another(place: Place) -> None:
-    async with service(place) as house:
-        first = await house.begin("hello", key="k")
-        await house.ended(first.run_id)
+async def test_the_idempotency_key_of_a_deleted_run_starts_a_new_run(place: Place) -> None:
+    async with open_run_service(place) as house:
+        first = await house.start("hello", key="k")
+        await house.wait_ended(first.run_id)
         await house.talks.delete(first.session_id)
-        second = await house.begin("hello", key="k")
+        second = await house.start("hello", key="k")
         assert second.run_id != first.run_id
-        assert (await house.ended(second.run_id)).text == "lead: hello"
-        assert (await house.begin("hello", key="k")).run_id == second.run_id
+        assert (await house.wait_ended(second.run_id)).text == "lead: hello"
+        assert (await house.start("hello", key="k")).run_id == second.run_id

@@ -25,7 +25,7 @@ from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TR
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 from tests.support.databases import Place
 from tests.support.properties import examples
-from tests.support.runs import QUICK, Gate, service
+from tests.support.runs import QUICK, Gate, open_run_service
 
 KEY = ("local", "run")
 DELTA, TURN = TextDelta("x"), TurnStarted(1)
@@ -131,7 +131,7 @@ some_events = st.lists(st.sampled_from([DELTA, DELTA, DELTA, TURN]), max_size=12
     ),
     st.integers(2, 12),
 )
-def test_however_a_watcher_comes_it_misses_nothing_and_sees_nothing_twice(
+def test_every_watcher_receives_each_record_exactly_once(
     before: list[Event],
     after: list[Event],
     pauses: list[int],
@@ -164,7 +164,7 @@ def test_however_a_watcher_comes_it_misses_nothing_and_sees_nothing_twice(
     st.integers(0, 3),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=4),
 )
-def test_of_a_run_elsewhere_nothing_is_missed_whatever_becomes_of_the_notices(
+def test_a_remote_watcher_misses_no_record_when_notices_are_lost_or_repeated(
     commits: list[tuple[list[Event], int, int]], slow: int, watchers: list[tuple[int, int]]
 ) -> None:
     """Each commit is told once, twice or not at all; now and then some may have been missed."""
@@ -197,7 +197,7 @@ def test_of_a_run_elsewhere_nothing_is_missed_whatever_becomes_of_the_notices(
     asyncio.run(story())
 
 
-async def test_who_watches_says_so_once_in_a_while_and_again_to_who_comes() -> None:
+async def test_a_watched_run_is_announced_once_and_again_to_a_new_orchestrator() -> None:
     notices, shelf, asked = Notices(), Shelf(), list[Notice]()
     notices.is_live = True
 
@@ -235,7 +235,7 @@ async def test_who_watches_says_so_once_in_a_while_and_again_to_who_comes() -> N
         assert len(asked) == 4, "nobody asks about what is over"
 
 
-async def test_who_still_watches_says_so_for_all_at_once(
+async def test_repeated_watch_announcements_of_many_runs_are_batched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("evoclaw.orchestrator.runs.hub.WATCH_NOTICE_INTERVAL_S", 0.05)
@@ -269,7 +269,7 @@ async def _idle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
+async def test_a_slow_watcher_is_dropped_and_does_not_delay_others() -> None:
     hub, shelf = Hub(max_lag=10), Shelf()
     run = Run(hub, shelf)
     slow, quick = hub.watch(KEY, shelf), asyncio.create_task(watch(hub, shelf, 0, 0, [0]))
@@ -290,7 +290,7 @@ async def test_one_who_does_not_read_is_dropped_and_holds_nobody_up() -> None:
 
 
 @pytest.mark.slow
-async def test_a_thousand_watchers_share_what_was_said() -> None:
+async def test_a_thousand_watchers_of_one_run_receive_all_records() -> None:
     hub, shelf = Hub(), Shelf()
     run = Run(hub, shelf)
     tasks = [asyncio.create_task(watch(hub, shelf, 0, 0, [0])) for _ in range(1_000)]
@@ -302,7 +302,7 @@ async def test_a_thousand_watchers_share_what_was_said() -> None:
     assert not hub._topics  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_hundreds_who_watch_a_run_elsewhere_read_it_together() -> None:
+async def test_watchers_of_a_remote_run_share_store_reads() -> None:
     notices, reads = Notices(), 0
 
     class Counting(Shelf):
@@ -330,7 +330,7 @@ async def test_hundreds_who_watch_a_run_elsewhere_read_it_together() -> None:
     assert not hub._topics  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_who_leaves_alone_leaves_nothing_behind() -> None:
+async def test_cancelling_the_only_caller_of_a_single_flight_leaves_no_task() -> None:
     together, begun = SingleFlight[int](), asyncio.Event()
 
     async def slow() -> int:
@@ -356,10 +356,10 @@ async def test_who_leaves_alone_leaves_nothing_behind() -> None:
         assert both == [2, 2]
 
 
-async def test_a_watcher_sees_a_reply_while_it_is_made(place: Place) -> None:
-    async with service(place) as house:
+async def test_a_watcher_receives_a_reply_while_it_streams(place: Place) -> None:
+    async with open_run_service(place) as house:
         gate = house.gate = Gate()
-        view = await house.begin("hello")
+        view = await house.start("hello")
         await gate.next()
         seen: list[Record] = []
         async with asyncio.timeout(30):
@@ -372,10 +372,12 @@ async def test_a_watcher_sees_a_reply_while_it_is_made(place: Place) -> None:
         assert await house.records(view.run_id, after=3) == seen[3:]
 
 
-async def test_numbers_that_somebody_saw_are_not_used_for_something_else(place: Place) -> None:
-    async with service(place) as house:
+async def test_record_numbers_seen_by_a_watcher_are_not_reused_after_a_restart(
+    place: Place,
+) -> None:
+    async with open_run_service(place) as house:
         gate = house.gate = Gate()
-        view = await house.begin("hello")
+        view = await house.start("hello")
         await gate.next()
         seen: list[Record] = []
         async with asyncio.timeout(30):
@@ -383,8 +385,8 @@ async def test_numbers_that_somebody_saw_are_not_used_for_something_else(place: 
                 seen.append(record)
                 if isinstance(record.event, TextDelta):
                     break
-    async with service(place) as house:
-        await house.ended(view.run_id)
+    async with open_run_service(place) as house:
+        await house.wait_ended(view.run_id)
         rest = await house.records(view.run_id, after=seen[-1].seq)
         assert isinstance(rest[0].event, RunResumed)
         assert isinstance(rest[-1].event, RunFinished)
@@ -393,9 +395,9 @@ async def test_numbers_that_somebody_saw_are_not_used_for_something_else(place: 
 
 
 async def test_a_run_that_another_process_drives_can_be_watched(place: Place) -> None:
-    async with service(place) as house, service(place, serve=False) as elsewhere:
+    async with open_run_service(place) as house, open_run_service(place, serve=False) as elsewhere:
         gate = house.gate = Gate()
-        view = await house.begin("hello")
+        view = await house.start("hello")
         await gate.next()
         watching = asyncio.create_task(elsewhere.records(view.run_id))
         result = asyncio.create_task(elsewhere.runs.result("local", view.run_id))
@@ -404,18 +406,18 @@ async def test_a_run_that_another_process_drives_can_be_watched(place: Place) ->
         assert (await result).text == "lead: hello"
 
 
-async def test_long_histories_come_page_by_page(place: Place) -> None:
+async def test_a_long_run_history_is_read_in_pages(place: Place) -> None:
     many = replace(QUICK, slow_watcher=10)
-    async with service(place, settings=many) as house:
+    async with open_run_service(place, settings=many) as house:
         text = "\n".join(str(number) for number in range(1_500))
-        view = await house.begin(text)
-        await house.ended(view.run_id)
+        view = await house.start(text)
+        await house.wait_ended(view.run_id)
         records = await house.records(view.run_id)
         assert len(records) > 1_500
         assert records == await house.store.records(view.run_id)
 
 
-async def test_a_run_that_waits_is_looked_at_more_and_more_seldom() -> None:
+async def test_a_waiting_run_is_polled_at_growing_intervals() -> None:
     looks: list[float] = []
     enough = asyncio.Event()
 

@@ -18,7 +18,7 @@ from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.store.databases.database import Connection
 from evoclaw.tools.question import UserAnswer
 from evoclaw.tools.sessions import task
-from tests.support.conversations import agent, ended, house, results
+from tests.support.conversations import agent, end_of, open_session_harness, results
 from tests.support.tool_calls import call_of
 
 
@@ -30,10 +30,12 @@ def work(what: str = "it") -> Reply:
     return calls(("work", {"what": what}))
 
 
-async def test_a_task_is_a_real_run_of_its_own_and_its_answer_comes_back(tmp_path: Path) -> None:
+async def test_a_task_call_starts_a_sub_run_and_returns_its_answer(tmp_path: Path) -> None:
     help_ = Scripted(work(), says("It is done."))
-    async with house(tmp_path, lead=Scripted(ask(), says("Thanks.")), help=help_) as home:
-        records = await home.say("go")
+    async with open_session_harness(
+        tmp_path, lead=Scripted(ask(), says("Thanks.")), help=help_
+    ) as home:
+        records = await home.send("go")
 
         (result,) = results(records)
         session_id = result.details["session_id"]
@@ -52,7 +54,7 @@ async def test_a_task_is_a_real_run_of_its_own_and_its_answer_comes_back(tmp_pat
         assert isinstance((await home.store.records(below.last.id))[-1].event, RunFinished)
 
 
-async def test_tasks_of_one_reply_go_on_side_by_side_but_no_more_than_may(tmp_path: Path) -> None:
+async def test_tasks_of_one_reply_run_concurrently_up_to_the_limit(tmp_path: Path) -> None:
     inside, peak, full = 0, 0, asyncio.Event()
 
     async def body(what: str) -> str:
@@ -72,28 +74,28 @@ async def test_tasks_of_one_reply_go_on_side_by_side_but_no_more_than_may(tmp_pa
 
     lead, help_ = Scripted(three, says("all done")), Scripted(*[speak] * 6)
     limits = RunLimits(max_concurrent_per_run=2)
-    async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
+    async with open_session_harness(tmp_path, limits=limits, lead=lead, help=help_) as home:
         home.body = body
-        records = await home.say("go")
-        assert ended(records).text == "all done"
+        records = await home.send("go")
+        assert end_of(records).text == "all done"
         assert [result.error for result in results(records)] == [None] * 3
         assert peak == 2
 
 
-async def test_a_sub_run_never_holds_more_than_the_run_above(tmp_path: Path) -> None:
+async def test_a_sub_run_never_has_more_capabilities_than_its_parent(tmp_path: Path) -> None:
     lead, help_ = agent("lead", "session", "interact"), agent("help")
     model = Scripted(work(), says("I may not."))
-    async with house(
+    async with open_session_harness(
         tmp_path, agents=(lead, help_), lead=Scripted(ask(), says("ok")), help=model
     ) as home:
-        await home.say("go")
+        await home.send("go")
         offered = model.requests[0].tools
         assert "question" in offered and "task" in offered
         assert not {"work", "todowrite", "todoread"} & set(offered)
         assert home.ran == []
 
 
-async def test_a_sub_run_uses_only_the_tools_named_and_never_one_the_asker_lacks(
+async def test_a_sub_run_gets_only_requested_tools_that_its_parent_has(
     tmp_path: Path,
 ) -> None:
     replies = (
@@ -102,28 +104,28 @@ async def test_a_sub_run_uses_only_the_tools_named_and_never_one_the_asker_lacks
         says("ok"),
     )
     help_ = Scripted(calls(("task", {"prompt": "deeper"})), says("no"))
-    async with house(tmp_path, lead=Scripted(*replies), help=help_) as home:
-        first, second = results(await home.say("go"))
+    async with open_session_harness(tmp_path, lead=Scripted(*replies), help=help_) as home:
+        first, second = results(await home.send("go"))
         assert help_.requests[0].tools == ("work",)
         assert first.text.startswith("no\n")
         assert second.error is ErrorKind.NOT_FOUND and "'rm'" in second.text
         assert len(help_.requests) == 2
 
 
-async def test_the_rules_of_the_run_above_judge_the_sub_run_too(tmp_path: Path) -> None:
+async def test_the_parents_policy_judges_calls_of_its_sub_run(tmp_path: Path) -> None:
     class NoWork(Policy):
         async def judge(self, call: Call) -> Verdict:
             return Deny("no", "work is forbidden") if call.name == "work" else ALLOW
 
     help_ = Scripted(work(), says("forbidden"))
-    async with house(tmp_path, lead=Scripted(ask(), says("ok")), help=help_) as home:
+    async with open_session_harness(tmp_path, lead=Scripted(ask(), says("ok")), help=help_) as home:
         home.policy = NoWork()
-        await home.say("go")
+        await home.send("go")
         assert home.ran == []
         assert "work is forbidden" in str(help_.requests[1].messages[-1])
 
 
-async def test_sub_runs_spend_turns_and_calls_from_one_budget(tmp_path: Path) -> None:
+async def test_sub_runs_share_one_budget_of_turns_and_calls(tmp_path: Path) -> None:
     for limits, why in (
         (RunLimits(budget=BudgetSettings(turns=3)), "turns"),
         (RunLimits(budget=BudgetSettings(calls=2)), "calls"),
@@ -131,8 +133,8 @@ async def test_sub_runs_spend_turns_and_calls_from_one_budget(tmp_path: Path) ->
         lead = Scripted(ask(), says("so be it"))
         help_ = Scripted(work("1"), work("2"), work("3"), says("done"))
         folder = tmp_path / why
-        async with house(folder, limits=limits, lead=lead, help=help_) as home:
-            records = await home.say("go")
+        async with open_session_harness(folder, limits=limits, lead=lead, help=help_) as home:
+            records = await home.send("go")
             spent = await home.store.usage(records[0].run_id)
             if why == "calls":
                 assert len(home.ran) == 1, "the task itself was the first call"
@@ -142,25 +144,29 @@ async def test_sub_runs_spend_turns_and_calls_from_one_budget(tmp_path: Path) ->
             assert f"the {why} that this run" in result.text
             assert spent.turns == 3
             # A turn is kept for the run above, to answer with.
-            assert ended(records).stop == "completed"
+            assert end_of(records).stop == "completed"
 
 
-async def test_a_sub_run_ends_before_the_time_of_its_call_and_says_so(tmp_path: Path) -> None:
+async def test_a_sub_run_that_exceeds_its_calls_timeout_returns_a_timeout_error(
+    tmp_path: Path,
+) -> None:
     async def never(what: str) -> str:
         await asyncio.Event().wait()
         return what
 
     replies = (ask(timeout_ms=1000), says("too slow"))
-    async with house(tmp_path, lead=Scripted(*replies), help=Scripted(work())) as home:
+    async with open_session_harness(
+        tmp_path, lead=Scripted(*replies), help=Scripted(work())
+    ) as home:
         home.body = never
-        records = await home.say("go")
+        records = await home.send("go")
         (result,) = results(records)
         assert result.error is ErrorKind.TIMEOUT
         assert result.details["stop"] == "duration_exceeded"
-        assert ended(records).text == "too slow"
+        assert end_of(records).text == "too slow"
 
 
-async def test_sub_runs_nest_only_so_deep_and_the_deepest_is_not_offered_more(
+async def test_sub_runs_at_the_depth_limit_are_not_offered_the_task_tool(
     tmp_path: Path,
 ) -> None:
     def speak(asked: ScriptedRequest) -> Reply:
@@ -170,13 +176,15 @@ async def test_sub_runs_nest_only_so_deep_and_the_deepest_is_not_offered_more(
 
     help_ = Scripted(*[speak] * 9)
     limits = RunLimits(max_depth=2)
-    async with house(tmp_path, limits=limits, lead=Scripted(ask(), says("ok")), help=help_) as home:
-        await home.say("go")
+    async with open_session_harness(
+        tmp_path, limits=limits, lead=Scripted(ask(), says("ok")), help=help_
+    ) as home:
+        await home.send("go")
         assert ["task" in asked.tools for asked in help_.requests] == [True, False, True]
         assert [one.session.depth for one in await home.store.sessions("")] == [2, 1, 0]
 
 
-async def test_cancelling_the_run_above_cancels_the_sub_run_and_its_records_say_so(
+async def test_cancelling_a_run_cancels_and_records_its_sub_run(
     tmp_path: Path,
 ) -> None:
     deadline, stopped = Deadline(), list[str]()
@@ -189,16 +197,16 @@ async def test_cancelling_the_run_above_cancels_the_sub_run_and_its_records_say_
             stopped.append(what)
         return what
 
-    async with house(tmp_path, lead=Scripted(ask()), help=Scripted(work())) as home:
+    async with open_session_harness(tmp_path, lead=Scripted(ask()), help=Scripted(work())) as home:
         home.body = body
-        records = await home.say("go", deadline=deadline)
-        assert ended(records).stop == "cancelled"
+        records = await home.send("go", deadline=deadline)
+        assert end_of(records).stop == "cancelled"
         below = (await home.store.sessions(""))[0]
         assert below.last is not None and below.last.stop == "cancelled"
         assert stopped == ["it"] and not home.talks.subruns and not home.talks.running
 
 
-async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_starting_a_second(
+async def test_a_resumed_parent_continues_its_sub_run_instead_of_starting_another(
     tmp_path: Path,
 ) -> None:
     reached, cut = asyncio.Event(), asyncio.Event()
@@ -209,9 +217,9 @@ async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_startin
         return what
 
     help_ = Scripted(work("half"))
-    async with house(tmp_path, lead=Scripted(ask()), help=help_) as home:
+    async with open_session_harness(tmp_path, lead=Scripted(ask()), help=help_) as home:
         home.body = stuck
-        running = asyncio.create_task(home.say("go", run_id="run1"))
+        running = asyncio.create_task(home.send("go", run_id="run1"))
         async with asyncio.timeout(30):
             await reached.wait()
         running.cancel()  # as when the process is ended
@@ -221,19 +229,19 @@ async def test_a_parent_cut_off_and_resumed_finds_its_sub_run_instead_of_startin
         (below,) = [one for one in await home.store.sessions("") if one.session.depth]
         assert below.last is not None and below.last.stop is None, "a resume point, not an end"
     lead, help_ = Scripted(says("ok")), Scripted(says("half done, now whole"))
-    async with house(tmp_path, lead=lead, help=help_) as home:
+    async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text.startswith("half done, now whole\n")
-        assert ended(records).text == "ok"
+        assert end_of(records).text == "ok"
         assert len(await home.store.sessions("")) == 2, "no second child"
         assert len(help_.requests) == 1, "no stored reply is paid for twice"
         assert [what for _, what in home.ran] == ["half"], "an idempotent call was run again"
 
 
-async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path: Path) -> None:
+async def test_a_sub_run_that_finished_before_a_crash_is_not_run_again(tmp_path: Path) -> None:
     lead, help_ = Scripted(ask(), says("first")), Scripted(says("done once"))
-    async with house(tmp_path, lead=lead, help=help_) as home:
-        records = await home.say("go", run_id="run1")
+    async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
+        records = await home.send("go", run_id="run1")
         (finished,) = [r.seq for r in records if isinstance(r.event, CallFinished)]
 
         def lose(connection: Connection) -> None:
@@ -246,10 +254,10 @@ async def test_a_sub_run_that_had_ended_before_the_cut_is_not_run_again(tmp_path
         # As if the process had died before the run above learnt of the answer.
         await home.store.database.write(lose)
     help_ = Scripted()
-    async with house(tmp_path, lead=Scripted(says("second")), help=help_) as home:
+    async with open_session_harness(tmp_path, lead=Scripted(says("second")), help=help_) as home:
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text.startswith("done once\n")
-        assert ended(records).text == "second" and help_.requests == []
+        assert end_of(records).text == "second" and help_.requests == []
         with pytest.raises(SessionBusy, match="no unfinished run to resume"):
             _ = [record async for record in home.talks.resume("main")]
 
@@ -260,15 +268,17 @@ def known_session(asked: ScriptedRequest) -> str:
     return found[0].details["session_id"]
 
 
-async def test_a_spawned_sub_run_goes_on_beside_and_its_answer_is_fetched(tmp_path: Path) -> None:
+async def test_a_spawned_sub_run_runs_in_background_and_its_answer_is_fetched(
+    tmp_path: Path,
+) -> None:
     def fetch(asked: ScriptedRequest) -> Reply:
         wanted = {"session_id": known_session(asked), "wait_seconds": 5}
         return calls(("session_status", wanted))
 
     spawn = calls(("sessions_spawn", {"task": "dig", "agent": "help", "label": "digging"}))
     lead, help_ = Scripted(spawn, fetch, says("dug")), Scripted(work(), says("a hole"))
-    async with house(tmp_path, lead=lead, help=help_) as home:
-        spawned, status = results(await home.say("go"))
+    async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
+        spawned, status = results(await home.send("go"))
         assert "was begun with 'help'" in spawned.text
         assert spawned.details["state"] == "running"
         assert "'digging': help, ended (completed)" in status.text
@@ -276,7 +286,7 @@ async def test_a_spawned_sub_run_goes_on_beside_and_its_answer_is_fetched(tmp_pa
         assert "left for all together: turns 96, calls 197" in status.text
 
 
-async def test_a_spawned_sub_run_ends_with_the_run_above(tmp_path: Path) -> None:
+async def test_a_spawned_sub_run_is_cancelled_when_its_parent_ends(tmp_path: Path) -> None:
     started = asyncio.Event()
 
     async def stuck(what: str) -> str:
@@ -286,7 +296,7 @@ async def test_a_spawned_sub_run_ends_with_the_run_above(tmp_path: Path) -> None
 
     spawn = calls(("sessions_spawn", {"task": "dig", "agent": "help"}))
     lead = Scripted(spawn, work("wait"), says("bye"))
-    async with house(tmp_path, lead=lead, help=Scripted(work("dig"))) as home:
+    async with open_session_harness(tmp_path, lead=lead, help=Scripted(work("dig"))) as home:
 
         async def body(what: str) -> str:
             if what == "dig":
@@ -295,14 +305,14 @@ async def test_a_spawned_sub_run_ends_with_the_run_above(tmp_path: Path) -> None
             return what
 
         home.body = body
-        records = await home.say("go")
-        assert ended(records).text == "bye"
+        records = await home.send("go")
+        assert end_of(records).text == "bye"
         below = (await home.store.sessions(""))[0]
         assert below.last is not None and below.last.stop == "cancelled"
         assert not home.talks.subruns
 
 
-async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_resumed(
+async def test_a_spawned_sub_run_resumes_with_its_interrupted_parent(
     tmp_path: Path,
 ) -> None:
     spawn = calls(("sessions_spawn", {"task": "dig", "agent": "help"}))
@@ -314,11 +324,11 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
         await asyncio.Event().wait()
         return what
 
-    async with house(
+    async with open_session_harness(
         tmp_path, lead=Scripted(spawn, work("lead")), help=Scripted(work("dig"))
     ) as home:
         home.body = stuck
-        running = asyncio.create_task(home.say("go"))
+        running = asyncio.create_task(home.send("go"))
         async with asyncio.timeout(30):
             await both.wait()
         running.cancel()
@@ -329,7 +339,9 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
         finished.set()
         return says("dug")
 
-    async with house(tmp_path, lead=Scripted(says("ok")), help=Scripted(done)) as home:
+    async with open_session_harness(
+        tmp_path, lead=Scripted(says("ok")), help=Scripted(done)
+    ) as home:
 
         async def body(what: str) -> str:
             if what == "lead":
@@ -341,20 +353,20 @@ async def test_a_spawned_sub_run_of_a_run_that_was_cut_off_goes_on_when_that_is_
         home.body = body
         async with asyncio.timeout(30):
             records = [record async for record in home.talks.resume("main")]
-        assert ended(records).text == "ok"
+        assert end_of(records).text == "ok"
         below = (await home.store.sessions(""))[0]
         assert below.last is not None and below.last.stop == "completed"
 
 
-async def test_sending_goes_on_with_the_conversation_of_a_sub_run(tmp_path: Path) -> None:
+async def test_sessions_send_continues_the_conversation_of_a_sub_run(tmp_path: Path) -> None:
     def send(asked: ScriptedRequest) -> Reply:
         wanted = {"session_id": known_session(asked), "message": "and more?"}
         return calls(("sessions_send", wanted))
 
     lead = Scripted(ask("start"), send, says("ok"))
     help_ = Scripted(says("one"), says("two"))
-    async with house(tmp_path, lead=lead, help=help_) as home:
-        first, second = results(await home.say("go"))
+    async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
+        first, second = results(await home.send("go"))
         assert second.text.startswith("two\n")
         assert second.details["session_id"] == first.details["session_id"]
         said = [getattr(message, "text", "") for message in help_.requests[1].messages]
@@ -363,7 +375,7 @@ async def test_sending_goes_on_with_the_conversation_of_a_sub_run(tmp_path: Path
         assert listed is not None and listed.messages == 5
 
 
-async def test_a_sub_run_that_waits_for_a_person_says_so_and_goes_on_when_sent_to(
+async def test_a_sub_run_waiting_for_a_user_reports_it_and_resumes_on_sessions_send(
     tmp_path: Path,
 ) -> None:
     query = calls(("question", {"question": "Which way?"}))
@@ -374,34 +386,34 @@ async def test_a_sub_run_that_waits_for_a_person_says_so_and_goes_on_when_sent_t
 
     lead = Scripted(ask(), says("It waits."), send, says("ok"))
     help_ = Scripted(query, says("left it is"), says("gone on"))
-    async with house(tmp_path, lead=lead, help=help_) as home:
-        (result,) = results(await home.say("go"))
+    async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
+        (result,) = results(await home.send("go"))
         assert "waits for a person: Which way?" in result.text
         ((_, asked),) = await home.questions.waiting(result.details["session_id"])
         assert await home.questions.answer(asked.id, UserAnswer(text="left")) == ""
-        (sent,) = results(await home.say("now?"))
+        (sent,) = results(await home.send("now?"))
         assert sent.text.startswith("gone on\n")
         said = [getattr(message, "text", "") for message in help_.requests[2].messages]
         assert said[3:] == ["The user answered: left", "left it is", "go on"]
 
 
-async def test_a_run_resumed_after_an_answer_goes_on_in_its_own_session(tmp_path: Path) -> None:
+async def test_a_run_resumed_after_an_answer_continues_in_its_session(tmp_path: Path) -> None:
     query = calls(("question", {"question": "Sure?", "options": ["yes", "no"]}))
-    async with house(tmp_path, lead=Scripted(query)) as home:
-        assert ended(await home.say("go")).stop == "waiting"
+    async with open_session_harness(tmp_path, lead=Scripted(query)) as home:
+        assert end_of(await home.send("go")).stop == "waiting"
         with pytest.raises(SessionBusy, match="has an unfinished run"):
-            await home.say("hello?")
-    async with house(tmp_path, lead=Scripted(says("then I do it"))) as home:
+            await home.send("hello?")
+    async with open_session_harness(tmp_path, lead=Scripted(says("then I do it"))) as home:
         ((session_id, asked),) = await home.questions.waiting()
         assert (session_id, asked.options) == ("main", ("yes", "no"))
         await home.questions.answer(asked.id, UserAnswer(("yes",)))
         records = [record async for record in home.talks.resume("main")]
         assert results(records)[0].text == "The user answered: yes"
-        assert ended(records).text == "then I do it"
+        assert end_of(records).text == "then I do it"
         assert await home.questions.waiting() == []
 
 
-async def test_approvals_of_a_sub_run_are_asked_of_the_person_of_the_run_above(
+async def test_approvals_of_a_sub_run_are_requested_from_the_parents_approver(
     tmp_path: Path,
 ) -> None:
     class AskWork(Policy):
@@ -417,27 +429,29 @@ async def test_approvals_of_a_sub_run_are_asked_of_the_person_of_the_run_above(
             return Approval(Decision.ONCE)
 
     lead, help_ = Scripted(ask(), says("ok")), Scripted(work(), says("done"))
-    async with house(tmp_path, lead=lead, help=help_) as home:
+    async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
         home.policy, home.approver = AskWork(), (person := Yes())
-        await home.say("go")
+        await home.send("go")
         assert person.asked == ["work"] and len(home.ran) == 1
 
 
-async def test_what_was_spent_before_a_restart_is_spent(tmp_path: Path) -> None:
+async def test_budget_spent_before_a_restart_still_counts(tmp_path: Path) -> None:
     query = calls(("question", {"question": "Sure?"}))
     limits = RunLimits(budget=BudgetSettings(turns=3))
     lead, help_ = Scripted(ask(), query), Scripted(says("done"))
-    async with house(tmp_path, limits=limits, lead=lead, help=help_) as home:
-        assert ended(await home.say("go")).stop == "waiting"
-    async with house(tmp_path, limits=limits, lead=Scripted(says("x")), help=Scripted()) as home:
+    async with open_session_harness(tmp_path, limits=limits, lead=lead, help=help_) as home:
+        assert end_of(await home.send("go")).stop == "waiting"
+    async with open_session_harness(
+        tmp_path, limits=limits, lead=Scripted(says("x")), help=Scripted()
+    ) as home:
         ((_, asked),) = await home.questions.waiting()
         await home.questions.answer(asked.id, UserAnswer(text="yes"))
         records = [record async for record in home.talks.resume("main")]
-        assert ended(records).stop == "budget_exceeded"
+        assert end_of(records).stop == "budget_exceeded"
 
 
-async def test_a_session_that_is_not_there_cannot_be_talked_to(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+async def test_sending_to_an_unknown_session_raises_no_session(tmp_path: Path) -> None:
+    async with open_session_harness(tmp_path) as home:
         with pytest.raises(SessionNotFound, match="'nowhere'"):
             _ = [record async for record in home.talks.send("nowhere", "hi")]
 
@@ -454,16 +468,18 @@ async def test_a_session_that_is_not_there_cannot_be_talked_to(tmp_path: Path) -
         ("*", "", ""),
     ],
 )
-def test_capabilities_only_ever_get_fewer(wanted: str, held: str, left: str) -> None:
+def test_sub_run_capabilities_are_narrowed_to_those_of_the_parent(
+    wanted: str, held: str, left: str
+) -> None:
     assert intersect_capabilities(frozenset(wanted.split()), frozenset(held.split())) == set(
         left.split()
     )
 
 
-async def test_a_call_that_is_cancelled_leaves_no_sub_run_behind(tmp_path: Path) -> None:
+async def test_cancelling_a_task_call_cancels_its_sub_run(tmp_path: Path) -> None:
     digging = asyncio.Event()
 
-    async with house(tmp_path) as home:
+    async with open_session_harness(tmp_path) as home:
 
         async def body(what: str) -> str:
             if what == "dig":
@@ -480,10 +496,10 @@ async def test_a_call_that_is_cancelled_leaves_no_sub_run_behind(tmp_path: Path)
         home.body = body
         home.models["lead"] = Scripted(work("lead"), says("ok"))
         home.models["help"] = Scripted(work("dig"))
-        assert results(await home.say("go"))[0].text == "0 left"
+        assert results(await home.send("go"))[0].text == "0 left"
 
 
-async def test_beyond_so_many_at_once_a_sub_run_is_refused(tmp_path: Path) -> None:
+async def test_a_sub_run_beyond_the_concurrency_limit_is_refused(tmp_path: Path) -> None:
     two = [("sessions_spawn", {"task": str(n), "agent": "help"}) for n in range(2)]
     lead, help_ = Scripted(calls(*two), says("ok")), Scripted(work())
 
@@ -491,7 +507,9 @@ async def test_beyond_so_many_at_once_a_sub_run_is_refused(tmp_path: Path) -> No
         await asyncio.Event().wait()
         return what
 
-    async with house(tmp_path, limits=RunLimits(max_active=1), lead=lead, help=help_) as home:
+    async with open_session_harness(
+        tmp_path, limits=RunLimits(max_active=1), lead=lead, help=help_
+    ) as home:
         home.body = stuck
-        errors = [result.error for result in results(await home.say("go"))]
+        errors = [result.error for result in results(await home.send("go"))]
         assert sorted(errors, key=str) == [None, ErrorKind.QUEUE_FULL]

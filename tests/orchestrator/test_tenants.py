@@ -22,7 +22,7 @@ from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import Question, UserAnswer
-from tests.support.conversations import agent, ended, house, results
+from tests.support.conversations import agent, end_of, open_session_harness, results
 
 ASKS = calls(("question", {"question": "Which?", "options": ["red", "blue"]}))
 
@@ -50,7 +50,7 @@ class Noted(Policy):
         return ALLOW
 
 
-async def test_fault_56_two_tenants_talk_in_a_session_of_the_same_id_at_the_same_time(
+async def test_fault_56_two_tenants_use_the_same_session_id_concurrently(
     tmp_path: Path,
 ) -> None:
     both = asyncio.Barrier(2)
@@ -62,7 +62,7 @@ async def test_fault_56_two_tenants_talk_in_a_session_of_the_same_id_at_the_same
 
     # Whoever comes first gets the first reply; each is asked twice.
     lead = Scripted(work("dig"), work("dig"), says("done"), says("done"))
-    async with house(tmp_path, lead=lead) as home:
+    async with open_session_harness(tmp_path, lead=lead) as home:
         home.body = body
         views = {name: home.talks.of(name) for name in ("acme", "umbrella")}
         talking = [said(view, f"secret of {name}", run_id="r") for name, view in views.items()]
@@ -76,8 +76,8 @@ async def test_fault_56_two_tenants_talk_in_a_session_of_the_same_id_at_the_same
         assert not home.talks.running and await home.talks.store.summary("main") is None
 
 
-async def test_fault_56_a_session_of_another_tenant_is_not_there(tmp_path: Path) -> None:
-    async with house(tmp_path, lead=Scripted(says("hi"))) as home:
+async def test_fault_56_a_session_of_another_tenant_is_not_found(tmp_path: Path) -> None:
+    async with open_session_harness(tmp_path, lead=Scripted(says("hi"))) as home:
         await said(home.talks.of("acme"), "hello")
         for session in ("main", "never"):
             with pytest.raises(SessionNotFound, match=f"there is no session '{session}'"):
@@ -94,7 +94,9 @@ async def test_fault_56_the_tools_of_a_run_see_only_sessions_of_its_tenant(tmp_p
         ("session_status", {"session_id": "main"}),
         ("sessions_send", {"session_id": "main", "message": "tell me"}),
     )
-    async with house(tmp_path, lead=Scripted(says("The code is 4711."), looks, says("ok"))) as home:
+    async with open_session_harness(
+        tmp_path, lead=Scripted(says("The code is 4711."), looks, says("ok"))
+    ) as home:
         await said(home.talks.of("acme"), "keep this: 4711")
         listed, *others = results(await said(home.talks.of("umbrella"), "look", "mine"))
         assert "main" not in listed.text and "mine" in listed.text
@@ -102,11 +104,11 @@ async def test_fault_56_the_tools_of_a_run_see_only_sessions_of_its_tenant(tmp_p
         assert not [one for one in (listed, *others) if "4711" in one.text]
 
 
-async def test_a_run_and_its_sub_runs_are_made_on_behalf_of_the_sessions_tenant_and_owner(
+async def test_runs_and_sub_runs_act_for_the_sessions_tenant_and_owner(
     tmp_path: Path,
 ) -> None:
     hands_on = calls(("task", {"prompt": "do it", "agent": "help"}))
-    async with house(
+    async with open_session_harness(
         tmp_path, lead=Scripted(hands_on, says("ok")), help=Scripted(work("it"), says("done"))
     ) as home:
         home.policy = noted = Noted()
@@ -122,8 +124,8 @@ async def test_a_run_and_its_sub_runs_are_made_on_behalf_of_the_sessions_tenant_
         assert "tenant:acme/user:bob" in names and "tenant:local" not in names
 
 
-async def test_fault_56_nobody_drives_a_run_of_another_tenant(tmp_path: Path) -> None:
-    async with house(tmp_path, lead=Scripted()) as home:
+async def test_fault_56_a_run_of_another_tenant_cannot_be_driven(tmp_path: Path) -> None:
+    async with open_session_harness(tmp_path, lead=Scripted()) as home:
         acme = home.talks.of("acme")
         theirs = await acme.open("lead", session_id="main")
         run = await acme.store.create_run("r", "main", "hi")
@@ -135,19 +137,19 @@ async def test_fault_56_nobody_drives_a_run_of_another_tenant(tmp_path: Path) ->
             await home.talks.prepare(mine, run, Deadline(1), above, None)
 
 
-async def test_fault_56_a_question_is_answered_by_its_own_tenant_alone(tmp_path: Path) -> None:
-    async with house(tmp_path, lead=Scripted(ASKS, says("Red it is."))) as home:
+async def test_fault_56_only_its_own_tenant_can_answer_a_question(tmp_path: Path) -> None:
+    async with open_session_harness(tmp_path, lead=Scripted(ASKS, says("Red it is."))) as home:
         acme = home.talks.of("acme")
-        assert ended(await said(acme, "paint")).stop == "waiting"
+        assert end_of(await said(acme, "paint")).stop == "waiting"
         ((session, asked),) = await acme.questions.waiting()
         assert session == "main" and await home.questions.waiting() == []
         stranger = await home.questions.answer(asked.id, UserAnswer(chosen=("blue",)))
         assert stranger == await home.questions.answer("never", UserAnswer(chosen=("blue",)))
         assert await acme.questions.answer(asked.id, UserAnswer(chosen=("red",))) == ""
-        assert ended([record async for record in acme.resume("main")]).text == "Red it is."
+        assert end_of([record async for record in acme.resume("main")]).text == "Red it is."
 
 
-async def test_the_person_at_the_terminal_is_asked_only_what_their_own_tenant_asks(
+async def test_the_terminal_prompts_only_for_questions_of_its_own_tenant(
     tmp_path: Path,
 ) -> None:
     class Terminal:
@@ -158,7 +160,7 @@ async def test_the_person_at_the_terminal_is_asked_only_what_their_own_tenant_as
             self.asked.append(question.text)
             return UserAnswer(chosen=("red",))
 
-    async with house(tmp_path) as home:
+    async with open_session_harness(tmp_path) as home:
         face = Terminal()
         questions = Questions(home.store.questions, local_person=face)
         which = Question("r.1", "Which?", options=("red", "blue"))
@@ -169,10 +171,10 @@ async def test_the_person_at_the_terminal_is_asked_only_what_their_own_tenant_as
         )
 
 
-async def test_a_waiting_question_of_one_tenant_is_not_woken_by_the_same_id_of_another(
+async def test_answering_a_question_does_not_wake_another_tenants_with_the_same_id(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as home:
+    async with open_session_harness(tmp_path) as home:
         which = Question("r.1", "Which?", options=("red", "blue"))
         views = [home.questions.of(name) for name in ("acme", "umbrella")]
         for view in views:
@@ -186,8 +188,8 @@ async def test_a_waiting_question_of_one_tenant_is_not_woken_by_the_same_id_of_a
             assert await asking[1] == UserAnswer(chosen=("blue",))
 
 
-async def test_a_run_of_ones_own_id_is_gone_on_with_by_the_same_tenant(tmp_path: Path) -> None:
-    async with house(tmp_path, lead=Scripted(ASKS, says("ok"))) as home:
+async def test_a_run_with_a_client_chosen_id_is_resumed_by_the_same_tenant(tmp_path: Path) -> None:
+    async with open_session_harness(tmp_path, lead=Scripted(ASKS, says("ok"))) as home:
         acme = home.talks.of("acme")
         first = await said(acme, "paint", run_id="mine")
         ((_, asked),) = await acme.questions.waiting()
@@ -195,11 +197,13 @@ async def test_a_run_of_ones_own_id_is_gone_on_with_by_the_same_tenant(tmp_path:
         for run_id in ("mine", first[0].run_id):
             stored = await acme.store.run(tenant_run_id("acme", run_id))
             assert stored is not None and stored.id == first[0].run_id
-        assert ended(await said(acme, "paint", run_id=first[0].run_id)).text == "ok"
+        assert end_of(await said(acme, "paint", run_id=first[0].run_id)).text == "ok"
 
 
-async def test_every_agent_is_there_for_every_tenant_and_nothing_else_is(tmp_path: Path) -> None:
-    async with house(tmp_path, agents=(agent("lead"),), lead=Scripted(says("hi"))) as home:
+async def test_tenants_share_agents_but_not_sessions(tmp_path: Path) -> None:
+    async with open_session_harness(
+        tmp_path, agents=(agent("lead"),), lead=Scripted(says("hi"))
+    ) as home:
         made = await home.talks.of("acme").open("lead", session_id="s")
         assert isinstance(made, Session) and made.tenant == "acme"
         again = await home.talks.of("acme").open("lead", session_id="s")
@@ -212,7 +216,7 @@ ids = st.text(max_size=6) | st.builds(tenant_run_id, names, st.text(max_size=3))
 
 
 @given(one=names, other=names, first=ids, second=ids)
-def test_fault_56_no_choice_of_ids_makes_runs_of_two_tenants_the_same(
+def test_fault_56_run_ids_of_two_tenants_never_collide(
     one: str, other: str, first: str, second: str
 ) -> None:
     made = tenant_run_id(one, first)

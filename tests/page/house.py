@@ -72,7 +72,7 @@ class House:
             "edge", "--config", "agent.toml",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
-        await self.up.online(self.client, SECOND)
+        await self.up.wait_online(self.client, SECOND)
 
     async def kill_edge(self) -> None:
         """End the second edge as a power cut would."""
@@ -100,7 +100,7 @@ async def page_house(folder: Path, settings: str = SETTINGS) -> AsyncGenerator[H
     async with up_process(folder) as up:
         up.configure(settings)
         client = await up.start(edge=True)
-        await up.online(client)
+        await up.wait_online(client)
         place = folder / SECOND
         for one in (place, place / "home", place / "work"):
             one.mkdir()

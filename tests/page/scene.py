@@ -6,7 +6,7 @@ import json
 
 from evoclaw.core.messages import JSON
 from tests.page.house import SECOND, House
-from tests.support.up_process import begun, ok, reached
+from tests.support.up_process import ok, start_run, wait_for_state
 
 CHART = """<style>
 body { font: 15px system-ui; margin: 24px } h1 { font-size: 18px }
@@ -79,10 +79,10 @@ async def play(house: House) -> dict[str, str]:
         (notes / "greenhouse.md").write_text("Reports are written here at night.\n")
     runs: dict[str, str] = {}
     for asked in (NOTES, CHAOS, HOW):
-        runs[asked] = await begun(house.client, asked, agent="evoclaw")
-        await reached(house.client, runs[asked])
-    runs[WATER] = await begun(house.client, WATER, agent="careful")
-    await reached(house.client, runs[WATER], "waiting")
+        runs[asked] = await start_run(house.client, asked, agent="evoclaw")
+        await wait_for_state(house.client, runs[asked])
+    runs[WATER] = await start_run(house.client, WATER, agent="careful")
+    await wait_for_state(house.client, runs[WATER], "waiting")
     return runs
 
 

@@ -11,7 +11,7 @@ from playwright.async_api import Locator, expect
 from evoclaw.core.messages import JSON
 from tests.page.house import House
 from tests.page.looking import Looker
-from tests.support.up_process import begun, ok, reached
+from tests.support.up_process import ok, start_run, wait_for_state
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
@@ -39,7 +39,7 @@ async def waiting(house: House) -> list[JSON]:
 async def asked(looker: Looker, *commands: str) -> tuple[str, Locator]:
     """A run that wants to run these, and its cards once they are seen."""
     calls = [f"call bash {json.dumps({'command': one})}" for one in commands]
-    run = await begun(looker.house.client, f"{' && '.join(calls)}\nsay done", agent="careful")
+    run = await start_run(looker.house.client, f"{' && '.join(calls)}\nsay done", agent="careful")
     await looker.enter("approvals")
     cards = looker.page.locator(".approval")
     await expect(cards).to_have_count(len(commands))
@@ -47,11 +47,11 @@ async def asked(looker: Looker, *commands: str) -> tuple[str, Locator]:
 
 
 async def went_on(looker: Looker, run: str) -> str:
-    await reached(looker.house.client, run)
+    await wait_for_state(looker.house.client, run)
     return (await looker.house.client.get(f"/v1/runs/{run}/records")).body.decode()
 
 
-async def test_keys_answer_the_call_that_is_marked_and_no_other(looker: Looker) -> None:
+async def test_keyboard_shortcuts_answer_only_the_focused_approval(looker: Looker) -> None:
     run, cards = await asked(looker, "echo one", "echo two")
     for key in ("j", "j"):
         await looker.page.keyboard.press(key)
@@ -77,7 +77,7 @@ async def test_keys_answer_the_call_that_is_marked_and_no_other(looker: Looker) 
     assert "only joking" in records and records.count('"call_started"') == 1
 
 
-async def test_several_are_chosen_and_each_that_did_not_go_through_is_told(looker: Looker) -> None:
+async def test_a_bulk_approval_reports_each_call_that_failed(looker: Looker) -> None:
     run, cards = await asked(looker, "echo one", "echo two", "echo three")
     elsewhere = (await waiting(looker.house))[0]["id"]
 
@@ -98,7 +98,7 @@ async def test_several_are_chosen_and_each_that_did_not_go_through_is_told(looke
     looker.complaints.clear()  # the browser itself notes the answer 409
 
 
-async def test_what_would_run_is_shown_with_all_that_hides(looker: Looker) -> None:
+async def test_an_approval_shows_hidden_characters_and_folded_lines(looker: Looker) -> None:
     long = "\n".join(f"echo line {number}" for number in range(40))
     run, cards = await asked(looker, "echo \u202egnp.exe", long)
 
@@ -112,7 +112,7 @@ async def test_what_would_run_is_shown_with_all_that_hides(looker: Looker) -> No
     ok(await looker.house.client.post(f"/v1/runs/{run}/cancel"))
 
 
-async def test_what_a_session_may_is_listed_and_withdrawn(looker: Looker) -> None:
+async def test_session_approvals_are_listed_and_can_be_withdrawn(looker: Looker) -> None:
     run, cards = await asked(looker, "echo again")
     await cards.get_by_role("button", name="For the session").click()
     await went_on(looker, run)
@@ -124,7 +124,7 @@ async def test_what_a_session_may_is_listed_and_withdrawn(looker: Looker) -> Non
     await expect(row).to_have_count(0)
 
 
-async def test_a_token_that_is_no_persons_may_look_and_not_answer(looker: Looker) -> None:
+async def test_a_read_only_token_sees_approvals_but_cannot_answer(looker: Looker) -> None:
     run, cards = await asked(looker, "echo hello")
     wanted = {"name": "looks", "scopes": ["approvals:read", "sessions:read", "runs:read"]}
     token = ok(await looker.house.client.post("/v1/tokens", wanted))["token"]

@@ -9,7 +9,7 @@ from playwright.async_api import expect
 
 from tests.page.house import House
 from tests.page.looking import Looker
-from tests.support.up_process import begun, ok, reached
+from tests.support.up_process import ok, start_run, wait_for_state
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 HOSTILE = (
@@ -29,7 +29,7 @@ async def say(looker: Looker, text: str) -> None:
     await box.press("Enter")
 
 
-async def test_an_answer_is_seen_while_it_is_written(looker: Looker) -> None:
+async def test_an_answer_is_streamed_while_it_is_generated(looker: Looker) -> None:
     await looker.enter("chat")
     house = looker.house
     await say(looker, "wait answer 40")
@@ -45,7 +45,7 @@ async def test_an_answer_is_seen_while_it_is_written(looker: Looker) -> None:
     await expect(looker.button("Stop")).to_be_hidden()
 
 
-async def test_a_run_can_be_stopped_and_the_session_goes_on(looker: Looker) -> None:
+async def test_a_run_can_be_stopped_and_the_session_continues(looker: Looker) -> None:
     await looker.enter("chat")
     await say(looker, "wait stopped 40")
     await expect(looker.page.get_by_role("log")).to_contain_text("word19")
@@ -70,7 +70,7 @@ async def test_a_run_is_steered_while_it_works(looker: Looker) -> None:
     await expect(looker.page.get_by_role("log")).to_contain_text("steered instead")
 
 
-async def test_several_sessions_stand_beside_each_other(looker: Looker) -> None:
+async def test_several_sessions_are_listed_and_can_be_switched(looker: Looker) -> None:
     for words in ("say about apples", "say about pears"):
         await looker.enter("chat")
         await say(looker, words)
@@ -82,11 +82,11 @@ async def test_several_sessions_stand_beside_each_other(looker: Looker) -> None:
     await expect(looker.page.get_by_role("log")).not_to_contain_text("about pears")
 
 
-async def test_what_is_hostile_is_shown_as_harmless_text(looker: Looker, house: House) -> None:
+async def test_hostile_markup_is_shown_as_plain_text(looker: Looker, house: House) -> None:
     (house.up.workspace / "hostile.txt").write_text(HOSTILE)
     (house.second.workspace / "hostile.txt").write_text(HOSTILE)
-    run = await begun(house.client, f"{bash('cat hostile.txt')}\nsay {HOSTILE}", title=HOSTILE)
-    view = await reached(house.client, run)
+    run = await start_run(house.client, f"{bash('cat hostile.txt')}\nsay {HOSTILE}", title=HOSTILE)
+    view = await wait_for_state(house.client, run)
     for place in (("chat", str(view["session_id"])), ("runs", run), ("runs",), ("audit",)):
         await looker.enter(*place)
         await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
@@ -98,9 +98,11 @@ async def test_what_is_hostile_is_shown_as_harmless_text(looker: Looker, house: 
     await expect(looker.page.get_by_role("log")).to_contain_text("<script>window.hacked = 1")
 
 
-async def test_a_call_that_must_be_approved_runs_after_the_click(looker: Looker) -> None:
-    run = await begun(looker.house.client, f"{bash('echo it ran')}\nsay thank you", agent="careful")
-    view = await reached(looker.house.client, run, "waiting")
+async def test_a_call_runs_after_it_is_approved_in_the_chat(looker: Looker) -> None:
+    run = await start_run(
+        looker.house.client, f"{bash('echo it ran')}\nsay thank you", agent="careful"
+    )
+    view = await wait_for_state(looker.house.client, run, "waiting")
     await looker.enter("chat", str(view["session_id"]))
 
     await looker.button("Once").first.click()
@@ -109,10 +111,10 @@ async def test_a_call_that_must_be_approved_runs_after_the_click(looker: Looker)
     await expect(looker.page.get_by_role("log")).to_contain_text("it ran")
 
 
-async def test_a_call_that_is_denied_never_runs_and_the_reason_is_told(looker: Looker) -> None:
+async def test_a_denied_call_never_runs_and_the_reason_is_reported(looker: Looker) -> None:
     client = looker.house.client
-    run = await begun(client, f"{bash('touch never')}\nsay so be it", agent="careful")
-    await reached(client, run, "waiting")
+    run = await start_run(client, f"{bash('touch never')}\nsay so be it", agent="careful")
+    await wait_for_state(client, run, "waiting")
     await looker.enter("approvals")
     card = looker.page.get_by_role("article", name="bash requested by careful")
     await expect(card).to_contain_text("touch never")
@@ -121,16 +123,16 @@ async def test_a_call_that_is_denied_never_runs_and_the_reason_is_told(looker: L
     await looker.page.get_by_role("dialog").get_by_role("textbox").fill("not on a Sunday")
     await looker.page.get_by_role("dialog").get_by_role("button", name="Deny").click()
 
-    await reached(client, run)
+    await wait_for_state(client, run)
     records = (await client.get(f"/v1/runs/{run}/records")).body.decode()
     assert "not on a Sunday" in records and "call_started" not in records
     assert not (looker.house.up.workspace / "never").exists()
 
 
-async def test_a_question_is_answered_where_it_is_asked(looker: Looker) -> None:
+async def test_a_question_is_answered_in_the_chat(looker: Looker) -> None:
     asked = {"question": "Which one?", "options": ["the red one", "the blue one"]}
-    run = await begun(looker.house.client, f"call question {json.dumps(asked)}\nsay chosen")
-    view = await reached(looker.house.client, run, "waiting")
+    run = await start_run(looker.house.client, f"call question {json.dumps(asked)}\nsay chosen")
+    view = await wait_for_state(looker.house.client, run, "waiting")
     await looker.enter("chat", str(view["session_id"]))
 
     await looker.page.get_by_label("the blue one").check()
@@ -141,7 +143,9 @@ async def test_a_question_is_answered_where_it_is_asked(looker: Looker) -> None:
     assert "the blue one" in records.rpartition("call_finished")[2]
 
 
-async def test_the_canvas_draws_what_the_model_made_and_reaches_nothing(looker: Looker) -> None:
+async def test_the_canvas_renders_model_html_without_network_or_storage_access(
+    looker: Looker,
+) -> None:
     tries = (
         "<h1>drawn</h1><p id=out></p><script>const out = document.getElementById('out');"
         "out.textContent = 'script ran, ';"
@@ -152,8 +156,8 @@ async def test_the_canvas_draws_what_the_model_made_and_reaches_nothing(looker: 
         "</script>"
     )
     shown = {"action": "show", "content": tries, "title": "A try"}
-    run = await begun(looker.house.client, f"call canvas {json.dumps(shown)}\nsay look")
-    view = await reached(looker.house.client, run)
+    run = await start_run(looker.house.client, f"call canvas {json.dumps(shown)}\nsay look")
+    view = await wait_for_state(looker.house.client, run)
     await looker.enter("chat", str(view["session_id"]))
     await expect(looker.page.get_by_role("log")).to_contain_text("shown at the page")
     panel = looker.page.get_by_role("complementary", name="Canvas")

@@ -7,7 +7,7 @@ from playwright.async_api import BrowserContext, Page, expect
 
 from tests.page.house import House
 from tests.page.looking import PHONE, VIEWS, Looker
-from tests.support.up_process import begun, reached
+from tests.support.up_process import start_run, wait_for_state
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 
@@ -18,7 +18,9 @@ async def settled(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-async def test_axe_finds_nothing_serious(looker: Looker, view: str, scheme: str) -> None:
+async def test_every_view_passes_the_axe_accessibility_check(
+    looker: Looker, view: str, scheme: str
+) -> None:
     await looker.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     await looker.enter(view)
     await settled(looker.page)
@@ -27,7 +29,7 @@ async def test_axe_finds_nothing_serious(looker: Looker, view: str, scheme: str)
 
 
 @pytest.mark.parametrize("view", VIEWS)
-async def test_a_phone_shows_it_without_scrolling_sideways(looker: Looker, view: str) -> None:
+async def test_every_view_fits_a_phone_screen(looker: Looker, view: str) -> None:
     await looker.page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
     await looker.enter(view)
     await settled(looker.page)
@@ -36,7 +38,7 @@ async def test_a_phone_shows_it_without_scrolling_sideways(looker: Looker, view:
     assert await looker.overflow() <= 0
 
 
-async def test_keys_lead_to_every_view_and_the_focus_is_seen(looker: Looker) -> None:
+async def test_keyboard_shortcuts_open_views_with_visible_focus(looker: Looker) -> None:
     await looker.enter("chat")
     await looker.page.evaluate("document.activeElement.blur()")
     for key, view in (("f", "fleet"), ("m", "metrics"), ("u", "audit"), ("a", "approvals")):
@@ -48,7 +50,7 @@ async def test_keys_lead_to_every_view_and_the_focus_is_seen(looker: Looker) -> 
     assert await looker.page.evaluate(outline) != "none"
 
 
-async def test_a_wrong_token_is_told_and_a_good_one_lets_in(
+async def test_login_refuses_a_wrong_token_and_accepts_a_valid_one(
     house: House, context: BrowserContext
 ) -> None:
     page = await context.new_page()
@@ -62,7 +64,7 @@ async def test_a_wrong_token_is_told_and_a_good_one_lets_in(
     await expect(page.get_by_role("heading", level=1)).to_have_text("Chat")
 
 
-async def test_a_link_logs_in_and_its_token_is_not_left_in_the_address(looker: Looker) -> None:
+async def test_a_login_link_leaves_no_token_in_the_url(looker: Looker) -> None:
     await looker.enter("fleet")
 
     assert "token" not in looker.page.url
@@ -73,7 +75,7 @@ async def test_a_link_logs_in_and_its_token_is_not_left_in_the_address(looker: L
     assert await looker.page.evaluate("sessionStorage.length + localStorage.length") == 0
 
 
-async def test_a_tab_that_nobody_sees_lets_its_stream_go(looker: Looker) -> None:
+async def test_a_hidden_tab_closes_its_event_stream(looker: Looker) -> None:
     await looker.enter("runs")
     streams: list[str] = []
     looker.page.on("requestfailed", lambda request: streams.append(request.url))
@@ -85,7 +87,7 @@ async def test_a_tab_that_nobody_sees_lets_its_stream_go(looker: Looker) -> None
         await looker.page.evaluate(hide, True)
     assert [url for url in streams if url.endswith("/v1/events")]
 
-    run = await begun(looker.house.client, "say meanwhile in the dark")
-    await reached(looker.house.client, run)
+    run = await start_run(looker.house.client, "say meanwhile in the dark")
+    await wait_for_state(looker.house.client, run)
     await looker.page.evaluate(hide, False)
     await expect(looker.page.get_by_text("say meanwhile in the dark")).to_be_visible()

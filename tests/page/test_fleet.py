@@ -10,14 +10,14 @@ from playwright.async_api import expect
 
 from tests.page.house import SECOND
 from tests.page.looking import Looker
-from tests.support.up_process import begun, reached
+from tests.support.up_process import start_run, wait_for_state
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 SEEN = 10_000
 """Milliseconds within which a change of the fleet must be seen."""
 
 
-async def test_an_edge_that_dies_and_comes_back_is_seen_within_ten_seconds(looker: Looker) -> None:
+async def test_an_edge_shows_as_offline_and_online_within_ten_seconds(looker: Looker) -> None:
     await looker.enter("fleet")
     card = looker.page.get_by_role("listitem").filter(has_text=SECOND)
     await expect(card).to_contain_text("online")
@@ -40,10 +40,10 @@ async def test_an_edge_answers_a_ping_and_shows_its_tools(looker: Looker) -> Non
     await expect(tools).to_contain_text("bash")
 
 
-async def test_who_delegates_to_whom_is_a_map_and_a_table(looker: Looker) -> None:
+async def test_the_delegation_view_shows_a_map_and_a_table(looker: Looker) -> None:
     asked = {"agent_id": SECOND, "action": "bash", "params": {"command": "true"}}
-    run = await begun(looker.house.client, f"call edge_call {json.dumps(asked)}\nsay done")
-    await reached(looker.house.client, run)
+    run = await start_run(looker.house.client, f"call edge_call {json.dumps(asked)}\nsay done")
+    await wait_for_state(looker.house.client, run)
     await looker.enter("fleet")
     await looker.page.get_by_role("link", name="Who delegates to whom").click()
 
@@ -51,7 +51,7 @@ async def test_who_delegates_to_whom_is_a_map_and_a_table(looker: Looker) -> Non
     await expect(looker.page.get_by_role("img", name="who delegates to whom")).to_be_visible()
 
 
-async def test_a_device_is_invited_by_a_code_to_scan_and_a_command(looker: Looker) -> None:
+async def test_a_device_invitation_shows_a_qr_code_and_a_command(looker: Looker) -> None:
     await looker.enter("settings")
     await looker.page.get_by_label("Name of the device").fill("attic")
     await looker.button("Invite").click()

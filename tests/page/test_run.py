@@ -12,7 +12,7 @@ from playwright.async_api import expect
 from evoclaw.core.messages import JSON
 from tests.page.house import SECOND, House
 from tests.page.looking import PHONE, Looker
-from tests.support.up_process import begun, reached
+from tests.support.up_process import start_run, wait_for_state
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 
@@ -32,8 +32,8 @@ MANY = (
 
 
 async def _ended(house: House, message: str) -> str:
-    run = await begun(house.client, message)
-    await reached(house.client, run, "ended")
+    run = await start_run(house.client, message)
+    await wait_for_state(house.client, run, "ended")
     return run
 
 
@@ -43,7 +43,7 @@ async def run(house: House) -> str:
     return await _ended(house, MANY)
 
 
-async def test_calls_that_ran_side_by_side_have_a_lane_each_and_say_how_they_ended(
+async def test_the_timeline_shows_concurrent_calls_in_lanes_with_their_outcome(
     looker: Looker, run: str
 ) -> None:
     await looker.enter("runs", run)
@@ -62,7 +62,7 @@ async def test_calls_that_ran_side_by_side_have_a_lane_each_and_say_how_they_end
     assert await saved.inner_text() not in ("–", "0 s")
 
 
-async def test_the_keyboard_goes_from_thing_to_thing_and_the_panel_tells_all_of_it(
+async def test_arrow_keys_select_timeline_items_and_the_panel_shows_details(
     looker: Looker, run: str
 ) -> None:
     await looker.enter("runs", run)
@@ -85,9 +85,7 @@ async def test_the_keyboard_goes_from_thing_to_thing_and_the_panel_tells_all_of_
     assert "call bash denied" in str(await looker.page.evaluate(focused))
 
 
-async def test_it_is_zoomed_with_keys_and_the_wheel_and_seen_whole_again(
-    looker: Looker, run: str
-) -> None:
+async def test_the_timeline_zooms_with_keys_and_wheel_and_resets(looker: Looker, run: str) -> None:
     await looker.enter("runs", run)
     timeline = looker.page.locator(".tl")
     await expect(looker.page.locator(".tl-bar").first).to_be_visible()
@@ -104,7 +102,9 @@ async def test_it_is_zoomed_with_keys_and_the_wheel_and_seen_whole_again(
     await expect(looker.page.locator("#detail-title")).to_have_text("Turn 2")
 
 
-async def test_played_again_it_is_shown_as_it_was_then(looker: Looker, run: str) -> None:
+async def test_the_record_slider_shows_the_run_at_an_earlier_record(
+    looker: Looker, run: str
+) -> None:
     await looker.enter("runs", run)
     scrubber = looker.page.get_by_role("slider", name="Record")
     calls = looker.page.locator(".figure", has_text="calls").locator("strong")
@@ -123,7 +123,7 @@ async def test_played_again_it_is_shown_as_it_was_then(looker: Looker, run: str)
     assert int(await scrubber.input_value()) == records
 
 
-async def test_a_replay_is_checked_and_a_recording_is_kept(
+async def test_a_recording_is_downloaded_and_its_replay_checked(
     looker: Looker, run: str, tmp_path: Path
 ) -> None:
     await looker.enter("runs", run)
@@ -139,7 +139,7 @@ async def test_a_replay_is_checked_and_a_recording_is_kept(
     await expect(looker.page.get_by_role("dialog")).to_contain_text(same)
 
 
-async def test_a_run_goes_another_way_from_a_turn(looker: Looker, run: str) -> None:
+async def test_a_run_is_forked_from_a_turn(looker: Looker, run: str) -> None:
     await looker.enter("runs", run)
     await looker.button("Fork…").click()
     dialog = looker.page.get_by_role("dialog")
@@ -152,9 +152,7 @@ async def test_a_run_goes_another_way_from_a_turn(looker: Looker, run: str) -> N
     assert run not in looker.page.url
 
 
-async def test_two_runs_are_chosen_and_their_differences_told_turn_by_turn(
-    looker: Looker, house: House, run: str
-) -> None:
+async def test_two_runs_are_compared_turn_by_turn(looker: Looker, house: House, run: str) -> None:
     other = await _ended(house, f"{SIDE_BY_SIDE}\nsay another end")
     await looker.enter("runs")
     for one in (run, other):
@@ -167,8 +165,8 @@ async def test_two_runs_are_chosen_and_their_differences_told_turn_by_turn(
     assert await looker.barriers() == []
 
 
-async def test_a_run_is_watched_as_it_happens_and_stopped(looker: Looker, house: House) -> None:
-    run = await begun(house.client, _on("local", "echo line 1; sleep 20"))
+async def test_a_live_run_is_followed_and_stopped(looker: Looker, house: House) -> None:
+    run = await start_run(house.client, _on("local", "echo line 1; sleep 20"))
     await looker.enter("runs", run)
     await looker.page.get_by_role("button", name="call edge_call running").click()
     await expect(looker.page.get_by_label("output so far")).to_have_text("line 1\n")
@@ -178,9 +176,7 @@ async def test_a_run_is_watched_as_it_happens_and_stopped(looker: Looker, house:
     await expect(looker.button("■ Stop")).to_be_hidden()
 
 
-async def test_a_run_and_the_one_that_it_began_lead_to_each_other(
-    looker: Looker, house: House
-) -> None:
+async def test_parent_and_child_runs_link_to_each_other(looker: Looker, house: House) -> None:
     run = await _ended(house, 'call task {"prompt":"say from below"}\nsay heard')
     await looker.enter("runs", run)
     await looker.page.get_by_role("link", name="say from below").click()
@@ -190,7 +186,7 @@ async def test_a_run_and_the_one_that_it_began_lead_to_each_other(
     await expect(looker.page.locator(".run-asked")).to_contain_text("call task")
 
 
-async def test_what_a_tool_says_stays_text(looker: Looker, house: House) -> None:
+async def test_tool_output_is_shown_as_plain_text(looker: Looker, house: House) -> None:
     markup = "<img src=x onerror=alert(1)>"
     run = await _ended(house, _on("local", f"echo '{markup}'; printf '\\033[31mred'") + "\nsay ok")
     await looker.enter("runs", run)
@@ -202,7 +198,9 @@ async def test_what_a_tool_says_stays_text(looker: Looker, house: House) -> None
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_anybody_can_use_it_also_on_a_phone(looker: Looker, run: str, scheme: str) -> None:
+async def test_the_run_view_is_accessible_and_fits_a_phone(
+    looker: Looker, run: str, scheme: str
+) -> None:
     await looker.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     await looker.enter("runs", run)
     await looker.page.locator(".tl-bar.failed").click()
@@ -213,7 +211,7 @@ async def test_anybody_can_use_it_also_on_a_phone(looker: Looker, run: str, sche
     assert await looker.overflow() <= 0
 
 
-async def test_gone_to_in_any_order_a_moment_is_what_its_records_make_it(
+async def test_seeking_records_in_any_order_gives_the_same_state(
     looker: Looker, house: House, run: str
 ) -> None:
     text = (await house.client.get(f"/v1/runs/{run}/records")).body.decode()
@@ -250,7 +248,7 @@ _DIFFERING = """async (text) => {
 """The moments of a long run that come out otherwise than if they were folded from the start."""
 
 
-async def test_ten_thousand_records_are_folded_and_gone_through_at_once(
+async def test_a_run_of_ten_thousand_records_is_seekable_and_renders_few_rows(
     looker: Looker, house: House
 ) -> None:
     run = await _ended(house, "words 10000")

@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Route, expect
 
 from tests.page.looking import Looker
-from tests.support.up_process import begun, ok, reached
+from tests.support.up_process import ok, start_run, wait_for_state
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 MARKDOWN = """# Found
@@ -46,9 +46,9 @@ async def told(looker: Looker, *messages: tuple[str, str]) -> str:
     return str(newest["items"][0]["id"])
 
 
-async def test_what_is_sent_again_after_a_lost_connection_begins_one_run(looker: Looker) -> None:
-    run = await begun(looker.house.client, "say before")
-    session = (await reached(looker.house.client, run))["session_id"]
+async def test_a_message_resent_after_a_lost_connection_starts_one_run(looker: Looker) -> None:
+    run = await start_run(looker.house.client, "say before")
+    session = (await wait_for_state(looker.house.client, run))["session_id"]
     await looker.enter("chat", str(session))
 
     async def lose_the_answer(route: Route) -> None:
@@ -72,7 +72,7 @@ async def test_what_is_sent_again_after_a_lost_connection_begins_one_run(looker:
     looker.complaints.clear()
 
 
-async def test_a_draft_is_there_when_one_comes_back(looker: Looker) -> None:
+async def test_a_draft_survives_switching_views(looker: Looker) -> None:
     await looker.enter("chat")
     await looker.page.get_by_label("Message").fill("half a thou")
     await looker.go("runs")
@@ -81,7 +81,7 @@ async def test_a_draft_is_there_when_one_comes_back(looker: Looker) -> None:
     await expect(looker.page.get_by_label("Message")).to_have_value("half a thou")
 
 
-async def test_a_branch_goes_on_from_a_message_and_leaves_the_rest(looker: Looker) -> None:
+async def test_a_session_branch_continues_from_the_chosen_message(looker: Looker) -> None:
     session = await told(looker, ("user", "the first"), ("assistant", "answer one"))
     await looker.enter("chat", session)
     log = looker.page.get_by_role("log")
@@ -107,7 +107,7 @@ async def test_a_run_that_ends_while_its_session_opens_is_shown_once(looker: Loo
         """The page asks for the session of its new run only when that has ended."""
         runs = ok(await looker.house.client.get("/v1/runs?limit=10"))["items"]
         run = next(one for one in runs if one["asked"] == asked)
-        await reached(looker.house.client, run["run_id"])
+        await wait_for_state(looker.house.client, run["run_id"])
         await route.continue_()
 
     async def never(route: Route) -> None:
@@ -125,7 +125,7 @@ async def test_a_run_that_ends_while_its_session_opens_is_shown_once(looker: Loo
     await looker.page.unroute_all(behavior="ignoreErrors")
 
 
-async def test_asking_differently_begins_before_what_was_asked(looker: Looker) -> None:
+async def test_ask_differently_branches_before_the_original_question(looker: Looker) -> None:
     await looker.enter("chat")
     await say(looker, "say it in this way")
     log = looker.page.get_by_role("log")
@@ -161,7 +161,9 @@ async def test_a_session_is_renamed_and_deleted_with_the_keyboard(looker: Looker
     assert gone.status == 404
 
 
-async def test_a_long_session_shows_its_end_and_the_rest_on_demand(looker: Looker) -> None:
+async def test_a_long_session_shows_its_latest_messages_and_loads_older_on_demand(
+    looker: Looker,
+) -> None:
     pairs = [
         one
         for number in range(150)
@@ -183,7 +185,7 @@ async def test_a_long_session_shows_its_end_and_the_rest_on_demand(looker: Looke
     await expect(looker.page.get_by_role("button", name="Older messages")).to_be_hidden()
 
 
-async def test_the_end_stays_in_sight_until_somebody_scrolls_up(looker: Looker) -> None:
+async def test_the_log_follows_new_output_until_the_user_scrolls_up(looker: Looker) -> None:
     await looker.enter("chat")
     await say(looker, "wait scrolled 1200")
     log = looker.page.get_by_role("log")
@@ -207,7 +209,7 @@ async def test_the_end_stays_in_sight_until_somebody_scrolls_up(looker: Looker) 
     assert await looker.page.evaluate(left) < 5
 
 
-async def test_what_a_model_writes_becomes_elements_and_never_markup(looker: Looker) -> None:
+async def test_model_markdown_is_rendered_without_raw_html(looker: Looker) -> None:
     await looker.enter("chat", await told(looker, ("user", "show"), ("assistant", MARKDOWN)))
     log = looker.page.get_by_role("log")
 
@@ -217,7 +219,7 @@ async def test_what_a_model_writes_becomes_elements_and_never_markup(looker: Loo
     await expect(log.get_by_text("<b>not there</b>")).to_be_visible()
 
 
-async def test_calls_side_by_side_say_where_they_ran_and_what_came_of_them(
+async def test_concurrent_calls_show_their_edge_and_outcome(
     looker: Looker,
 ) -> None:
     both = " && ".join(

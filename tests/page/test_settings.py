@@ -24,7 +24,7 @@ PAGES = [
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("view", "part"), PAGES)
-async def test_axe_finds_nothing_serious_and_a_phone_has_room(
+async def test_settings_views_pass_axe_and_fit_a_phone(
     looker: Looker, view: str, part: str, scheme: str
 ) -> None:
     await looker.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
@@ -36,7 +36,7 @@ async def test_axe_finds_nothing_serious_and_a_phone_has_room(
     assert await looker.overflow() <= 0
 
 
-async def test_a_token_is_made_shown_once_and_taken_back(looker: Looker) -> None:
+async def test_a_token_is_created_shown_once_and_revoked(looker: Looker) -> None:
     await looker.enter("settings", "tokens")
     await looker.page.get_by_label("Name of the token").fill("a look")
     await looker.button("read-only access").click()
@@ -58,7 +58,7 @@ async def test_a_token_is_made_shown_once_and_taken_back(looker: Looker) -> None
     )
 
 
-async def test_a_device_joins_by_what_is_shown_and_is_told_to_be_there(
+async def test_a_device_joins_with_the_shown_command_and_appears_online(
     looker: Looker, tmp_path: Path
 ) -> None:
     await looker.enter("settings", "pair")
@@ -95,7 +95,7 @@ async def drawn(path: str) -> tuple[str, ...]:
     return tuple("".join(row) for row in rows)
 
 
-async def test_why_a_call_would_be_refused_is_told_step_by_step(looker: Looker) -> None:
+async def test_the_policy_view_explains_a_refused_call_step_by_step(looker: Looker) -> None:
     await looker.enter("settings", "policy")
     await looker.page.get_by_label("command (required)").fill("rm -rf /")
     await looker.button("Explain").click()
@@ -111,7 +111,9 @@ async def test_why_a_call_would_be_refused_is_told_step_by_step(looker: Looker) 
     await expect(answer).to_contain_text("is not valid JSON")
 
 
-async def test_a_tool_is_stopped_and_released(looker: Looker, house: House) -> None:
+async def test_an_emergency_stop_of_a_tool_is_set_and_released(
+    looker: Looker, house: House
+) -> None:
     await looker.enter("settings", "stops")
     await looker.page.locator(".stop-part select").select_option("tool")
     await looker.page.get_by_label("Name of the agent or tool").fill("notify")
@@ -131,7 +133,7 @@ async def test_a_tool_is_stopped_and_released(looker: Looker, house: House) -> N
     assert ok(await house.client.get("/v1/stops"))["items"] == []
 
 
-async def test_a_heartbeat_takes_no_focus_away(looker: Looker) -> None:
+async def test_a_heartbeat_does_not_steal_keyboard_focus(looker: Looker) -> None:
     await looker.enter("fleet")
     ping = looker.button(f"Ping {SECOND}")
     await ping.focus()

@@ -145,7 +145,9 @@ async def failure_of(provider: Provider, text: str) -> ProviderError:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_text_comes_in_pieces_and_whole(dialect: str, make: Make, journal: Any) -> None:
+async def test_text_is_streamed_as_deltas_and_complete_in_the_reply(
+    dialect: str, make: Make, journal: Any
+) -> None:
     history = History([SystemMessage("Be kind."), user("Please greet me")])
     events = await events_of(make(dialect), Request(history))
     deltas = [event.text for event in events if isinstance(event, TextDelta)]
@@ -173,7 +175,7 @@ async def test_text_comes_in_pieces_and_whole(dialect: str, make: Make, journal:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_calls_run_over_three_turns_and_every_result_arrives(
+async def test_calls_over_three_turns_receive_every_result(
     dialect: str, make: Make, journal: Any
 ) -> None:
     provider, history = make(dialect), History([user("The weather in two cities?")])
@@ -208,7 +210,7 @@ async def test_calls_run_over_three_turns_and_every_result_arrives(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_reply_cut_off_at_its_limit_says_so(dialect: str, make: Make) -> None:
+async def test_a_reply_truncated_at_the_token_limit_is_marked(dialect: str, make: Make) -> None:
     reply = await reply_of(make(dialect), Request(History([user("talk at great length")])))
     if dialect != "ollama":  # aimock always says `stop` there
         assert reply.finish is Finish.LENGTH
@@ -228,7 +230,7 @@ async def test_a_reply_cut_off_at_its_limit_says_so(dialect: str, make: Make) ->
         ("nothing matches this", ProviderErrorKind.MODEL_NOT_FOUND),
     ],
 )
-async def test_every_refusal_is_told_by_its_kind(
+async def test_every_http_error_maps_to_a_provider_error_kind(
     dialect: str, text: str, kind: ProviderErrorKind, make: Make, journal: Any
 ) -> None:
     error = await failure_of(make(dialect), text)
@@ -238,9 +240,7 @@ async def test_every_refusal_is_told_by_its_kind(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_server_that_stumbles_is_asked_again(
-    dialect: str, make: Make, journal: Any
-) -> None:
+async def test_a_server_error_is_retried(dialect: str, make: Make, journal: Any) -> None:
     history = History([user("stumble once")])
     events = await events_of(make(dialect, attempts=2), Request(history))
     assert isinstance(events[0], ReplyRetried)
@@ -252,9 +252,7 @@ async def test_a_server_that_stumbles_is_asked_again(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_stream_that_breaks_off_is_taken_back_and_asked_for_again(
-    dialect: str, make: Make
-) -> None:
+async def test_an_interrupted_stream_is_discarded_and_retried(dialect: str, make: Make) -> None:
     events = await events_of(make(dialect, attempts=2), Request(History([user("hang up")])))
     retried = next(i for i, event in enumerate(events) if isinstance(event, ReplyRetried))
     after = "".join(event.text for event in events[retried:] if isinstance(event, TextDelta))
@@ -264,7 +262,7 @@ async def test_a_stream_that_breaks_off_is_taken_back_and_asked_for_again(
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-async def test_half_a_call_is_never_given(dialect: str, make: Make) -> None:
+async def test_a_partial_call_is_never_returned(dialect: str, make: Make) -> None:
     error = await failure_of(make(dialect), "half a call")
     assert error.kind in (ProviderErrorKind.SERVER_ERROR, ProviderErrorKind.TIMEOUT)
 
@@ -279,7 +277,7 @@ async def test_half_a_call_is_never_given(dialect: str, make: Make) -> None:
         ("ratelimit", ProviderErrorKind.RATE_LIMITED),
     ],
 )
-async def test_chaos_ends_as_an_honest_error_after_all_attempts(
+async def test_injected_chaos_ends_in_a_provider_error_after_all_attempts(
     dialect: str, chaos: str, kind: ProviderErrorKind, make: Make, journal: Any
 ) -> None:
     headers = {f"X-AIMock-Chaos-{chaos}": "1"}
@@ -290,9 +288,7 @@ async def test_chaos_ends_as_an_honest_error_after_all_attempts(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_client_that_leaves_early_leaves_the_server_usable(
-    dialect: str, make: Make
-) -> None:
+async def test_closing_a_stream_early_leaves_the_server_usable(dialect: str, make: Make) -> None:
     provider = make(dialect)
     stream = provider.stream(Request(History([user("Please greet me")])))
     assert isinstance(await anext(stream), TextDelta)
@@ -301,7 +297,9 @@ async def test_a_client_that_leaves_early_leaves_the_server_usable(
     assert reply.text.startswith("Hello")
 
 
-async def test_a_history_made_elsewhere_is_sent_in_every_dialect(make: Make, journal: Any) -> None:
+async def test_a_history_from_another_provider_is_sent_in_every_dialect(
+    make: Make, journal: Any
+) -> None:
     history = History([user("Please greet me")])
     history.append(Reply("", (ToolCall("call_x", "get_weather", "not json"),), Finish.CALLS))
     history.append(ToolResult("call_x", "get_weather", (TextBlock("bad arguments"),)))

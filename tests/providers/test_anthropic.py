@@ -28,11 +28,11 @@ from tests.support.provider_requests import (
     PIXEL,
     SEEING,
     WEATHER,
-    asks,
-    heard,
+    deltas_and_reply,
     history,
     provider_for,
     reply_of,
+    simple_request,
 )
 
 HINT = {"type": "ephemeral"}
@@ -64,7 +64,7 @@ def ending(reason: str) -> list[dict[str, Any]]:
     return [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
 
 
-async def test_a_conversation_is_sent_with_its_stable_part_marked_for_the_cache(http: Http) -> None:
+async def test_the_stable_part_of_a_conversation_is_marked_for_caching(http: Http) -> None:
     request = Request(history(), [WEATHER], temperature=0.0, max_tokens=50)
     body = await sent(http, request, profile=SEEING)
     messages = body.pop("messages")
@@ -112,7 +112,7 @@ async def test_a_conversation_is_sent_with_its_stable_part_marked_for_the_cache(
     ]
 
 
-async def test_the_hint_moves_on_and_leaves_no_trace(http: Http) -> None:
+async def test_the_cache_hint_moves_to_the_last_message(http: Http) -> None:
     talk = history()
     async with serving(streamed(anthropic_says("ok"))) as server:
         provider = provider_for("anthropic", server.url, http)
@@ -126,15 +126,15 @@ async def test_the_hint_moves_on_and_leaves_no_trace(http: Http) -> None:
     assert second[-1]["content"] == [{"type": "text", "text": "Thanks", "cache_control": HINT}]
 
 
-async def test_a_closing_reply_keeps_the_tools_but_forbids_them(http: Http) -> None:
+async def test_a_closing_request_keeps_the_tools_but_forbids_calls(http: Http) -> None:
     body = await sent(http, Request(history(), [WEATHER], offer_tools=False))
     assert body["tool_choice"] == {"type": "none"}
     assert body["tools"][0]["name"] == "get_temperature"
-    assert "tool_choice" not in await sent(http, asks(tools=[WEATHER]))
+    assert "tool_choice" not in await sent(http, simple_request(tools=[WEATHER]))
 
 
-async def test_the_limit_is_always_sent(http: Http) -> None:
-    body = await sent(http, asks(), profile=Profile(max_output_tokens=77))
+async def test_max_tokens_is_always_sent(http: Http) -> None:
+    body = await sent(http, simple_request(), profile=Profile(max_output_tokens=77))
     assert body["max_tokens"] == 77
     assert "tools" not in body
     assert "system" not in body
@@ -163,7 +163,7 @@ async def test_blank_text_is_never_sent(http: Http) -> None:
     ]
 
 
-async def test_neighbours_of_one_role_are_merged_and_lookalikes_in_arguments_are_left_alone(
+async def test_adjacent_messages_of_one_role_are_merged(
     http: Http,
 ) -> None:
     trap = '{"x": [{"a": []},\n{"role":"user","content":[{"role":"user","content":[]}]}]}'
@@ -177,11 +177,11 @@ async def test_neighbours_of_one_role_are_merged_and_lookalikes_in_arguments_are
     assert called["cache_control"] == HINT
 
 
-async def test_nothing_to_say_makes_no_message(http: Http) -> None:
+async def test_a_history_with_only_a_system_message_sends_no_messages(http: Http) -> None:
     assert (await sent(http, Request(history(SystemMessage("only this")))))["messages"] == []
 
 
-async def test_a_result_alone_can_bear_the_hint(http: Http) -> None:
+async def test_an_empty_tool_result_carries_the_cache_hint(http: Http) -> None:
     calls = Reply(calls=(ToolCall("a.b:c", "f", '{"deep": {"x": [1e400]}}'),))
     body = await sent(http, Request(history(user("x"), calls, ToolResult("a.b:c", "f", ()))))
     assert body["messages"][-1]["content"] == [
@@ -190,18 +190,18 @@ async def test_a_result_alone_can_bear_the_hint(http: Http) -> None:
     assert body["messages"][1]["content"][0]["id"] == "a_b_c"
 
 
-async def test_half_characters_are_made_harmless(http: Http) -> None:
+async def test_lone_surrogates_are_replaced(http: Http) -> None:
     body = await sent(http, Request(history(user("half \ud83d"))))
     assert body["messages"][0]["content"][0]["text"] == "half ?"
 
 
-async def test_a_model_that_cannot_see_is_told_of_a_picture(http: Http) -> None:
+async def test_a_model_without_vision_gets_a_note_instead_of_an_image(http: Http) -> None:
     text = json.dumps(await sent(http, Request(history())))
     assert text.count("a picture (image/png) was left out") == 2
     assert PIXEL not in text
 
 
-async def test_the_key_goes_where_anthropic_wants_it(http: Http) -> None:
+async def test_the_api_key_is_sent_in_the_x_api_key_header(http: Http) -> None:
     async with serving(streamed(anthropic_says("ok"))) as server:
         await reply_of(provider_for("anthropic", server.url, http, api_key="secret"))
         await reply_of(provider_for("anthropic", f"{server.url}/v1/", http))
@@ -214,7 +214,7 @@ async def test_the_key_goes_where_anthropic_wants_it(http: Http) -> None:
     assert keyed.path == bare.path == "/v1/messages"
 
 
-async def test_cached_tokens_are_part_of_the_input(http: Http) -> None:
+async def test_cached_tokens_count_as_input_tokens(http: Http) -> None:
     def price(model: str, usage: Usage) -> float:
         return 0.5
 
@@ -224,7 +224,7 @@ async def test_cached_tokens_are_part_of_the_input(http: Http) -> None:
     assert (reply.text, reply.model, reply.cost) == ("ab", "claude-test", 0.5)
 
 
-async def test_blocks_of_every_kind_are_put_together(http: Http) -> None:
+async def test_content_blocks_of_every_kind_are_assembled(http: Http) -> None:
     pieces = said(
         *block(
             0,
@@ -246,7 +246,7 @@ async def test_blocks_of_every_kind_are_put_together(http: Http) -> None:
         *ending("tool_use"),
     )
     async with serving(streamed(pieces)) as server:
-        deltas, reply = await heard(provider_for("anthropic", server.url, http))
+        deltas, reply = await deltas_and_reply(provider_for("anthropic", server.url, http))
     assert deltas == [ReasoningDelta("hm"), TextDelta("I "), TextDelta("look")]
     assert (reply.text, reply.reasoning, reply.finish) == ("I look", "hm", Finish.CALLS)
     assert [(c.id, c.name, json.loads(c.arguments)) for c in reply.calls] == [
@@ -273,6 +273,6 @@ async def test_stop_reasons_are_mapped(word: str, finish: Finish, http: Http) ->
         assert (await reply_of(provider_for("anthropic", server.url, http))).finish is finish
 
 
-def test_the_name_and_profile_are_told() -> None:
+def test_the_provider_exposes_its_model_name_and_profile() -> None:
     provider = AnthropicProvider("x", http=Http(), profile=SEEING)
     assert (provider.model, provider.profile) == ("anthropic/x", SEEING)

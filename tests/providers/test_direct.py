@@ -9,12 +9,12 @@ from evoclaw.providers.direct import DirectProvider
 from tests.support.loop import echo_table
 
 
-async def test_a_call_is_run_and_its_result_is_the_answer() -> None:
+async def test_the_direct_provider_runs_a_call_and_returns_its_result() -> None:
     asked = Reply(calls=(ToolCall("one", "echo", '{"text": "hi"}'),))
     result = await run((user("a step"), asked), Ports(DirectProvider(), echo_table(), AllowAll()))
     assert (result.text, result.calls, result.cost) == ("echo(hi)", 1, 0.0)
 
 
-async def test_without_a_call_it_says_so_and_does_nothing() -> None:
+async def test_the_direct_provider_without_a_call_does_nothing() -> None:
     result = await run("hello", Ports(DirectProvider(), echo_table(), AllowAll()))
     assert (result.text, result.calls) == ("There was nothing to do.", 0)

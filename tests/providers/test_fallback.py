@@ -49,7 +49,7 @@ async def answer(provider: Provider) -> str:
 
 
 @pytest.mark.parametrize("kind", COUNTED)
-async def test_the_next_model_answers_when_one_cannot(kind: ProviderErrorKind) -> None:
+async def test_the_next_model_answers_when_a_model_fails(kind: ProviderErrorKind) -> None:
     events = await ask(Fallback([model("a", failing(kind)), model("b", says("hi"))]))
     assert events == [
         ReplyRetried(str(kind), f"it said {kind}", 1, 0.0),
@@ -58,7 +58,7 @@ async def test_the_next_model_answers_when_one_cannot(kind: ProviderErrorKind) -
     ]
 
 
-async def test_three_failures_in_a_row_rest_a_model_for_five_minutes() -> None:
+async def test_three_failures_in_a_row_cool_down_a_model_for_five_minutes() -> None:
     clock = Clock()
     first = model("a", failing(), failing(), failing(), says("back"))
     fallback = Fallback([first, model("b", *[says("b")] * 9)], clock=clock)
@@ -72,13 +72,13 @@ async def test_three_failures_in_a_row_rest_a_model_for_five_minutes() -> None:
     assert fallback.health[0].failures == 0
 
 
-async def test_a_success_in_between_forgets_the_failures() -> None:
+async def test_a_success_resets_the_failure_count() -> None:
     steps = [failing(), failing(), says("a"), failing(), failing(), says("a")]
     fallback = Fallback([model("a", *steps), model("b", *[says("b")] * 9)], clock=Clock())
     assert [await answer(fallback) for _ in steps] == ["b", "b", "a", "b", "b", "a"]
 
 
-async def test_one_failure_after_its_rest_rests_a_model_again() -> None:
+async def test_one_failure_after_a_cool_down_starts_another_cool_down() -> None:
     clock = Clock()
     first = model("a", *[failing()] * 9)
     fallback = Fallback([first, model("b", *[says("b")] * 9)], clock=clock)
@@ -90,7 +90,7 @@ async def test_one_failure_after_its_rest_rests_a_model_again() -> None:
     assert len(first.requests) == 4
 
 
-async def test_when_all_are_resting_the_one_that_wakes_first_is_tried() -> None:
+async def test_when_all_models_cool_down_the_first_to_recover_is_tried() -> None:
     clock = Clock()
     first = model("a", *[failing()] * 3, says("a"))
     second = model("b", *[failing()] * 3)
@@ -107,9 +107,7 @@ async def test_when_all_are_resting_the_one_that_wakes_first_is_tried() -> None:
     assert await answer(fallback) == "a"
 
 
-async def test_a_prompt_that_is_too_long_moves_only_to_a_larger_window_and_counts_for_nobody() -> (
-    None
-):
+async def test_context_too_long_falls_back_only_to_a_larger_window_without_a_failure() -> None:
     long = failing(ProviderErrorKind.CONTEXT_TOO_LONG)
     small, same = model("small", *[long] * 4), model("same", says("no"))
     fallback = Fallback([small, same, model("large", *[says("yes")] * 4, window=2000)])
@@ -121,7 +119,7 @@ async def test_a_prompt_that_is_too_long_moves_only_to_a_larger_window_and_count
     assert caught.value is long
 
 
-async def test_a_wrong_request_is_not_tried_elsewhere_and_counts_for_nobody() -> None:
+async def test_an_invalid_request_is_not_retried_elsewhere_and_is_no_failure() -> None:
     wrong, other = failing(ProviderErrorKind.UNKNOWN), model("b", says("no"))
     fallback = Fallback([model("a", wrong), other])
     with pytest.raises(ProviderError) as caught:
@@ -130,7 +128,7 @@ async def test_a_wrong_request_is_not_tried_elsewhere_and_counts_for_nobody() ->
     assert (other.requests, fallback.health[0].failures) == ([], 0)
 
 
-async def test_when_nobody_answers_the_error_names_everybody() -> None:
+async def test_when_every_model_fails_the_error_names_all_of_them() -> None:
     first = ProviderError(
         ProviderErrorKind.RATE_LIMITED, "slow down", retry_after=7, usage=Usage(5)
     )
@@ -159,13 +157,13 @@ class BreaksOff:
 
 
 @pytest.mark.parametrize("error", [None, failing()])
-async def test_deltas_of_a_reply_that_broke_off_are_taken_back(error: ProviderError | None) -> None:
+async def test_deltas_of_an_interrupted_reply_are_discarded(error: ProviderError | None) -> None:
     events = await ask(Fallback([BreaksOff(error), model("b", says("whole"))]))
     assert [type(event) for event in events] == [TextDelta, ReplyRetried, TextDelta, Replied]
     assert sum(isinstance(event, Replied) for event in events) == 1
 
 
-async def test_closing_it_early_closes_the_provider_and_counts_for_nobody() -> None:
+async def test_closing_the_stream_early_closes_the_provider_and_is_no_failure() -> None:
     inner = BreaksOff(failing())
     fallback = Fallback([inner])
     stream = fallback.stream(ASK)
@@ -175,7 +173,7 @@ async def test_closing_it_early_closes_the_provider_and_counts_for_nobody() -> N
     assert fallback.health[0].failures == 0
 
 
-async def test_it_promises_only_what_every_model_can_do() -> None:
+async def test_the_profile_promises_only_what_every_model_supports() -> None:
     able = Scripted(profile=Profile(200_000, 8_000, CallStyle.NATIVE, images=True))
     humble = Scripted(profile=Profile(8_000, 9_000, CallStyle.TEXT))
     fallback = Fallback([able, humble])
@@ -184,6 +182,6 @@ async def test_it_promises_only_what_every_model_can_do() -> None:
     await fallback.aclose()
 
 
-def test_a_fallback_of_nothing_is_refused() -> None:
+def test_a_fallback_without_models_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         Fallback([])

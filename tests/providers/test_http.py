@@ -19,7 +19,7 @@ from evoclaw.providers.exchange import endpoint_url
 from evoclaw.providers.http import Http, RetryPolicy, retry_after
 from evoclaw.providers.sse import MAX_PAYLOAD_BYTES, EventSplitter, LineSplitter
 from tests.support.llm_servers import openai_says, serving, streamed
-from tests.support.provider_requests import asks, provider_for, reply_of
+from tests.support.provider_requests import provider_for, reply_of, simple_request
 
 
 @pytest.mark.process
@@ -31,7 +31,7 @@ def test_importing_the_providers_imports_no_http_client() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_a_wait_is_random_within_a_bound_that_doubles_up_to_a_cap() -> None:
+def test_retry_delay_is_random_within_an_exponential_bound_up_to_a_cap() -> None:
     retry = RetryPolicy(attempts=9, base=1.0, cap=4.0, budget=1e9)
     trouble = AttemptFailed(Kind.SERVER_ERROR, "")
     for attempt, bound in enumerate((1.0, 2.0, 4.0, 4.0), start=1):
@@ -40,7 +40,7 @@ def test_a_wait_is_random_within_a_bound_that_doubles_up_to_a_cap() -> None:
         assert len(set(waits)) > 100
 
 
-def test_a_wait_is_never_shorter_than_the_server_asked() -> None:
+def test_retry_delay_is_never_shorter_than_retry_after() -> None:
     wait = RetryPolicy(base=0.5).wait(AttemptFailed(Kind.RATE_LIMITED, "", retry_after=7.0), 1, 0.0)
     assert wait is not None
     assert 7.0 <= wait <= 7.5
@@ -59,13 +59,13 @@ def test_a_wait_is_never_shorter_than_the_server_asked() -> None:
         (AttemptFailed(Kind.UNKNOWN, ""), 1, 0.0),
     ],
 )
-def test_it_gives_up_when_asking_again_is_vain_or_takes_too_long(
+def test_retrying_stops_when_useless_or_over_the_time_budget(
     trouble: AttemptFailed, attempt: int, waited: float
 ) -> None:
     assert RetryPolicy().wait(trouble, attempt, waited) is None
 
 
-def test_retry_after_is_read_as_seconds_or_as_a_date() -> None:
+def test_retry_after_is_parsed_as_seconds_or_as_a_date() -> None:
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
     assert retry_after("3") == 3.0
     assert retry_after("9", "250") == 0.25
@@ -75,18 +75,18 @@ def test_retry_after_is_read_as_seconds_or_as_a_date() -> None:
     assert [retry_after(text) for text in ("", "soon", "nan")] == [None, None, None]
 
 
-async def test_one_session_serves_many_replies_and_can_be_opened_again() -> None:
+async def test_an_http_session_is_reused_and_can_be_reopened() -> None:
     async with serving(streamed(openai_says("a"))) as server, Http() as http:
         provider = provider_for("openai", server.url, http)
         for _ in range(3):
-            await reply_of(provider, asks())
+            await reply_of(provider, simple_request())
         assert server.connections == 1
         await http.aclose()
-        await reply_of(provider, asks())
+        await reply_of(provider, simple_request())
         assert server.connections == 2
 
 
-def test_a_path_goes_behind_the_base_url_and_before_its_query() -> None:
+def test_a_path_is_appended_to_the_base_url_before_its_query() -> None:
     assert endpoint_url("http://h:1/v1/", "/chat") == "http://h:1/v1/chat"
     assert endpoint_url("https://h/d?api-version=3", "/chat") == "https://h/d/chat?api-version=3"
 
@@ -94,7 +94,7 @@ def test_a_path_goes_behind_the_base_url_and_before_its_query() -> None:
 @pytest.mark.parametrize(
     "base_url", ["", "localhost:80", "ftp://h", "http://", "http://[::1", "http://h:x"]
 )
-def test_a_base_url_that_cannot_work_is_refused_at_once(base_url: str) -> None:
+def test_an_invalid_base_url_is_refused(base_url: str) -> None:
     with pytest.raises(ConfigError, match="base URL"):
         endpoint_url(base_url, "/x")
 
@@ -130,20 +130,20 @@ def _cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=40))
-def test_events_are_the_same_wherever_the_stream_is_cut(places: list[int]) -> None:
+def test_sse_events_are_parsed_the_same_at_any_chunk_boundary(places: list[int]) -> None:
     splitter = EventSplitter()
     payloads = [p for piece in _cut(SPOKEN, places) for p in splitter.feed(piece)]
     assert payloads + splitter.end() == HEARD
 
 
-def test_events_are_the_same_byte_by_byte() -> None:
+def test_sse_events_are_parsed_the_same_byte_by_byte() -> None:
     splitter = EventSplitter()
     payloads = [p for i in range(len(SPOKEN)) for p in splitter.feed(SPOKEN[i : i + 1])]
     assert payloads + splitter.end() == HEARD
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=20))
-def test_lines_are_the_same_wherever_the_stream_is_cut(places: list[int]) -> None:
+def test_ndjson_lines_are_parsed_the_same_at_any_chunk_boundary(places: list[int]) -> None:
     splitter, data = LineSplitter(), '{"a":"é"}\r\n\n{"b":\t1}\n  \n{"c":2}'.encode()
     payloads = [p for piece in _cut(data, places) for p in splitter.feed(piece)]
     assert [p.strip() for p in payloads + splitter.end()] == data.split()[:1] + [
@@ -153,7 +153,7 @@ def test_lines_are_the_same_wherever_the_stream_is_cut(places: list[int]) -> Non
 
 
 @pytest.mark.parametrize("start", [b"{", b"[", b"<html>", b"\xef\xbb\xbf \n {"])
-def test_a_body_that_is_no_event_stream_is_given_whole(start: bytes) -> None:
+def test_a_body_that_is_not_an_event_stream_is_returned_whole(start: bytes) -> None:
     splitter = EventSplitter()
     assert [p for b in start for p in splitter.feed(bytes([b]))] == []
     assert splitter.feed(b"\n\ndata: x\n\n") == []
@@ -161,7 +161,7 @@ def test_a_body_that_is_no_event_stream_is_given_whole(start: bytes) -> None:
 
 
 @pytest.mark.parametrize("splitter", [LineSplitter, EventSplitter])
-def test_a_payload_without_end_is_refused(
+def test_a_payload_over_the_size_limit_is_refused(
     splitter: type[LineSplitter] | type[EventSplitter],
 ) -> None:
     one, piece = splitter(), b"x" * 2**20
@@ -170,7 +170,7 @@ def test_a_payload_without_end_is_refused(
             one.feed(piece)
 
 
-def test_foreign_text_is_shown_on_one_clean_short_line() -> None:
+def test_server_error_text_is_sanitized_to_one_short_line() -> None:
     assert one_line("a\x1b[31m\n\tb\u202ec\x00") == "a [31m b c"
     assert len(one_line("word " * 1000)) == 300
 
@@ -230,5 +230,5 @@ REFUSALS: dict[Kind, list[tuple[int, str]]] = {
     ("kind", "status", "body"),
     [(kind, status, body) for kind, said in REFUSALS.items() for status, body in said],
 )
-def test_a_refusal_is_put_into_one_of_the_few_words(kind: Kind, status: int, body: str) -> None:
+def test_an_http_error_is_classified_by_status_and_body(kind: Kind, status: int, body: str) -> None:
     assert error_response(status, body.encode()).kind is kind

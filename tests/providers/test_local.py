@@ -21,7 +21,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_what_is_missing_is_said_exactly() -> None:
+def test_the_error_names_the_packages_to_install() -> None:
     with pytest.raises(ConfigError) as caught:
         require_installed()
     assert str(caught.value).endswith(
@@ -30,7 +30,7 @@ def test_what_is_missing_is_said_exactly() -> None:
 
 
 @pytest.mark.usefixtures("nothing_installed")
-async def test_a_server_that_is_not_installed_does_not_start() -> None:
+async def test_a_local_server_that_is_not_installed_does_not_start() -> None:
     server = LocalServer()
     with pytest.raises(ConfigError, match="not installed"):
         await server.start()
@@ -38,19 +38,19 @@ async def test_a_server_that_is_not_installed_does_not_start() -> None:
     await server.aclose()
 
 
-def test_its_profile_is_humble() -> None:
+def test_the_local_profile_has_a_small_window_and_no_images() -> None:
     assert LOCAL_PROFILE.context_tokens == 4096
     assert (LOCAL_PROFILE.calls, LOCAL_PROFILE.images) == (CallStyle.NATIVE, False)
 
 
-def test_the_template_is_shipped() -> None:
+def test_the_chat_template_is_packaged() -> None:
     template = resources.files("evoclaw.providers").joinpath("smol_tools.jinja").read_text()
     assert template.startswith("{%- macro sig() -%}")
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
-def test_a_child_whose_parent_is_gone_does_not_stay() -> None:
+def test_the_server_process_exits_when_its_parent_is_dead() -> None:
     command = [sys.executable, "-m", "evoclaw.providers.local", str(os.getpid() + 1), "1"]
     child = subprocess.run(command, input=b"key\n", capture_output=True, timeout=60, check=False)
     assert (child.returncode, child.stdout) == (1, b"")

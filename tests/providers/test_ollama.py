@@ -16,11 +16,11 @@ from tests.support.provider_requests import (
     PIXEL,
     SEEING,
     WEATHER,
-    asks,
-    heard,
+    deltas_and_reply,
     history,
     provider_for,
     reply_of,
+    simple_request,
 )
 
 NDJSON = "application/x-ndjson"
@@ -59,14 +59,14 @@ async def test_23_calls_serialise_for_ollama(http: Http) -> None:
 
 
 async def test_28_ollama_passes_tools_when_offered(http: Http) -> None:
-    offered = await sent(http, asks(tools=[WEATHER]))
+    offered = await sent(http, simple_request(tools=[WEATHER]))
     assert offered["tools"][0]["type"] == "function"
     assert offered["tools"][0]["function"]["parameters"] == WEATHER.parameters
-    assert "tools" not in await sent(http, asks())
-    assert "tools" not in await sent(http, asks(tools=[WEATHER], offer_tools=False))
+    assert "tools" not in await sent(http, simple_request())
+    assert "tools" not in await sent(http, simple_request(tools=[WEATHER], offer_tools=False))
 
 
-async def test_the_context_it_needs_is_asked_for(http: Http) -> None:
+async def test_num_ctx_is_requested_from_the_profile(http: Http) -> None:
     small = Profile(context_tokens=8192, max_output_tokens=100)
     body = await sent(http, Request(history(), temperature=0.1), profile=small)
     assert body["options"] == {"num_ctx": 8192, "num_predict": 100, "temperature": 0.1}
@@ -75,7 +75,7 @@ async def test_the_context_it_needs_is_asked_for(http: Http) -> None:
     assert body["stream"] is True
 
 
-async def test_pictures_are_lists_of_base64(http: Http) -> None:
+async def test_images_are_sent_as_base64_lists(http: Http) -> None:
     body = await sent(http, Request(history()), profile=SEEING)
     assert body["messages"][1] == {"role": "user", "content": "Oslo and Rome?", "images": [PIXEL]}
     assert body["messages"][3]["images"] == [PIXEL]
@@ -84,7 +84,7 @@ async def test_pictures_are_lists_of_base64(http: Http) -> None:
     assert "was left out" in blind["messages"][1]["content"]
 
 
-async def test_calls_come_whole_with_or_without_ids(http: Http) -> None:
+async def test_calls_are_parsed_with_or_without_ids(http: Http) -> None:
     def call(arguments: object, **more: str) -> dict[str, Any]:
         return {**more, "function": {"index": 0, "name": "f", "arguments": arguments}}
 
@@ -107,24 +107,24 @@ async def test_calls_come_whole_with_or_without_ids(http: Http) -> None:
     assert (reply.finish, reply.usage, reply.model) == (Finish.CALLS, Usage(3, 1), "q")
 
 
-async def test_thinking_is_told_apart_and_a_limit_is_marked(http: Http) -> None:
+async def test_thinking_is_separated_from_text_and_truncation_is_marked(http: Http) -> None:
     pieces = [
         line({"content": "", "thinking": "hm"}),
         line({"content": "so", "thinking": "m"}),
         line({"content": "!"}, done=True, done_reason="length"),
     ]
     async with serving(streamed(pieces, kind=NDJSON)) as server:
-        deltas, reply = await heard(provider_for("ollama", server.url, http))
+        deltas, reply = await deltas_and_reply(provider_for("ollama", server.url, http))
     assert deltas == [ReasoningDelta("hm"), ReasoningDelta("m"), TextDelta("so"), TextDelta("!")]
     assert (reply.text, reply.reasoning, reply.finish) == ("so!", "hmm", Finish.LENGTH)
 
 
-async def test_a_key_is_sent_if_there_is_one(http: Http) -> None:
+async def test_an_api_key_is_sent_if_configured(http: Http) -> None:
     async with serving(streamed(ollama_says("ok"), kind=NDJSON)) as server:
         await reply_of(provider_for("ollama", server.url, http, api_key="k"))
     assert server.requests[0].headers["authorization"] == "Bearer k"
 
 
-def test_the_name_and_profile_are_told() -> None:
+def test_the_provider_exposes_its_model_name_and_profile() -> None:
     provider = OllamaProvider("x", http=Http(), profile=SEEING)
     assert (provider.model, provider.profile) == ("ollama/x", SEEING)

@@ -20,11 +20,11 @@ from tests.support.provider_requests import (
     PIXEL,
     SEEING,
     WEATHER,
-    asks,
-    heard,
+    deltas_and_reply,
     history,
     provider_for,
     reply_of,
+    simple_request,
 )
 
 DONE = "data: [DONE]\n\n"
@@ -77,7 +77,7 @@ async def test_25_a_tool_message_has_its_call_id_and_name(http: Http) -> None:
 
 
 async def test_29_openai_wraps_tools_as_functions(http: Http) -> None:
-    body = await sent(http, asks(tools=[WEATHER]))
+    body = await sent(http, simple_request(tools=[WEATHER]))
     assert body["tools"] == [
         {
             "type": "function",
@@ -90,12 +90,12 @@ async def test_29_openai_wraps_tools_as_functions(http: Http) -> None:
     ]
 
 
-async def test_a_closing_reply_is_asked_for_without_tools(http: Http) -> None:
-    body = await sent(http, asks(tools=[WEATHER], offer_tools=False))
+async def test_a_closing_request_offers_no_tools(http: Http) -> None:
+    body = await sent(http, simple_request(tools=[WEATHER], offer_tools=False))
     assert "tools" not in body
 
 
-async def test_it_always_streams_and_asks_for_the_usage(http: Http) -> None:
+async def test_every_request_streams_and_asks_for_usage(http: Http) -> None:
     body = await sent(http, Request(history(user("x")), temperature=0.5, max_tokens=9))
     assert body == {
         "model": "m",
@@ -107,7 +107,7 @@ async def test_it_always_streams_and_asks_for_the_usage(http: Http) -> None:
     }
 
 
-def test_openai_itself_gets_its_new_word_for_the_limit() -> None:
+def test_the_openai_endpoint_gets_max_completion_tokens() -> None:
     provider = OpenAIProvider("m", http=Http())
     request = Request(history(user("x")), max_tokens=9)
     body = json.loads(provider._body(request))  # pyright: ignore[reportPrivateUsage]
@@ -115,7 +115,7 @@ def test_openai_itself_gets_its_new_word_for_the_limit() -> None:
     assert "max_tokens" not in body
 
 
-async def test_a_key_is_sent_only_if_there_is_one(http: Http) -> None:
+async def test_an_api_key_is_sent_only_if_configured(http: Http) -> None:
     async with serving(streamed(openai_says("ok"))) as server:
         await reply_of(provider_for("openai", server.url, http))
         headers = {"X-Team": "blue"}
@@ -125,7 +125,7 @@ async def test_a_key_is_sent_only_if_there_is_one(http: Http) -> None:
     assert (keyed["authorization"], keyed["x-team"]) == ("Bearer k", "blue")
 
 
-async def test_pictures_of_results_follow_the_last_result_of_their_turn(http: Http) -> None:
+async def test_images_of_results_follow_the_last_result_of_their_turn(http: Http) -> None:
     body = await sent(http, Request(history()), profile=SEEING)
     roles = [message["role"] for message in body["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "tool", "user", "user"]
@@ -138,7 +138,7 @@ async def test_pictures_of_results_follow_the_last_result_of_their_turn(http: Ht
     assert body["messages"][-1]["content"][1] == picture
 
 
-async def test_a_model_that_cannot_see_is_told_of_a_picture(http: Http) -> None:
+async def test_a_model_without_vision_gets_a_note_instead_of_an_image(http: Http) -> None:
     body = await sent(http, Request(history()), profile=Profile(images=False))
     for index in (1, 3):
         assert "a picture (image/png) was left out" in body["messages"][index]["content"]
@@ -149,7 +149,7 @@ async def test_reasoning_is_never_sent_back(http: Http) -> None:
     assert "two cities" not in json.dumps(await sent(http, Request(history())))
 
 
-async def test_half_characters_and_odd_names_are_made_harmless(http: Http) -> None:
+async def test_lone_surrogates_and_invalid_tool_names_are_replaced(http: Http) -> None:
     reply = Reply(calls=(ToolCall("c", "no such/tool", '{"x": 1}'), ToolCall("d", "", "[1]")))
     result = ToolResult("c", "no such/tool", (TextBlock("half \ud83d"),))
     body = await sent(http, Request(history(user("x"), reply, result)))
@@ -161,7 +161,7 @@ async def test_half_characters_and_odd_names_are_made_harmless(http: Http) -> No
     assert body["messages"][2]["content"] == "half ?"
 
 
-async def test_each_message_is_encoded_once_and_pictures_on_or_off_are_two_dialects(
+async def test_each_message_is_encoded_once_with_and_without_images(
     http: Http,
 ) -> None:
     def never() -> MessageEncoder:
@@ -182,7 +182,7 @@ async def test_each_message_is_encoded_once_and_pictures_on_or_off_are_two_diale
     assert talk.encoded("openai", never) is first
 
 
-async def test_interleaved_calls_are_put_together_by_index(http: Http) -> None:
+async def test_interleaved_calls_are_assembled_by_index(http: Http) -> None:
     reply = await read(
         http,
         calling(index=0, id="a", name="f", arguments='{"x"'),
@@ -268,7 +268,7 @@ ODD_CALLS: dict[str, tuple[list[str], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("what", ODD_CALLS)
-async def test_calls_of_odd_servers_are_put_together(what: str, http: Http) -> None:
+async def test_nonstandard_call_deltas_are_assembled(what: str, http: Http) -> None:
     pieces, expected = ODD_CALLS[what]
     reply = await read(http, *pieces, chunk({}, "stop"), DONE)
     assert [(call.name, call.arguments) for call in reply.calls] == expected
@@ -277,7 +277,7 @@ async def test_calls_of_odd_servers_are_put_together(what: str, http: Http) -> N
     assert reply.finish is Finish.CALLS
 
 
-async def test_malformed_arguments_are_handed_on_as_written(http: Http) -> None:
+async def test_malformed_arguments_are_passed_on_unchanged(http: Http) -> None:
     reply = await read(
         http, calling(index=0, id="a", name="f", arguments='{"x": '), chunk({}, "stop")
     )
@@ -298,7 +298,7 @@ async def test_finish_reasons_are_mapped(word: str, finish: Finish, http: Http) 
     assert (await read(http, chunk({"content": "a"}, word), DONE)).finish is finish
 
 
-async def test_fault_48_a_call_cut_off_at_the_limit_is_marked(http: Http) -> None:
+async def test_fault_48_a_call_truncated_at_the_token_limit_is_marked(http: Http) -> None:
     reply = await read(
         http, calling(index=0, id="a", name="f", arguments='{"x'), chunk({}, "length"), DONE
     )
@@ -306,15 +306,15 @@ async def test_fault_48_a_call_cut_off_at_the_limit_is_marked(http: Http) -> Non
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-async def test_reasoning_is_told_apart_from_text(field: str, http: Http) -> None:
+async def test_reasoning_is_separated_from_text(field: str, http: Http) -> None:
     pieces = [chunk({field: "hm"}), chunk({field: "m", "content": "so"}), chunk({}, "stop"), DONE]
     async with serving(streamed(pieces)) as server:
-        deltas, reply = await heard(provider_for("openai", server.url, http))
+        deltas, reply = await deltas_and_reply(provider_for("openai", server.url, http))
     assert deltas == [ReasoningDelta("hm"), ReasoningDelta("m"), TextDelta("so")]
     assert (reply.text, reply.reasoning) == ("so", "hmm")
 
 
-async def test_usage_model_and_cost_are_what_was_served(http: Http) -> None:
+async def test_usage_model_and_cost_come_from_the_response(http: Http) -> None:
     def price(model: str, usage: Usage) -> float | None:
         return usage.input / 10 if model == "gpt-test" else None
 
@@ -325,7 +325,7 @@ async def test_usage_model_and_cost_are_what_was_served(http: Http) -> None:
     assert (unknown.model, unknown.usage, unknown.cost) == ("m", Usage(), None)
 
 
-async def test_a_price_under_the_name_asked_for_will_do(http: Http) -> None:
+async def test_the_price_falls_back_to_the_requested_model_name(http: Http) -> None:
     def price(model: str, usage: Usage) -> float | None:
         return 2.5 if model == "m" else None
 
@@ -334,29 +334,29 @@ async def test_a_price_under_the_name_asked_for_will_do(http: Http) -> None:
         assert (await reply_of(provider)).cost == 2.5
 
 
-async def test_a_server_that_does_not_stream_is_understood(http: Http) -> None:
+async def test_a_response_that_is_not_streamed_is_accepted(http: Http) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": [call]}
     usage = {"prompt_tokens": 4, "completion_tokens": 2, "prompt_tokens_details": None}
     body = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}
     async with serving(whole(body)) as server:
-        deltas, reply = await heard(provider_for("openai", server.url, http))
+        deltas, reply = await deltas_and_reply(provider_for("openai", server.url, http))
     assert deltas == [TextDelta("hi")]
     assert reply.calls == (ToolCall("a", "f", "{}"),)
 
 
-async def test_a_stream_may_end_without_done_or_finish_but_not_without_both(http: Http) -> None:
+async def test_a_stream_may_end_without_done_or_finish_but_not_both(http: Http) -> None:
     assert (await read(http, chunk({"content": "a"}), DONE)).text == "a"
     assert (await read(http, chunk({"content": "a"}, "stop"))).text == "a"
     assert (await read(http, chunk({"content": "a"}, "stop").strip())).text == "a"
 
 
-async def test_chunks_without_choices_are_passed_over(http: Http) -> None:
+async def test_chunks_without_choices_are_ignored(http: Http) -> None:
     first = event({"choices": [], "prompt_filter_results": [], "error": None})
     assert (await read(http, first, event({}), chunk({"content": "a"}, "stop"), DONE)).text == "a"
 
 
-def test_the_name_and_profile_are_told() -> None:
+def test_the_provider_exposes_its_model_name_and_profile() -> None:
     profile = Profile(context_tokens=5)
     provider = OpenAIProvider("x", http=Http(), name="here", profile=profile, retry=AT_ONCE)
     assert (provider.model, provider.profile) == ("here/x", profile)

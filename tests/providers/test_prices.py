@@ -13,17 +13,17 @@ def test_cached_tokens_are_part_of_the_input_and_charged_once() -> None:
     assert rate.cost(usage) == pytest.approx(0.5 * 10 + 0.4 * 1 + 0.1 * 12 + 0.5 * 20)
 
 
-def test_a_rate_without_cache_prices_charges_them_as_input() -> None:
+def test_a_rate_without_cache_prices_charges_cached_tokens_as_input() -> None:
     assert TokenRate(2, 4).cost(Usage(1_000_000, 0, 600_000, 100_000)) == pytest.approx(2)
 
 
 @pytest.mark.parametrize("usage", [Usage(10, 0, 99), Usage(10, 0, 99, 99), Usage(0, 0, 5, 5)])
-def test_a_server_that_counts_wrong_never_makes_a_cost_negative(usage: Usage) -> None:
+def test_wrong_usage_counts_never_make_a_cost_negative(usage: Usage) -> None:
     assert TokenRate(3, 15, 0.3, 3.75).cost(usage) >= 0
     assert (price_function("openai/gpt-4o")("gpt-4o", usage) or 0) >= 0
 
 
-def test_the_table_agrees_with_a_sum_by_hand() -> None:
+def test_the_price_table_matches_a_manual_calculation() -> None:
     # gpt-4o: 2.50 input, 1.25 cached, 10 output per million
     usage = Usage(input=1_000_000, output=100_000, cache_read=200_000)
     assert price_function("openai/gpt-4o")("gpt-4o-2024-08-06", usage) == pytest.approx(
@@ -37,7 +37,7 @@ def test_the_table_agrees_with_a_sum_by_hand() -> None:
     ) == pytest.approx(cost)
 
 
-def test_a_served_name_the_table_does_not_know_falls_back_to_the_one_asked_for() -> None:
+def test_an_unknown_served_model_is_priced_as_the_requested_model() -> None:
     price = price_function("openai/gpt-4o")
     assert price("my-deployment", Usage(1_000_000)) == pytest.approx(2.5)
 
@@ -48,7 +48,7 @@ def test_an_unknown_model_has_no_price(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ollama/llama3.1", "local/smollm2-135m", "llamacpp/x"])
-def test_models_on_ones_own_machine_are_free(name: str) -> None:
+def test_local_models_are_free(name: str) -> None:
     assert price_function(name)("whatever", Usage(10**6, 10**6)) == 0.0
 
 
@@ -61,13 +61,13 @@ def test_overrides_win_over_the_table_and_follow_dated_names() -> None:
     assert price_function("ollama/big", rates)("big", usage) == 5
 
 
-def test_other_vendors_are_found_under_the_names_of_the_table() -> None:
+def test_other_vendors_are_found_in_the_price_table() -> None:
     for name in ("xai/grok-3", "gemini/gemini-2.0-flash", "openrouter/openai/gpt-4o"):
         assert (price_function(name)(name.partition("/")[2], Usage(10**6)) or 0) > 0
 
 
 @pytest.mark.process
-def test_the_table_is_not_loaded_before_a_price_is_asked_for() -> None:
+def test_the_price_table_is_loaded_only_on_first_use() -> None:
     code = (
         "import sys; from evoclaw.core.messages import Usage;"
         "from evoclaw.providers.prices import prices;"

@@ -13,12 +13,12 @@ from evoclaw.providers.registry import DEFAULT_MODELS
 from evoclaw.providers.scripted import calls, says
 
 
-def test_26_a_reply_with_calls_says_so() -> None:
+def test_26_a_reply_with_calls_has_calls() -> None:
     assert Reply("", (ToolCall("1", "bash"),), Finish.CALLS).has_calls is True
     assert calls(("bash", {"command": "date"}), text="one moment").has_calls is True
 
 
-def test_27_a_reply_without_calls_says_so() -> None:
+def test_27_a_reply_without_calls_has_no_calls() -> None:
     assert Reply("The answer is 42.").has_calls is False
     assert says("").has_calls is False
 
@@ -46,7 +46,7 @@ def test_27_a_reply_without_calls_says_so() -> None:
         ("openai/o1-mini", CallStyle.NONE, False),
     ],
 )
-def test_well_known_families_are_known(name: str, style: CallStyle, images: bool) -> None:
+def test_well_known_model_families_have_profiles(name: str, style: CallStyle, images: bool) -> None:
     profile = profile_for(name)
     assert (profile.calls, profile.images) == (style, images)
     assert profile.max_output_tokens < profile.context_tokens
@@ -54,7 +54,7 @@ def test_well_known_families_are_known(name: str, style: CallStyle, images: bool
 
 # The list is asked for, not imported by name: a type checker would go through 1.5 MB of literals,
 # which takes as long as a third of this repository.
-def test_windows_agree_with_the_maintained_catalogue() -> None:
+def test_context_windows_match_the_price_catalogue() -> None:
     wrong: list[str] = []
     for vendor in get_snapshot().providers:
         if vendor.id not in ("anthropic", "openai", "deepseek"):
@@ -71,23 +71,23 @@ def test_windows_agree_with_the_maintained_catalogue() -> None:
     assert wrong == []
 
 
-def test_the_default_models_are_in_the_catalogue() -> None:
+def test_the_default_models_are_in_the_price_catalogue() -> None:
     vendors = get_snapshot().providers
     ids = {(vendor.id, model.id) for vendor in vendors for model in vendor.models}
     assert {tuple(name.split("/", 1)) for name in DEFAULT_MODELS.values()} <= ids
 
 
-def test_an_unknown_model_gets_a_sane_default_and_a_small_one_on_ones_own_machine() -> None:
+def test_an_unknown_model_gets_a_default_profile_smaller_if_local() -> None:
     assert profile_for("openai/some-new-thing") == UNKNOWN_PROFILE
     assert profile_for("vllm/some-new-thing") == UNKNOWN_LOCAL_PROFILE
 
 
-def test_ones_own_machine_is_not_trusted_with_a_huge_window() -> None:
+def test_a_local_model_gets_a_limited_context_window() -> None:
     assert profile_for("ollama/llama3.1:8b").context_tokens == 32_768
     assert profile_for("groq/llama-3.1-8b-instant").context_tokens == 131_072
 
 
-def test_an_override_wins() -> None:
+def test_a_configured_profile_overrides_the_known_one() -> None:
     mine = Profile(context_tokens=1_000, calls=CallStyle.NONE)
     assert profile_for("openai/gpt-4o", {"openai/gpt-4o": mine}) is mine
     assert profile_for("openai/gpt-4o-mini", {"openai/gpt-4o": mine}) != mine

@@ -30,7 +30,13 @@ from tests.support.llm_servers import (
     until_close,
     whole,
 )
-from tests.support.provider_requests import asks, error_of, events_of, provider_for, reply_of
+from tests.support.provider_requests import (
+    error_of,
+    events_of,
+    provider_for,
+    reply_of,
+    simple_request,
+)
 
 SAYS: dict[str, Callable[..., list[str]]] = {
     "openai": openai_says,
@@ -72,7 +78,7 @@ def broken(how: str, dialect: str) -> Answer:
 
 @pytest.mark.parametrize("how", BREAKS)
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_fault_47_a_reply_that_breaks_off_is_asked_for_again_as_a_whole(
+async def test_fault_47_an_interrupted_reply_is_requested_again(
     dialect: str, how: str, http: Http
 ) -> None:
     async with serving(broken(how, dialect), good(dialect)) as server:
@@ -90,7 +96,9 @@ async def test_fault_47_a_reply_that_breaks_off_is_asked_for_again_as_a_whole(
 
 @pytest.mark.parametrize("how", BREAKS)
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_fault_47_attempts_are_bounded(dialect: str, how: str, http: Http) -> None:
+async def test_fault_47_the_number_of_attempts_is_bounded(
+    dialect: str, how: str, http: Http
+) -> None:
     async with serving(broken(how, dialect)) as server:
         error = await error_of(provider_for(dialect, server.url, http))
     assert error.kind is Kind.SERVER_ERROR
@@ -130,14 +138,14 @@ CALLS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_fault_47_a_partial_call_is_never_handed_on(dialect: str, http: Http) -> None:
+async def test_fault_47_a_partial_call_is_never_returned(dialect: str, http: Http) -> None:
     for answer in (streamed(CALLS[dialect]), reset(CALLS[dialect])):
         async with serving(answer, good(dialect)) as server:
             reply = await reply_of(provider_for(dialect, server.url, http))
         assert (reply.text, reply.calls) == ("whole", ())
 
 
-async def test_a_done_that_comes_too_early_makes_no_call_of_half_arguments(http: Http) -> None:
+async def test_a_premature_done_returns_no_call_with_partial_arguments(http: Http) -> None:
     answer = streamed([*CALLS["openai"], "data: [DONE]\n\n"])
     async with serving(answer, good("openai")) as server:
         reply = await reply_of(provider_for("openai", server.url, http))
@@ -145,7 +153,7 @@ async def test_a_done_that_comes_too_early_makes_no_call_of_half_arguments(http:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_reply_that_is_whole_is_kept_when_the_connection_fails_after_it(
+async def test_a_complete_reply_is_returned_although_the_connection_fails_after_it(
     dialect: str, http: Http
 ) -> None:
     said = SAYS[dialect]("whole")
@@ -159,7 +167,7 @@ async def test_a_reply_that_is_whole_is_kept_when_the_connection_fails_after_it(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_server_that_does_not_hang_up_after_its_last_word_is_not_waited_for(
+async def test_a_reply_is_returned_before_the_server_closes_the_connection(
     dialect: str, http: Http
 ) -> None:
     async with serving(silent(SAYS[dialect]("whole"))) as server:
@@ -170,7 +178,7 @@ async def test_a_server_that_does_not_hang_up_after_its_last_word_is_not_waited_
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 529])
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_fault_47_what_may_pass_is_tried_again(dialect: str, status: int, http: Http) -> None:
+async def test_fault_47_transient_errors_are_retried(dialect: str, status: int, http: Http) -> None:
     refusal = whole({"error": {"message": "busy"}}, status=status, retry_after="0")
     async with serving(refusal, refusal, good(dialect)) as server:
         events = await events_of(provider_for(dialect, server.url, http))
@@ -189,7 +197,7 @@ async def test_fault_47_what_may_pass_is_tried_again(dialect: str, status: int, 
     ],
 )
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_fault_47_what_will_not_pass_is_told_at_once(
+async def test_fault_47_permanent_errors_are_raised_at_once(
     dialect: str, status: int, body: dict[str, Any], kind: Kind, hint: str, http: Http
 ) -> None:
     async with serving(whole(body, status=status)) as server:
@@ -201,7 +209,7 @@ async def test_fault_47_what_will_not_pass_is_told_at_once(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_fault_47_an_error_with_status_200_is_an_error(dialect: str, http: Http) -> None:
+async def test_fault_47_an_error_body_with_status_200_is_an_error(dialect: str, http: Http) -> None:
     said: dict[str, Any] = {
         "type": "error",
         "error": {"type": "overloaded_error", "message": "busy"},
@@ -240,7 +248,7 @@ async def test_fault_47_empty_choices_are_an_error(body: dict[str, Any], http: H
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_web_page_is_told_apart_and_not_asked_for_again(dialect: str, http: Http) -> None:
+async def test_an_html_page_is_recognized_and_not_retried(dialect: str, http: Http) -> None:
     page = "<!DOCTYPE html>\n\n<html><body>Log in to the airport</body></html>"
     async with serving(whole(page, kind="text/html")) as server:
         error = await error_of(provider_for(dialect, server.url, http))
@@ -249,7 +257,7 @@ async def test_a_web_page_is_told_apart_and_not_asked_for_again(dialect: str, ht
     assert len(server.requests) == 1
 
 
-async def test_a_redirect_is_not_followed_so_the_key_stays_here(http: Http) -> None:
+async def test_a_redirect_is_not_followed_so_the_api_key_is_not_leaked(http: Http) -> None:
     async with serving(whole("", status=307, location="http://evil.example/v1")) as server:
         error = await error_of(provider_for("openai", server.url, http, api_key="sk-secret-key"))
     assert error.kind is Kind.UNKNOWN
@@ -258,7 +266,7 @@ async def test_a_redirect_is_not_followed_so_the_key_stays_here(http: Http) -> N
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_key_that_the_server_echoes_is_not_shown(dialect: str, http: Http) -> None:
+async def test_an_api_key_echoed_by_the_server_is_redacted(dialect: str, http: Http) -> None:
     refusal = whole({"error": {"message": "bad key sk-secret-key\x1b[0m\u202e!"}}, status=401)
     async with serving(refusal) as server:
         error = await error_of(provider_for(dialect, server.url, http, api_key="sk-secret-key"))
@@ -267,13 +275,13 @@ async def test_a_key_that_the_server_echoes_is_not_shown(dialect: str, http: Htt
     assert str(error).isprintable()
 
 
-async def test_a_long_refusal_is_cut(http: Http) -> None:
+async def test_a_long_error_message_is_truncated(http: Http) -> None:
     async with serving(whole("word " * 100_000, status=400)) as server:
         error = await error_of(provider_for("openai", server.url, http))
     assert len(str(error)) < 500
 
 
-async def test_a_server_that_asks_for_more_patience_than_there_is_is_given_up_at_once(
+async def test_a_retry_after_beyond_the_time_budget_fails_at_once(
     http: Http,
 ) -> None:
     async with serving(whole("{}", status=429, retry_after="3600")) as server:
@@ -284,7 +292,7 @@ async def test_a_server_that_asks_for_more_patience_than_there_is_is_given_up_at
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("when", ["before the head", "after the head", "after a word"])
-async def test_fault_47_silence_is_a_timeout(dialect: str, when: str) -> None:
+async def test_fault_47_a_silent_server_is_a_timeout(dialect: str, when: str) -> None:
     said = SAYS[dialect]("half")[: CUTS[dialect]] if when == "after a word" else []
     mute = silent(said, head=when != "before the head")
     async with Http(read_timeout=0.1) as http, serving(mute) as server:
@@ -296,12 +304,12 @@ async def test_fault_47_silence_is_a_timeout(dialect: str, when: str) -> None:
     assert "sent nothing for 0.1 s" in str(error)
 
 
-async def test_a_slow_reader_is_not_a_silent_server() -> None:
+async def test_a_slow_consumer_is_not_a_server_timeout() -> None:
     later = asyncio.Event()
     async with (
         Http(read_timeout=0.3) as http,
         serving(good("openai")) as server,
-        aclosing(provider_for("openai", server.url, http).stream(asks())) as events,
+        aclosing(provider_for("openai", server.url, http).stream(simple_request())) as events,
     ):
         assert await anext(events) == TextDelta("whole")
         asyncio.get_running_loop().call_later(0.5, later.set)
@@ -310,7 +318,7 @@ async def test_a_slow_reader_is_not_a_silent_server() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_nobody_listening_is_told_with_what_to_do(dialect: str, http: Http) -> None:
+async def test_connection_refused_is_reported_with_advice(dialect: str, http: Http) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -320,13 +328,13 @@ async def test_nobody_listening_is_told_with_what_to_do(dialect: str, http: Http
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_closing_early_ends_the_request_and_the_session_lives_on(
+async def test_closing_the_stream_ends_the_request_and_keeps_the_session(
     dialect: str, http: Http
 ) -> None:
     said = SAYS[dialect]("one", "two")[: CUTS[dialect] + 1]
     async with serving(silent(said), good(dialect)) as server:
         provider = provider_for(dialect, server.url, http)
-        async with asyncio.timeout(30), aclosing(provider.stream(asks())) as events:
+        async with asyncio.timeout(30), aclosing(provider.stream(simple_request())) as events:
             assert await anext(events) == TextDelta("one")
         await asyncio.wait_for(server.hung_up.wait(), 10)
         assert (await reply_of(provider)).text == "whole"
@@ -345,7 +353,7 @@ async def test_cancelling_ends_the_request(dialect: str, http: Http) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_line_without_end_is_an_error_not_memory(dialect: str, http: Http) -> None:
+async def test_an_endless_line_is_an_error_within_bounded_memory(dialect: str, http: Http) -> None:
     start = b"{" if dialect == "ollama" else b"data: {"
     async with serving(endless(start, b"x" * 2**18)) as server:
         error = await error_of(provider_for(dialect, server.url, http))
@@ -355,7 +363,7 @@ async def test_a_line_without_end_is_an_error_not_memory(dialect: str, http: Htt
     assert len(server.requests) == 1
 
 
-async def test_a_body_without_end_is_an_error_not_memory(http: Http) -> None:
+async def test_an_endless_body_is_an_error_within_bounded_memory(http: Http) -> None:
     lines = b": " + b"comment " * 1000 + b"\n\n"
     async with serving(endless(b"", lines * 32)) as server:
         error = await error_of(provider_for("openai", server.url, http))
@@ -368,7 +376,7 @@ def _price(model: str, usage: Usage) -> float | None:
     return usage.input * 1.0
 
 
-async def test_fault_47_what_a_failed_attempt_spent_is_recorded(http: Http) -> None:
+async def test_fault_47_usage_of_failed_attempts_is_recorded(http: Http) -> None:
     half = streamed(anthropic_says("half")[:4])
     async with serving(half, half, good("anthropic")) as server:
         provider = provider_for("anthropic", server.url, http, price=_price)
@@ -381,7 +389,7 @@ async def test_fault_47_what_a_failed_attempt_spent_is_recorded(http: Http) -> N
     assert error.usage == one + one + one
 
 
-async def test_a_spend_without_a_price_leaves_the_cost_unknown(http: Http) -> None:
+async def test_usage_without_a_price_leaves_the_cost_unknown(http: Http) -> None:
     prices = iter([None, None, 1.0])
 
     def price(model: str, usage: Usage) -> float | None:
@@ -393,7 +401,7 @@ async def test_a_spend_without_a_price_leaves_the_cost_unknown(http: Http) -> No
         assert (await reply_of(provider)).cost is None
 
 
-async def test_a_key_that_cannot_be_a_header_is_told(http: Http) -> None:
+async def test_an_api_key_that_is_no_valid_header_is_an_error(http: Http) -> None:
     async with serving(good("openai")) as server:
         error = await error_of(provider_for("openai", server.url, http, api_key="a\nsecret-part"))
     assert error.kind is Kind.UNKNOWN

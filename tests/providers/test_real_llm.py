@@ -108,7 +108,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_ask_call_result_answer(
+async def test_a_model_calls_a_tool_and_answers_from_its_result(
     dialect: str, http: Http, served: tuple[LocalServer, str]
 ) -> None:
     provider, history = dial(dialect, http, served), History([user(QUESTION)])
@@ -129,7 +129,7 @@ async def test_ask_call_result_answer(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_the_loop_runs_to_its_end(
+async def test_the_agent_loop_completes(
     dialect: str, http: Http, served: tuple[LocalServer, str]
 ) -> None:
     shop = Shop()
@@ -148,7 +148,7 @@ async def test_the_loop_runs_to_its_end(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_text_streams(dialect: str, http: Http, served: tuple[LocalServer, str]) -> None:
+async def test_text_is_streamed(dialect: str, http: Http, served: tuple[LocalServer, str]) -> None:
     request = Request(History([user("Tell me about the sea.")]), max_tokens=24)
     events = await events_of(dial(dialect, http, served), request)
     deltas = [event.text for event in events if isinstance(event, TextDelta)]
@@ -161,7 +161,7 @@ async def test_text_streams(dialect: str, http: Http, served: tuple[LocalServer,
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_cancelled_stream_leaves_room_for_the_next(
+async def test_the_server_answers_after_a_cancelled_stream(
     dialect: str, http: Http, served: tuple[LocalServer, str]
 ) -> None:
     provider = dial(dialect, http, served)
@@ -172,7 +172,7 @@ async def test_a_cancelled_stream_leaves_room_for_the_next(
     assert reply.text
 
 
-async def test_calls_can_be_read_from_plain_text(
+async def test_calls_are_parsed_from_plain_text(
     http: Http, served: tuple[LocalServer, str]
 ) -> None:
     provider = TextCallProvider(dial("openai", http, served))
@@ -183,7 +183,7 @@ async def test_calls_can_be_read_from_plain_text(
     assert "<tool_call>" not in reply.text
 
 
-async def test_nobody_without_the_key_is_served(
+async def test_a_request_without_the_api_key_is_refused(
     http: Http, served: tuple[LocalServer, str]
 ) -> None:
     provider = OpenAIProvider(
@@ -198,7 +198,7 @@ async def nobody(url: str) -> bytes | None:
     return None
 
 
-async def test_the_provider_starts_its_server_when_asked_and_again_if_it_died(http: Http) -> None:
+async def test_the_provider_starts_its_server_and_restarts_it_after_a_crash(http: Http) -> None:
     assert await find_default_model({}, nobody) == "local"
     server = LocalServer()
     async with aclosing(LocalProvider(http=http, server=server)) as provider:
@@ -220,7 +220,7 @@ async def test_the_provider_starts_its_server_when_asked_and_again_if_it_died(ht
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pidfd is Linux's")
-async def test_the_server_dies_with_who_started_it() -> None:
+async def test_the_server_dies_with_its_parent_process() -> None:
     code = (
         "import asyncio, sys\n"
         "from evoclaw.providers.local import LocalServer\n"

@@ -142,15 +142,13 @@ def fuzz(attempts: Attempts, attempt: Callable[[Callable[..., Any]], bool], coun
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_no_command_gets_around_a_deny_rule(sandbox: FuzzSandbox, kind: str) -> None:
+def test_no_command_bypasses_a_deny_rule(sandbox: FuzzSandbox, kind: str) -> None:
     attempts = Attempts(sandbox, kind)
     fuzz(attempts, lambda draw: attempts.command(attempts.compose(draw)), EXAMPLES)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("read", "read"), ("write", "write")])
-def test_no_path_of_a_tool_gets_around_a_deny_rule(
-    sandbox: FuzzSandbox, kind: str, name: str
-) -> None:
+def test_no_tool_path_bypasses_a_deny_rule(sandbox: FuzzSandbox, kind: str, name: str) -> None:
     attempts = Attempts(sandbox, kind)
     target = {"read": "secret", "write": "forbidden"}[kind]
 
@@ -161,7 +159,7 @@ def test_no_path_of_a_tool_gets_around_a_deny_rule(
     fuzz(attempts, attempt, EXAMPLES // 4)
 
 
-def test_no_url_of_a_tool_gets_around_a_deny_rule(sandbox: FuzzSandbox) -> None:
+def test_no_tool_url_bypasses_a_deny_rule(sandbox: FuzzSandbox) -> None:
     attempts = Attempts(sandbox, "domain")
 
     def attempt(draw: Callable[..., Any]) -> bool:
@@ -171,9 +169,7 @@ def test_no_url_of_a_tool_gets_around_a_deny_rule(sandbox: FuzzSandbox) -> None:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_the_same_commands_get_through_where_nothing_judges_them(
-    sandbox: FuzzSandbox, kind: str
-) -> None:
+def test_the_fuzzed_commands_take_effect_without_rules(sandbox: FuzzSandbox, kind: str) -> None:
     attempts = Attempts(sandbox, kind)
     found: list[bool] = []
 

@@ -26,13 +26,13 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_kept_is_what_would_be_read_again(command: str) -> None:
+def test_a_cached_analysis_equals_a_fresh_one(command: str) -> None:
     clear_command_cache()
     expected = read_command(command, "/w", "/home/me")
     assert [read_cached_command(command, "/w", "/home/me") for _ in range(3)] == [expected] * 3
 
 
-def test_the_same_command_in_another_folder_or_home_is_read_anew() -> None:
+def test_the_command_cache_depends_on_folder_and_home() -> None:
     command = "cat x ~/y"
     assert [
         [place.pattern for place in read_cached_command(command, cwd, home).places]

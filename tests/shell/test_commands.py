@@ -72,7 +72,9 @@ def test_every_program_is_found(command: str, names: list[str]) -> None:
         ("cat $x", {""}, set[str]()),
     ],
 )
-def test_paths_are_read_or_written(command: str, reads: set[str], writes: set[str]) -> None:
+def test_paths_are_classified_as_read_or_written(
+    command: str, reads: set[str], writes: set[str]
+) -> None:
     assert (paths(command, "read"), paths(command, "write")) == (reads, writes)
 
 
@@ -113,12 +115,12 @@ def test_hosts_are_found(command: str, hosts: set[str]) -> None:
         "vim -c x",
     ],
 )
-def test_code_in_other_hands_is_noticed(command: str) -> None:
+def test_commands_that_run_other_code_are_detected(command: str) -> None:
     assert effects(command).code
 
 
 @pytest.mark.parametrize("command", ["awk '{print $1}' x", "sed -i 's/a/b/g' x", "python x.py"])
-def test_common_programs_are_not_taken_for_code(command: str) -> None:
+def test_common_commands_are_not_reported_as_running_other_code(command: str) -> None:
     assert not effects(command).code
 
 
@@ -165,25 +167,25 @@ def test_common_programs_are_not_taken_for_code(command: str) -> None:
         "x" * 20_000,
     ],
 )
-def test_what_cannot_be_told_is_said_to_be_unreadable(command: str) -> None:
+def test_undecidable_commands_are_marked_unreadable(command: str) -> None:
     assert effects(command).unreadable
 
 
-def test_a_variable_of_this_shell_is_not_known_to_the_next() -> None:
+def test_a_shell_variable_is_unknown_in_a_child_shell() -> None:
     assert effects("x=true; bash -c '$x rm'").unreadable
 
 
-def test_a_variable_that_changes_is_no_constant() -> None:
+def test_a_reassigned_variable_is_not_a_constant() -> None:
     assert effects("x=true; for i in 1 2; do $x y; x=rm; done").unreadable
     assert programs("i=0; while ((i < 3)); do echo $i; ((i++)); done") == ["echo"]
 
 
-def test_what_was_seen_before_the_unreadable_part_is_kept() -> None:
+def test_programs_before_an_unreadable_part_are_reported() -> None:
     found = effects("rm -rf /; $x")
     assert found.unreadable and found.programs[0].name == "rm"
 
 
-def test_dangerous_variables_are_told_from_others() -> None:
+def test_dangerous_environment_variables_are_recognized() -> None:
     found = {
         one.name: one.dangerous for one in effects("LD_PRELOAD=x PATH=. A=b env C=d ls").settings
     }

@@ -37,29 +37,29 @@ def test_values_are_joined_to_their_options() -> None:
     assert line(path="a b", limit=3).arguments == ("--path=a b", "--limit=3")
 
 
-def test_booleans_are_flags_and_one_that_is_on_by_default_can_be_denied() -> None:
+def test_booleans_become_flags_and_default_true_ones_can_be_negated() -> None:
     assert line(deep=True, color=True).arguments == ("--deep", "--color")
     assert line(deep=False, color=False).arguments == ("--no-color",)
 
 
-def test_arrays_and_objects_are_json() -> None:
+def test_arrays_and_objects_are_passed_as_json() -> None:
     assert line(words=["a", 1, None], where={"x": True}).arguments == (
         '--words=["a",1,null]',
         '--where={"x":true}',
     )
 
 
-def test_content_goes_by_standard_input() -> None:
+def test_a_parameter_can_be_passed_on_stdin() -> None:
     assert line({"content": "stdin"}, path="x", content="é\n") == CommandLine(
         ("--path=x",), "é\n".encode()
     )
 
 
-def test_null_is_not_given_at_all() -> None:
+def test_null_arguments_are_omitted() -> None:
     assert line(path=None, limit=1).arguments == ("--limit=1",)
 
 
-def test_a_whole_call_can_go_as_json() -> None:
+def test_all_arguments_can_be_passed_as_json_on_stdin() -> None:
     assert line("json", path="-x") == CommandLine((), b'{"path":"-x"}')
 
 
@@ -77,18 +77,18 @@ def test_fault_41_a_value_is_never_an_option(value: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["-x", "--exec", "a=b", "a\nb", "", "a b", "é"])
-def test_fault_41_a_key_that_is_no_plain_word_is_refused(key: str) -> None:
+def test_fault_41_a_parameter_name_that_is_no_plain_word_is_refused(key: str) -> None:
     schema: dict[str, JSON] = {"type": "object", "properties": {key: {"type": "string"}}}
     _, problem = argument_bindings(schema, "options")
     assert "cannot be an option" in problem
 
 
-def test_fault_41_an_argument_that_was_not_declared_is_refused() -> None:
+def test_fault_41_an_undeclared_argument_is_refused() -> None:
     with pytest.raises(ToolFailure, match="no parameter"):
         line(**{"--exec": "id"})
 
 
-def test_a_nul_character_or_too_long_a_value_is_told_to_the_model() -> None:
+def test_nul_characters_and_oversized_values_are_refused() -> None:
     with pytest.raises(ToolFailure, match="NUL"):
         line(path="a\0b")
     with pytest.raises(ToolFailure, match="bytes"):
@@ -113,9 +113,9 @@ def test_a_nul_character_or_too_long_a_value_is_told_to_the_model() -> None:
         ({"words": "rest", "path": "positional"}, "must come last"),
     ],
 )
-def test_a_mapping_that_cannot_work_is_refused(args: str | dict[str, str], said: str) -> None:
+def test_an_invalid_argument_mapping_is_refused(args: str | dict[str, str], said: str) -> None:
     assert said in argument_bindings(SCHEMA, args)[1]
 
 
-def test_an_option_can_be_spelt_as_the_program_wants_it() -> None:
+def test_an_option_name_can_be_customized() -> None:
     assert line({"limit": "--max-count"}, limit=2).arguments == ("--max-count=2",)

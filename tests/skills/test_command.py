@@ -12,7 +12,7 @@ from evoclaw.cli import exits
 from evoclaw.core.errors import ConfigError
 from evoclaw.wiring.skills import skill_approvals
 from tests.support.programs.governed_commands import typed
-from tests.support.skills import guide, load, put, put_tool
+from tests.support.skills import guide, load, write_skill, write_tool_skill
 
 
 class House:
@@ -36,7 +36,7 @@ def house(
     return House(tmp_path, capsys)
 
 
-def test_a_new_skill_is_good_from_the_start(house: House) -> None:
+def test_skills_new_creates_a_valid_skill(house: House) -> None:
     validator: Any = pytest.importorskip("skills_ref.validator")
     house("new", "my-skill")
     assert validator.validate(house.folder / "my-skill") == []
@@ -51,10 +51,10 @@ def test_a_new_skill_is_good_from_the_start(house: House) -> None:
         house("new", "../up")
 
 
-def test_the_list_tells_what_there_is_and_what_is_refused(house: House) -> None:
+def test_skills_list_shows_loaded_and_refused_skills(house: House) -> None:
     assert "evoclaw skills new" in house("list")
-    put(house.folder, "haiku", SKILL_md=guide("haiku", "Writes haiku."))
-    put(house.folder, "broken", SKILL_md="nothing")
+    write_skill(house.folder, "haiku", SKILL_md=guide("haiku", "Writes haiku."))
+    write_skill(house.folder, "broken", SKILL_md="nothing")
     said = house("list")
     assert "Writes haiku." in said
     assert "desktop-tools@1.0.0" in said
@@ -64,8 +64,8 @@ def test_the_list_tells_what_there_is_and_what_is_refused(house: House) -> None:
     assert facts["problems"][0]["path"].endswith("broken/SKILL.md")
 
 
-def test_one_skill_is_shown_whole(house: House) -> None:
-    put(house.folder, "haiku", SKILL_md=guide("haiku", body="Count.\x1b[2J"), note="x")
+def test_skills_show_prints_one_skill(house: House) -> None:
+    write_skill(house.folder, "haiku", SKILL_md=guide("haiku", body="Count.\x1b[2J"), note="x")
     said = house("show", "haiku")
     assert "Count." in said
     assert "\x1b" not in said
@@ -75,18 +75,18 @@ def test_one_skill_is_shown_whole(house: House) -> None:
         house("show", "haikus")
 
 
-def test_a_check_fails_where_something_is_wrong(house: House, tmp_path: Path) -> None:
-    put(house.folder, "broken", SKILL_md="nothing")
+def test_skills_check_fails_for_an_invalid_skill(house: House, tmp_path: Path) -> None:
+    write_skill(house.folder, "broken", SKILL_md="nothing")
     assert "line 1" in house("check", code=exits.FAILED)
     assert "line 1" in house("check", str(house.folder / "broken"), code=exits.FAILED)
-    good = put(tmp_path / "elsewhere", "good", SKILL_md=guide("good", model="x"))
+    good = write_skill(tmp_path / "elsewhere", "good", SKILL_md=guide("good", model="x"))
     assert "note: " in house("check", str(good))
     with pytest.raises(ConfigError, match="no skill"):
         house("check", "nobody")
 
 
-def test_adding_copies_and_approves(house: House, tmp_path: Path) -> None:
-    source = put_tool(tmp_path / "elsewhere", "weather", "weather")
+def test_skills_add_copies_and_approves_a_skill(house: House, tmp_path: Path) -> None:
+    source = write_tool_skill(tmp_path / "elsewhere", "weather", "weather")
     (source / ".git").mkdir()
     (source / ".git" / "config").touch()
     assert "added weather@0" in house("add", str(source))
@@ -105,8 +105,8 @@ def test_adding_copies_and_approves(house: House, tmp_path: Path) -> None:
         house("add", str(source))
 
 
-def test_what_is_hostile_is_not_added(house: House, tmp_path: Path) -> None:
-    source = put_tool(tmp_path / "elsewhere", "weather", "weather")
+def test_skills_add_refuses_a_hostile_skill(house: House, tmp_path: Path) -> None:
+    source = write_tool_skill(tmp_path / "elsewhere", "weather", "weather")
     (source / "secrets").symlink_to("/etc")
     with pytest.raises(ConfigError, match="link"):
         house("add", str(source))

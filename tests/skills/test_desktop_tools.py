@@ -72,7 +72,7 @@ def dt(installed: Path, tmp_path: Path) -> Programs:
     return Programs(installed / "bin", tmp_path)
 
 
-def test_the_shipped_files_are_what_the_built_in_tools_say() -> None:
+def test_the_shipped_skill_files_match_the_built_in_tools() -> None:
     tools = [bound.tool for bound in everything()]
     assert (FOLDER / "skill.toml").read_text() == skill_toml(tools), "run `make docs`"
     assert (FOLDER / "SKILL.md").read_text() == skill_markdown(tools), "run `make docs`"
@@ -84,7 +84,7 @@ def test_the_shipped_files_are_what_the_built_in_tools_say() -> None:
     assert all(os.access(path, os.X_OK) for path in programs.values())
 
 
-def test_the_manifests_tools_are_the_built_in_tools() -> None:
+def test_the_manifest_declares_the_built_in_tools() -> None:
     programs = {program.tool.name: program for program in load(FOLDER).programs}
     for bound in everything():
         tool, program = bound.tool, programs.pop(bound.name)
@@ -98,12 +98,12 @@ def test_the_manifests_tools_are_the_built_in_tools() -> None:
     assert not programs
 
 
-def test_the_public_validator_likes_it() -> None:
+def test_the_public_validator_accepts_the_skill() -> None:
     validator: Any = pytest.importorskip("skills_ref.validator")
     assert validator.validate(FOLDER) == []
 
 
-def test_a_tool_that_is_added_only_needs_its_files_written_again(tmp_path: Path) -> None:
+def test_a_generated_manifest_reads_back_as_the_same_tool(tmp_path: Path) -> None:
     schema: dict[str, JSON] = {
         "type": "object",
         "properties": {
@@ -124,7 +124,7 @@ def test_a_tool_that_is_added_only_needs_its_files_written_again(tmp_path: Path)
 
 
 @pytest.mark.process
-def test_a_tool_can_be_called_by_hand(dt: Programs, tmp_path: Path) -> None:
+def test_a_tool_program_can_be_run_from_the_command_line(dt: Programs, tmp_path: Path) -> None:
     assert dt("write", "--path=a.txt", stdin="one\ntwo\n").returncode == 0
     assert (tmp_path / "a.txt").read_text() == "one\ntwo\n"
 
@@ -146,7 +146,7 @@ def test_a_tool_can_be_called_by_hand(dt: Programs, tmp_path: Path) -> None:
         (("--path=a", "--strange=1"), 2, "unrecognized"),
     ],
 )
-def test_what_does_not_work_by_hand_is_told(
+def test_command_line_errors_are_reported_on_stderr(
     dt: Programs, words: tuple[str, ...], code: int, said: str
 ) -> None:
     done = dt("read", *words)
@@ -156,7 +156,7 @@ def test_what_does_not_work_by_hand_is_told(
 
 
 @pytest.mark.process
-def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
+def test_an_unknown_tool_program_lists_the_known_ones(tmp_path: Path) -> None:
     write_programs(tmp_path, ["nothing"], sys.executable)
     dt = Programs(tmp_path / "bin", tmp_path)
     done = dt("nothing")
@@ -165,7 +165,7 @@ def test_a_program_of_another_name_says_which_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(
+def test_the_command_line_of_the_manifest_is_understood_by_the_program(
     dt: Programs, tmp_path: Path
 ) -> None:
     (program,) = [one for one in load(FOLDER).programs if one.tool.name == "write"]
@@ -178,14 +178,14 @@ def test_what_the_manifest_makes_of_a_call_is_what_the_program_reads(
 
 
 @pytest.mark.process
-def test_a_tool_that_needs_a_run_says_so(dt: Programs) -> None:
+def test_a_tool_that_needs_a_run_is_refused_on_the_command_line(dt: Programs) -> None:
     done = dt("sessions_list")
     assert done.returncode == 2
     assert "evoclaw run" in done.stderr
 
 
 @pytest.mark.process
-async def test_the_skills_tools_run_its_own_programs(installed: Path, tmp_path: Path) -> None:
+async def test_skill_tools_run_the_shipped_programs(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (program,) = [one for one in load(installed).programs if one.tool.name == "read"]
     bound = bind_program(load(installed), program, pinned=True)
@@ -197,7 +197,7 @@ async def test_the_skills_tools_run_its_own_programs(installed: Path, tmp_path: 
     assert "two" in result.text and "one" not in result.text
 
 
-def test_the_added_skill_is_no_rival_of_the_built_in_tools(installed: Path) -> None:
+def test_the_installed_skill_does_not_replace_built_in_tools(installed: Path) -> None:
     shelf = SkillRegistry(
         [installed.parent], reserved={bound.name: "built in" for bound in everything()}
     )
@@ -238,7 +238,7 @@ def test_the_only_command_that_the_wheel_installs_is_evoclaw(
 
 
 @pytest.mark.parametrize("bound", everything(), ids=lambda bound: bound.name)
-def test_every_tool_has_a_program_that_can_be_asked_for_help(bound: BoundTool) -> None:
+def test_every_tool_program_has_a_help_text(bound: BoundTool) -> None:
     text = parser_of(f"dt-{bound.name}", bound.tool).format_help()
     for name in bound.tool.parameters["properties"]:
         assert f"--{name}" in text

@@ -15,7 +15,7 @@ from evoclaw.skills.desktop_tools import DESKTOP_TOOLS, bundled_skills_folder
 from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.manifest import read_manifest
 from tests.support.properties import examples
-from tests.support.skills import load, put
+from tests.support.skills import load, write_skill
 
 CORPUS = Path(__file__).parents[2] / ".venv" / "toml-test" / "tests"
 SHIPPED = (bundled_skills_folder() / DESKTOP_TOOLS / "skill.toml").read_text()
@@ -36,20 +36,20 @@ def never_surprises(text: str) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
-def test_fault_59_pieces_of_toml_in_any_order_never_surprise(pieces: list[str]) -> None:
+def test_fault_59_random_toml_pieces_are_loaded_or_refused(pieces: list[str]) -> None:
     never_surprises(" ".join(pieces))
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
-def test_fault_59_a_manifest_that_was_tampered_with_never_surprises(data: st.DataObject) -> None:
+def test_fault_59_a_tampered_manifest_is_loaded_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(SHIPPED)))
     end = data.draw(st.integers(start, min(len(SHIPPED), start + 40)))
     never_surprises(SHIPPED[:start] + data.draw(st.sampled_from(PIECES)) + SHIPPED[end:])
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus could not be fetched")
-def test_fault_59_the_public_corpus_goes_through_the_loader(tmp_path: Path) -> None:
+def test_fault_59_the_public_toml_corpus_never_crashes_the_loader(tmp_path: Path) -> None:
     # What both versions of the language agree on.
     old, new = (
         set(Path(CORPUS, f"files-toml-{v}").read_text().split()) for v in ("1.0.0", "1.1.0")
@@ -57,7 +57,7 @@ def test_fault_59_the_public_corpus_goes_through_the_loader(tmp_path: Path) -> N
     files = [Path(CORPUS, name) for name in sorted(old & new) if name.endswith(".toml")]
     assert len(files) > 500
     for file in files:
-        folder = put(tmp_path, "corpus", skill_toml=file.read_bytes())
+        folder = write_skill(tmp_path, "corpus", skill_toml=file.read_bytes())
         with pytest.raises(SkillRefused) as caught:
             load(folder)
         is_toml = "not TOML" not in caught.value.reason and "UTF-8" not in caught.value.reason

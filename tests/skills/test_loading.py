@@ -11,7 +11,15 @@ import pytest
 from evoclaw.skills.folders import MAX_FILES, SkillRefused, folder_digest
 from evoclaw.skills.manifest import MAX_TOOLS
 from evoclaw.skills.registry import SkillRegistry
-from tests.support.skills import HELLO, guide, load, manifest, put, put_tool, reasons
+from tests.support.skills import (
+    HELLO,
+    guide,
+    load,
+    manifest,
+    reasons,
+    write_skill,
+    write_tool_skill,
+)
 
 PROPERTY = '[tools.parameters.properties.x]\ntype = "string"\n'
 
@@ -126,8 +134,8 @@ HOSTILE = {
 def test_fault_59_a_hostile_skill_is_refused_and_the_others_load(tmp_path: Path, what: str) -> None:
     harm, said = HOSTILE[what]
     root = tmp_path / "skills"
-    put_tool(root, "good", "fine")
-    harm(put_tool(root, "bad", "thing"))
+    write_tool_skill(root, "good", "fine")
+    harm(write_tool_skill(root, "bad", "thing"))
 
     shelf = SkillRegistry([root])
 
@@ -172,43 +180,43 @@ def doubled() -> str:
 
 
 @pytest.mark.parametrize("what", BOMBS)
-def test_fault_60_a_schema_that_would_hurt_is_refused(tmp_path: Path, what: str) -> None:
+def test_fault_60_a_hostile_schema_is_refused(tmp_path: Path, what: str) -> None:
     schema, said = BOMBS[what]
-    folder = put(tmp_path, "bad", skill_toml=with_schema(schema), run=HELLO)
+    folder = write_skill(tmp_path, "bad", skill_toml=with_schema(schema), run=HELLO)
     with pytest.raises(SkillRefused) as caught:
         load(folder)
     assert said in caught.value.reason
 
 
-def test_fault_60_a_schema_that_doubles_itself_is_refused(tmp_path: Path) -> None:
-    folder = put(tmp_path, "bad", skill_toml=with_schema(doubled()), run=HELLO)
+def test_fault_60_an_exponentially_growing_schema_is_refused(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "bad", skill_toml=with_schema(doubled()), run=HELLO)
     with pytest.raises(SkillRefused, match="parts with references"):
         load(folder)
 
 
-def test_fault_60_a_slow_pattern_is_matched_in_no_time(tmp_path: Path) -> None:
+def test_fault_60_a_catastrophic_pattern_is_matched_in_linear_time(tmp_path: Path) -> None:
     from evoclaw.core.schema import compile_schema
 
     schema = "properties = { x = { type = 'string', pattern = '^(a+)+$' } }"
-    folder = put(tmp_path, "slow", skill_toml=with_schema(schema), run=HELLO)
+    folder = write_skill(tmp_path, "slow", skill_toml=with_schema(schema), run=HELLO)
     (program,) = load(folder).programs
     assert not compile_schema(program.tool).is_valid({"x": "a" * 50_000 + "!"})
 
 
-def test_dates_in_a_schema_become_text(tmp_path: Path) -> None:
+def test_dates_in_a_schema_become_strings(tmp_path: Path) -> None:
     schema = "properties = { x = { type = 'string', default = 2024-01-01 } }"
-    folder = put(tmp_path, "dated", skill_toml=with_schema(schema), run=HELLO)
+    folder = write_skill(tmp_path, "dated", skill_toml=with_schema(schema), run=HELLO)
     assert load(folder).programs[0].tool.parameters["properties"]["x"]["default"] == "2024-01-01"
 
 
-def test_a_tool_has_what_its_manifest_says(tmp_path: Path) -> None:
+def test_a_tool_has_the_fields_of_its_manifest(tmp_path: Path) -> None:
     text = manifest(
         "weather",
         version="2.1",
         extra='permissions = ["network"]\neffect = "read"\nidempotent = true\ntimeout_ms = 90000\n'
         'resources = ["x"]\n' + PROPERTY,
     )
-    skill = load(put(tmp_path, "weather", skill_toml=text, run=HELLO))
+    skill = load(write_skill(tmp_path, "weather", skill_toml=text, run=HELLO))
 
     (program,) = skill.programs
     tool = program.tool
@@ -218,19 +226,21 @@ def test_a_tool_has_what_its_manifest_says(tmp_path: Path) -> None:
     assert skill.description == "Tools: weather"
 
 
-def test_a_program_that_says_nothing_needs_the_shell(tmp_path: Path) -> None:
-    skill = load(put_tool(tmp_path, "quiet", "thing"))
+def test_a_tool_without_declared_permissions_needs_shell(tmp_path: Path) -> None:
+    skill = load(write_tool_skill(tmp_path, "quiet", "thing"))
     assert skill.programs[0].tool.permissions == {"shell"}
 
 
-def test_only_what_is_for_this_platform_is_there(tmp_path: Path) -> None:
+def test_only_tools_for_the_current_platform_are_loaded(tmp_path: Path) -> None:
     both = manifest("here", extra='platforms = ["linux"]') + manifest(
         "there", extra='platforms = ["windows", "macos"]'
     )
-    put(tmp_path, "mixed", skill_toml=both, run=HELLO)
+    write_skill(tmp_path, "mixed", skill_toml=both, run=HELLO)
     whole = '[skill]\nplatforms = ["macos"]\n' + manifest("far")
-    put(tmp_path, "foreign", skill_toml=whole, run=HELLO)
-    put(tmp_path, "parts", skill_toml=manifest("p", extra='platforms = ["macos"]'), run=HELLO)
+    write_skill(tmp_path, "foreign", skill_toml=whole, run=HELLO)
+    write_skill(
+        tmp_path, "parts", skill_toml=manifest("p", extra='platforms = ["macos"]'), run=HELLO
+    )
     shelf = SkillRegistry([tmp_path], platform="linux")
 
     assert [p.tool.name for skill in shelf.skills() for p in skill.programs] == ["here"]
@@ -241,8 +251,8 @@ def test_only_what_is_for_this_platform_is_there(tmp_path: Path) -> None:
     assert [skill.name for skill in there.skills()] == ["foreign", "mixed", "parts"]
 
 
-def test_the_digest_is_of_every_file_its_name_and_whether_it_runs(tmp_path: Path) -> None:
-    folder = put_tool(tmp_path, "pinned", "thing")
+def test_the_digest_covers_every_file_name_content_and_executable_bit(tmp_path: Path) -> None:
+    folder = write_tool_skill(tmp_path, "pinned", "thing")
     seen = {folder_digest(folder)}
     assert load(folder).digest in seen
     (folder / "bin" / "run").chmod(0o644)
@@ -257,22 +267,22 @@ def test_the_digest_is_of_every_file_its_name_and_whether_it_runs(tmp_path: Path
     assert folder_digest(folder) in seen
 
 
-def test_a_root_that_everybody_may_write_to_gives_nothing(tmp_path: Path) -> None:
-    put_tool(tmp_path / "skills", "good", "fine")
+def test_a_world_writable_skill_root_is_refused(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path / "skills", "good", "fine")
     (tmp_path / "skills").chmod(0o777)
     shelf = SkillRegistry([tmp_path / "skills"])
     assert not shelf.skills()
     assert "everybody" in reasons(shelf)
 
 
-def test_a_root_that_is_not_there_is_no_problem(tmp_path: Path) -> None:
+def test_a_missing_skill_root_is_no_problem(tmp_path: Path) -> None:
     shelf = SkillRegistry([tmp_path / "none"])
     assert not shelf.skills()
     assert not shelf.problems()
 
 
-def test_both_files_must_agree(tmp_path: Path) -> None:
-    folder = put(
+def test_skill_md_and_skill_toml_must_agree(tmp_path: Path) -> None:
+    folder = write_skill(
         tmp_path,
         "both",
         SKILL_md="---\nname: both\ndescription: x\nmetadata:\n  version: '1.0'\n---\n",
@@ -283,9 +293,9 @@ def test_both_files_must_agree(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_folder_of_neither_file_is_reported(tmp_path: Path) -> None:
-    put(tmp_path, "empty", note="x")
-    put(tmp_path, "text", SKILL_md=guide("text"))
+def test_a_folder_without_skill_files_is_reported(tmp_path: Path) -> None:
+    write_skill(tmp_path, "empty", note="x")
+    write_skill(tmp_path, "text", SKILL_md=guide("text"))
     shelf = SkillRegistry([tmp_path])
     assert "neither SKILL.md nor skill.toml" in reasons(shelf)
     assert [skill.name for skill in shelf.skills()] == ["text"]

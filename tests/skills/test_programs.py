@@ -18,7 +18,7 @@ from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.programs import Sandboxes
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.skills.skill_executor import SkillExecutor
-from tests.support.skills import manifest, put, put_tool
+from tests.support.skills import manifest, write_skill, write_tool_skill
 
 pytestmark = pytest.mark.process
 
@@ -56,9 +56,9 @@ def shop(tmp_path: Path) -> tuple[SkillRegistry, SkillExecutor]:
     return shelf, SkillExecutor(shelf, LocalProcesses(workspace))
 
 
-async def test_a_program_gets_what_was_declared_and_nothing_is_for_a_shell(tmp_path: Path) -> None:
+async def test_arguments_reach_the_program_without_shell_interpretation(tmp_path: Path) -> None:
     text = manifest("echo", extra='args = { content = "stdin" }' + PROPERTIES)
-    put(tmp_path / "skills", "echoes", skill_toml=text, run=ECHO)
+    write_skill(tmp_path / "skills", "echoes", skill_toml=text, run=ECHO)
     _, executor = shop(tmp_path)
 
     result = await call(
@@ -70,8 +70,10 @@ async def test_a_program_gets_what_was_declared_and_nothing_is_for_a_shell(tmp_p
     assert result.details["exit_code"] == 0
 
 
-async def test_a_program_that_fails_is_told_to_the_model(tmp_path: Path) -> None:
-    put_tool(tmp_path / "skills", "bad", "fail", run="#!/bin/sh\necho no such city >&2\nexit 3\n")
+async def test_a_failing_program_is_reported_to_the_model(tmp_path: Path) -> None:
+    write_tool_skill(
+        tmp_path / "skills", "bad", "fail", run="#!/bin/sh\necho no such city >&2\nexit 3\n"
+    )
     _, executor = shop(tmp_path)
     with pytest.raises(ToolFailure, match="no such city") as caught:
         await call(executor, "fail")
@@ -79,25 +81,27 @@ async def test_a_program_that_fails_is_told_to_the_model(tmp_path: Path) -> None
     assert caught.value.details["exit_code"] == 3
 
 
-async def test_a_program_works_in_the_workspace_and_knows_its_skill(tmp_path: Path) -> None:
-    put_tool(tmp_path / "skills", "where", "where", run='#!/bin/sh\npwd; echo "$EVOCLAW_SKILL"\n')
+async def test_a_program_runs_in_the_workspace_and_gets_its_skill_folder(tmp_path: Path) -> None:
+    write_tool_skill(
+        tmp_path / "skills", "where", "where", run='#!/bin/sh\npwd; echo "$EVOCLAW_SKILL"\n'
+    )
     _, executor = shop(tmp_path)
     result = await call(executor, "where")
     assert result.text.split() == [str(tmp_path / "work"), str(tmp_path / "skills" / "where")]
 
 
-async def test_a_tool_that_is_added_can_be_called_without_a_restart(tmp_path: Path) -> None:
+async def test_an_added_tool_can_be_called_without_a_restart(tmp_path: Path) -> None:
     _, executor = shop(tmp_path)
     assert not executor.tools()
-    put_tool(tmp_path / "skills", "greeting", "greet")
+    write_tool_skill(tmp_path / "skills", "greeting", "greet")
     assert (await call(executor, "greet")).text == "hello"
     assert executor.tools() is executor.tools()
 
 
-async def test_fault_59_a_program_that_was_changed_behind_our_back_is_not_run(
+async def test_fault_59_a_program_changed_after_loading_is_not_run(
     tmp_path: Path,
 ) -> None:
-    folder = put_tool(tmp_path / "skills", "greeting", "greet")
+    folder = write_tool_skill(tmp_path / "skills", "greeting", "greet")
     shelf = SkillRegistry([tmp_path / "skills"], poll_interval=1e9)
     executor = SkillExecutor(shelf, LocalProcesses(tmp_path))
     assert (await call(executor, "greet")).text == "hello"
@@ -113,10 +117,10 @@ async def test_fault_59_a_program_that_was_changed_behind_our_back_is_not_run(
         await call(executor, "greet")
 
 
-async def test_fault_59_an_approved_program_is_not_run_when_anything_beside_it_changed(
+async def test_fault_59_an_approved_program_is_not_run_when_its_skill_changed(
     tmp_path: Path,
 ) -> None:
-    folder = put_tool(tmp_path / "skills", "greeting", "greet")
+    folder = write_tool_skill(tmp_path / "skills", "greeting", "greet")
     approvals = SkillApprovalFile(tmp_path / "approved.json")
     shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, poll_interval=1e9)
     approvals.pin("greeting", shelf.skills()[0].digest)
@@ -129,10 +133,10 @@ async def test_fault_59_an_approved_program_is_not_run_when_anything_beside_it_c
         await call(executor, "greet")
 
 
-async def test_a_program_of_the_machine_must_be_declared_and_be_there(tmp_path: Path) -> None:
+async def test_a_program_on_path_must_be_declared_and_exist(tmp_path: Path) -> None:
     there = manifest("there", binary="cat", extra="on_path = true")
     gone = manifest("gone", binary="no-such-program", extra="on_path = true")
-    put(tmp_path / "skills", "mixed", skill_toml=there + gone)
+    write_skill(tmp_path / "skills", "mixed", skill_toml=there + gone)
     _, executor = shop(tmp_path)
     assert [tool.name for tool in executor.tools()] == ["there"]
     assert (await call(executor, "there")).text == "(no output)"
@@ -150,7 +154,7 @@ class OneSandbox:
 
 async def test_a_tool_that_needs_a_sandbox_does_not_run_without_one(tmp_path: Path) -> None:
     text = manifest("sandboxed", extra='sandboxing = "bubblewrap"')
-    put(tmp_path / "skills", "sandboxed", skill_toml=text, run="#!/bin/sh\necho in\n")
+    write_skill(tmp_path / "skills", "sandboxed", skill_toml=text, run="#!/bin/sh\necho in\n")
     shelf, executor = shop(tmp_path)
     with pytest.raises(ToolFailure, match="bubblewrap") as caught:
         await call(executor, "sandboxed")
@@ -164,8 +168,8 @@ async def test_a_tool_that_needs_a_sandbox_does_not_run_without_one(tmp_path: Pa
     assert sandbox.asked == ["bubblewrap"]
 
 
-async def test_a_call_that_may_have_run_is_not_run_again(tmp_path: Path) -> None:
-    put_tool(tmp_path / "skills", "greeting", "greet")
+async def test_a_resumed_call_is_not_run_again(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path / "skills", "greeting", "greet")
     _, executor = shop(tmp_path)
     tool = executor.tools()[0]
     with pytest.raises(ToolFailure) as caught:
@@ -173,8 +177,8 @@ async def test_a_call_that_may_have_run_is_not_run_again(tmp_path: Path) -> None
     assert caught.value.kind is ErrorKind.UNKNOWN
 
 
-def test_what_is_bound_is_a_tool_like_any_other(tmp_path: Path) -> None:
-    put_tool(tmp_path, "greeting", "greet")
+def test_a_skill_tool_is_an_ordinary_bound_tool(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path, "greeting", "greet")
     (bound,) = SkillRegistry([tmp_path]).tools()
     assert isinstance(bound, BoundTool)
     assert bound.dependencies == {ExecOps}

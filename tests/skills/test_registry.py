@@ -9,7 +9,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.registry import SkillRegistry
-from tests.support.skills import guide, manifest, put, put_tool, reasons
+from tests.support.skills import guide, manifest, reasons, write_skill, write_tool_skill
 
 
 class Clock:
@@ -28,9 +28,9 @@ def names(shelf: SkillRegistry) -> list[str]:
 def test_fault_58_one_tool_name_in_two_skills_is_refused_with_both_paths(
     tmp_path: Path, other: str
 ) -> None:
-    one = put_tool(tmp_path, "one", "weather")
-    two = put_tool(tmp_path, "two", other)
-    put_tool(tmp_path, "three", "tides")
+    one = write_tool_skill(tmp_path, "one", "weather")
+    two = write_tool_skill(tmp_path, "two", other)
+    write_tool_skill(tmp_path, "three", "tides")
     shelf = SkillRegistry([tmp_path])
 
     assert names(shelf) == ["three@0"]
@@ -41,42 +41,40 @@ def test_fault_58_one_tool_name_in_two_skills_is_refused_with_both_paths(
 
 
 @pytest.mark.parametrize("name", ["read", "Read", "rEAD"])
-def test_fault_58_a_skill_cannot_take_the_place_of_a_built_in_tool(
-    tmp_path: Path, name: str
-) -> None:
-    put_tool(tmp_path, "thief", name)
+def test_fault_58_a_skill_cannot_replace_a_built_in_tool(tmp_path: Path, name: str) -> None:
+    write_tool_skill(tmp_path, "thief", name)
     shelf = SkillRegistry([tmp_path], reserved={"read": "a built-in tool"})
     assert not shelf.skills()
     assert "a built-in tool" in reasons(shelf)
 
 
 def test_fault_58_skills_whose_names_look_alike_are_refused(tmp_path: Path) -> None:
-    one = put_tool(tmp_path, "tools1", "a_tool")
-    two = put_tool(tmp_path, "toolsl", "b_tool")
+    one = write_tool_skill(tmp_path, "tools1", "a_tool")
+    two = write_tool_skill(tmp_path, "toolsl", "b_tool")
     shelf = SkillRegistry([tmp_path])
     assert not shelf.skills()
     assert {problem.path for problem in shelf.problems()} == {one, two}
 
 
-def test_fault_58_the_earlier_root_stays(tmp_path: Path) -> None:
-    mine = put_tool(tmp_path / "mine", "one", "weather")
-    put_tool(tmp_path / "theirs", "two", "weather")
+def test_fault_58_the_earlier_skill_root_takes_precedence(tmp_path: Path) -> None:
+    mine = write_tool_skill(tmp_path / "mine", "one", "weather")
+    write_tool_skill(tmp_path / "theirs", "two", "weather")
     shelf = SkillRegistry([tmp_path / "mine", tmp_path / "theirs"])
     assert [skill.folder for skill in shelf.skills()] == [mine]
 
 
-def test_fault_58_a_newcomer_cannot_push_out_who_is_in_use(tmp_path: Path) -> None:
-    put_tool(tmp_path, "old", "weather")
+def test_fault_58_a_new_skill_cannot_displace_a_loaded_one(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path, "old", "weather")
     shelf = SkillRegistry([tmp_path], poll_interval=0)
     assert names(shelf) == ["old@0"]
-    put_tool(tmp_path, "new", "weather")
+    write_tool_skill(tmp_path, "new", "weather")
     assert names(shelf) == ["old@0"]
     assert str(tmp_path / "old") in reasons(shelf)
 
 
-def test_of_several_versions_the_highest_is_used(tmp_path: Path) -> None:
+def test_the_highest_version_of_a_skill_is_used(tmp_path: Path) -> None:
     for version in ("1.9.0", "1.10.0", "1.10.0-beta"):
-        put_tool(tmp_path, f"weather@{version}", "weather", version=version)
+        write_tool_skill(tmp_path, f"weather@{version}", "weather", version=version)
     shelf = SkillRegistry([tmp_path])
 
     assert names(shelf) == ["weather@1.10.0"]
@@ -88,34 +86,34 @@ def test_of_several_versions_the_highest_is_used(tmp_path: Path) -> None:
     assert not shelf.problems()
 
 
-def test_of_several_versions_one_that_does_not_fit_here_is_left_out(tmp_path: Path) -> None:
-    put_tool(tmp_path, "weather@1.0", "weather", version="1.0")
-    folder = put_tool(tmp_path, "weather@2.0", "weather", version="2.0")
+def test_a_skill_version_for_another_platform_is_skipped(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path, "weather@1.0", "weather", version="1.0")
+    folder = write_tool_skill(tmp_path, "weather@2.0", "weather", version="2.0")
     text = (folder / "skill.toml").read_text()
     (folder / "skill.toml").write_text(text.replace("[skill]", '[skill]\nplatforms = ["macos"]'))
     assert names(SkillRegistry([tmp_path], platform="linux")) == ["weather@1.0"]
 
 
-def test_the_same_version_twice_is_refused(tmp_path: Path) -> None:
-    put_tool(tmp_path, "weather", "weather", version="1.0")
-    put_tool(tmp_path, "weather@1.0.0", "weather", version="1.0.0")
+def test_the_same_skill_version_twice_is_refused(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path, "weather", "weather", version="1.0")
+    write_tool_skill(tmp_path, "weather@1.0.0", "weather", version="1.0.0")
     shelf = SkillRegistry([tmp_path])
     assert not shelf.skills()
     assert len(shelf.problems()) == 2
 
 
-def test_a_newcomers_one_file_skill_shows_up_without_a_restart(tmp_path: Path) -> None:
+def test_a_new_skill_is_loaded_without_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     shelf = SkillRegistry([tmp_path], poll_interval=2, clock=clock)
     assert names(shelf) == []
-    put(tmp_path, "haiku", SKILL_md=guide("haiku", "Writes haiku."))
+    write_skill(tmp_path, "haiku", SKILL_md=guide("haiku", "Writes haiku."))
     assert names(shelf) == []  # looked at a moment ago
     clock.now = 2.0
     assert names(shelf) == ["haiku@0"]
 
 
-def test_a_change_is_noticed_when_asked(tmp_path: Path) -> None:
-    folder = put(tmp_path, "haiku", SKILL_md=guide("haiku", body="Old."))
+def test_refresh_reloads_a_changed_skill(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "haiku", SKILL_md=guide("haiku", body="Old."))
     shelf = SkillRegistry([tmp_path], poll_interval=1e9)
     assert shelf.skills()[0].instructions == "Old."
     (folder / "SKILL.md").write_text(guide("haiku", body="New."))
@@ -124,17 +122,17 @@ def test_a_change_is_noticed_when_asked(tmp_path: Path) -> None:
     assert shelf.skills()[0].instructions == "New."
 
 
-def test_what_did_not_change_is_not_loaded_again(tmp_path: Path) -> None:
-    put_tool(tmp_path, "same", "thing")
+def test_unchanged_skills_are_not_reloaded(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path, "same", "thing")
     shelf = SkillRegistry([tmp_path], poll_interval=0)
     skill, tools = shelf.skills()[0], shelf.tools()
-    put_tool(tmp_path, "other", "else_")
+    write_tool_skill(tmp_path, "other", "else_")
     assert shelf.skills()[1] is skill
     assert tools[0] in shelf.tools()
 
 
-def test_a_skill_that_breaks_stays_as_it_was_and_that_is_told(tmp_path: Path) -> None:
-    folder = put_tool(tmp_path, "weather", "weather", version="1")
+def test_a_broken_skill_keeps_its_last_version_and_is_reported(tmp_path: Path) -> None:
+    folder = write_tool_skill(tmp_path, "weather", "weather", version="1")
     shelf = SkillRegistry([tmp_path], poll_interval=0)
     assert names(shelf) == ["weather@1"]
 
@@ -147,8 +145,8 @@ def test_a_skill_that_breaks_stays_as_it_was_and_that_is_told(tmp_path: Path) ->
     assert not shelf.problems()
 
 
-def test_a_skill_that_is_removed_is_gone(tmp_path: Path) -> None:
-    folder = put(tmp_path, "haiku", SKILL_md=guide("haiku"))
+def test_a_removed_skill_is_unloaded(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "haiku", SKILL_md=guide("haiku"))
     shelf = SkillRegistry([tmp_path], poll_interval=0)
     assert names(shelf)
     (folder / "SKILL.md").unlink()
@@ -158,7 +156,7 @@ def test_a_skill_that_is_removed_is_gone(tmp_path: Path) -> None:
 
 
 def test_fault_59_a_skill_that_changes_after_its_approval_is_refused(tmp_path: Path) -> None:
-    folder = put_tool(tmp_path / "skills", "weather", "weather")
+    folder = write_tool_skill(tmp_path / "skills", "weather", "weather")
     (folder / "lib.sh").write_text("one")
     approvals = SkillApprovalFile(tmp_path / "approved.json")
     shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, poll_interval=0)
@@ -173,8 +171,8 @@ def test_fault_59_a_skill_that_changes_after_its_approval_is_refused(tmp_path: P
     assert names(shelf) == ["weather@0"]
 
 
-def test_fault_59_an_approved_skill_does_not_live_on_when_it_breaks(tmp_path: Path) -> None:
-    folder = put_tool(tmp_path / "skills", "weather", "weather")
+def test_fault_59_an_approved_skill_is_unloaded_when_it_breaks(tmp_path: Path) -> None:
+    folder = write_tool_skill(tmp_path / "skills", "weather", "weather")
     approvals = SkillApprovalFile(tmp_path / "approved.json")
     shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, poll_interval=0)
     approvals.pin("weather", shelf.skills()[0].digest)
@@ -182,8 +180,8 @@ def test_fault_59_an_approved_skill_does_not_live_on_when_it_breaks(tmp_path: Pa
     assert not shelf.skills()
 
 
-def test_where_every_skill_needs_approval_a_new_one_waits(tmp_path: Path) -> None:
-    put_tool(tmp_path / "skills", "weather", "weather")
+def test_in_strict_mode_a_new_skill_needs_approval(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path / "skills", "weather", "weather")
     approvals = SkillApprovalFile(tmp_path / "approved.json")
     shelf = SkillRegistry([tmp_path / "skills"], approvals=approvals, strict=True, poll_interval=0)
     assert not shelf.skills()
@@ -194,8 +192,8 @@ def test_where_every_skill_needs_approval_a_new_one_waits(tmp_path: Path) -> Non
     "content",
     [b"{", b"[]", b'{"skills": {"weather": "all"}}', b'{"skills": {}}' + b" " * (2 << 20)],
 )
-def test_a_damaged_file_of_approvals_lets_nothing_in(tmp_path: Path, content: bytes) -> None:
-    put_tool(tmp_path / "skills", "weather", "weather")
+def test_a_damaged_approval_file_approves_no_skill(tmp_path: Path, content: bytes) -> None:
+    write_tool_skill(tmp_path / "skills", "weather", "weather")
     (tmp_path / "approved.json").write_bytes(content)
     shelf = SkillRegistry(
         [tmp_path / "skills"], approvals=SkillApprovalFile(tmp_path / "approved.json")
@@ -204,7 +202,7 @@ def test_a_damaged_file_of_approvals_lets_nothing_in(tmp_path: Path, content: by
     assert "damaged" in reasons(shelf)
 
 
-def test_approvals_are_kept_for_their_owner_only_and_can_be_taken_back(tmp_path: Path) -> None:
+def test_the_approval_file_is_private_and_approvals_can_be_revoked(tmp_path: Path) -> None:
     approvals = SkillApprovalFile(tmp_path / "deep" / "approved.json")
     approvals.pin("a", "1")
     approvals.pin("a", "2")

@@ -17,7 +17,7 @@ from evoclaw.skills.frontmatter import FrontMatterError
 from evoclaw.skills.loading import load_skill
 from evoclaw.skills.skill_guide import SkillGuide, read_guide
 from tests.support.properties import examples
-from tests.support.skills import guide, put
+from tests.support.skills import guide, write_skill
 
 validator: Any = pytest.importorskip("skills_ref.validator")
 reference: Any = pytest.importorskip("skills_ref.parser")
@@ -50,9 +50,9 @@ Body --- with dashes.
 """
 
 
-def test_a_whole_head_is_read_as_the_reference_reads_it(tmp_path: Path) -> None:
+def test_front_matter_is_parsed_like_the_reference_validator(tmp_path: Path) -> None:
     ours = read(WHOLE)
-    theirs = reference.read_properties(put(tmp_path, "pdf-forms", SKILL_md=WHOLE))
+    theirs = reference.read_properties(write_skill(tmp_path, "pdf-forms", SKILL_md=WHOLE))
 
     assert (ours.name, ours.description) == (theirs.name, theirs.description)
     assert (ours.license, ours.compatibility) == (theirs.license, theirs.compatibility)
@@ -62,26 +62,26 @@ def test_a_whole_head_is_read_as_the_reference_reads_it(tmp_path: Path) -> None:
     assert "the pattern in brackets is ignored" in ours.notes[0]
 
 
-def test_no_value_becomes_anything_but_text() -> None:
+def test_front_matter_values_stay_strings() -> None:
     head = frontmatter.parse_front_matter(
         ["a: no", "b: 1.0", "c: 2024-01-01", "d: null", "e: ~", "f:"]
     )
     assert head == {"a": "no", "b": "1.0", "c": "2024-01-01", "d": "null", "e": "~", "f": ""}
 
 
-def test_escapes_and_quotes_over_several_lines_are_read_as_yaml_says() -> None:
+def test_escapes_and_multi_line_quotes_are_parsed_as_yaml() -> None:
     lines = ['a: "\\x41\\n"', "b: 'one", "  two'", "\"c\": ['s, t',", "  u]", "d:", "- v", "- "]
     head = {"a": "A\n", "b": "one two", "c": ["s, t", "u"], "d": ["v", ""]}
     assert frontmatter.parse_front_matter(lines) == head
 
 
 @pytest.mark.process
-def test_the_yaml_library_is_loaded_when_the_first_head_is_read() -> None:
+def test_the_yaml_library_is_imported_lazily() -> None:
     code = "import sys, evoclaw.skills.loading; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_texts_over_several_lines_and_lists_are_read() -> None:
+def test_multi_line_texts_and_lists_are_parsed() -> None:
     lines = ["a: one", "  two", "b: |", "  x", "    y", "", "c:", "  - p", "  - 'q r'", "d: [s, t]"]
     assert frontmatter.parse_front_matter(lines) == {
         "a": "one two",
@@ -123,7 +123,7 @@ def test_texts_over_several_lines_and_lists_are_read() -> None:
         (["a: b", " c: d"], 3, "colon"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_its_line(
+def test_unsupported_front_matter_is_refused_with_its_line_number(
     lines: list[str], number: int, said: str
 ) -> None:
     with pytest.raises(FrontMatterError, match=said) as caught:
@@ -132,7 +132,7 @@ def test_what_is_not_understood_is_refused_with_its_line(
 
 
 @pytest.mark.parametrize("text", ["", "# no head", "---\nname: x\n", "--- x\n---\n"])
-def test_a_file_without_a_head_is_refused(text: str) -> None:
+def test_a_file_without_front_matter_is_refused(text: str) -> None:
     with pytest.raises(SkillRefused, match="---"):
         read(text)
 
@@ -151,17 +151,17 @@ def test_a_file_without_a_head_is_refused(text: str) -> None:
         ("good", {"compatibility": "x" * 501}),
     ],
 )
-def test_what_the_reference_refuses_is_refused(
+def test_skills_refused_by_the_reference_validator_are_refused(
     tmp_path: Path, name: str, more: dict[str, str]
 ) -> None:
-    folder = put(tmp_path, name, SKILL_md=guide(name, **more))
+    folder = write_skill(tmp_path, name, SKILL_md=guide(name, **more))
     assert validator.validate(folder)
     with pytest.raises(SkillRefused):
         load_skill(folder, platform="linux")
 
 
-def test_a_name_other_than_the_folders_is_refused(tmp_path: Path) -> None:
-    folder = put(tmp_path, "one", SKILL_md=guide("other"))
+def test_a_skill_name_different_from_its_folder_is_refused(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "one", SKILL_md=guide("other"))
     assert validator.validate(folder)
     with pytest.raises(SkillRefused, match="the folder must have the skill's name"):
         load_skill(folder, platform="linux")
@@ -173,14 +173,14 @@ def test_fields_of_other_programs_are_ignored_with_a_note() -> None:
     assert "did you mean 'description'" in ours.notes[1]
 
 
-def test_an_empty_list_of_tools_means_none() -> None:
+def test_an_empty_allowed_tools_list_allows_none() -> None:
     assert read(guide("x", allowed_tools="''")).allowed_tools == frozenset()
     assert read(guide("x")).allowed_tools is None
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.text(alphabet="ab:-'\"|>#&*[]{}, \\\n!?%1", max_size=30), max_size=6))
-def test_what_is_read_is_read_as_the_reference_does_or_not_at_all(lines: list[str]) -> None:
+def test_front_matter_is_parsed_like_the_reference_or_refused(lines: list[str]) -> None:
     text = "\n".join(f"k{number}: {line}" for number, line in enumerate(lines))
     try:
         ours = frontmatter.parse_front_matter(text.split("\n"))

@@ -73,7 +73,7 @@ async def standing(store: ApprovalStore, one: ApprovalClaim) -> ApprovalStatus:
     return (await store.claim(one))[0]
 
 
-async def test_an_asking_waits_until_it_is_answered_and_the_first_answer_counts(
+async def test_an_approval_request_waits_for_an_answer_and_the_first_answer_counts(
     place: Place,
 ) -> None:
     async with opened(place) as store:
@@ -89,7 +89,7 @@ async def test_an_asking_waits_until_it_is_answered_and_the_first_answer_counts(
         assert await standing(store, claim()) is ApprovalStatus.ONCE
 
 
-async def test_an_answer_outlives_the_process(place: Place) -> None:
+async def test_an_answered_approval_survives_a_restart(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
     async with opened(place) as store:
@@ -101,7 +101,7 @@ async def test_an_answer_outlives_the_process(place: Place) -> None:
         assert row.answer == b"said"
 
 
-async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(place: Place) -> None:
+async def test_fault_54_only_one_of_fifty_concurrent_claims_gets_an_approval(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
         await approve(store, claim())
@@ -111,7 +111,7 @@ async def test_fault_54_of_fifty_who_claim_one_approval_one_gets_it(place: Place
     assert found.count(ApprovalStatus.USED) == 49
 
 
-async def test_the_same_call_gone_on_with_is_the_same_use(place: Place) -> None:
+async def test_a_resumed_call_does_not_use_its_approval_twice(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
         await approve(store, claim())
@@ -128,7 +128,7 @@ async def test_the_same_call_gone_on_with_is_the_same_use(place: Place) -> None:
         assert row.uses == 1
 
 
-async def test_fault_54_what_was_asked_with_other_arguments_is_asked_again(place: Place) -> None:
+async def test_fault_54_a_call_with_other_arguments_needs_a_new_approval(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim(sha="one"))
         await approve(store, claim(sha="one"))
@@ -136,7 +136,7 @@ async def test_fault_54_what_was_asked_with_other_arguments_is_asked_again(place
         assert await standing(store, claim(sha="one")) is ApprovalStatus.CLOSED
 
 
-async def test_fault_54_nothing_is_approved_or_used_after_it_expired(place: Place) -> None:
+async def test_fault_54_an_expired_approval_is_neither_granted_nor_used(place: Place) -> None:
     clock = Clock()
     async with opened(place, clock) as store:
         for number in (1, 2, 3):
@@ -157,7 +157,7 @@ async def test_fault_54_nothing_is_approved_or_used_after_it_expired(place: Plac
         assert await store.waiting("local") == []
 
 
-async def test_an_approval_for_the_session_covers_its_scope_until_it_expires(
+async def test_a_session_approval_covers_its_scope_until_it_expires(
     place: Place,
 ) -> None:
     clock = Clock()
@@ -176,7 +176,7 @@ async def test_an_approval_for_the_session_covers_its_scope_until_it_expires(
         assert await store.session_approvals("local") == []
 
 
-async def test_a_denial_of_one_call_stays_though_the_session_was_approved(place: Place) -> None:
+async def test_a_denied_call_stays_denied_after_a_session_approval(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim(1))
         await store.claim(claim(2))
@@ -185,7 +185,7 @@ async def test_a_denial_of_one_call_stays_though_the_session_was_approved(place:
         assert await standing(store, claim(1)) is ApprovalStatus.DENIED
 
 
-async def test_an_approval_that_was_taken_back_covers_nothing(place: Place) -> None:
+async def test_a_withdrawn_approval_covers_nothing(place: Place) -> None:
     async with opened(place) as store:
         for number in (1, 2, 3):
             await store.claim(claim(number, scope=str(number)))
@@ -201,7 +201,7 @@ async def test_an_approval_that_was_taken_back_covers_nothing(place: Place) -> N
         assert await standing(store, claim(2, scope="2")) is ApprovalStatus.CLOSED
 
 
-async def test_a_tenant_neither_sees_nor_answers_what_another_asked(place: Place) -> None:
+async def test_a_tenant_neither_sees_nor_answers_approvals_of_another_tenant(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
         id_ = claim().row.id
@@ -211,20 +211,20 @@ async def test_a_tenant_neither_sees_nor_answers_what_another_asked(place: Place
         assert not await store.close(id_, "other")
 
 
-async def test_only_so_many_wait(place: Place) -> None:
+async def test_waiting_approvals_are_limited_per_tenant(place: Place) -> None:
     async with opened(place) as store:
         found = [await standing(store, claim(n, most=3)) for n in range(5)]
         assert found == [*[ApprovalStatus.WAITING] * 3, ApprovalStatus.FULL, ApprovalStatus.FULL]
         assert await standing(store, claim(9, tenant="other", most=3)) is ApprovalStatus.WAITING
 
 
-async def test_nothing_is_kept_that_nobody_is_to_answer(place: Place) -> None:
+async def test_a_claim_that_cannot_be_answered_is_not_stored(place: Place) -> None:
     async with opened(place) as store:
         assert await store.claim(claim(keep=False)) == (ApprovalStatus.UNKNOWN, None)
         assert await store.waiting("local") == []
 
 
-async def test_a_run_that_ended_waits_for_nothing(place: Place) -> None:
+async def test_approvals_of_an_ended_run_are_closed(place: Place) -> None:
     async with opened(place) as store:
         await store.claim(claim())
         await store.close_waiting("ru", "local")
@@ -234,7 +234,7 @@ async def test_a_run_that_ended_waits_for_nothing(place: Place) -> None:
         assert not await approve(store, claim())
 
 
-async def test_what_is_long_over_is_forgotten(place: Place) -> None:
+async def test_expired_approvals_are_deleted_after_the_retention_period(place: Place) -> None:
     clock = Clock()
     async with opened(place, clock) as store:
         await store.claim(claim())
@@ -246,7 +246,7 @@ async def test_what_is_long_over_is_forgotten(place: Place) -> None:
         assert await store.get(claim().row.id, "local") is None
 
 
-async def test_a_changed_answer_is_noticed(tmp_path: Path) -> None:
+async def test_a_tampered_answer_is_reported_as_damage(tmp_path: Path) -> None:
     async with opened(Place(tmp_path / "evoclaw.db")) as store:
         await store.claim(claim())
         await approve(store, claim())
@@ -259,7 +259,7 @@ async def test_a_changed_answer_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-async def test_two_processes_claim_and_answer_at_the_same_time(place: Place) -> None:
+async def test_two_processes_answering_and_claiming_use_each_approval_once(place: Place) -> None:
     script = """
 import asyncio, sys
 from tests.support.databases import Place

@@ -34,7 +34,7 @@ def names_of(*artifacts: Artifact) -> list[str]:
     return sorted(names + [f"{name}.json" for name in names])
 
 
-async def test_bytes_are_kept_under_their_hash(tmp_path: Path) -> None:
+async def test_artifacts_are_stored_under_their_sha256(tmp_path: Path) -> None:
     artifacts = ArtifactStore(tmp_path / "deep" / "artifacts", clock=lambda: 100.0)
     artifact = await artifacts.put(LINES, "text/plain")
     handle = f"sha256:{sha256(LINES).hexdigest()}"
@@ -49,7 +49,7 @@ async def test_bytes_are_kept_under_their_hash(tmp_path: Path) -> None:
     assert open_descriptors(tmp_path) == []
 
 
-async def test_what_comes_in_pieces_is_the_same_as_what_comes_whole(tmp_path: Path) -> None:
+async def test_an_artifact_streamed_in_chunks_equals_one_stored_at_once(tmp_path: Path) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         for start in range(0, len(LINES), 50_000):
             yield LINES[start : start + 50_000]
@@ -61,7 +61,7 @@ async def test_what_comes_in_pieces_is_the_same_as_what_comes_whole(tmp_path: Pa
     assert (await artifacts.put(b"", "text/plain")).size == 0
 
 
-async def test_what_is_too_much_is_counted_and_not_kept(tmp_path: Path) -> None:
+async def test_bytes_over_the_artifact_limit_are_counted_but_not_stored(tmp_path: Path) -> None:
     artifacts = ArtifactStore(tmp_path, max_artifact_bytes=300_000)
     artifact = await artifacts.put((LINES[:100_000] for _ in range(10)), "text/plain")
     assert (artifact.size, artifact.kept) == (1_000_000, 300_000)
@@ -72,7 +72,7 @@ async def test_what_is_too_much_is_counted_and_not_kept(tmp_path: Path) -> None:
     assert (tmp_path / artifact.handle.removeprefix("sha256:")).stat().st_size == 300_000
 
 
-async def test_head_and_tail_of_little_is_all_of_it(tmp_path: Path) -> None:
+async def test_head_and_tail_of_a_small_artifact_is_the_whole_artifact(tmp_path: Path) -> None:
     artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(b"0123456789", "text/plain")).handle
     assert await artifacts.head_and_tail(handle, 5) == Excerpt(b"0123456789", b"", 0, 0)
@@ -91,13 +91,15 @@ async def test_head_and_tail_of_little_is_all_of_it(tmp_path: Path) -> None:
         (b"x" * 100_000, 1, b"x" * 65_536),
     ],
 )
-async def test_the_last_lines(tmp_path: Path, data: bytes, lines: int, expected: bytes) -> None:
+async def test_tail_returns_the_last_lines(
+    tmp_path: Path, data: bytes, lines: int, expected: bytes
+) -> None:
     artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(data, "text/plain")).handle
     assert await artifacts.tail(handle, lines) == expected
 
 
-async def test_lines_are_found_with_their_numbers(tmp_path: Path) -> None:
+async def test_grep_returns_matching_lines_with_their_numbers(tmp_path: Path) -> None:
     artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(LINES, "text/plain")).handle
     found = await artifacts.grep(handle, "^line (77|99999)$")
@@ -125,7 +127,7 @@ async def test_lines_are_found_with_their_numbers(tmp_path: Path) -> None:
         (b"y" * 3_000_000 + b"x\nz", "x|z", [GrepLine(1, b"y" * 500), GrepLine(2, b"z")]),
     ],
 )
-async def test_odd_text_is_searched_too(
+async def test_grep_handles_crlf_empty_lines_invalid_utf8_and_long_lines(
     tmp_path: Path, data: bytes, pattern: str, expected: list[GrepLine]
 ) -> None:
     artifacts = ArtifactStore(tmp_path)
@@ -133,7 +135,9 @@ async def test_odd_text_is_searched_too(
     assert (await artifacts.grep(handle, pattern)).lines == expected
 
 
-async def test_fault_44_no_expression_takes_for_ever(tmp_path: Path) -> None:
+async def test_fault_44_grep_runs_in_linear_time_and_refuses_invalid_patterns(
+    tmp_path: Path,
+) -> None:
     artifacts = ArtifactStore(tmp_path)
     handle = (await artifacts.put(b"a" * 1_000_000 + b"!", "text/plain")).handle
     async with asyncio.timeout(WAIT):
@@ -159,7 +163,7 @@ async def test_fault_44_no_expression_takes_for_ever(tmp_path: Path) -> None:
         "/etc/passwd",
     ],
 )
-async def test_a_handle_that_is_none_leads_nowhere(tmp_path: Path, handle: str) -> None:
+async def test_a_malformed_artifact_handle_is_refused(tmp_path: Path, handle: str) -> None:
     artifacts = ArtifactStore(tmp_path)
     with pytest.raises(ArtifactNotFound, match="64 hexadecimal digits"):
         await artifacts.read(handle, 0, 10)
@@ -167,7 +171,7 @@ async def test_a_handle_that_is_none_leads_nowhere(tmp_path: Path, handle: str) 
         await artifacts.get(handle)
 
 
-async def test_what_has_expired_is_removed_and_said_to_be_gone(tmp_path: Path) -> None:
+async def test_an_expired_artifact_is_pruned_and_reported_as_expired(tmp_path: Path) -> None:
     now = 0.0
     artifacts = ArtifactStore(tmp_path, retention_s=10.0, clock=lambda: now)
     old = await artifacts.put(b"old", "text/plain")
@@ -182,7 +186,7 @@ async def test_what_has_expired_is_removed_and_said_to_be_gone(tmp_path: Path) -
     assert await ArtifactStore(tmp_path / "not yet").prune(0.0) == 0
 
 
-async def test_what_a_crash_left_is_swept_away_when_it_is_old(tmp_path: Path) -> None:
+async def test_old_partial_files_of_a_crash_are_pruned(tmp_path: Path) -> None:
     artifacts = ArtifactStore(tmp_path)
     whole = await artifacts.put(b"whole", "text/plain")
     for name in (".draft-old", "a" * 64, "b" * 64 + ".json", ".draft-new"):
@@ -193,7 +197,7 @@ async def test_what_a_crash_left_is_swept_away_when_it_is_old(tmp_path: Path) ->
     assert held(tmp_path) == [".draft-new", *names_of(whole)]
 
 
-async def test_the_oldest_make_room_for_the_newest(tmp_path: Path) -> None:
+async def test_the_oldest_artifacts_are_deleted_to_make_room(tmp_path: Path) -> None:
     now = 0.0
     artifacts = ArtifactStore(
         tmp_path, max_artifact_bytes=400, max_total_bytes=1000, clock=lambda: now
@@ -206,7 +210,7 @@ async def test_the_oldest_make_room_for_the_newest(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-async def test_fault_26_no_room_leaves_nothing_half_done(tmp_path: Path) -> None:
+async def test_fault_26_a_full_disk_leaves_no_partial_artifact(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         artifacts = ArtifactStore(disk / "artifacts")
         small = await artifacts.put(b"small", "text/plain")
@@ -221,7 +225,7 @@ async def test_fault_26_no_room_leaves_nothing_half_done(tmp_path: Path) -> None
         await artifacts.put(b"z", "text/plain")
 
 
-async def test_what_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_put_leaves_no_file(tmp_path: Path) -> None:
     began = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -240,7 +244,7 @@ async def test_what_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
     assert open_descriptors(tmp_path) == []
 
 
-async def test_what_fails_to_come_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_put_whose_source_fails_leaves_no_file(tmp_path: Path) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield LINES
         raise EOFError
@@ -250,7 +254,7 @@ async def test_what_fails_to_come_leaves_nothing_behind(tmp_path: Path) -> None:
     assert held(tmp_path) == []
 
 
-async def test_many_may_keep_the_same_at_the_same_time(tmp_path: Path) -> None:
+async def test_concurrent_puts_of_the_same_bytes_share_one_artifact(tmp_path: Path) -> None:
     artifacts = ArtifactStore(tmp_path, clock=lambda: 0.0)
     put = await asyncio.gather(*(artifacts.put(LINES, "text/plain") for _ in range(8)))
     assert len({one.handle for one in put}) == 1

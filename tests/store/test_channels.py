@@ -62,7 +62,9 @@ async def claimed(store: ChannelStore, most: int = 10) -> list[StoredDelivery]:
     return list(found)
 
 
-async def test_a_letter_is_kept_once_and_known_when_it_comes_again(store: ChannelStore) -> None:
+async def test_an_inbound_message_is_stored_once_and_recognised_when_repeated(
+    store: ChannelStore,
+) -> None:
     first = await kept(store)
     again, fresh = await store.add_message(new(says="something else"))
 
@@ -79,7 +81,9 @@ async def test_a_conversation_keeps_its_session(store: ChannelStore) -> None:
     assert (await kept(store, "m5", tenant="other")).session_id == "new session m5"
 
 
-async def test_a_letter_that_failed_may_come_again_but_not_as_another(store: ChannelStore) -> None:
+async def test_a_failed_message_can_be_retried_only_with_the_same_content(
+    store: ChannelStore,
+) -> None:
     letter = await kept(store)
     await store.add_delivery(letter, "a1", b"no", message_state=FAILED)
 
@@ -89,7 +93,7 @@ async def test_a_letter_that_failed_may_come_again_but_not_as_another(store: Cha
     assert (other, same, third) == (False, True, False)
 
 
-async def test_what_nobody_was_told_the_end_of_is_open_after_a_restart(
+async def test_messages_without_a_final_answer_are_open_after_a_restart(
     store: ChannelStore,
 ) -> None:
     one, two, three = [await kept(store, id_) for id_ in ("m1", "m2", "m3")]
@@ -103,7 +107,9 @@ async def test_what_nobody_was_told_the_end_of_is_open_after_a_restart(
     assert not await store.open_messages(())
 
 
-async def test_an_answer_is_owed_once_and_claimed_by_one(store: ChannelStore, clock: Clock) -> None:
+async def test_a_delivery_is_added_once_and_claimed_by_one_process(
+    store: ChannelStore, clock: Clock
+) -> None:
     letter = await kept(store)
     assert await store.add_delivery(letter, "a1", b"twelve")
     assert not await store.add_delivery(letter, "a1", b"twelve")
@@ -119,7 +125,7 @@ async def test_an_answer_is_owed_once_and_claimed_by_one(store: ChannelStore, cl
     assert not await claimed(store)
 
 
-async def test_answers_about_one_letter_are_delivered_in_order(store: ChannelStore) -> None:
+async def test_deliveries_for_one_message_are_claimed_in_order(store: ChannelStore) -> None:
     letter, other = await kept(store), await kept(store, "m2")
     for id_ in ("a1", "a2"):
         await store.add_delivery(letter, id_, id_.encode())
@@ -132,7 +138,7 @@ async def test_answers_about_one_letter_are_delivered_in_order(store: ChannelSto
     assert [one.id for one in await claimed(store)] == ["a2"]
 
 
-async def test_what_was_put_off_is_due_later_or_when_the_way_is_free(
+async def test_a_postponed_delivery_is_due_later_or_after_retry_now(
     store: ChannelStore, clock: Clock
 ) -> None:
     await store.add_delivery(await kept(store), "a1", b"twelve")
@@ -147,7 +153,7 @@ async def test_what_was_put_off_is_due_later_or_when_the_way_is_free(
     assert again.problem == "not now"
 
 
-async def test_what_was_given_up_is_seen_by_its_tenant_and_can_be_revived(
+async def test_a_dead_delivery_is_visible_to_its_tenant_and_can_be_revived(
     store: ChannelStore,
 ) -> None:
     await store.add_delivery(await kept(store), "a1", b"twelve")
@@ -163,7 +169,7 @@ async def test_what_was_given_up_is_seen_by_its_tenant_and_can_be_revived(
     assert [one.attempts for one in await claimed(store)] == [0]
 
 
-async def test_what_was_said_last_can_be_said_again(store: ChannelStore) -> None:
+async def test_the_last_delivery_can_be_redelivered(store: ChannelStore) -> None:
     letter = await kept(store)
     assert not await store.redeliver_last(letter)
     for id_ in ("a1", "a2"):
@@ -175,7 +181,7 @@ async def test_what_was_said_last_can_be_said_again(store: ChannelStore) -> None
     assert [one.id for one in await claimed(store)] == ["a2"]
 
 
-async def test_only_what_is_over_is_forgotten_and_some_letters_never(
+async def test_only_messages_whose_answers_were_delivered_are_deleted(
     store: ChannelStore, clock: Clock
 ) -> None:
     for id_ in ("m1", "m2"):
@@ -194,7 +200,7 @@ async def test_only_what_is_over_is_forgotten_and_some_letters_never(
     assert not fresh  # its answer is still owed
 
 
-async def test_of_two_processes_one_delivers(place: Place, clock: Clock) -> None:
+async def test_two_processes_never_claim_the_same_delivery(place: Place, clock: Clock) -> None:
     one, two = await place.open(SCHEMA), await place.open(SCHEMA)
     try:
         stores = ChannelStore(one, clock), ChannelStore(two, clock)

@@ -45,7 +45,7 @@ def ids(rows: list[CommandRow]) -> list[str]:
     return [row.request_id for row in rows]
 
 
-async def test_a_command_is_kept_until_it_is_settled(place: Place) -> None:
+async def test_a_command_is_stored_until_it_is_settled(place: Place) -> None:
     async with await opened(place) as store:
         assert await put(store, "run.1") == CommandPutResult(CommandPutKind.NEW)
         waiting = await put(store, "run.1")
@@ -64,7 +64,7 @@ async def test_a_command_is_kept_until_it_is_settled(place: Place) -> None:
         assert await store.get("run.2") is None
 
 
-async def test_who_asks_again_under_a_new_epoch_is_the_one_that_is_sent(place: Place) -> None:
+async def test_a_command_put_again_under_a_new_epoch_replaces_the_payload(place: Place) -> None:
     async with await opened(place) as store:
         await put(store, "run.1", payload=b"epoch 1")
         await put(store, "run.1", payload=b"epoch 2", expires_at=3000.0)
@@ -72,7 +72,7 @@ async def test_who_asks_again_under_a_new_epoch_is_the_one_that_is_sent(place: P
         assert (row.payload, row.expires_at) == (b"epoch 2", 3000.0)
 
 
-async def test_an_id_belongs_to_one_agent(place: Place) -> None:
+async def test_a_request_id_belongs_to_one_agent(place: Place) -> None:
     async with await opened(place) as store:
         await put(store, "run.1")
         with pytest.raises(StoreError, match="is for agent 'pi'"):
@@ -81,7 +81,7 @@ async def test_an_id_belongs_to_one_agent(place: Place) -> None:
         assert row.payload == b"payload"
 
 
-async def test_commands_are_wanted_in_order_until_they_expire_or_are_cancelled(
+async def test_commands_are_sent_in_order_until_they_expire_or_are_cancelled(
     place: Place,
 ) -> None:
     async with await opened(place) as store:
@@ -99,7 +99,7 @@ async def test_commands_are_wanted_in_order_until_they_expire_or_are_cancelled(
         assert await store.cancelling("pi") == []
 
 
-async def test_a_command_never_goes_back(place: Place) -> None:
+async def test_a_command_never_returns_to_an_earlier_state(place: Place) -> None:
     async with await opened(place) as store:
         await put(store, "run.1")
         assert await store.mark("run.1", CommandState.ACCEPTED)
@@ -116,7 +116,7 @@ async def test_a_command_never_goes_back(place: Place) -> None:
             await store.settle("run.1", "pi", b"", CommandState.SENT)
 
 
-async def test_fault_07_an_outcome_that_comes_again_is_no_news(place: Place) -> None:
+async def test_fault_07_a_repeated_outcome_settles_the_command_once(place: Place) -> None:
     async with await opened(place) as store:
         await put(store, "run.1")
         answers = await asyncio.gather(*(store.settle("run.1", "pi", b"done") for _ in range(5)))
@@ -124,7 +124,9 @@ async def test_fault_07_an_outcome_that_comes_again_is_no_news(place: Place) -> 
         assert await store.late_outcomes("run.1") == []
 
 
-async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(place: Place) -> None:
+async def test_fault_17_a_late_outcome_is_stored_as_a_note_and_changes_nothing(
+    place: Place,
+) -> None:
     async with await opened(place) as store:
         await put(store, "run.1")
         await store.settle("run.1", "pi", b"unknown")
@@ -141,7 +143,7 @@ async def test_fault_17_a_late_outcome_is_a_note_and_changes_nothing(place: Plac
         assert len(await store.late_outcomes("run.1")) == 20
 
 
-async def test_fault_18_an_outcome_from_another_agent_is_foreign(place: Place) -> None:
+async def test_fault_18_an_outcome_from_another_agent_is_refused_as_foreign(place: Place) -> None:
     async with await opened(place) as store:
         await put(store, "run.1")
         assert await store.settle("run.1", "desktop", b"forged") is SettleResult.FOREIGN
@@ -151,7 +153,7 @@ async def test_fault_18_an_outcome_from_another_agent_is_foreign(place: Place) -
         assert await store.late_outcomes("run.1") == []
 
 
-async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
+async def test_fault_16_an_unsent_command_expires_and_a_sent_one_does_not(
     place: Place,
 ) -> None:
     async with await opened(place) as store:
@@ -175,7 +177,7 @@ async def test_fault_16_what_was_never_sent_expires_and_what_was_sent_does_not(
 
 
 @pytest.mark.slow
-async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_path: Path) -> None:
+async def test_fault_15_ten_thousand_commands_queue_and_the_next_is_refused(tmp_path: Path) -> None:
     place = Place(tmp_path / "evoclaw.db")  # a server would count as well, and take its time
     async with await opened(place) as store:
         names = [f"run.{number}" for number in range(10_000)]
@@ -196,7 +198,7 @@ async def test_fault_15_ten_thousand_wait_and_the_next_is_refused_at_once(tmp_pa
         assert (await put(store, "again", cap=1)).kind is CommandPutKind.NEW
 
 
-async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> None:
+async def test_closed_commands_are_pruned_with_their_notes(place: Place) -> None:
     async with await opened(place) as store:
         for name in ("waits", "settled", "expired"):
             await put(store, name, expires_at=500.0 if name == "expired" else None)
@@ -212,7 +214,7 @@ async def test_closed_commands_are_forgotten_with_their_notes(place: Place) -> N
 
 
 @pytest.mark.process
-async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_path: Path) -> None:
+async def test_fault_26_a_full_disk_refuses_commands_and_keeps_stored_ones(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with await CommandStore.open(disk / "commands.db") as store:
             ballast = fill(disk)
@@ -227,7 +229,7 @@ async def test_fault_26_a_full_disk_refuses_commands_and_keeps_the_others(tmp_pa
 
 
 @pytest.mark.process
-def test_two_processes_share_a_store_and_each_command_is_new_to_one(tmp_path: Path) -> None:
+def test_two_processes_sharing_a_store_accept_each_command_once(tmp_path: Path) -> None:
     path = tmp_path / "commands.db"
     with child("commands", path, 200, 150) as one, child("commands", path, 200, 150) as other:
         said = output(one).read().decode().split("\n") + output(other).read().decode().split("\n")

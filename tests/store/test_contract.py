@@ -72,7 +72,7 @@ async def batch(database: Database, *works: Work[Any]) -> list[Any]:
     return answers
 
 
-async def test_what_was_written_is_read_also_after_reopening(place: Place) -> None:
+async def test_written_rows_are_read_back_after_reopening(place: Place) -> None:
     async with opened(place) as database:
         assert database.dialect == ("sqlite" if place.is_file else "postgres")
         first = await database.write(add("one"))
@@ -82,7 +82,7 @@ async def test_what_was_written_is_read_also_after_reopening(place: Place) -> No
     assert await seen_by_others(place) == ["one", "two"]
 
 
-async def test_values_come_back_as_they_were(place: Place) -> None:
+async def test_values_round_trip_unchanged(place: Place) -> None:
     put = (
         "INSERT INTO things (name, value, size, n) VALUES (?4, ?3, ?2, ?1) RETURNING n, size, value"
     )
@@ -117,7 +117,7 @@ async def test_values_come_back_as_they_were(place: Place) -> None:
         assert len(await database.read(names)) == 5
 
 
-async def test_a_null_in_a_text_is_kept_or_refused_never_changed(place: Place) -> None:
+async def test_a_nul_character_in_text_is_stored_or_refused_never_altered(place: Place) -> None:
     async with opened(place) as database:
         if place.is_file:
             await database.write(add("a\0b"))
@@ -128,7 +128,7 @@ async def test_a_null_in_a_text_is_kept_or_refused_never_changed(place: Place) -
             assert await database.read(names) == []
 
 
-async def test_texts_are_in_the_order_of_their_letters_numbers(place: Place) -> None:
+async def test_text_is_sorted_by_code_point(place: Place) -> None:
     """Ids are looked for by what they begin with: no language's order may be in between."""
     given = ["run.1", "run/", "Run.1", "ä", "z", "run", "run-1", "_", "A", "a"]
     async with opened(place) as database:
@@ -143,7 +143,7 @@ async def test_texts_are_in_the_order_of_their_letters_numbers(place: Place) -> 
         ]
 
 
-async def test_writes_that_come_together_share_a_commit(place: Place) -> None:
+async def test_concurrent_writes_share_a_commit(place: Place) -> None:
     async with opened(place, durable=True) as database:
         before = database.commits
         answers = await batch(database, *(add(f"row {n}") for n in range(64)))
@@ -151,7 +151,7 @@ async def test_writes_that_come_together_share_a_commit(place: Place) -> None:
         assert database.commits - before <= 4
 
 
-async def test_a_write_that_fails_fails_alone(place: Place) -> None:
+async def test_a_failing_write_does_not_affect_the_others_in_its_commit(place: Place) -> None:
     def half_done(error: BaseException) -> Work[None]:
         def work(connection: Connection) -> None:
             add("half")(connection)
@@ -178,7 +178,7 @@ async def test_a_write_that_fails_fails_alone(place: Place) -> None:
         assert await seen_by_others(place) == ["good", "better"]
 
 
-async def test_a_read_that_fails_hurts_nobody(place: Place) -> None:
+async def test_a_failing_read_does_not_affect_other_requests(place: Place) -> None:
     async with opened(place) as database:
         await database.write(add("one"), wait=False)
         with pytest.raises(Exception, match="elsewhere"):
@@ -187,7 +187,7 @@ async def test_a_read_that_fails_hurts_nobody(place: Place) -> None:
         assert await seen_by_others(place) == ["one", "two"]
 
 
-async def test_a_caller_who_gave_up_hurts_nobody(place: Place) -> None:
+async def test_a_cancelled_write_does_not_affect_other_writes(place: Place) -> None:
     async with opened(place, durable=True) as database:
         tasks = [asyncio.create_task(database.write(add(f"row {n}"))) for n in range(4)]
         await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_a_caller_who_gave_up_hurts_nobody(place: Place) -> None:
         assert [name for name in found if name != "row 1"] == ["row 0", "row 2", "row 3"]
 
 
-async def test_what_nobody_waits_for_is_seen_at_once_and_kept_soon(place: Place) -> None:
+async def test_a_deferred_write_is_visible_at_once_and_committed_soon(place: Place) -> None:
     async with opened(place, durable=True) as database:
         before = database.commits
         await database.write(add("one"), wait=False)
@@ -211,7 +211,7 @@ async def test_what_nobody_waits_for_is_seen_at_once_and_kept_soon(place: Place)
         assert database.commits - before == 1
 
 
-async def test_a_chain_is_committed_together_with_the_write_that_waits(place: Place) -> None:
+async def test_deferred_writes_are_committed_with_the_next_awaited_write(place: Place) -> None:
     async with opened(place, durable=True) as database:
         before = database.commits
         ids = [await database.write(add(f"record {n}"), wait=False) for n in range(5)]
@@ -221,7 +221,7 @@ async def test_a_chain_is_committed_together_with_the_write_that_waits(place: Pl
         assert await seen_by_others(place) == [f"record {n}" for n in range(5)] + ["command"]
 
 
-async def test_one_of_a_chain_that_fails_leaves_the_rest(place: Place) -> None:
+async def test_a_failing_deferred_write_does_not_undo_the_others(place: Place) -> None:
     async with opened(place, durable=True) as database:
         await database.write(add("one"), wait=False)
         with pytest.raises(Conflict):
@@ -233,7 +233,7 @@ async def test_one_of_a_chain_that_fails_leaves_the_rest(place: Place) -> None:
         assert await seen_by_others(place) == ["one", "two", "three"]
 
 
-async def test_what_nobody_waited_for_is_kept_when_it_is_closed(place: Place) -> None:
+async def test_closing_commits_deferred_writes(place: Place) -> None:
     database = await place.open(THINGS, durable=True)
     await database.write(add("one"), wait=False)
     await database.close()
@@ -243,7 +243,7 @@ async def test_what_nobody_waited_for_is_kept_when_it_is_closed(place: Place) ->
     await database.close()
 
 
-async def test_work_that_reads_and_then_writes_is_alone(place: Place) -> None:
+async def test_read_modify_write_work_is_isolated(place: Place) -> None:
     """As a ledger does: no update may be lost, whoever else writes at the same time."""
 
     def more(connection: Connection) -> None:
@@ -263,7 +263,7 @@ async def test_work_that_reads_and_then_writes_is_alone(place: Place) -> None:
         assert total == 60
 
 
-async def test_parts_are_brought_up_to_date_each_by_itself(place: Place) -> None:
+async def test_each_schema_is_migrated_separately(place: Place) -> None:
     first = Schema("first", (("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",),))
     second = Schema("second", (("CREATE TABLE two (id TEXT PRIMARY KEY) STRICT",),))
     await (await place.open(first)).close()
@@ -279,7 +279,7 @@ async def test_parts_are_brought_up_to_date_each_by_itself(place: Place) -> None
         await place.open(second, first)
 
 
-async def test_a_step_that_fails_leaves_the_part_as_it_was(place: Place) -> None:
+async def test_a_failing_migration_leaves_the_schema_unchanged(place: Place) -> None:
     first = Schema("first", (("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",),))
     await (await place.open(first)).close()
     broken = Schema("first", (*first.migrations, ("CREATE TABLE more (n INTEGER)", "no statement")))
@@ -291,7 +291,7 @@ async def test_a_step_that_fails_leaves_the_part_as_it_was(place: Place) -> None
     await database.close()
 
 
-async def test_many_open_it_for_the_first_time_at_once(place: Place) -> None:
+async def test_concurrent_first_opens_share_one_database(place: Place) -> None:
     opening = [place.open(THINGS) for _ in range(6)]
     databases = await asyncio.gather(*opening)
     await asyncio.gather(*(one.write(add(f"{n}")) for n, one in enumerate(databases)))
@@ -300,7 +300,7 @@ async def test_many_open_it_for_the_first_time_at_once(place: Place) -> None:
         await database.close()
 
 
-async def test_a_changed_value_is_noticed(place: Place) -> None:
+async def test_a_tampered_value_fails_its_checksum(place: Place) -> None:
     async with opened(place) as database:
         await database.write(add("one"))
         await database.write(lambda c: c.execute("UPDATE things SET value = ?", (b"onx1234",)))
@@ -312,7 +312,7 @@ async def test_a_changed_value_is_noticed(place: Place) -> None:
             await place.open(THINGS)
 
 
-async def test_what_goes_beside_sees_all_that_was_waited_for_and_may_change_nothing(
+async def test_a_stale_read_sees_awaited_writes_and_cannot_write(
     place: Place,
 ) -> None:
     async with opened(place) as database, asyncio.timeout(WAIT):
@@ -329,7 +329,7 @@ async def test_what_goes_beside_sees_all_that_was_waited_for_and_may_change_noth
         assert await database.read(names) == ["waited for", "promised"]
 
 
-async def test_it_says_how_long_it_was_at_work(place: Place) -> None:
+async def test_busy_seconds_grow_with_reads_and_writes(place: Place) -> None:
     async with opened(place) as database, asyncio.timeout(WAIT):
         for work in (database.write(add("one")), database.read(names)):
             before = database.busy_s
@@ -339,7 +339,7 @@ async def test_it_says_how_long_it_was_at_work(place: Place) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 32, 33, 100])
-async def test_many_rows_are_put_as_one_by_one(place: Place, count: int) -> None:
+async def test_executemany_upserts_like_single_statements(place: Place, count: int) -> None:
     rows = [(n, f"row {n}", n % 3) for n in range(count)]
     put = (
         "INSERT INTO things (id, name, n) VALUES (?, ?, ?) "
@@ -354,7 +354,7 @@ async def test_many_rows_are_put_as_one_by_one(place: Place, count: int) -> None
         assert [tuple(row) for row in found] == [(i, name, n + 10) for i, name, n in rows]
 
 
-async def test_postgresql_may_take_a_step_of_its_own_in_the_same_place(place: Place) -> None:
+async def test_postgres_can_replace_a_migration_step_with_its_own(place: Place) -> None:
     tables = ("CREATE TABLE one (id TEXT PRIMARY KEY) STRICT",)
     first = Schema("first", (tables,))
     await (await place.open(first)).close()

@@ -48,7 +48,7 @@ async def shared(
         await database.close()
 
 
-async def test_what_one_approves_another_knows_at_its_next_look(place: Place) -> None:
+async def test_an_approval_is_seen_by_other_orchestrators_at_their_next_poll(place: Place) -> None:
     async with shared(place) as (one, _), shared(place) as (two, _):
         assert await one.compare_tools("pi", TOOLS, NOW) == ToolsComparison(
             ToolsChange.FIRST, ("bash", "read")
@@ -66,7 +66,7 @@ async def test_what_one_approves_another_knows_at_its_next_look(place: Place) ->
         assert [device.state for device in two.all()] == [DeviceState.REVOKED]
 
 
-async def test_nothing_is_approved_but_what_was_seen_whoever_changed_it(place: Place) -> None:
+async def test_approving_tools_that_changed_since_they_were_shown_is_refused(place: Place) -> None:
     async with shared(place) as (one, _), shared(place) as (two, _):
         await one.compare_tools("pi", TOOLS, NOW)
         seen = one.all()[0].surface
@@ -77,7 +77,7 @@ async def test_nothing_is_approved_but_what_was_seen_whoever_changed_it(place: P
             await one.revoke("nobody", NOW)
 
 
-async def test_words_said_at_once_are_all_kept(place: Place) -> None:
+async def test_concurrent_approvals_and_revocations_are_all_stored(place: Place) -> None:
     async with shared(place) as (one, _), shared(place) as (two, _):
         names = [f"edge {number}" for number in range(20)]
         both = [books.compare_tools(name, TOOLS, NOW) for name in names for books in (one, two)]
@@ -90,7 +90,7 @@ async def test_words_said_at_once_are_all_kept(place: Place) -> None:
             assert states.count(DeviceState.APPROVED) == states.count(DeviceState.REVOKED) == 10
 
 
-async def test_an_edge_that_is_as_it_was_writes_nothing(place: Place) -> None:
+async def test_an_unchanged_edge_causes_no_commit(place: Place) -> None:
     async with shared(place) as (devices, database):
         await devices.compare_tools("pi", TOOLS, NOW)
         before = database.commits
@@ -99,7 +99,7 @@ async def test_an_edge_that_is_as_it_was_writes_nothing(place: Place) -> None:
         assert database.commits == before
 
 
-async def test_the_folders_of_earlier_versions_are_taken_in_and_who_was_revoked_stays_out(
+async def test_old_device_files_are_imported_and_revoked_devices_stay_revoked(
     place: Place, tmp_path: Path
 ) -> None:
     first, second = (tmp_path / name for name in ("first", "second"))
@@ -129,7 +129,7 @@ async def until_offered(fleet: Fleet, *names: str) -> None:
     await until(lambda: list(fleet.member("pi").tools.names) == list(names), 30)
 
 
-async def test_a_running_orchestrator_goes_by_what_was_said_to_another(place: Place) -> None:
+async def test_a_running_orchestrator_applies_approvals_made_at_another(place: Place) -> None:
     hashes = {tool.name: tool_hash(tool) for tool in (READ, BASH)}
     async with shared(place) as (here, _), shared(place) as (there, _):
         permitted = ApprovedTools(here)
@@ -154,7 +154,7 @@ async def test_a_running_orchestrator_goes_by_what_was_said_to_another(place: Pl
             assert list(fleet.member("pi").tools.names) == ["read"]
 
 
-async def test_without_the_store_nothing_new_is_offered(place: Place) -> None:
+async def test_no_new_tool_is_offered_while_the_store_is_unavailable(place: Place) -> None:
     async with shared(place) as (devices, database):
         fleet = Fleet(permit=ApprovedTools(devices))
         await database.close()

@@ -38,7 +38,7 @@ def ids(rows: list[JournalRow]) -> list[str]:
     return [row.request_id for row in rows]
 
 
-async def test_a_call_is_followed_from_first_to_last(tmp_path: Path) -> None:
+async def test_a_call_is_recorded_from_receipt_to_acknowledgement(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         assert (await journal.receive(entry())).kind is ReceiveKind.NEW
         row = await journal.get("run.1.1.1")
@@ -59,7 +59,7 @@ async def test_a_call_is_followed_from_first_to_last(tmp_path: Path) -> None:
         assert await journal.get("never seen") is None
 
 
-async def test_received_and_begun_are_one_write(tmp_path: Path) -> None:
+async def test_receiving_and_starting_a_call_is_one_commit(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         before = journal.database.commits
         assert (await journal.receive(entry(), start="boot")).kind is ReceiveKind.NEW
@@ -69,7 +69,7 @@ async def test_received_and_begun_are_one_write(tmp_path: Path) -> None:
         assert (row.state, row.boot_id, row.started_at) == (CallState.RUNNING, "boot", 1000.0)
 
 
-async def test_fault_01_a_command_that_comes_twice_is_known_with_what_came_of_it(
+async def test_fault_01_a_repeated_command_is_answered_with_its_recorded_outcome(
     tmp_path: Path,
 ) -> None:
     async with await opened(tmp_path) as journal:
@@ -85,7 +85,7 @@ async def test_fault_01_a_command_that_comes_twice_is_known_with_what_came_of_it
 
 
 @pytest.mark.parametrize("other", [entry(digest="other"), entry(run_id="other")])
-async def test_fault_02_an_id_with_other_arguments_is_a_conflict(
+async def test_fault_02_a_request_id_with_other_arguments_is_a_conflict(
     tmp_path: Path, other: JournalEntry
 ) -> None:
     async with await opened(tmp_path) as journal:
@@ -97,7 +97,7 @@ async def test_fault_02_an_id_with_other_arguments_is_a_conflict(
         assert row is not None and row.state is CallState.RECEIVED
 
 
-async def test_fault_10_who_lost_the_run_is_fenced_out(tmp_path: Path) -> None:
+async def test_fault_10_a_command_with_a_lower_epoch_is_fenced(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         await journal.receive(entry("run.1.1.1", epoch=1))
         await journal.receive(entry("run.1.1.2", epoch=3))
@@ -110,7 +110,7 @@ async def test_fault_10_who_lost_the_run_is_fenced_out(tmp_path: Path) -> None:
         assert (await journal.receive(entry("run.1.1.5", epoch=2))).kind is ReceiveKind.FENCED
 
 
-async def test_fault_10_asking_again_for_a_known_call_fences_out_the_one_before(
+async def test_fault_10_repeating_a_known_call_with_a_higher_epoch_fences_the_lower_one(
     tmp_path: Path,
 ) -> None:
     async with await opened(tmp_path) as journal:
@@ -121,7 +121,7 @@ async def test_fault_10_asking_again_for_a_known_call_fences_out_the_one_before(
         assert (await journal.receive(entry("run.1.1.1", epoch=1))).kind is ReceiveKind.KNOWN
 
 
-async def test_the_first_end_is_final(tmp_path: Path) -> None:
+async def test_the_first_terminal_state_of_a_call_is_final(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         await journal.receive(entry(), start="boot")
         ends = await asyncio.gather(
@@ -136,14 +136,14 @@ async def test_the_first_end_is_final(tmp_path: Path) -> None:
             await journal.finish("run.1.1.1", CallState.RUNNING, b"")
 
 
-async def test_fault_19_what_was_cancelled_while_it_waited_does_not_begin(tmp_path: Path) -> None:
+async def test_fault_19_a_call_cancelled_while_queued_never_starts(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         await journal.receive(entry())
         assert await journal.finish("run.1.1.1", CallState.CANCELLED, b"")
         assert not await journal.start("run.1.1.1", "boot")
 
 
-async def test_open_calls_come_as_they_arrived_and_ends_as_they_ended(tmp_path: Path) -> None:
+async def test_open_calls_are_listed_by_arrival_and_ended_calls_by_end(tmp_path: Path) -> None:
     # The clock stands still: order is not taken from it.
     async with await opened(tmp_path) as journal:
         for name in ("c", "a", "d", "b"):
@@ -160,7 +160,7 @@ async def test_open_calls_come_as_they_arrived_and_ends_as_they_ended(tmp_path: 
         assert ids(await journal.unacknowledged()) == ["c", "b"]
 
 
-async def test_only_what_is_over_and_acknowledged_is_forgotten(tmp_path: Path) -> None:
+async def test_only_ended_and_acknowledged_calls_are_pruned(tmp_path: Path) -> None:
     async with await opened(tmp_path, now=0.0) as journal:
         for name in ("open", "unacknowledged", "old"):
             await journal.receive(entry(name))
@@ -175,7 +175,7 @@ async def test_only_what_is_over_and_acknowledged_is_forgotten(tmp_path: Path) -
         assert ids(await journal.unacknowledged()) == ["unacknowledged"]
 
 
-async def test_no_more_ids_are_kept_than_wanted_and_the_oldest_go(tmp_path: Path) -> None:
+async def test_pruning_limits_the_number_of_ids_and_drops_the_oldest(tmp_path: Path) -> None:
     now = 0.0
     async with await Journal.open(tmp_path / "journal.db", clock=lambda: now) as journal:
         names = [f"run.{number}" for number in range(1200)]
@@ -189,7 +189,7 @@ async def test_no_more_ids_are_kept_than_wanted_and_the_oldest_go(tmp_path: Path
         assert kept == names[-10:]
 
 
-async def test_small_values_and_their_versions_are_kept(tmp_path: Path) -> None:
+async def test_values_and_their_versions_survive_a_restart(tmp_path: Path) -> None:
     async with await opened(tmp_path) as journal:
         assert await journal.recall("boots") is None
         await journal.remember("boots", b"1")
@@ -208,9 +208,7 @@ async def test_small_values_and_their_versions_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("count", [1, 50, 200])
-def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
-    tmp_path: Path, count: int
-) -> None:
+def test_after_kill_9_every_acknowledged_step_is_in_the_journal(tmp_path: Path, count: int) -> None:
     said = killed_after("calls", count, tmp_path / "journal.db")
     told = {line.split()[0]: CallState(line.split()[1]) for line in said}
     order = list(CallState)
@@ -228,7 +226,7 @@ def test_killed_at_any_time_every_step_that_returned_is_in_the_journal(
 
 
 @pytest.mark.process
-async def test_fault_26_on_a_full_disk_nothing_is_taken_in_and_nothing_is_lost(
+async def test_fault_26_a_full_disk_refuses_new_calls_and_loses_none(
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
@@ -257,7 +255,9 @@ def essence(row: JournalRow | None) -> object:
     return row.request_id, row.run_id, row.digest, row.state, row.command, row.report
 
 
-async def test_fault_27_no_flipped_bit_changes_what_the_journal_says(tmp_path: Path) -> None:
+async def test_fault_27_a_flipped_bit_is_detected_or_changes_no_journal_entry(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "journal.db"
     names = [f"run.{number}" for number in range(40)]
     async with await opened(tmp_path) as journal:

@@ -81,7 +81,7 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("most", [1, 17])
-async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_as_it_says(
+async def test_fault_50_five_processes_racing_one_budget_pass_exactly_its_limit(
     most: int, place: Place
 ) -> None:
     where = (str(place.at), place.schema)
@@ -103,7 +103,7 @@ async def test_fault_50_five_processes_racing_one_budget_pass_exactly_as_often_a
 
 
 @pytest.mark.process
-async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_its_id(
+async def test_after_kill_9_spending_survives_and_open_reservations_are_found_by_id(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "budget.db"
@@ -125,7 +125,7 @@ async def test_after_kill_9_nothing_is_forgotten_and_what_was_open_is_found_by_i
         assert isinstance(again, Reservation) and not again.is_new, "it is not paid for twice"
 
 
-async def test_what_nobody_settled_for_a_day_is_taken_for_spent(place: Place) -> None:
+async def test_a_reservation_not_settled_for_a_day_counts_as_spent(place: Place) -> None:
     clock = Clock()
     async with opened(place, clock) as ledger:
         await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
@@ -142,7 +142,7 @@ async def test_what_nobody_settled_for_a_day_is_taken_for_spent(place: Place) ->
         assert isinstance(found, Reservation)
 
 
-async def test_time_in_a_ledger_never_goes_back(place: Place) -> None:
+async def test_ledger_time_never_moves_backwards(place: Place) -> None:
     clock = Clock()
     async with opened(place, clock) as ledger:
         await ledger.open("tenant", {"action.relay": Limit(1, 3_600.0)}, {})
@@ -162,7 +162,7 @@ async def test_time_in_a_ledger_never_goes_back(place: Place) -> None:
         assert (await account(ledger, "tenant")).touched == before + 3_600
 
 
-async def test_accounts_of_runs_that_ended_are_kept_a_while_and_then_gone(place: Place) -> None:
+async def test_accounts_of_ended_runs_are_deleted_after_the_retention_period(place: Place) -> None:
     clock = Clock()
     async with opened(place, clock) as ledger:
         await ledger.open("tenant", {}, {})
@@ -175,7 +175,7 @@ async def test_accounts_of_runs_that_ended_are_kept_a_while_and_then_gone(place:
             assert (await account(ledger, "tenant")).spent == {"calls": 1}
 
 
-async def test_what_was_settled_is_seen_by_whoever_asks_next_and_written_soon(
+async def test_a_settlement_is_visible_locally_at_once_and_to_others_soon(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "b.db"
@@ -193,7 +193,7 @@ async def test_what_was_settled_is_seen_by_whoever_asks_next_and_written_soon(
         assert isinstance(await second.reserve(RUN, {"calls": 1}, "c"), Reservation)
 
 
-async def test_a_ledger_that_cannot_be_written_refuses_and_loses_nothing(tmp_path: Path) -> None:
+async def test_an_unwritable_ledger_refuses_reservations_and_loses_none(tmp_path: Path) -> None:
     ledger = await StoredLedger.open_file(tmp_path / "b.db")
     await ledger.reserve(RUN, {"calls": 1}, "a")
     await ledger.database.close()
@@ -207,7 +207,7 @@ async def test_a_ledger_that_cannot_be_written_refuses_and_loses_nothing(tmp_pat
         assert (await account(again, "run")).held == {"calls": 1}
 
 
-async def test_a_ledger_with_a_changed_figure_is_not_believed(tmp_path: Path) -> None:
+async def test_a_ledger_with_a_tampered_amount_is_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "b.db"
     async with await StoredLedger.open_file(path) as ledger:
         await ledger.open("tenant", {"calls": Limit(77)}, {})
@@ -222,12 +222,12 @@ async def test_a_ledger_with_a_changed_figure_is_not_believed(tmp_path: Path) ->
         await StoredLedger.open_file(path)
 
 
-async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+async def test_the_ledger_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     async with await StoredLedger.open_file(tmp_path / "b.db"):
         assert (tmp_path / "b.db").stat().st_mode & 0o077 == 0
 
 
-async def test_one_account_is_found_with_those_below_and_no_others(place: Place) -> None:
+async def test_an_account_is_listed_with_its_children_and_no_others(place: Place) -> None:
     names = ["tenant:a", "tenant:a/user:x", "tenant:a-b", "tenant:a0", "tenant:b", "run:1"]
     async with opened(place, Clock()) as ledger:
         for books in (ledger, MemoryLedger(Clock())):

@@ -77,7 +77,7 @@ async def found(store: MemoryStore, query: str, scope: MemoryFilter | None = Non
     return [one.observation.content for one in await store.find(query, 10, scope or MemoryFilter())]
 
 
-async def test_what_fits_best_comes_first_and_of_the_same_the_newer(place: Path | str) -> None:
+async def test_search_ranks_by_relevance_then_by_recency(place: Path | str) -> None:
     async with opened(place) as store:
         await store.add(
             [
@@ -95,7 +95,7 @@ async def test_what_fits_best_comes_first_and_of_the_same_the_newer(place: Path 
         assert await found(store, "what is the and of it") == []
 
 
-async def test_an_observation_comes_back_as_it_was_put(place: Path | str) -> None:
+async def test_an_observation_round_trips_unchanged(place: Path | str) -> None:
     async with opened(place) as store:
         put = note("naïve Ωmega 日本語\n\tlines", "one", label=UNTRUSTED)
         await store.add([put])
@@ -104,7 +104,7 @@ async def test_an_observation_comes_back_as_it_was_put(place: Path | str) -> Non
         assert (await store.find("ωmega"))[0].observation == put
 
 
-async def test_the_same_id_twice_is_kept_once(place: Path | str) -> None:
+async def test_an_observation_id_is_stored_once(place: Path | str) -> None:
     async with opened(place) as store:
         await store.add([note("first words", "one")])
         await store.add([note("second words", "one"), note("third words", "two")])
@@ -112,7 +112,7 @@ async def test_the_same_id_twice_is_kept_once(place: Path | str) -> None:
         assert await found(store, "second") == []
 
 
-async def test_nobody_finds_what_is_of_another_tenant_or_user(place: Path | str) -> None:
+async def test_search_never_finds_observations_of_another_tenant_or_user(place: Path | str) -> None:
     async with opened(place) as store:
         whose = [("acme", "ann"), ("acme", "bob"), ("local", "ann"), ("local", "")]
         for tenant, user in whose:
@@ -148,7 +148,7 @@ async def test_a_scope_narrows_by_agent_session_and_label(place: Path | str) -> 
         ]
 
 
-async def test_what_was_around_is_told_in_order(place: Path | str) -> None:
+async def test_around_returns_the_neighbouring_observations_in_order(place: Path | str) -> None:
     async with opened(place) as store:
         numbers = ["zero", "one", "two", "three", "four", "five", "six"]
         await store.add([note(word, session="a") for word in numbers])
@@ -160,7 +160,7 @@ async def test_what_was_around_is_told_in_order(place: Path | str) -> None:
         assert [o.observation.content for o in await store.around(last)] == numbers[4:]
 
 
-async def test_what_is_forgotten_is_not_found_again(place: Path | str) -> None:
+async def test_deleted_observations_are_not_found(place: Path | str) -> None:
     async with opened(place) as store:
         await store.add([note(f"pears {n}", session="a", at=float(n)) for n in range(10)])
         await store.add([note("pears other", session="b", at=3.5)])
@@ -171,7 +171,7 @@ async def test_what_is_forgotten_is_not_found_again(place: Path | str) -> None:
         assert await store.delete_session("a") == 0
 
 
-async def test_more_than_one_batch_is_forgotten(
+async def test_deletion_covers_more_than_one_batch(
     place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "DELETE_BATCH_ROWS", 3)
@@ -180,7 +180,7 @@ async def test_more_than_one_batch_is_forgotten(
         assert await store.delete_session("s") == 7
 
 
-async def test_only_the_newest_of_an_owner_are_looked_through(
+async def test_search_covers_only_the_newest_observations_of_an_owner(
     place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "MAX_SEARCHED_OBSERVATIONS", 3)
@@ -190,7 +190,7 @@ async def test_only_the_newest_of_an_owner_are_looked_through(
         assert await found(store, "figs") == ["figs 5", "figs 4", "figs 3", "figs 2"]
 
 
-async def test_it_is_all_there_after_it_was_closed_and_opened_again(place: Path | str) -> None:
+async def test_observations_and_deletions_survive_reopening(place: Path | str) -> None:
     async with opened(place, "again") as store:
         await store.add([note("a note that lasts", "one")])
     async with opened(place, "again") as store:
@@ -201,9 +201,7 @@ async def test_it_is_all_there_after_it_was_closed_and_opened_again(place: Path 
 
 
 @pytest.mark.parametrize("query", ODD)
-async def test_what_a_query_language_would_take_for_its_own_is_words(
-    place: Path | str, query: str
-) -> None:
+async def test_query_syntax_in_text_is_treated_as_words(place: Path | str, query: str) -> None:
     async with opened(place) as store:
         await store.add([note(query), note("whose is it, near or far")])
         await store.find(query)
@@ -213,7 +211,7 @@ async def test_what_a_query_language_would_take_for_its_own_is_words(
 @given(st.text(max_size=60) | st.text(alphabet="\"*():^-+{}|&<>'ANDORNOTEARa \0", max_size=40))
 @settings(deadline=None)
 @example("½ ² ٣ ⅷ")
-def test_no_text_is_a_syntax_error(query: str) -> None:
+def test_no_query_text_is_a_syntax_error(query: str) -> None:
     async def go() -> None:
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for step in SCHEMA.migrations:
@@ -238,7 +236,7 @@ def test_no_text_is_a_syntax_error(query: str) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )
-def test_any_texts_can_be_noted_and_looked_for(place: Path | str, texts: list[str]) -> None:
+def test_any_text_can_be_stored_and_searched(place: Path | str, texts: list[str]) -> None:
     async def go() -> None:
         async with opened(place) as everybody:
             store = everybody.of(secrets.token_hex(4))
@@ -249,7 +247,7 @@ def test_any_texts_can_be_noted_and_looked_for(place: Path | str, texts: list[st
     asyncio.run(go())
 
 
-def test_words_are_few_and_each_is_there_once() -> None:
+def test_words_of_deduplicates_and_limits_words() -> None:
     assert query_words("The RED red fox's tail_end, and then") == (
         "red",
         "fox",
@@ -262,11 +260,11 @@ def test_words_are_few_and_each_is_there_once() -> None:
     assert query_words("x" * 10_000) == ()
 
 
-def test_this_sqlite_can_find_words() -> None:
+def test_this_sqlite_supports_full_text_search() -> None:
     assert full_text_search_problem() == ""
 
 
-async def test_of_very_many_that_fit_the_newest_are_put_in_order(
+async def test_only_the_newest_matches_are_ranked(
     place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "MAX_RANKED_OBSERVATIONS", 3)

@@ -255,7 +255,7 @@ async def test_a_window_is_narrowed_by_time_owner_agent_and_tenant(place: Place)
         assert await tools(MetricsWindow("nobody", 0, 9_000)) == []
 
 
-async def test_calls_of_a_window_count_though_their_run_ended_after_it(place: Place) -> None:
+async def test_calls_in_a_window_count_even_if_their_run_ended_later(place: Place) -> None:
     async with opened(place) as house:
         talk = await house.talk()
         await talk.tell((150, started("x")), (160, finished("x")), (900, ended()))
@@ -354,7 +354,7 @@ async def _run(store: SessionStore, run_id: str) -> StoredRun:
     return found
 
 
-async def test_every_table_with_a_run_or_a_session_is_cleared() -> None:
+async def test_every_table_with_a_run_or_session_id_is_cleared_on_deletion() -> None:
     for schema in SCHEMAS:
         for table in tables_of(schema):
             if "run_id" in table.columns:
@@ -363,7 +363,7 @@ async def test_every_table_with_a_run_or_a_session_is_cleared() -> None:
                 assert table.name in TABLES_BY_SESSION_ID, table.name
 
 
-async def test_a_session_is_deleted_where_no_metrics_are_stored(place: Place) -> None:
+async def test_a_session_can_be_deleted_without_metrics_tables(place: Place) -> None:
     database = await place.open(session_tables.SCHEMA)
     store = SessionStore(database, lambda: 1.0)
     await store.create(Session("s1", "a"))
@@ -406,7 +406,7 @@ class Overtaken(MultiSchemaFormat, frozen=True):
         return found
 
 
-async def test_a_file_that_gains_a_part_while_it_is_looked_at_is_not_damaged(
+async def test_a_file_that_gains_a_schema_during_inspection_is_not_damaged(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "evoclaw.db"

@@ -86,7 +86,7 @@ def _shared(postgres_url: str) -> Place:
     return Place(postgres_url, f"test_{token_hex(6)}")
 
 
-async def test_who_listens_in_the_same_process_is_told_when_it_is_written(place: Place) -> None:
+async def test_subscribers_of_the_same_process_are_notified_on_write(place: Place) -> None:
     async with opened(place) as database:
         with heard(database) as told:
             await database.write(add("a"), notices=(STANDS,))
@@ -97,12 +97,12 @@ async def test_who_listens_in_the_same_process_is_told_when_it_is_written(place:
         assert told.all == [STANDS, WATCHED], "he has left"
 
 
-async def test_a_file_reaches_nobody_else(place: Place) -> None:
+async def test_sqlite_notices_do_not_reach_other_processes(place: Place) -> None:
     async with opened(place) as database, database.listening():
         assert not (place.is_file and database.notices.is_live)
 
 
-async def test_others_are_told_once_it_is_committed(shared: Place) -> None:
+async def test_other_processes_are_notified_after_the_commit(shared: Place) -> None:
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
             await one.write(add("a"), notices=(STANDS, STANDS))
@@ -114,7 +114,7 @@ async def test_others_are_told_once_it_is_committed(shared: Place) -> None:
             assert told.all == [STANDS, SAID], "the same twice is told once"
 
 
-async def test_what_failed_is_told_to_nobody_else(shared: Place) -> None:
+async def test_a_failed_write_sends_no_notice_to_other_processes(shared: Place) -> None:
     def fails(connection: Connection) -> None:
         raise ValueError("no")
 
@@ -127,7 +127,7 @@ async def test_what_failed_is_told_to_nobody_else(shared: Place) -> None:
             assert STANDS not in told.all
 
 
-async def test_one_does_not_hear_oneself_twice(shared: Place) -> None:
+async def test_a_process_receives_its_own_notice_once(shared: Place) -> None:
     async with opened(shared, listens=True) as one, opened(shared, listens=True) as two:
         with heard(one) as here, heard(two) as there:
             await one.write(add("a"), notices=(STANDS,))
@@ -138,7 +138,7 @@ async def test_one_does_not_hear_oneself_twice(shared: Place) -> None:
             assert here.all.count(STANDS) == 1
 
 
-async def test_another_schema_of_the_same_server_is_not_told(postgres_url: str) -> None:
+async def test_another_schema_on_the_same_server_is_not_notified(postgres_url: str) -> None:
     ours, other = (Place(postgres_url, f"test_{token_hex(6)}") for _ in range(2))
     async with opened(ours) as one, opened(other) as stranger, opened(ours, listens=True) as two:
         with heard(two) as told:
@@ -148,7 +148,7 @@ async def test_another_schema_of_the_same_server_is_not_told(postgres_url: str) 
             assert told.all == [SAID]
 
 
-async def test_who_comes_says_so(shared: Place) -> None:
+async def test_a_new_listener_announces_itself(shared: Place) -> None:
     async with opened(shared, listens=True) as one:
         with heard(one) as told:
             assert told.newcomers == 0
@@ -158,7 +158,7 @@ async def test_who_comes_says_so(shared: Place) -> None:
                 assert told.newcomers == 1
 
 
-async def test_a_connection_that_was_ended_comes_back_and_everybody_looks(shared: Place) -> None:
+async def test_a_terminated_listener_reconnects_and_reports_missed_notices(shared: Place) -> None:
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
             end_listeners(str(shared.at))
@@ -201,7 +201,7 @@ class Cable:
             await asyncio.wait(self._pumps)
 
 
-async def test_a_network_that_swallows_everything_is_noticed(
+async def test_a_silently_dead_connection_is_detected_and_replaced(
     shared: Place, postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evoclaw.store.databases.postgres_listener.KEEPALIVE_INTERVAL_S", 0.1)
@@ -243,7 +243,7 @@ def end_listeners(url: str, *, least: int = 1) -> None:
     assert ended[0] >= least
 
 
-async def test_a_thousand_are_told_in_a_few_letters(shared: Place) -> None:
+async def test_a_thousand_notices_are_sent_in_few_payloads(shared: Place) -> None:
     async with opened(shared) as one, opened(shared, listens=True) as two:
         with heard(two) as told:
             notices = [
@@ -256,7 +256,7 @@ async def test_a_thousand_are_told_in_a_few_letters(shared: Place) -> None:
             assert one.commits - before < 100
 
 
-async def test_words_of_others_are_quoted(shared: Place) -> None:
+async def test_notice_text_is_escaped_in_sql(shared: Place) -> None:
     strange = Notice(
         NoticeKind.STATE_CHANGED, "o'hara\\", "'); DROP TABLE things; -- \n\u20ac\x00\U0001f980"
     )
@@ -267,7 +267,7 @@ async def test_words_of_others_are_quoted(shared: Place) -> None:
             assert await two.read(names) == ["a"]
 
 
-async def test_of_mere_progress_only_those_are_told_who_watch(shared: Place) -> None:
+async def test_progress_notices_are_sent_only_to_processes_that_watch(shared: Place) -> None:
     async with opened(shared, listens=True) as one, opened(shared, listens=True) as two:
         with heard(one) as here, heard(two) as there:
             await one.write(add("a"), notices=(KEPT,))
@@ -283,7 +283,7 @@ async def test_of_mere_progress_only_those_are_told_who_watch(shared: Place) -> 
             assert there.all == [WATCHED, KEPT]
 
 
-def test_letters_hold_what_fits_and_each_once() -> None:
+def test_payloads_fit_the_size_limit_and_hold_each_notice_once() -> None:
     notices = [Notice(NoticeKind.RECORDS_STORED, "local", f"{n:0100}") for n in range(200)]
     letters = encode_payloads("me", [*notices, *notices])
     assert len(letters) > 1
@@ -302,7 +302,7 @@ def test_letters_hold_what_fits_and_each_once() -> None:
 
 
 @pytest.mark.parametrize("letter", ["", "{}", "[]", '["x"]', '["x", [1]]', "\x00", '["x", null]'])
-def test_what_is_no_letter_is_left_alone(letter: str) -> None:
+def test_a_malformed_payload_is_ignored(letter: str) -> None:
     found: list[Notice | None] = []
     hearing = Notices()
     with hearing.subscribe(found.append):
@@ -310,7 +310,7 @@ def test_what_is_no_letter_is_left_alone(letter: str) -> None:
     assert found == []
 
 
-def test_who_watches_is_known_for_a_while_and_asks_again() -> None:
+def test_a_watch_expires_and_can_be_renewed() -> None:
     now, asked = 100.0, 0
 
     def watched() -> None:
@@ -340,7 +340,7 @@ def test_who_watches_is_known_for_a_while_and_asks_again() -> None:
     assert asked == 3
 
 
-def test_who_wants_only_the_words_of_others_is_not_told_ours() -> None:
+def test_a_subscriber_can_exclude_notices_of_its_own_process() -> None:
     hearing, ours, all_ = Notices(), list[Notice | None](), list[Notice | None]()
     with hearing.subscribe(ours.append, own=False), hearing.subscribe(all_.append):
         hearing.deliver((SAID,))
@@ -350,7 +350,7 @@ def test_who_wants_only_the_words_of_others_is_not_told_ours() -> None:
         assert (ours, all_) == ([STANDS, None], [SAID, STANDS, None])
 
 
-def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_watched_runs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evoclaw.store.databases.notices.MAX_WATCHED_RUNS", 10)
     now = 100.0
     hearing = Notices(lambda: now)

@@ -119,7 +119,7 @@ async def cabled(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_commit_cut_off_is_found_out_about_and_done_once(
+async def test_a_commit_on_a_cut_connection_is_checked_and_applied_once(
     postgres_server: Postgres, when: str
 ) -> None:
     async with cabled(postgres_server) as (cable, database, place), asyncio.timeout(WAIT):
@@ -133,7 +133,7 @@ async def test_a_commit_cut_off_is_found_out_about_and_done_once(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_if_the_server_stays_away_nobody_claims_to_know(
+async def test_a_commit_stays_unknown_while_the_server_is_unreachable(
     postgres_server: Postgres, when: str
 ) -> None:
     async with cabled(postgres_server, 0.3) as (cable, database, place), asyncio.timeout(WAIT):
@@ -152,7 +152,9 @@ async def test_if_the_server_stays_away_nobody_claims_to_know(
         assert await seen_by_others(place) == found
 
 
-async def test_who_was_stopped_itself_is_as_patient_as_others(postgres_server: Postgres) -> None:
+async def test_a_writer_that_was_paused_still_gets_its_full_retry_time(
+    postgres_server: Postgres,
+) -> None:
     async with cabled(postgres_server, 0.3) as (cable, database, place), asyncio.timeout(WAIT):
         tries: list[float] = []
 
@@ -168,7 +170,7 @@ async def test_who_was_stopped_itself_is_as_patient_as_others(postgres_server: P
         assert await seen_by_others(place) == ["woken"]
 
 
-async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Postgres) -> None:
+async def test_a_connection_lost_during_a_request_is_reopened(postgres_server: Postgres) -> None:
     async with cabled(postgres_server) as (cable, database, place), asyncio.timeout(WAIT):
         await database.write(add("promised"), wait=False)
         cable.cut_before = b"INSERT"
@@ -185,7 +187,7 @@ async def test_a_connection_lost_in_the_middle_is_made_again(postgres_server: Po
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_a_server_that_is_started_again_is_used_again(how: signal.Signals) -> None:
+async def test_a_restarted_server_is_used_again(how: signal.Signals) -> None:
     server = Postgres()
     place = Place(server.url)
     try:
@@ -224,7 +226,7 @@ asyncio.run(main())
 """
 
 
-async def test_fault_10_who_stops_in_the_middle_is_in_nobodys_way_for_long(
+async def test_fault_10_a_paused_process_does_not_block_other_writers_for_long(
     postgres_url: str,
 ) -> None:
     place = Place(postgres_url, f"test_{token_hex(6)}")
@@ -261,15 +263,13 @@ async def test_fault_10_who_stops_in_the_middle_is_in_nobodys_way_for_long(
         ("postgresql://u@[bad", "write postgresql://"),
     ],
 )
-async def test_an_address_that_cannot_be_used_is_explained_without_its_secrets(
-    url: str, said: str
-) -> None:
+async def test_an_unusable_url_is_explained_without_its_secrets(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         await open_database(url, (THINGS,), password="hidden")
     assert "secret" not in str(refused.value) and "hidden" not in str(refused.value)
 
 
-async def test_a_schema_is_ours_alone(postgres_url: str) -> None:
+async def test_schemas_are_isolated_and_their_names_are_checked(postgres_url: str) -> None:
     first, second = (Place(postgres_url, f"test_{token_hex(6)}") for _ in range(2))
     one, other = await first.open(THINGS), await second.open(THINGS)
     await one.write(add("mine"))
@@ -280,7 +280,7 @@ async def test_a_schema_is_ours_alone(postgres_url: str) -> None:
         await Place(postgres_url, 'x"; DROP').open(THINGS)
 
 
-async def test_work_that_hides_a_failure_is_not_taken_for_done(postgres_url: str) -> None:
+async def test_work_that_suppresses_a_statement_error_is_rolled_back(postgres_url: str) -> None:
     import psycopg
 
     def hiding(connection: Connection) -> str:
@@ -302,7 +302,7 @@ async def test_work_that_hides_a_failure_is_not_taken_for_done(postgres_url: str
     await database.close()
 
 
-async def test_who_waited_for_its_turn_sees_what_was_written_whatever_is_usual_there(
+async def test_writes_use_read_committed_whatever_the_server_default(
     postgres_url: str,
 ) -> None:
     strict = f"{postgres_url}?options=-c%20default_transaction_isolation%3Dserializable"

@@ -22,7 +22,7 @@ from evoclaw.governance.rate_limits import RateLimit, RateLimits, RateSettings
 from evoclaw.store.databases.database import Connection, Database, StoreError
 from evoclaw.store.databases.write_requests import DeferredCommitFailed
 from evoclaw.store.governance.rates import PRUNE_INTERVAL_CALLS, SCHEMA, RateStore
-from tests.governance.test_rates import ANN, Clock, allowed, call
+from tests.governance.test_rate_limits import ANN, Clock, allowed, call
 from tests.support.databases import Place
 from tests.support.postgres import Postgres
 from tests.support.properties import examples
@@ -78,7 +78,7 @@ async def count(database: Database) -> int:
     return await database.read(work)
 
 
-async def test_limits_are_those_of_any_other_rate(place: Place) -> None:
+async def test_rate_limits_are_shared_between_two_processes(place: Place) -> None:
     clock = Clock()
     limits = RateSettings(per_minute=4, burst=3, tools={"bash": RateLimit(per_minute=2)})
     async with counting(place, clock) as (_, here), counting(place, clock) as (_, there):
@@ -101,7 +101,7 @@ async def test_limits_are_those_of_any_other_rate(place: Place) -> None:
     per_minute=st.integers(0, 9),
     burst=st.integers(0, 4),
 )
-async def test_no_window_ever_holds_more_than_is_allowed(
+async def test_no_window_ever_holds_more_calls_than_its_limit(
     place: Place, gaps: list[float], per_minute: int, burst: int
 ) -> None:
     clock, who, passed = Clock(), token_hex(8), list[float]()
@@ -122,7 +122,7 @@ async def test_no_window_ever_holds_more_than_is_allowed(
         assert not burst or sum(end - 1 < one <= end for one in passed) <= burst
 
 
-async def test_a_clock_that_is_set_back_gives_nobody_more_and_stops_nobody(place: Place) -> None:
+async def test_setting_the_clock_back_neither_raises_nor_blocks_the_limit(place: Place) -> None:
     clock = Clock()
     async with counting(place, clock) as (_, counts):
         assert [await counts.take([("ann", 2, 0)]) for _ in range(3)] == [None, None, (60.0, 0)]
@@ -132,7 +132,7 @@ async def test_a_clock_that_is_set_back_gives_nobody_more_and_stops_nobody(place
         assert await counts.take([("ann", 2, 0)]) is None
 
 
-async def test_what_counts_no_more_is_not_kept(place: Place) -> None:
+async def test_calls_outside_the_window_are_deleted(place: Place) -> None:
     clock = Clock()
     async with counting(place, clock) as (database, counts):
         for number in range(4 * PRUNE_INTERVAL_CALLS):
@@ -141,7 +141,7 @@ async def test_what_counts_no_more_is_not_kept(place: Place) -> None:
         assert await count(database) <= 2 * (60 + PRUNE_INTERVAL_CALLS)
 
 
-async def test_a_call_costs_no_commit_of_its_own(postgres_url: str) -> None:
+async def test_counting_a_call_needs_no_extra_commit(postgres_url: str) -> None:
     async with counting(on_postgres(postgres_url), wait=False) as (database, counts):
         before = database.commits
         for _ in range(10):
@@ -190,7 +190,7 @@ def race(
 
 
 @pytest.mark.process
-async def test_three_processes_together_never_come_more_often_than_one_may(
+async def test_three_processes_together_stay_within_one_burst_limit(
     postgres_url: str, tmp_path: Path
 ) -> None:
     place, marks = on_postgres(postgres_url), tmp_path / "marks"
@@ -204,7 +204,7 @@ async def test_three_processes_together_never_come_more_often_than_one_may(
 
 @pytest.mark.process
 @pytest.mark.parametrize("killed", [-1, 1])
-async def test_a_minute_is_shared_by_all_also_if_one_is_killed(
+async def test_the_minute_limit_holds_for_all_processes_even_if_one_is_killed(
     postgres_url: str, tmp_path: Path, killed: int
 ) -> None:
     place, marks = on_postgres(postgres_url), tmp_path / "marks"
@@ -217,7 +217,7 @@ async def test_a_minute_is_shared_by_all_also_if_one_is_killed(
 
 
 @pytest.mark.process
-async def test_what_cannot_be_counted_is_not_done() -> None:
+async def test_a_call_that_cannot_be_counted_is_not_allowed() -> None:
     server = Postgres()
     try:
         server.start()
@@ -238,7 +238,7 @@ async def test_what_cannot_be_counted_is_not_done() -> None:
         server.close()
 
 
-async def test_a_count_that_was_lost_and_whose_place_another_took_is_not_taken_for_made(
+async def test_a_lost_count_taken_by_another_process_fails_the_next_write(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)

@@ -20,13 +20,13 @@ def written(path: Path, count: int = 3) -> list[Record]:
     return records
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_recording_round_trips_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.jsonl"
     assert written(path) == read_recording(path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_torn_last_line_is_left_out_and_cut_away_before_going_on(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_ignored_and_truncated_before_appending(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     records = written(path)
     whole = path.read_bytes()
@@ -41,7 +41,7 @@ def test_a_torn_last_line_is_left_out_and_cut_away_before_going_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["bit", "line out", "lines swapped", "empty", "only a piece"])
-def test_fault_27_a_damaged_recording_is_refused_with_the_place(
+def test_fault_27_a_damaged_recording_is_refused_with_the_line_number(
     tmp_path: Path, damage: str
 ) -> None:
     path = tmp_path / "run.jsonl"
@@ -60,7 +60,7 @@ def test_fault_27_a_damaged_recording_is_refused_with_the_place(
         read_recording(path)
 
 
-def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot record to"):
         Recording(tmp_path / "file" / "run.jsonl")

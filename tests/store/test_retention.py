@@ -13,7 +13,7 @@ from tests.support.databases import Place
 OLD, NEW, BEFORE = 100.0, 1000.0, 500.0
 
 
-async def test_only_sessions_that_ended_before_the_time_are_forgotten(place: Place) -> None:
+async def test_only_sessions_that_ended_before_the_cutoff_are_deleted(place: Place) -> None:
     database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
     time = [OLD]
     store = SessionStore(database, lambda: time[0])

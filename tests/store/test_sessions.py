@@ -22,7 +22,7 @@ def record(run_id: str, seq: int, text: str) -> Record:
     return Record(run_id, seq, 1.0, Replied(Reply(text)))
 
 
-async def test_a_session_is_made_once_and_found_again(place: Place) -> None:
+async def test_a_session_is_created_once_and_survives_a_restart(place: Place) -> None:
     made = Session("s1", "coder", "ann", "first", "", 0, frozenset({"shell"}), frozenset({"bash"}))
     async with await opened(place) as store:
         kept = await store.create(made)
@@ -34,7 +34,7 @@ async def test_a_session_is_made_once_and_found_again(place: Place) -> None:
         assert await store.session("s2") is None
 
 
-async def test_sessions_are_listed_by_owner_agent_and_what_is_below_newest_first(
+async def test_sessions_are_listed_newest_first_by_owner_agent_and_parent(
     place: Place,
 ) -> None:
     async with await opened(place) as store:
@@ -56,7 +56,7 @@ async def test_sessions_are_listed_by_owner_agent_and_what_is_below_newest_first
         assert await ids("ann", before="root") == await ids("ann", before="gone") == []
 
 
-async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_figures(
+async def test_records_messages_and_usage_of_a_run_survive_a_restart(
     place: Place,
 ) -> None:
     opening: tuple[Message, ...] = (user("hi"),)
@@ -85,7 +85,7 @@ async def test_what_happened_in_a_run_survives_a_restart_with_its_messages_and_f
         assert not found.last.is_open
 
 
-async def test_a_record_that_is_there_already_is_refused_with_all_that_came_with_it(
+async def test_a_duplicate_record_is_refused_with_its_whole_batch(
     place: Place,
 ) -> None:
     async with await opened(place) as store:
@@ -99,7 +99,7 @@ async def test_a_record_that_is_there_already_is_refused_with_all_that_came_with
         assert len(await store.messages("s1")) == 1
 
 
-async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unknown(
+async def test_spending_of_child_runs_adds_up_and_an_unknown_cost_stays_unknown(
     place: Place,
 ) -> None:
     async with await opened(place) as store:
@@ -116,7 +116,7 @@ async def test_what_all_runs_below_one_spent_is_added_up_and_unknown_stays_unkno
         assert await store.usage("never") == RunUsage()
 
 
-async def test_only_background_runs_that_did_not_end_are_left_behind(place: Place) -> None:
+async def test_only_unfinished_background_runs_are_left_behind(place: Place) -> None:
     async with await opened(place) as store:
         for name, background in (("a", True), ("b", False), ("c", True)):
             await store.create_run(name, name, "do", parent_run="top", background=background)
@@ -126,7 +126,7 @@ async def test_only_background_runs_that_did_not_end_are_left_behind(place: Plac
         assert [run.id for run in await store.open_background_runs("top")] == ["a"]
 
 
-async def test_todos_are_kept_per_session_and_replaced_whole(place: Place) -> None:
+async def test_todos_are_stored_per_session_and_replaced_as_a_whole(place: Place) -> None:
     async with await opened(place) as store:
         assert await store.todos("s1") is None
         await store.put_todos("s1", b"[1]")
@@ -136,7 +136,7 @@ async def test_todos_are_kept_per_session_and_replaced_whole(place: Place) -> No
         assert (await store.todos("s1"), await store.todos("s2")) == (b"[2]", b"[3]")
 
 
-async def test_a_question_is_asked_once_and_its_first_answer_counts(place: Place) -> None:
+async def test_a_question_is_stored_once_and_its_first_answer_counts(place: Place) -> None:
     async with await opened(place) as store:
         asked = await store.questions.ask("r1.1.0", "s1", b"why")
         assert asked.answer is None
@@ -150,7 +150,7 @@ async def test_a_question_is_asked_once_and_its_first_answer_counts(place: Place
         assert await store.questions.waiting() == []
 
 
-async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(place: Place) -> None:
+async def test_unanswered_questions_are_closed_with_their_run_only(place: Place) -> None:
     async with await opened(place) as store:
         for name in ("r1.1.0", "r1.2.0", "r11.1.0", "r2.1.0"):
             await store.questions.ask(name, "s1", b"why")
@@ -162,7 +162,7 @@ async def test_questions_of_a_run_that_ended_are_given_up_and_no_others(place: P
         assert kept is not None and kept.answer == b"because"
 
 
-async def test_fault_10_who_has_a_lower_epoch_stores_nothing(place: Place) -> None:
+async def test_fault_10_an_append_with_a_lower_epoch_is_fenced(place: Place) -> None:
     async with await opened(place) as store:
         await store.create(Session("s1", "a"))
         run = await store.create_run("r1", "s1", "hi")

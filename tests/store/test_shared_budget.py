@@ -121,7 +121,7 @@ def spend(place: Place, marks: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.process
-async def test_three_processes_one_of_them_killed_never_spend_more_than_there_is(
+async def test_three_processes_never_exceed_a_budget_even_if_one_is_killed(
     postgres_url: str, tmp_path: Path
 ) -> None:
     place, marks = Place(postgres_url, f"test_{token_hex(6)}"), tmp_path / "marks"
@@ -146,7 +146,7 @@ async def test_three_processes_one_of_them_killed_never_spend_more_than_there_is
     await database.close()
 
 
-async def test_time_is_the_servers_not_that_of_a_machine_whose_clock_is_wrong(
+async def test_the_ledger_uses_the_clock_of_the_server_not_of_the_machine(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(postgres_url, f"test_{token_hex(6)}")
@@ -183,7 +183,7 @@ async def cut(database: Database, url: str) -> None:
         admin.execute("SELECT pg_terminate_backend(%s)", (number,))
 
 
-async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
+async def test_a_lost_reservation_taken_by_another_process_is_not_spent_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
@@ -202,7 +202,7 @@ async def test_what_was_set_aside_lost_and_taken_by_another_is_not_spent_twice(
     await there.close()
 
 
-async def test_a_run_that_lost_what_it_had_set_aside_stands_still_and_others_go_on(
+async def test_a_run_that_lost_its_reservation_is_suspended_and_others_continue(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)

@@ -62,7 +62,7 @@ def nothing(_: Connection) -> None:
     """A write that changes nothing, and is committed like any other."""
 
 
-async def test_what_was_written_is_read_also_after_reopening(tmp_path: Path) -> None:
+async def test_written_rows_are_read_back_after_reopening(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "things.db"
     async with await opened(path) as database:
         assert await database.write(add("one")) == 1
@@ -75,7 +75,7 @@ async def test_what_was_written_is_read_also_after_reopening(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("durable", "level"), [(True, 2), (False, 0)])
-async def test_a_durable_one_waits_for_the_disk_at_every_commit(
+async def test_a_durable_database_syncs_every_commit(
     tmp_path: Path, durable: bool, level: int
 ) -> None:
     def synchronous(connection: Connection) -> int:
@@ -107,7 +107,7 @@ async def test_64_writers_need_far_fewer_commits_than_writes(tmp_path: Path) -> 
         assert database.commits < 512 / 5
 
 
-async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
+async def test_a_failing_write_does_not_affect_the_others_in_its_commit(tmp_path: Path) -> None:
     def half_done(error: BaseException) -> Callable[[Connection], None]:
         def work(connection: Connection) -> None:
             add("half")(connection)
@@ -137,7 +137,7 @@ async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
         assert await database.read(names) == ["good", "better", "after"]
 
 
-async def test_a_commit_that_fails_is_undone_and_the_next_one_works(tmp_path: Path) -> None:
+async def test_a_failing_commit_is_rolled_back_and_the_next_one_works(tmp_path: Path) -> None:
     child_of = """CREATE TABLE parts (
         of INTEGER REFERENCES things (id) DEFERRABLE INITIALLY DEFERRED)"""
     schema = Schema(SCHEMA.name, ((*SCHEMA.migrations[0], child_of),))
@@ -151,7 +151,7 @@ async def test_a_commit_that_fails_is_undone_and_the_next_one_works(tmp_path: Pa
         assert await database.read(names) == ["three"]
 
 
-async def test_a_cancelled_caller_does_not_hurt_the_others(tmp_path: Path) -> None:
+async def test_a_cancelled_write_does_not_affect_other_writes(tmp_path: Path) -> None:
     async with await opened(tmp_path / "things.db") as database:
         running, waiting, other = (
             asyncio.create_task(database.write(add(name)))
@@ -164,7 +164,7 @@ async def test_a_cancelled_caller_does_not_hurt_the_others(tmp_path: Path) -> No
         assert running.cancelled() and waiting.cancelled()
 
 
-async def test_while_another_process_writes_the_loop_goes_on_and_the_write_waits_its_turn(
+async def test_writes_wait_for_another_process_without_blocking_the_event_loop(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "things.db"
@@ -180,7 +180,7 @@ async def test_while_another_process_writes_the_loop_goes_on_and_the_write_waits
             assert [await write for write in writes] == [1, 2, 3]
 
 
-async def test_closing_finishes_what_was_asked_and_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_closing_finishes_queued_writes_and_leaves_no_thread_or_file(tmp_path: Path) -> None:
     threads = threading.active_count()
     database = await opened(tmp_path / "things.db")
     pool = threading.active_count() - threads - 1
@@ -194,7 +194,7 @@ async def test_closing_finishes_what_was_asked_and_leaves_nothing_open(tmp_path:
     assert threading.active_count() == threads + pool
 
 
-async def test_a_database_that_was_forgotten_ends_its_thread(tmp_path: Path) -> None:
+async def test_a_garbage_collected_database_ends_its_thread(tmp_path: Path) -> None:
     database = await opened(tmp_path / "things.db")
     await database.write(add("one"))
     (thread,) = [one for one in threading.enumerate() if one.name == "store things.db"]
@@ -205,7 +205,7 @@ async def test_a_database_that_was_forgotten_ends_its_thread(tmp_path: Path) -> 
     assert open_descriptors(tmp_path) == []
 
 
-async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_a_cancelled_open_leaves_no_file_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path)
     opening = asyncio.create_task(opened(path))
@@ -220,7 +220,7 @@ async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> 
 
 
 @pytest.mark.process
-def test_killed_at_any_time_everything_acknowledged_is_there(tmp_path: Path) -> None:
+def test_after_kill_9_every_acknowledged_write_is_stored(tmp_path: Path) -> None:
     for count in (1, 40, 333):
         path = tmp_path / f"{count}.db"
         said = killed_after("things", count, path)
@@ -233,7 +233,7 @@ def test_killed_at_any_time_everything_acknowledged_is_there(tmp_path: Path) -> 
 
 
 @pytest.mark.process
-def test_processes_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) -> None:
+def test_processes_that_create_a_file_at_the_same_time_share_it(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     with child("open", path) as first, child("open", path) as second, child("open", path) as third:
         said = [output(process).read() for process in (first, second, third)]
@@ -247,7 +247,7 @@ def test_processes_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["things.db"]
 
 
-async def test_tasks_that_make_one_file_at_the_same_time_share_it(tmp_path: Path) -> None:
+async def test_tasks_that_create_a_file_at_the_same_time_share_it(tmp_path: Path) -> None:
     databases = await asyncio.gather(*(opened(tmp_path / "things.db") for _ in range(8)))
     await asyncio.gather(*(one.write(add(str(n))) for n, one in enumerate(databases)))
     assert len(await databases[0].read(names)) == 8
@@ -258,7 +258,7 @@ async def test_tasks_that_make_one_file_at_the_same_time_share_it(tmp_path: Path
     assert list(contents(tmp_path)) == ["things.db"]
 
 
-async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_path: Path) -> None:
+async def test_an_older_file_is_migrated_and_a_newer_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path, 3)
     newer = Schema(
@@ -274,7 +274,7 @@ async def test_an_older_file_is_brought_up_to_date_and_a_newer_one_refused(tmp_p
         await opened(path)
 
 
-async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+async def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
     await filled(path, 3)
     with pytest.raises(ConfigError, match="not a file of kind 'other store'"):
@@ -282,7 +282,7 @@ async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert path.exists()
 
 
-async def test_a_place_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+async def test_an_unusable_path_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "things.db", tmp_path):
         with pytest.raises(ConfigError, match="cannot use .*; check its permissions or choose"):
@@ -290,7 +290,7 @@ async def test_a_place_that_cannot_be_used_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-async def test_fault_26_a_full_disk_refuses_writes_and_works_again_when_there_is_room(
+async def test_fault_26_a_full_disk_refuses_writes_until_there_is_space_again(
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
@@ -320,7 +320,7 @@ async def test_fault_26_a_full_disk_refuses_writes_and_works_again_when_there_is
 
 
 @pytest.mark.process
-async def test_fault_26_no_room_to_begin_is_not_taken_for_damage(tmp_path: Path) -> None:
+async def test_fault_26_a_full_disk_at_open_is_not_reported_as_damage(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ballast = fill(disk)
         with pytest.raises(StoreFull):
@@ -367,7 +367,7 @@ RUIN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("how", RUIN)
-async def test_fault_27_a_damaged_file_is_reported_and_only_set_aside_when_told(
+async def test_fault_27_a_damaged_file_is_reported_and_set_aside_only_on_request(
     tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "things.db"
@@ -405,7 +405,7 @@ async def left_by_a_crash(folder: Path, rows: int) -> Path:
     return path
 
 
-async def test_fault_27_a_damaged_file_with_a_log_is_left_as_it_was_found(tmp_path: Path) -> None:
+async def test_fault_27_a_damaged_file_and_its_wal_are_left_unchanged(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
     flip(path, 8 * (path.read_bytes().index(b"value BLOB") + 3))
     log = companion_path(path, "-wal")
@@ -418,7 +418,7 @@ async def test_fault_27_a_damaged_file_with_a_log_is_left_as_it_was_found(tmp_pa
         assert (path.read_bytes(), log.read_bytes()) == left
 
 
-async def test_fault_27_a_log_broken_in_the_middle_is_damage(tmp_path: Path) -> None:
+async def test_fault_27_a_wal_damaged_in_the_middle_is_reported(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
     wal = companion_path(path, "-wal")
     file, log = path.read_bytes(), wal.read_bytes()
@@ -440,14 +440,14 @@ async def test_fault_27_a_log_broken_in_the_middle_is_damage(tmp_path: Path) -> 
     assert detected > 30
 
 
-async def test_the_last_commit_in_a_log_may_be_torn(tmp_path: Path) -> None:
+async def test_a_torn_last_commit_of_the_wal_is_dropped(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
     flip(companion_path(path, "-wal"), 8 * (companion_path(path, "-wal").stat().st_size - 100))
     async with await opened(path) as database:
         assert await database.read(names) == [f"row {number}" for number in range(5)]
 
 
-async def test_what_is_left_in_a_log_that_was_begun_anew_is_no_damage(tmp_path: Path) -> None:
+async def test_old_frames_in_a_restarted_wal_are_not_damage(tmp_path: Path) -> None:
     live, path = tmp_path / "live" / "things.db", tmp_path / "things.db"
     async with await opened(live) as database:
         for number in range(20):
@@ -461,7 +461,7 @@ async def test_what_is_left_in_a_log_that_was_begun_anew_is_no_damage(tmp_path: 
         assert len(await database.read(names)) == 21
 
 
-async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) -> None:
+async def test_a_wal_truncated_by_a_power_cut_opens_with_whole_commits(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
     whole, log = path.read_bytes(), companion_path(path, "-wal").read_bytes()
     for cut in range(0, len(log), 1030):
@@ -473,7 +473,7 @@ async def test_a_log_torn_at_its_end_is_what_a_power_cut_leaves(tmp_path: Path) 
 
 
 @pytest.mark.process
-async def test_fault_26_what_was_promised_before_the_disk_was_full_is_kept_when_there_is_room(
+async def test_fault_26_a_deferred_write_is_committed_once_the_full_disk_has_space(
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
@@ -495,7 +495,7 @@ async def test_fault_26_what_was_promised_before_the_disk_was_full_is_kept_when_
 
 
 @pytest.mark.process
-async def test_what_was_promised_and_cannot_be_kept_is_said_when_it_is_closed(
+async def test_closing_reports_a_deferred_write_that_cannot_be_committed(
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
@@ -508,7 +508,7 @@ async def test_what_was_promised_and_cannot_be_kept_is_said_when_it_is_closed(
 
 
 @pytest.mark.process
-async def test_what_was_promised_and_became_impossible_stops_all_writing(tmp_path: Path) -> None:
+async def test_a_deferred_write_that_can_no_longer_apply_stops_all_writes(tmp_path: Path) -> None:
     """Who is told that it was done must never find out by chance that it was not."""
     with small_disk(tmp_path / "disk") as disk:
         database = await opened(disk / "things.db")

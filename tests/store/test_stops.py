@@ -37,7 +37,7 @@ async def machine(place: Place, folder: Path) -> AsyncGenerator[tuple[StopRegist
         await database.close()
 
 
-async def test_what_is_stopped_at_one_is_stopped_at_all_until_any_of_them_releases_it(
+async def test_a_stop_applies_to_all_orchestrators_until_any_of_them_releases_it(
     place: Place, tmp_path: Path
 ) -> None:
     async with (
@@ -60,7 +60,7 @@ async def test_what_is_stopped_at_one_is_stopped_at_all_until_any_of_them_releas
         await until(lambda: not two.stops(), 30)
 
 
-async def test_who_comes_later_obeys_before_it_begins_and_who_was_away_knows_of_the_release(
+async def test_a_starting_orchestrator_reads_stops_and_releases_made_before(
     place: Place, tmp_path: Path
 ) -> None:
     async with machine(place, tmp_path / "one") as (one, _):
@@ -78,7 +78,7 @@ async def test_who_comes_later_obeys_before_it_begins_and_who_was_away_knows_of_
             assert there.cancelling_stop() is None
 
 
-async def test_a_store_that_is_away_releases_nothing_and_a_stop_still_holds_here(
+async def test_without_the_store_a_stop_holds_locally_and_no_release_is_possible(
     place: Place, tmp_path: Path
 ) -> None:
     folder = tmp_path / "one"
@@ -97,7 +97,7 @@ async def test_a_store_that_is_away_releases_nothing_and_a_stop_still_holds_here
         assert await board.release(StopKind.ALL) == ALL
 
 
-async def test_a_damaged_copy_stops_everything_until_it_was_looked_up_again(
+async def test_a_damaged_local_stop_file_stops_everything_until_it_is_reloaded(
     place: Place, tmp_path: Path
 ) -> None:
     async with machine(place, tmp_path / "one") as (board, here):
@@ -109,7 +109,7 @@ async def test_a_damaged_copy_stops_everything_until_it_was_looked_up_again(
         assert here.cancelling_stop() is None and board.stops() == (BASH,)
 
 
-async def test_a_person_can_stop_this_machine_while_no_database_answers(tmp_path: Path) -> None:
+async def test_a_machine_can_be_stopped_while_the_database_is_unreachable(tmp_path: Path) -> None:
     env = {
         "EVOCLAW_HOME": str(tmp_path),
         "EVOCLAW_STORE_URL": f"postgresql://nobody@127.0.0.1:{free_port()}/none",

@@ -278,7 +278,7 @@ async def done(program: Sequence[Step]) -> list[object]:
 @pytest.mark.parametrize("group", GROUPS)
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
-def test_fault_56_a_tenant_sees_what_it_would_see_if_no_other_were_there(
+def test_fault_56_a_tenant_sees_the_same_as_if_it_were_the_only_one(
     group: str, data: st.DataObject
 ) -> None:
     program = data.draw(programs(group))
@@ -308,7 +308,7 @@ READS = (
 
 
 @pytest.mark.parametrize("what", READS)
-async def test_fault_56_an_id_of_another_tenant_is_answered_like_one_that_nobody_has(
+async def test_fault_56_an_id_of_another_tenant_is_answered_like_an_unknown_id(
     what: str,
 ) -> None:
     async with world() as at:
@@ -320,7 +320,7 @@ async def test_fault_56_an_id_of_another_tenant_is_answered_like_one_that_nobody
 
 
 @pytest.mark.parametrize("what", READS)
-async def test_fault_56_a_guess_is_the_same_work_whether_it_is_right_or_not(what: str) -> None:
+async def test_fault_56_a_guessed_id_costs_the_same_whether_it_exists_or_not(what: str) -> None:
     async with world() as at:
         await busy(at, B)
         databases = [one.database for one in (at.sessions, at.approvals, at.receipts, at.commands)]
@@ -389,7 +389,7 @@ def _replied(said: Sequence[object]) -> list[Any]:
     return [one for one in said if isinstance(one, Record) and isinstance(one.event, Replied)]
 
 
-async def test_a_session_is_kept_for_the_tenant_of_the_store_whatever_it_says(
+async def test_a_session_is_stored_for_the_tenant_of_the_store_not_its_own_field(
     tmp_path: Path,
 ) -> None:
     async with await SessionStore.open(tmp_path / "sessions.db", durable=False) as store:
@@ -398,7 +398,7 @@ async def test_a_session_is_kept_for_the_tenant_of_the_store_whatever_it_says(
         assert await store.session("s") is None and await store.of("another").session("s") is None
 
 
-async def test_fault_56_what_is_below_a_session_of_another_tenant_is_not_below_ones_own(
+async def test_fault_56_child_sessions_of_another_tenant_are_not_listed(
     tmp_path: Path,
 ) -> None:
     async with await SessionStore.open(tmp_path / "sessions.db", durable=False) as store:
@@ -409,7 +409,7 @@ async def test_fault_56_what_is_below_a_session_of_another_tenant_is_not_below_o
         assert [one.session.id for one in await own.sessions("", within=IDS[0])] == [IDS[0]]
 
 
-async def test_a_command_belongs_to_who_asked_and_another_tenant_cannot_ask_under_its_id(
+async def test_another_tenant_cannot_read_or_reuse_the_id_of_a_command(
     tmp_path: Path,
 ) -> None:
     async with await CommandStore.open(tmp_path / "c.db", durable=False) as store:
@@ -430,7 +430,7 @@ async def test_a_command_belongs_to_who_asked_and_another_tenant_cannot_ask_unde
         )
 
 
-async def test_the_queue_of_one_tenant_does_not_fill_another_ones(tmp_path: Path) -> None:
+async def test_a_full_queue_of_one_tenant_does_not_block_another_tenant(tmp_path: Path) -> None:
     async with await CommandStore.open(tmp_path / "c.db", durable=False) as store:
         await store.put("a.1", "pi", "a", b"", None, tenant=A, cap=1)
         with pytest.raises(QueueFull):
@@ -440,13 +440,13 @@ async def test_the_queue_of_one_tenant_does_not_fill_another_ones(tmp_path: Path
         await store.put("a.3", "pi", "a", b"", None, tenant=A, cap=1)
 
 
-async def test_a_tenant_that_is_not_said_is_the_one_at_this_machine(tmp_path: Path) -> None:
+async def test_an_empty_tenant_means_the_local_tenant(tmp_path: Path) -> None:
     async with await CommandStore.open(tmp_path / "c.db", durable=False) as store:
         await store.put("a.1", "pi", "a", b"", None, tenant="")
         assert await store.of("local").get("a.1") is not None
 
 
-async def test_fault_56_the_audit_is_searched_by_tenant_and_counts_no_other_ones(
+async def test_fault_56_audit_search_returns_and_counts_only_the_own_tenant(
     tmp_path: Path,
 ) -> None:
     warm = warm_in(tmp_path)

@@ -27,7 +27,7 @@ async def test_a_token_is_found_by_its_id_and_listed_for_its_tenant(place: Place
         await database.close()
 
 
-async def test_a_token_is_taken_back_once_and_by_its_tenant_alone(place: Place) -> None:
+async def test_a_token_is_revoked_once_and_only_by_its_tenant(place: Place) -> None:
     now = [100.0]
     database = await place.open(SCHEMA)
     try:

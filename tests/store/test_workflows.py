@@ -49,7 +49,7 @@ def new(id_: str, key: str | None = None, parent: str = "") -> NewWorkflow:
     return NewWorkflow(id_, "flow", "digest", b"plan", b"started", parent, key)
 
 
-async def test_a_workflow_is_kept_with_its_first_event(store: WorkflowStore) -> None:
+async def test_a_workflow_is_stored_with_its_first_event(store: WorkflowStore) -> None:
     row, fresh = await store.create(new("a"))
     again, second = await store.create(new("a"))
 
@@ -58,7 +58,7 @@ async def test_a_workflow_is_kept_with_its_first_event(store: WorkflowStore) -> 
     assert [(one.seq, one.event) for one in await store.events("a")] == [(1, b"started")]
 
 
-async def test_one_key_is_one_workflow_also_at_the_same_time(
+async def test_concurrent_starts_with_one_key_create_one_workflow(
     store: WorkflowStore, place: Place, clock: Clock
 ) -> None:
     other = await place.open(SCHEMA)
@@ -74,7 +74,9 @@ async def test_one_key_is_one_workflow_also_at_the_same_time(
     assert len(await store.list()) == 1
 
 
-async def test_what_is_due_is_held_by_one(store: WorkflowStore, place: Place, clock: Clock) -> None:
+async def test_a_due_workflow_is_claimed_by_one_process(
+    store: WorkflowStore, place: Place, clock: Clock
+) -> None:
     for number in range(6):
         await store.create(new(f"w{number}"))
     other = await place.open(SCHEMA)
@@ -90,7 +92,7 @@ async def test_what_is_due_is_held_by_one(store: WorkflowStore, place: Place, cl
     assert sorted(held) == [f"w{number}" for number in range(6)]
 
 
-async def test_what_a_dead_process_held_is_free_when_its_lease_is_over(
+async def test_a_workflow_of_a_dead_process_is_claimable_after_its_lease(
     store: WorkflowStore, clock: Clock
 ) -> None:
     await store.create(new("a"))
@@ -107,7 +109,7 @@ async def test_what_a_dead_process_held_is_free_when_its_lease_is_over(
     assert len(await store.events("a")) == 1
 
 
-async def test_a_lease_that_is_renewed_holds(store: WorkflowStore, clock: Clock) -> None:
+async def test_a_renewed_lease_keeps_its_workflow(store: WorkflowStore, clock: Clock) -> None:
     await store.create(new("a"))
     await store.create(new("b"))
     await store.claim("one", 10, 9)
@@ -121,7 +123,7 @@ async def test_a_lease_that_is_renewed_holds(store: WorkflowStore, clock: Clock)
     assert [row.id for row in await store.claim("two", 10, 9)] == ["a"]
 
 
-async def test_events_are_kept_in_order_and_only_if_nothing_came_between(
+async def test_events_are_appended_only_at_the_expected_position(
     store: WorkflowStore,
 ) -> None:
     await store.create(new("a"))
@@ -138,7 +140,7 @@ async def test_events_are_kept_in_order_and_only_if_nothing_came_between(
     ]  # fmt: skip
 
 
-async def test_what_waits_is_not_due_until_its_time_or_until_it_is_woken(
+async def test_a_waiting_workflow_is_due_at_its_time_or_when_woken(
     store: WorkflowStore, clock: Clock
 ) -> None:
     for id_, due in (("timed", 1_500.0), ("asked", None)):
@@ -152,7 +154,7 @@ async def test_what_waits_is_not_due_until_its_time_or_until_it_is_woken(
     assert [row.id for row in await store.claim("one", 10, 9)] == ["asked"]
 
 
-async def test_a_wake_between_looking_and_letting_go_is_not_lost(store: WorkflowStore) -> None:
+async def test_a_wake_before_release_is_not_lost(store: WorkflowStore) -> None:
     await store.create(new("a"))
     await store.claim("one", 10, 9)
     await store.wake("a")
@@ -161,7 +163,9 @@ async def test_a_wake_between_looking_and_letting_go_is_not_lost(store: Workflow
     assert await store.release("a", "one", (1, 1), WorkflowUpdate("waiting"), None)
 
 
-async def test_an_end_is_kept_and_wakes_the_parent(store: WorkflowStore) -> None:
+async def test_the_end_of_a_child_workflow_is_stored_and_wakes_its_parent(
+    store: WorkflowStore,
+) -> None:
     await store.create(new("parent"))
     await store.claim("one", 10, 9)
     await store.release("parent", "one", (1, 0), WorkflowUpdate("waiting"), None)
@@ -175,7 +179,7 @@ async def test_an_end_is_kept_and_wakes_the_parent(store: WorkflowStore) -> None
     assert not await store.add_event("child", 2, b"too late") and not await store.wake("child")
 
 
-async def test_tenants_do_not_see_each_other(store: WorkflowStore) -> None:
+async def test_tenants_do_not_see_each_others_workflows(store: WorkflowStore) -> None:
     other = store.of("other")
     await store.create(new("a", "key"))
     row, fresh = await other.create(new("a", "key"))
@@ -188,7 +192,7 @@ async def test_tenants_do_not_see_each_other(store: WorkflowStore) -> None:
     assert {row.tenant for row in claimed} == {"local", "other"}
 
 
-async def test_lists_can_be_narrowed_and_paged(store: WorkflowStore) -> None:
+async def test_workflow_lists_can_be_filtered_and_paged(store: WorkflowStore) -> None:
     for number in range(5):
         await store.create(new(f"w{number}"))
     await store.claim("one", 10, 1)
@@ -200,7 +204,7 @@ async def test_lists_can_be_narrowed_and_paged(store: WorkflowStore) -> None:
     assert await store.list(name="other") == [] and await store.list(before="nobody") == []
 
 
-async def test_a_schedule_fires_once_for_all_who_look(
+async def test_a_schedule_fires_once_for_all_processes(
     store: WorkflowStore, place: Place, clock: Clock
 ) -> None:
     planned = await store.put_schedule("flow", "rule", 1_000.0)

@@ -36,7 +36,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.steady
 
-    def go(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += seconds
         self.steady += seconds
 
@@ -66,7 +66,7 @@ def warm_in(data: Path, every: int = 1000) -> WarmTier:
     return WarmTier(data / "audit", key, checkpoint_every=every)
 
 
-def public(data: Path) -> str:
+def public_key_of(data: Path) -> str:
     return AuditKey.load_or_create(data / "audit.key").public
 
 
@@ -78,14 +78,16 @@ def check(
     delivered: int = 0,
 ) -> VerifyReport:
     stored = None if cold is None else ColdLines(cold, tier, delivered)
-    return verify(audit_files(data / "audit"), [public(data)], cold=stored, at_least=at_least)
+    return verify(
+        audit_files(data / "audit"), [public_key_of(data)], cold=stored, at_least=at_least
+    )
 
 
 def lines_in(data: Path) -> list[bytes]:
     return [line for file in day_files(data / "audit") for line in read_lines(file.path)]
 
 
-class Moody(SqliteColdDatabase):
+class FlakyColdDatabase(SqliteColdDatabase):
     """A real database that can be away, or lose its answer after the work was done."""
 
     def __init__(self, path: Path) -> None:

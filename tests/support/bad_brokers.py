@@ -38,19 +38,19 @@ class Peer:
             data += await self.reader.readexactly(1)
         return data + await self.reader.readexactly(size - len(data))
 
-    async def say(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def welcome(self, codes: bytes = b"\1") -> None:
+    async def accept(self, codes: bytes = b"\1") -> None:
         """Let the client in; answer its subscription with these codes."""
         await self.read()
-        await self.say(WELCOME)
+        await self.send(WELCOME)
         subscribe = await self.read()
         start = 2 if subscribe[1] < 128 else 3
-        await self.say(packet(SUBACK, subscribe[start : start + 2] + b"\0" + codes))
+        await self.send(packet(SUBACK, subscribe[start : start + 2] + b"\0" + codes))
 
-    async def listen(self) -> None:
+    async def read_until_closed(self) -> None:
         """Hear the client out, saying nothing, until it says good-bye or is gone."""
         while (await self.read())[0] != DISCONNECT:
             pass
@@ -64,7 +64,7 @@ async def bad_broker(behave: Callable[[Peer], Awaitable[None]]) -> AsyncGenerato
     async def serve(peer: Peer) -> None:
         try:
             await behave(peer)
-            await peer.listen()
+            await peer.read_until_closed()
         except (OSError, asyncio.IncompleteReadError):
             pass  # The client hung up, as it should.
         finally:

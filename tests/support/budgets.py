@@ -61,12 +61,12 @@ async def account(ledger: Ledger, name: str) -> Account:
     return next(one for one in await ledger.accounts() if one.name == name)
 
 
-async def passed(ledger: Ledger, path: tuple[str, ...], amounts: Amounts, id: str) -> bool:
+async def is_reserved(ledger: Ledger, path: tuple[str, ...], amounts: Amounts, id: str) -> bool:
     """Whether it was set aside."""
     return isinstance(await ledger.reserve(path, amounts, id), Reservation)
 
 
-async def refused(
+async def refusal_of(
     ledger: Ledger, path: tuple[str, ...], amounts: Amounts, id: str
 ) -> InsufficientFunds:
     """Why it was not set aside."""
@@ -104,13 +104,13 @@ async def answered(call: Call, progress: Progress) -> str:
     return "ok"
 
 
-def everything() -> Table:
+def all_tools() -> Table:
     """An executor with all of these tools."""
     every = (WRITE, EDIT, PATCH, READ, BASH, FETCH, SEARCH, RELAY)
     return Table(*[(one, answered) for one in every])
 
 
-class Person:
+class ScriptedApprover:
     """Somebody who is asked, and says what was agreed on."""
 
     def __init__(self, *said: Decision) -> None:
@@ -123,7 +123,7 @@ class Person:
         return Approval(next(self._said))
 
 
-async def go(
+async def run_with_budget(
     provider: Provider,
     budget: RunBudget,
     executor: Executor | None = None,
@@ -134,14 +134,14 @@ async def go(
 ) -> list[Record]:
     """Run, or go on with, run `r` under a budget; its records."""
     state = fold(before) if before else new_run([user("do it")], "r")
-    ports = Ports(provider, executor or everything(), budget, approver or NoApprover())
+    ports = Ports(provider, executor or all_tools(), budget, approver or NoApprover())
     bus = Bus("r", [budget], seq=len(before))
     async with asyncio.timeout(30):
         events = run_loop(state, ports, settings or LoopSettings(max_turns=500))
         return [record async for record in recorded(events, bus)]
 
 
-def end(records: Sequence[Record]) -> RunFinished:
+def finished_event(records: Sequence[Record]) -> RunFinished:
     """How a run ended."""
     event = records[-1].event
     assert isinstance(event, RunFinished)

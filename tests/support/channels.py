@@ -46,7 +46,7 @@ BAKER = Agent("baker", "scripted/model", "You bake.", frozenset({"*"}))
 SCHEMAS = tuple(part.SCHEMA for part in (session_tables, queue, approvals, channels, tokens))
 
 
-class Postbox:
+class MemoryChannel:
     """A channel: letters are put in by the test, answers taken out."""
 
     replayable = False
@@ -71,19 +71,19 @@ class Postbox:
             self.answers.append(answer)
             self._heard.notify_all()
 
-    async def told(self, count: int = 1) -> list[ChannelAnswer]:
+    async def wait_for_answers(self, count: int = 1) -> list[ChannelAnswer]:
         """Wait for so many answers."""
         async with asyncio.timeout(PATIENCE), self._heard:
             await self._heard.wait_for(lambda: len(self.answers) >= count)
         return self.answers
 
-    async def tried(self, count: int) -> None:
+    async def wait_for_attempts(self, count: int) -> None:
         """Wait for so many attempts."""
         async with asyncio.timeout(PATIENCE), self._heard:
             await self._heard.wait_for(lambda: self.tries >= count)
 
 
-class Kitchen:
+class ChannelHarness:
     """What is built of a process."""
 
     def __init__(self, database: Database, model: Scripted, clock: Callable[[], float]) -> None:
@@ -100,7 +100,7 @@ class Kitchen:
         self.runs = Runs(self.talks, agent="cook")
         self.letters = ChannelStore(database, clock)
 
-    def desk(
+    def dispatcher(
         self, channels: Sequence[Channel], patience: Mapping[str, float] | None = None
     ) -> ChannelDispatcher:
         """A front desk for these channels."""
@@ -134,20 +134,20 @@ class Kitchen:
 
 
 @asynccontextmanager
-async def kitchen(
+async def open_channel_harness(
     folder: Path, *steps: ScriptStep, clock: Callable[[], float] | None = None
-) -> AsyncGenerator[Kitchen]:
+) -> AsyncGenerator[ChannelHarness]:
     """A process with an agent whose model plays these steps."""
     database = await open_database(folder / "evoclaw.db", SCHEMAS, durable=False)
     try:
-        made = Kitchen(database, Scripted(*steps), clock or time.time)
+        made = ChannelHarness(database, Scripted(*steps), clock or time.time)
         async with made.runs.serving():
             yield made
     finally:
         await database.close()
 
 
-def letter(
+def inbound_message(
     text: str, id_: str = "m1", *, sender: str = "ann", conversation: str = ""
 ) -> InboundMessage:
     """A letter to the cook."""

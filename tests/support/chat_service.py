@@ -44,7 +44,7 @@ SUMS = Agent(
 )
 
 
-class Slow:
+class HeldModel:
     """A model that begins to speak, and goes on when it is told to."""
 
     model = "scripted/slow"
@@ -65,14 +65,14 @@ class Slow:
 
 
 @dataclass
-class Served:
+class ChatService:
     """What a test can reach."""
 
     url: str
     runs: Runs
     talks: Conversations
     access: AccessControl
-    house: House
+    house: ChatHarness
 
     async def token(self, *scopes: str, user: str = "ada", tenant: str = "local") -> str:
         """A token that opens just this."""
@@ -88,7 +88,7 @@ class Served:
 
 
 @dataclass
-class House:
+class ChatHarness:
     """What all runs are given."""
 
     model: Provider
@@ -119,19 +119,19 @@ class House:
 
 
 @asynccontextmanager
-async def served(
+async def serve_agents(
     folder: Path,
     *steps: ScriptStep,
     model: Provider | None = None,
     agents: Sequence[Agent] = (LEAD, TALKER, SUMS),
     settings: ServerSettings = HERE,
-) -> AsyncGenerator[Served]:
+) -> AsyncGenerator[ChatService]:
     """Serve agents while the block runs."""
     async with AsyncExitStack() as stack:
         schemas = (session_tables.SCHEMA, approvals.SCHEMA, queue.SCHEMA, tokens.SCHEMA)
         database = await open_database(folder / "evoclaw.db", schemas, durable=False)
         stack.push_async_callback(database.close)
-        house = House(model or Scripted(*steps))
+        house = ChatHarness(model or Scripted(*steps))
         talks = Conversations(
             SessionStore(database), {agent.name: agent for agent in agents}, house.equip
         )
@@ -144,10 +144,10 @@ async def served(
         )
         await stack.enter_async_context(runs.serving())
         url = await stack.enter_async_context(serving(app, settings))
-        yield Served(url, runs, talks, access, house)
+        yield ChatService(url, runs, talks, access, house)
 
 
-def script_of(house: Served) -> Scripted:
+def script_of(house: ChatService) -> Scripted:
     """The script of its model, with what it was asked."""
     assert isinstance(house.house.model, Scripted)
     return house.house.model

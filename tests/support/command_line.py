@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.llm_servers import Answer, serving, streamed
-from tests.support.warm_processes import warm
+from tests.support.warm_processes import fork_server
 
 
 def reply(text: str = "", *asked: tuple[str, dict[str, Any] | str]) -> Answer:
@@ -90,7 +90,7 @@ class Shell:
         env = self.environment
         python = {name: env[name] for name in env if name in KEPT or name.startswith("PYTHON")}
         code, out, err = await asyncio.to_thread(
-            warm(tuple(sorted(python.items()))).run, arguments, self.workspace, env, stdin
+            fork_server(tuple(sorted(python.items()))).run, arguments, self.workspace, env, stdin
         )
         return Typed(code, out.decode(), err.decode())
 

@@ -30,7 +30,7 @@ LEAD = Agent("lead", "scripted/model", "You lead.", ALL)
 HELP = Agent("help", "scripted/model", "You help.", ALL)
 
 
-class House:
+class SessionHarness:
     """What all sessions of a test share."""
 
     def __init__(self, store: SessionStore, agents: Sequence[Agent], limits: RunLimits) -> None:
@@ -67,7 +67,7 @@ class House:
 
         return work
 
-    async def say(
+    async def send(
         self,
         message: str,
         *,
@@ -83,17 +83,17 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def open_session_harness(
     folder: Path,
     *,
     agents: Sequence[Agent] = (LEAD, HELP),
     limits: RunLimits | None = None,
     lead: Scripted | None = None,
     help: Scripted | None = None,
-) -> AsyncGenerator[House]:
+) -> AsyncGenerator[SessionHarness]:
     """A house with a lead and a help, each with a model of its own."""
     async with await SessionStore.open(folder / "sessions.db", durable=False) as store:
-        made = House(store, agents, limits or RunLimits())
+        made = SessionHarness(store, agents, limits or RunLimits())
         made.models = {"lead": lead or Scripted(), "help": help or Scripted()}
         yield made
 
@@ -103,7 +103,7 @@ def results(records: Sequence[Record]) -> list[ToolResult]:
     return [record.event.result for record in records if isinstance(record.event, CallFinished)]
 
 
-def ended(records: Sequence[Record]) -> RunFinished:
+def end_of(records: Sequence[Record]) -> RunFinished:
     """How a run ended."""
     end = records[-1].event
     assert isinstance(end, RunFinished)

@@ -43,7 +43,7 @@ def password_of(folder: Path, name: str) -> str:
     return (folder / "passwords" / name).read_text()
 
 
-class Door:
+class BrokerAccess:
     """The ways into a broker, with TLS, for the accounts in a folder."""
 
     def __init__(self, folder: Path, authority: Path, *ports: int) -> None:
@@ -54,7 +54,7 @@ class Door:
         self.secure = ssl.create_default_context(cafile=str(authority))
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> BrokerAccess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -66,7 +66,7 @@ class Door:
         address = parse_url(f"mqtts://127.0.0.1:{self.ports[node]}", tls=tls)
         return MqttLink(replace(address, username=name, password=password))
 
-    async def join(self, name: str, node: int = 0) -> Mqtt:
+    async def connect(self, name: str, node: int = 0) -> Mqtt:
         """A connection of an account; tried until its node is one of the cluster."""
         password = password_of(self.folder, name)
         async with asyncio.timeout(WAIT):
@@ -91,7 +91,7 @@ def nats_program() -> str:
 
 
 @asynccontextmanager
-async def nats_cluster(folder: Path) -> AsyncGenerator[Door]:
+async def nats_cluster(folder: Path) -> AsyncGenerator[BrokerAccess]:
     """Three nodes, each with `nats/nats.conf` as it is shipped."""
     program, tls = nats_program(), folder / "certificates"
     tls.mkdir()
@@ -104,7 +104,7 @@ async def nats_cluster(folder: Path) -> AsyncGenerator[Door]:
         nodes: list[Broker] = []
         for number, (own, port) in enumerate(zip(inner, outer, strict=True)):
             place = folder / f"n{number}"
-            _furnish(place, certificates, users)
+            _write_configuration(place, certificates, users)
             said = {
                 "NODE": f"n{number}",
                 "MQTT_PORT": str(port),
@@ -118,12 +118,14 @@ async def nats_cluster(folder: Path) -> AsyncGenerator[Door]:
             stack.callback(nodes[-1].kill)
         # At the same time: none of them takes connections before most of them are there.
         await asyncio.gather(*(node.start() for node in nodes))
-        door = await stack.enter_async_context(Door(folder / "accounts", certificates.ca, *outer))
+        door = await stack.enter_async_context(
+            BrokerAccess(folder / "accounts", certificates.ca, *outer)
+        )
         door.nodes = nodes
         yield door
 
 
-def _furnish(place: Path, certificates: Certificates, users: str) -> None:
+def _write_configuration(place: Path, certificates: Certificates, users: str) -> None:
     (place / "tls").mkdir(parents=True)
     shutil.copy(FILES / "nats" / "nats.conf", place)
     (place / "users.conf").write_text(users)
@@ -133,7 +135,7 @@ def _furnish(place: Path, certificates: Certificates, users: str) -> None:
 
 
 @asynccontextmanager
-async def mosquitto_with_plugin(folder: Path) -> AsyncGenerator[Door]:
+async def mosquitto_with_plugin(folder: Path) -> AsyncGenerator[BrokerAccess]:
     """Mosquitto with `mosquitto/mosquitto.conf`, and certificates of its own."""
     tls, place = folder / "certificates", folder / "broker"
     tls.mkdir()
@@ -143,7 +145,7 @@ async def mosquitto_with_plugin(folder: Path) -> AsyncGenerator[Door]:
     broker = mosquitto(place, tls)
     try:
         await broker.start()
-        async with Door(folder / "accounts", certificates.ca, broker.port) as door:
+        async with BrokerAccess(folder / "accounts", certificates.ca, broker.port) as door:
             yield door
     finally:
         broker.kill()

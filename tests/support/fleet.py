@@ -100,7 +100,7 @@ class BadLink(MemoryLink):
 
 
 @dataclass
-class Marks:
+class EffectCounter:
     """Counts what really happened, and lets a test hold a call."""
 
     made: list[str] = field(default_factory=list[str])
@@ -213,13 +213,13 @@ class Device:
 
 
 @dataclass
-class House:
+class FleetHarness:
     """Everybody."""
 
     folder: Path
     broker: MemoryBroker
     devices: dict[str, Device]
-    marks: Marks
+    marks: EffectCounter
     grants: Grants
     link: BadLink
     silence: float = 30.0
@@ -284,11 +284,11 @@ class House:
         await self.crash()
         await self.open()
 
-    async def there(self, *names: str) -> None:
+    async def wait_online(self, *names: str) -> None:
         for name in names or ("pi",):
             await self.orchestrator.wait_for(name, 5)
 
-    async def ask(self, name: str, agent_id: str = "pi", **given: JSON) -> ToolResult:
+    async def run_tool(self, name: str, agent_id: str = "pi", **given: JSON) -> ToolResult:
         """Have one tool run on one edge, as the loop would; what it raises is a result too."""
         queue = given.pop("queue", 5.0)
         executor = self.orchestrator.edge(agent_id, queue=queue)
@@ -299,9 +299,11 @@ class House:
         except ToolFailure as problem:
             return call.failed(problem.kind, problem.message, **problem.details)
 
-    def asked(self, name: str, agent_id: str = "pi", **given: JSON) -> asyncio.Task[ToolResult]:
+    def start_tool(
+        self, name: str, agent_id: str = "pi", **given: JSON
+    ) -> asyncio.Task[ToolResult]:
         """The same, beside the rest."""
-        task = asyncio.create_task(self.ask(name, agent_id, **given))
+        task = asyncio.create_task(self.run_tool(name, agent_id, **given))
         self.asking.add(task)
         task.add_done_callback(self.asking.discard)
         return task
@@ -320,12 +322,14 @@ class House:
         assert found is not None, f"no tool {name}"
         return found[0]
 
-    def tell(self, command: Command | bytes, agent_id: str = "pi", *, retain: bool = False) -> None:
+    def publish_command(
+        self, command: Command | bytes, agent_id: str = "pi", *, retain: bool = False
+    ) -> None:
         """Publish a command as a stranger would."""
         payload = command if isinstance(command, bytes) else encode(command)
         self.broker.publish(topic(agent_id, TopicKind.COMMANDS), payload, retain=retain)
 
-    def say(
+    def publish_as_edge(
         self, kind: TopicKind, payload: bytes, agent_id: str = "pi", *, retain: bool = False
     ) -> None:
         """Publish something as an edge would."""
@@ -342,14 +346,14 @@ class House:
         found = await self.store.get(request_id)
         return "" if found is None else str(found.state)
 
-    async def reached(self, request_id: str, state: str) -> None:
+    async def wait_for_state(self, request_id: str, state: str) -> None:
         async def so() -> bool:
             return await self.state(request_id) == state
 
         await until(so)
 
 
-class Ear:
+class BrokerListener:
     """Somebody who hears everything."""
 
     def __init__(self, broker: MemoryBroker) -> None:
@@ -358,7 +362,7 @@ class Ear:
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Ear:
+    async def __aenter__(self) -> BrokerListener:
         party: Party = self
         self._task = asyncio.create_task(self._link.run(party))
         await self._up.wait()
@@ -394,7 +398,7 @@ class Ear:
         name = topic(agent_id, TopicKind.REPORTS)
         return [msgspec.json.decode(one.payload) for one in self.heard if one.topic == name]
 
-    def ends(self, request_id: str, agent_id: str = "pi") -> list[JSON]:
+    def results_of(self, request_id: str, agent_id: str = "pi") -> list[JSON]:
         """How an edge said that a call ended, each time it did."""
         return [
             report["payload"]
@@ -424,7 +428,7 @@ def tool_command(tool: str, request_id: str = "", **given: JSON) -> Command:
 
 
 @asynccontextmanager
-async def house(
+async def open_fleet(
     folder: Path,
     *agents: str,
     provider: Provider | None = None,
@@ -436,9 +440,9 @@ async def house(
     tools: Sequence[BoundTool] = (),
     executor: LocalExecutor | None = None,
     silence: float = 30.0,
-) -> AsyncGenerator[House]:
+) -> AsyncGenerator[FleetHarness]:
     """An orchestrator and some edges, all talking."""
-    broker, marks = MemoryBroker(), Marks()
+    broker, marks = MemoryBroker(), EffectCounter()
     devices = {
         agent_id: Device(
             agent_id,
@@ -452,13 +456,13 @@ async def house(
         )
         for agent_id in agents or ("pi",)
     }
-    here = House(folder, broker, devices, marks, grants, BadLink(broker), silence)
+    here = FleetHarness(folder, broker, devices, marks, grants, BadLink(broker), silence)
     try:
         await here.open()
         if start:
             for device in devices.values():
                 await device.start()
-            await here.there(*devices)
+            await here.wait_online(*devices)
         yield here
     finally:
         marks.gate.set()

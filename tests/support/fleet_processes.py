@@ -15,7 +15,7 @@ import msgspec
 
 from evoclaw.config import write_agent_toml
 from evoclaw.core.messages import JSON
-from tests.support.programs.orchestrator_driver import Ask, Setting, Told
+from tests.support.programs.orchestrator_driver import Ask, CallOutcome, Setting
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 30.0
@@ -55,14 +55,14 @@ class Process:
     def running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    def words(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
 
-    async def ended(self, seconds: float = PATIENCE) -> int:
+    async def wait_exit(self, seconds: float = PATIENCE) -> int:
         """Wait until it is gone by itself."""
         assert self.process is not None
         async with asyncio.timeout(seconds):
@@ -73,12 +73,12 @@ class Process:
         if self.process is not None:
             with suppress(ProcessLookupError):
                 self.process.kill()
-            await self.ended()
+            await self.wait_exit()
 
     async def stop(self) -> int:
         """Ask it to leave."""
         self.signal(signal.SIGTERM)
-        return await self.ended()
+        return await self.wait_exit()
 
     def memory_mb(self) -> float:
         """What it holds of the machine's memory."""
@@ -102,7 +102,7 @@ class EdgeProcess(Process):
         program = ("tests.support.programs.killable", dies) if dies else ("evoclaw",)
         await self.spawn(*program, "edge", "--config", str(self.config))
 
-    def opened(self) -> None:
+    def open_gate(self) -> None:
         """Let the held calls go on."""
         (self.workspace / GATE).touch()
 
@@ -136,7 +136,7 @@ class DriverProcess(Process):
     def __init__(self, setting: Setting, log: Path) -> None:
         super().__init__(log)
         self.setting = setting
-        self.told: dict[str, Told] = {}
+        self.told: dict[str, CallOutcome] = {}
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, *, dies: str = "") -> None:
@@ -147,7 +147,7 @@ class DriverProcess(Process):
         )
         self._reading = asyncio.create_task(self._read())
 
-    def give(self, asked: Iterable[Ask], *, last: bool = False) -> None:
+    def submit(self, asked: Iterable[Ask], *, last: bool = False) -> None:
         """Hand it calls; it takes them when it can."""
         assert self.process is not None
         assert self.process.stdin is not None
@@ -156,9 +156,9 @@ class DriverProcess(Process):
         if last:
             self.process.stdin.close()
 
-    async def gone(self, seconds: float = PATIENCE) -> int:
+    async def wait_exit_and_output(self, seconds: float = PATIENCE) -> int:
         """Wait until it is gone and all that it told is read."""
-        code = await self.ended(seconds)
+        code = await self.wait_exit(seconds)
         assert self._reading is not None
         async with asyncio.timeout(seconds):
             await self._reading
@@ -174,5 +174,5 @@ class DriverProcess(Process):
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             with suppress(msgspec.DecodeError):  # cut off by a kill
-                one = msgspec.json.decode(line, type=Told)
+                one = msgspec.json.decode(line, type=CallOutcome)
                 self.told[one.id] = one

@@ -11,12 +11,12 @@ from typing import Any
 from evoclaw.cli import exits
 from tests.cli.test_fleet import Up, running
 from tests.support.command_line import Shell, shell
-from tests.support.governed_machine import furnish, results
+from tests.support.governed_machine import results, write_example_files
 from tests.support.llm_servers import Answer
 
 
 @dataclass
-class Pair:
+class OrchestratorAndDevice:
     """An orchestrator, and a device with a home of its own."""
 
     here: Shell
@@ -44,7 +44,9 @@ class Pair:
 
 
 @asynccontextmanager
-async def joined(folder: Path, *answers: Answer, toml: str = "") -> AsyncGenerator[Pair]:
+async def joined_device(
+    folder: Path, *answers: Answer, toml: str = ""
+) -> AsyncGenerator[OrchestratorAndDevice]:
     """A device that joined, with more in its settings than joining writes there."""
     async with shell(folder, *answers) as here, running(here, "up", "--no-edge") as up:
         await up.says("broker on")
@@ -53,16 +55,16 @@ async def joined(folder: Path, *answers: Answer, toml: str = "") -> AsyncGenerat
         device.home.mkdir()
         done = await device.type(*line[1:], "--capabilities", "*")
         assert done.code == exits.OK, done.err
-        pair = Pair(here, device, up)
+        pair = OrchestratorAndDevice(here, device, up)
         pair.workspace.mkdir(parents=True)
-        furnish(replace(device, workspace=pair.workspace))
+        write_example_files(replace(device, workspace=pair.workspace))
         with (device.workspace / "agent.toml").open("a") as file:
             file.write(toml)
         yield pair
 
 
 @asynccontextmanager
-async def online(pair: Pair) -> AsyncGenerator[None]:
+async def edge_online(pair: OrchestratorAndDevice) -> AsyncGenerator[None]:
     """Its edge, as a process."""
     async with running(pair.device, "edge"):
         await pair.up.says("edge pi: online")

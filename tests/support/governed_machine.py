@@ -24,7 +24,7 @@ lines = 3
 """One thing of each kind that is forbidden; the rest are the rules that are shipped."""
 
 
-class Judged(NamedTuple):
+class AuditedVerdict(NamedTuple):
     """One call as the audit has it."""
 
     tool: str
@@ -33,25 +33,25 @@ class Judged(NamedTuple):
 
 
 Given = tuple[str, dict[str, Any]]
-TABLE: Mapping[str, tuple[Given, Judged]] = {
-    "allowed": (("read", {"path": "a.txt"}), Judged("read", "allow", "")),
+TABLE: Mapping[str, tuple[Given, AuditedVerdict]] = {
+    "allowed": (("read", {"path": "a.txt"}), AuditedVerdict("read", "allow", "")),
     "denied by a rule": (
         ("bash", {"command": "cat ~/.ssh/id_ed25519"}),
-        Judged("bash", "deny", "rule:keys-and-passwords"),
+        AuditedVerdict("bash", "deny", "rule:keys-and-passwords"),
     ),
     "asked about": (
         ("bash", {"command": "sudo touch asked"}),
-        Judged("bash", "ask", "rule:other-rights"),
+        AuditedVerdict("bash", "ask", "rule:other-rights"),
     ),
-    "stopped": (("glob", {"pattern": "*"}), Judged("glob", "deny", "stopped")),
-    "switched off": (("grep", {"pattern": "x"}), Judged("grep", "deny", "tool_off")),
+    "stopped": (("glob", {"pattern": "*"}), AuditedVerdict("glob", "deny", "stopped")),
+    "switched off": (("grep", {"pattern": "x"}), AuditedVerdict("grep", "deny", "tool_off")),
     "a host": (
         ("webfetch", {"url": "http://denied.test/"}),
-        Judged("webfetch", "deny", "network_domain"),
+        AuditedVerdict("webfetch", "deny", "network_domain"),
     ),
     "over the budget": (
         ("write", {"path": "much.txt", "content": "1\n2\n3\n4\n5\n"}),
-        Judged("write", "deny", "budget_lines"),
+        AuditedVerdict("write", "deny", "budget_lines"),
     ),
 }
 """Calls, one of each kind, and what must be said about each wherever it is made."""
@@ -61,17 +61,17 @@ SECOND = [given for given, _ in list(TABLE.values())[4:]]
 """In two replies: no more than five calls of one are run."""
 
 
-def forbid(here: Shell, *, stop: str = "glob") -> None:
+def write_policy(here: Shell, *, stop: str = "glob") -> None:
     """Write the settings and a stop, and what the calls of the table are about."""
     home = here.home / ".evoclaw"
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "evoclaw.toml").write_text(SETTINGS)
     stops = {"stops": [{"kind": "tool", "name": stop}]}
     (home / "stops.json").write_text(json.dumps(stops))
-    furnish(here)
+    write_example_files(here)
 
 
-def furnish(here: Shell) -> None:
+def write_example_files(here: Shell) -> None:
     """A file to read, and a key that is nobody's business."""
     (here.workspace / "a.txt").write_text("hello\n")
     (here.home / ".ssh").mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ def settings(here: Shell, text: str) -> None:
     (home / "evoclaw.toml").write_text(text)
 
 
-def audited(data: Path) -> list[dict[str, Any]]:
+def audit_records(data: Path) -> list[dict[str, Any]]:
     """The calls that the audit of a data folder has, as they came."""
     lines = [
         json.loads(line)
@@ -95,11 +95,11 @@ def audited(data: Path) -> list[dict[str, Any]]:
     return [one for one in sorted(lines, key=lambda one: one["seq"]) if one["kind"] == "call"]
 
 
-def judged(data: Path, *, leave_out: Iterable[str] = ()) -> list[Judged]:
+def audited_verdicts(data: Path, *, leave_out: Iterable[str] = ()) -> list[AuditedVerdict]:
     """What was said about each call, but for those whose arguments hold one of these words."""
     return sorted(
-        Judged(one["tool"], one["verdict"], one["code"])
-        for one in audited(data)
+        AuditedVerdict(one["tool"], one["verdict"], one["code"])
+        for one in audit_records(data)
         if not any(word in json.dumps(one["parameters"]) for word in leave_out)
     )
 
@@ -126,7 +126,7 @@ def isolation(result: Mapping[str, Any]) -> str:
     return result.get("details", {}).get("isolation", "")
 
 
-def untouched(here: Shell) -> None:
+def assert_untouched(here: Shell) -> None:
     """Nothing that was not allowed has happened."""
     assert not (here.workspace / "asked").exists()
     assert not (here.workspace / "much.txt").exists()
@@ -139,7 +139,7 @@ def turns(*calls: Given, last: str = "done") -> list[Answer]:
     return [*asked, reply(last)]
 
 
-def hidden(command: str) -> str:
+def obfuscated(command: str) -> str:
     """The same command so that no rule sees what it does: only the sandbox is left."""
     packed = base64.b64encode(command.encode()).decode()
     return f'eval "$(echo {packed} | base64 -d)"'

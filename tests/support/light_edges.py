@@ -25,12 +25,12 @@ from evoclaw.transport.mqtt import MqttLink
 
 
 @tool("shell", effect="read", resources=())
-async def nothing() -> str:
+async def do_nothing() -> str:
     """Do nothing."""
     return "done"
 
 
-def marking(path: Path) -> BoundTool:
+def marking_tool(path: Path) -> BoundTool:
     """A tool that must not be run twice for one call: it writes down what it is given."""
 
     @tool("shell", resources=())
@@ -50,7 +50,7 @@ async def light_edge(
     address: Address,
     folder: Path,
     *,
-    tools: Sequence[BoundTool] = (nothing,),
+    tools: Sequence[BoundTool] = (do_nothing,),
     limits: DeviceLimits | None = None,
     durable: bool = False,
     keep_alive: int = 30,

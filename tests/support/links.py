@@ -14,7 +14,7 @@ from tests.support.fault_proxy import FaultProxy
 
 
 @dataclass
-class End:
+class LinkEnd:
     """One link, and what can happen to its connection."""
 
     link: Link
@@ -28,7 +28,7 @@ class End:
 class Net:
     """Links to one broker."""
 
-    async def end(self) -> End:
+    async def end(self) -> LinkEnd:
         raise NotImplementedError
 
 
@@ -36,9 +36,9 @@ class Net:
 class MemoryNet(Net):
     broker: MemoryBroker = field(default_factory=MemoryBroker)
 
-    async def end(self) -> End:
+    async def end(self) -> LinkEnd:
         link = MemoryLink(self.broker)
-        return End(link, link.drop, link.unplug, link.plug)
+        return LinkEnd(link, link.drop, link.unplug, link.plug)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class MqttNet(Net):
     broker: Broker
     stack: AsyncExitStack
 
-    async def end(self) -> End:
+    async def end(self) -> LinkEnd:
         host, port = self.broker.address.host, self.broker.address.port
         proxy = await self.stack.enter_async_context(FaultProxy(host, port))
 
@@ -55,4 +55,4 @@ class MqttNet(Net):
             proxy.cut()
 
         link = MqttLink(Address(proxy.host, proxy.port))
-        return End(link, proxy.cut, down, lambda: proxy.refuse(False))
+        return LinkEnd(link, proxy.cut, down, lambda: proxy.refuse(False))

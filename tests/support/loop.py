@@ -98,7 +98,7 @@ def echo_table(*names: str) -> Table:
 
 
 @dataclass
-class Denying:
+class DenyingPolicy:
     """Deny calls by name; count how often it was asked."""
 
     names: frozenset[str] = frozenset()
@@ -114,7 +114,7 @@ class Denying:
 
 
 @dataclass
-class Ran:
+class FinishedRun:
     """A run that ended."""
 
     events: list[Event]
@@ -145,11 +145,11 @@ async def run(
     messages: Sequence[Message] = (user("do it"),),
     state: RunState | None = None,
     deadline: Deadline | None = None,
-) -> Ran:
+) -> FinishedRun:
     state = state or new_run(messages, "run")
     ports = Ports(
         provider, executor or echo_table(), policy or AllowAll(), approver or NoApprover()
     )
     async with asyncio.timeout(30):
         events = [event async for event in run_loop(state, ports, settings, deadline)]
-    return Ran(events, state)
+    return FinishedRun(events, state)

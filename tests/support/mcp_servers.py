@@ -90,7 +90,7 @@ class Plain:
         if method == "initialize":
             with (self.folder / "starts").open("a") as starts:
                 starts.write(f"{os.getpid()}\n")
-            say({"id": id, "result": self.hello(params)})
+            say({"id": id, "result": self.initialize(params)})
         elif method == "tools/list":
             say({"id": id, "result": {"tools": self.tools()}})
         elif method == "tools/call":
@@ -98,7 +98,7 @@ class Plain:
         else:
             say({"id": id, "error": {"code": -32601, "message": "Method not found"}})
 
-    def hello(self, params: Json) -> Json:
+    def initialize(self, params: Json) -> Json:
         return {
             "protocolVersion": params["protocolVersion"],
             "capabilities": {"tools": {"listChanged": True}},

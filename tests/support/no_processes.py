@@ -18,9 +18,9 @@ class NoProcesses:
 
     def __init__(self) -> None:
         self._started: list[str] = []
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._on_audit_event)
 
-    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+    def _on_audit_event(self, event: str, arguments: tuple[object, ...]) -> None:
         if event in _EVENTS and arguments[:1] not in _PLATFORM:
             self._started.append(f"{event} {arguments[:2]}"[:200])
 

@@ -36,19 +36,19 @@ class Recorder:
 
     async def connected(self) -> None:
         self.births += 1
-        self._tell("connected")
+        self._notify("connected")
         if self.on_connected is not None:
             await self.on_connected()
 
     def disconnected(self, reason: str) -> None:
         self.reasons.append(reason)
-        self._tell("disconnected")
+        self._notify("disconnected")
         if self.on_disconnected is not None:
             self.on_disconnected()
 
     def received(self, message: Incoming) -> None:
         self.messages.append(message)
-        self._tell("received")
+        self._notify("received")
         if self.on_received is not None:
             self.on_received(message)
 
@@ -56,7 +56,7 @@ class Recorder:
     def payloads(self) -> list[bytes]:
         return [message.payload for message in self.messages]
 
-    def _tell(self, what: str) -> None:
+    def _notify(self, what: str) -> None:
         self.log.append(what)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -71,22 +71,22 @@ class Recorder:
                 self._waiters.append(waiter)
                 await waiter
 
-    async def got(self, count: int, seconds: float = PATIENCE) -> list[bytes]:
+    async def wait_messages(self, count: int, seconds: float = PATIENCE) -> list[bytes]:
         """Wait for so many messages in all; their payloads."""
         await self.until(lambda: len(self.messages) >= count, seconds)
         return self.payloads
 
-    async def was_born(self, times: int, seconds: float = PATIENCE) -> None:
+    async def wait_connected(self, times: int, seconds: float = PATIENCE) -> None:
         await self.until(lambda: self.births >= times, seconds)
 
-    async def was_lost(self, times: int, seconds: float = PATIENCE) -> str:
+    async def wait_disconnected(self, times: int, seconds: float = PATIENCE) -> str:
         """Wait for so many losses in all; the reason of that one."""
         await self.until(lambda: len(self.reasons) >= times, seconds)
         return self.reasons[times - 1]
 
 
 @asynccontextmanager
-async def running(link: Link, party: Recorder) -> AsyncGenerator[asyncio.Task[None]]:
+async def running_link(link: Link, party: Recorder) -> AsyncGenerator[asyncio.Task[None]]:
     """Run a link; it has been left when this ends."""
     task = asyncio.create_task(link.run(party))
     try:
@@ -98,8 +98,8 @@ async def running(link: Link, party: Recorder) -> AsyncGenerator[asyncio.Task[No
 
 
 @asynccontextmanager
-async def joined(link: Link, party: Recorder) -> AsyncGenerator[asyncio.Task[None]]:
+async def connected_link(link: Link, party: Recorder) -> AsyncGenerator[asyncio.Task[None]]:
     """Run a link, from when its party is connected."""
-    async with running(link, party) as task:
-        await party.was_born(1)
+    async with running_link(link, party) as task:
+        await party.wait_connected(1)
         yield task

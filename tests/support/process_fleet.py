@@ -54,7 +54,7 @@ async def _commands_in(path: Path) -> CommandStore:
 
 
 @dataclass
-class Hub:
+class InProcessOrchestrator:
     """An orchestrator inside the test."""
 
     orchestrator: Orchestrator
@@ -81,7 +81,7 @@ class Hub:
         row = await self.store.get(request_id)
         return "" if row is None else str(row.state)
 
-    async def reached(self, request_id: str, state: str) -> None:
+    async def wait_for_state(self, request_id: str, state: str) -> None:
         """Wait until a command has come so far."""
 
         async def so() -> bool:
@@ -89,7 +89,7 @@ class Hub:
 
         await until(so, say=f"{request_id} is {state}")
 
-    async def there(self, name: str = "pi", seconds: float = PATIENCE) -> None:
+    async def wait_online(self, name: str = "pi", seconds: float = PATIENCE) -> None:
         """Wait until an edge is online and its tools are known."""
         member = await self.orchestrator.wait_for(name, seconds)
         await until(lambda: len(member.tools) > 0, seconds, f"the tools of {name}")
@@ -103,7 +103,7 @@ class Hub:
 
 
 @dataclass
-class Site:
+class ProcessFleet:
     """A broker and all who talk over it; what was started is dead when it ends."""
 
     folder: Path
@@ -140,7 +140,7 @@ class Site:
         proxy: FaultProxy | None = None,
         keep_alive: int = 30,
         store: str = "",
-    ) -> AsyncGenerator[Hub]:
+    ) -> AsyncGenerator[InProcessOrchestrator]:
         """An orchestrator inside the test, connected while the block runs."""
         name = f"orchestrator-{number}"
         link = MqttLink(await self.address(name, proxy=proxy), keep_alive=keep_alive)
@@ -148,7 +148,7 @@ class Site:
         async with await _commands_in(path) as opened:
             orchestrator = Orchestrator(link, opened, grants=GrantSigner(self.signer))
             async with orchestrator.connected():
-                yield Hub(orchestrator, opened)
+                yield InProcessOrchestrator(orchestrator, opened)
 
     async def driver(
         self,
@@ -210,19 +210,19 @@ class Site:
         self.stack.push_async_callback(made.kill)
         return made
 
-    async def online(self, hub: Hub, *edges: EdgeProcess) -> None:
+    async def start_online(self, hub: InProcessOrchestrator, *edges: EdgeProcess) -> None:
         """Start edges and see them there."""
         for edge in edges:
             await edge.start()
         for edge in edges:
-            await hub.there(edge.name)
+            await hub.wait_online(edge.name)
 
     async def approved(self, name: str = "pi") -> EdgeProcess:
         """An edge that is there and whose tools were approved; nobody else is there."""
         edge = await self.edge(name)
         devices = Devices(self.folder / "pairing")
         async with self.hub() as hub:
-            await self.online(hub, edge)
+            await self.start_online(hub, edge)
             tools = hub.orchestrator.fleet.member(name).tools
             hashes = {tool.name: tool_hash(tool) for tool in tools}
         await devices.compare_tools(name, hashes.items(), time.time())
@@ -231,9 +231,11 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, engine: str, *, anonymous: bool = False) -> AsyncGenerator[Site]:
+async def open_process_fleet(
+    folder: Path, engine: str, *, anonymous: bool = False
+) -> AsyncGenerator[ProcessFleet]:
     """A broker of this engine, with nobody there yet."""
     broker = EmbeddedBroker(folder / "broker", engine=engine, anonymous=anonymous)
     signer = Signer.load_or_create(folder / "orchestrator.key")
     async with broker, AsyncExitStack() as stack:
-        yield Site(folder, broker, signer, stack, anonymous)
+        yield ProcessFleet(folder, broker, signer, stack, anonymous)

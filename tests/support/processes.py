@@ -19,7 +19,9 @@ SOON = 4.0
 Isolation = Literal["auto", "pid-namespace", "none"]
 
 
-async def made(root: Path, isolation: Isolation, max_bytes: int = 128 << 20) -> LocalProcesses:
+async def make_processes(
+    root: Path, isolation: Isolation, max_bytes: int = 128 << 20
+) -> LocalProcesses:
     found = LocalProcesses(root, isolation=isolation, max_bytes=max_bytes)
     try:
         await found.isolation()
@@ -28,7 +30,7 @@ async def made(root: Path, isolation: Isolation, max_bytes: int = 128 << 20) -> 
     return found
 
 
-def token() -> str:
+def unique_seconds() -> str:
     """A number of seconds that no other process sleeps."""
     return f"{3000 + secrets.randbelow(5000)}.{secrets.randbelow(10**9):09d}"
 

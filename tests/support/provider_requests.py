@@ -74,7 +74,9 @@ def history(*messages: Message) -> History:
     return History(messages or CONVERSATION)
 
 
-def asks(text: str = "hello", *, tools: Sequence[Tool] = (), offer_tools: bool = True) -> Request:
+def simple_request(
+    text: str = "hello", *, tools: Sequence[Tool] = (), offer_tools: bool = True
+) -> Request:
     """One question."""
     return Request(history(user(text)), tools, offer_tools)
 
@@ -95,15 +97,15 @@ def provider_for(dialect: str, url: str, http: Http, **more: Any) -> AnyProvider
 async def events_of(provider: Provider, request: Request | None = None) -> list[ReplyEvent]:
     """Everything a provider says, within a bound."""
     async with asyncio.timeout(60):
-        return [event async for event in provider.stream(request or asks())]
+        return [event async for event in provider.stream(request or simple_request())]
 
 
 async def reply_of(provider: Provider, request: Request | None = None) -> Reply:
     """The reply."""
-    return (await heard(provider, request))[1]
+    return (await deltas_and_reply(provider, request))[1]
 
 
-async def heard(
+async def deltas_and_reply(
     provider: Provider, request: Request | None = None
 ) -> tuple[list[ReplyEvent], Reply]:
     """What came before the reply, and the reply."""

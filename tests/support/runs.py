@@ -67,10 +67,10 @@ class Gate:
             return await self.came.get()
 
 
-class Model:
+class GatedModel:
     """A provider that is asked what to say, and can be held up after its first word."""
 
-    def __init__(self, house: Service, agent: Agent) -> None:
+    def __init__(self, house: RunServiceHarness, agent: Agent) -> None:
         self._house, self._agent = house, agent
         self.model, self.profile = agent.model, Profile()
 
@@ -84,7 +84,7 @@ class Model:
         yield Replied(reply)
 
 
-class Service:
+class RunServiceHarness:
     """Runs, and what a test may change about them."""
 
     def __init__(
@@ -122,16 +122,16 @@ class Service:
             return f"worked on {what}"
 
         executor = LocalExecutor((work, question, *session_tools()), given=given)
-        return Ports(Model(self, agent), executor, self.policy, self.approver)
+        return Ports(GatedModel(self, agent), executor, self.policy, self.approver)
 
-    async def begin(
+    async def start(
         self, message: str, *, session: str = "", who: Principal = WHO, **more: str
     ) -> RunView:
         """Start a run."""
         view, _ = await self.runs.start(who, RunRequest(message, session), **more)
         return view
 
-    async def ended(self, run_id: str, tenant: str = "local") -> RunView:
+    async def wait_ended(self, run_id: str, tenant: str = "local") -> RunView:
         """Wait until a run ended or waits."""
         async with asyncio.timeout(30):
             await self.runs.result(tenant, run_id)
@@ -139,7 +139,9 @@ class Service:
         assert view is not None
         return view
 
-    async def until(self, run_id: str, *states: RunStatus, tenant: str = "local") -> RunView:
+    async def wait_for_state(
+        self, run_id: str, *states: RunStatus, tenant: str = "local"
+    ) -> RunView:
         """Wait until a run stands so."""
         found: RunView | None = None
 
@@ -165,19 +167,19 @@ HELP = Agent("help", "scripted/other", "You help.", frozenset({"*"}), LoopSettin
 
 
 @asynccontextmanager
-async def service(
+async def open_run_service(
     place: Place,
     *,
     agents: Sequence[Agent] = (LEAD, HELP),
     settings: RunSettings = QUICK,
     holder: str = "",
     serve: bool = True,
-) -> AsyncGenerator[Service]:
+) -> AsyncGenerator[RunServiceHarness]:
     """A service over the store at a place; cut off when the block ends."""
     async with AsyncExitStack() as stack:
         database = await place.open(*SCHEMAS)
         stack.push_async_callback(database.close)
-        made = Service(database, agents, settings, holder)
+        made = RunServiceHarness(database, agents, settings, holder)
         if serve:
             await stack.enter_async_context(made.runs.serving())
         yield made

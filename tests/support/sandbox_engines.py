@@ -37,7 +37,7 @@ def inside(found: EngineSandbox, bounds: SandboxPolicy) -> ExecOps:
     return LocalProcesses(bounds.workspace, sandbox=found)
 
 
-def somebody() -> tuple[int, str]:
+def unprivileged_user() -> tuple[int, str]:
     """A plain user of this machine, if there is one, and their home; else nobody."""
     for user in pwd.getpwall():
         home = Path(user.pw_dir)
@@ -46,7 +46,7 @@ def somebody() -> tuple[int, str]:
     return 65534, "/"
 
 
-def open_up(folder: Path) -> Path:
+def make_accessible(folder: Path) -> Path:
     """Let others come to a folder, as they can come to a real workspace."""
     for one in (folder, *folder.parents):
         if str(one).startswith("/tmp/") and one.stat().st_uid == os.geteuid():

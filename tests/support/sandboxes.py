@@ -67,7 +67,7 @@ def may_sandbox() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-async def said(processes: LocalProcesses, command: str) -> str:
+async def output_of(processes: LocalProcesses, command: str) -> str:
     """What a command says, which must go well."""
     done = await run(processes, command)
     assert done.exit_code == 0, done.stderr.decode()
@@ -81,7 +81,7 @@ async def run(
         return await processes.run(["bash", "-c", command], on_output=on_output)
 
 
-async def refusal(processes: LocalProcesses, command: str) -> ToolFailure:
+async def failure_of(processes: LocalProcesses, command: str) -> ToolFailure:
     """The failure of a command, which must fail."""
     with pytest.raises(ToolFailure) as caught:
         done = await run(processes, command)

@@ -76,7 +76,7 @@ from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
 from evoclaw.workflows.workflows import Workflows
-from tests.support.service_policy import judged_by
+from tests.support.service_policy import machine_policies
 
 ALL = frozenset({"*"})
 AGENT = Agent("helper", "scripted/model", "You help.", ALL)
@@ -150,7 +150,7 @@ class Client:
                 await asyncio.sleep(0.02)
 
 
-class House:
+class ServiceHarness:
     """What a test's service is made of."""
 
     def __init__(self, database: Database, folder: Path, provider: Provider, rules: Policy) -> None:
@@ -185,7 +185,7 @@ class House:
         self.audit = open_audit(folder)
         self.canvases = CanvasFolder(folder / "canvas")
         self.receipts = ReceiptStore(database)
-        self.judged = judged_by(folder, self.ledger, self.audit)
+        self.judged = machine_policies(folder, self.ledger, self.audit)
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         executor = LocalExecutor((self._work(), question), given=given)
@@ -251,32 +251,32 @@ async def database(folder: Path) -> AsyncGenerator[Database]:
         await opened.close()
 
 
-class Served:
+class RunningService:
     """A service that is up."""
 
-    def __init__(self, house: House, app: Litestar, url: str, http: ClientSession) -> None:
+    def __init__(self, house: ServiceHarness, app: Litestar, url: str, http: ClientSession) -> None:
         self.house, self.app, self.url, self._http = house, app, url, http
 
     def client(self, token: str) -> Client:
         return Client(self._http, self.url, token)
 
-    async def as_(self, *scopes: str, tenant: str = "local", user: str = "ann") -> Client:
+    async def client_with(self, *scopes: str, tenant: str = "local", user: str = "ann") -> Client:
         return self.client(await self.house.token(*scopes, tenant=tenant, user=user))
 
 
 @asynccontextmanager
-async def built(
+async def build_service(
     folder: Path,
     provider: Provider | None = None,
     *,
     settings: ServerSettings | None = None,
     rules: Policy | None = None,
     others: TokenVerifier | None = None,
-) -> AsyncGenerator[tuple[House, Litestar]]:
+) -> AsyncGenerator[tuple[ServiceHarness, Litestar]]:
     """The house and its application, without a socket."""
     chosen = settings or ServerSettings(port=0)
     async with database(folder) as opened:
-        house = House(
+        house = ServiceHarness(
             opened, folder, provider or Scripted(says("done")), rules or Autonomy(Level.FULL)
         )
         async with await CommandStore.open(folder / "commands.db") as commands:
@@ -288,7 +288,7 @@ async def built(
 
 
 @asynccontextmanager
-async def served(
+async def running_service(
     folder: Path,
     provider: Provider | None = None,
     *,
@@ -296,15 +296,18 @@ async def served(
     rules: Policy | None = None,
     others: TokenVerifier | None = None,
     limit: float | None = LIMIT * 3,
-) -> AsyncGenerator[Served]:
+) -> AsyncGenerator[RunningService]:
     """The house on a real socket; for so many seconds at most."""
     chosen = settings or ServerSettings(port=0, stop_within_s=1)
     async with (
         asyncio.timeout(limit),
-        built(folder, provider, settings=chosen, rules=rules, others=others) as (house, app),
+        build_service(folder, provider, settings=chosen, rules=rules, others=others) as (
+            house,
+            app,
+        ),
         house.runs.serving(),
         house.workflows.serving(),
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT)) as http,
         serving(app, chosen) as url,
     ):
-        yield Served(house, app, url, http)
+        yield RunningService(house, app, url, http)

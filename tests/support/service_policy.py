@@ -19,7 +19,7 @@ from evoclaw.wiring.settings import orchestrator_settings
 
 
 @dataclass
-class Judged:
+class MachinePolicies:
     """What runs are judged by."""
 
     governance: Governance
@@ -35,10 +35,10 @@ class Judged:
         return self.made[agent.name]
 
 
-def judged_by(folder: Path, ledger: Ledger, audit: Audit) -> Judged:
+def machine_policies(folder: Path, ledger: Ledger, audit: Audit) -> MachinePolicies:
     """The rules of a machine whose data is in a folder."""
     env = {"EVOCLAW_HOME": str(folder)}
     stops, rates = stops_and_rates(env)
     settings = orchestrator_settings(env)
     governance = Governance(settings, stops, (rates, Recordable(audit)), ledger, audit)
-    return Judged(governance)
+    return MachinePolicies(governance)

@@ -86,7 +86,7 @@ class Names:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-class Way:
+class GatewayHarness:
     """A gateway and what was told of it."""
 
     def __init__(
@@ -123,21 +123,21 @@ class Way:
                 writer.close()
         return answer
 
-    async def told(self, count: int = 1) -> list[EgressConnection]:
+    async def wait_for_reports(self, count: int = 1) -> list[EgressConnection]:
         """What was told, once it is this much."""
         await until(lambda: len(self.connections) >= count)
         return self.connections
 
 
 @asynccontextmanager
-async def way_to(
+async def open_gateway(
     *hosts: str,
     ports: Sequence[int],
     names: Names | None = None,
     loopback: bool = True,
     limits: EgressLimits | None = None,
-) -> AsyncGenerator[Way]:
-    way = Way(set(hosts), ports, names=names, loopback=loopback, limits=limits)
+) -> AsyncGenerator[GatewayHarness]:
+    way = GatewayHarness(set(hosts), ports, names=names, loopback=loopback, limits=limits)
     await way.gateway.start()
     try:
         yield way

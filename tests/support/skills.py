@@ -25,7 +25,7 @@ def manifest(*tools: str, version: str = "", binary: str = "bin/run", extra: str
     return text
 
 
-def put(root: Path, name: str, **files: str | bytes) -> Path:
+def write_skill(root: Path, name: str, **files: str | bytes) -> Path:
     """Write a skill; `SKILL_md` and `skill_toml` are its two files, `run` its program."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,8 +39,10 @@ def put(root: Path, name: str, **files: str | bytes) -> Path:
     return folder
 
 
-def put_tool(root: Path, name: str, *tools: str, version: str = "", run: str = HELLO) -> Path:
-    return put(root, name, skill_toml=manifest(*tools, version=version), run=run)
+def write_tool_skill(
+    root: Path, name: str, *tools: str, version: str = "", run: str = HELLO
+) -> Path:
+    return write_skill(root, name, skill_toml=manifest(*tools, version=version), run=run)
 
 
 def load(folder: Path, platform: str = "linux") -> Skill:

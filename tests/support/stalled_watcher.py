@@ -13,7 +13,7 @@ SMALL = 4096
 PATIENCE = 30.0
 
 
-class Sleeper:
+class StalledWatcher:
     """One that sleeps until `wakes`."""
 
     def __init__(self, url: str, token: str, run: str) -> None:
@@ -25,7 +25,7 @@ class Sleeper:
         head = f"GET /v1/runs/{run}/events HTTP/1.1\r\nHost: {host.netloc}\r\n"
         self.socket.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n".encode())
 
-    def wakes(self) -> bytes:
+    def read_all(self) -> bytes:
         """Everything that was on its way, until it is hung up on."""
         found = bytearray()
         with self.socket:

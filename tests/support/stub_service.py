@@ -34,7 +34,7 @@ TOKEN = "ec_test_secret"
 
 
 @dataclass
-class Served:
+class StubRun:
     """One run."""
 
     run_id: str
@@ -89,22 +89,22 @@ class Served:
         return {name: value for name, value in found.items() if value}
 
 
-Script = Callable[[Served], Awaitable[None]]
+Script = Callable[[StubRun], Awaitable[None]]
 
 
-async def answers(run: Served) -> None:
+async def echo_message(run: StubRun) -> None:
     """What a run does if nothing else was written: it repeats what was asked."""
     run.says("You said ", run.asked, ".")
     run.ends(f"You said {run.asked}.")
 
 
 @dataclass
-class FakeService:
+class StubService:
     """What a test sees of it, and what it does on purpose."""
 
     scripts: list[Script] = field(default_factory=list[Script])
     url: str = ""
-    runs: dict[str, Served] = field(default_factory=dict[str, Served])
+    runs: dict[str, StubRun] = field(default_factory=dict[str, StubRun])
     keys: dict[str, str] = field(default_factory=dict[str, str])
     titles: dict[str, str] = field(default_factory=dict[str, str])
     approvals: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -119,7 +119,7 @@ class FakeService:
     """How many answers to `POST /v1/runs` get lost on their way."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
-    def asks(self, run: Served, id_: str = "a1", **arguments: Any) -> None:
+    def asks(self, run: StubRun, id_: str = "a1", **arguments: Any) -> None:
         """Have a call wait for a person, as a run does that ends as waiting."""
         run.emit(CallJudged("c1", "ask", "level", "it writes"))
         run.emit(ApprovalAnswered("c1", "pending", "nobody answered yet"))
@@ -143,10 +143,10 @@ class FakeService:
             run_id = f"run{len(self.runs) + 1:08}"
             session = said.get("session_id") or f"s{len(self.runs) + 1}"
             self.titles.setdefault(session, said.get("title") or said["message"][:40])
-            run = Served(run_id, session, said.get("agent") or "evoclaw", said["message"])
+            run = StubRun(run_id, session, said.get("agent") or "evoclaw", said["message"])
             run.emit(RunStarted("test/model", (user(run.asked),), LoopSettings(), Profile()))
             self.runs[run_id], self.keys[key] = run, run_id
-            script = self.scripts.pop(0) if self.scripts else answers
+            script = self.scripts.pop(0) if self.scripts else echo_message
             self.tasks.add(asyncio.create_task(_play(script, run)))
         if self.lost:
             self.lost -= 1
@@ -154,7 +154,7 @@ class FakeService:
             request.transport.abort()
         return web.json_response(self.runs[self.keys[key]].view(), status=201)
 
-    def run(self, request: web.Request) -> Served:
+    def run(self, request: web.Request) -> StubRun:
         found = self.runs.get(request.match_info["run_id"])
         if found is None:
             raise refused(404, "not_found", "there is no such run; list them")
@@ -292,7 +292,7 @@ class FakeService:
         return web.json_response(self.session(made), status=201)
 
 
-async def _play(script: Script, run: Served) -> None:
+async def _play(script: Script, run: StubRun) -> None:
     await script(run)
 
 
@@ -304,7 +304,7 @@ def refused(status: int, code: str, message: str) -> web.HTTPException:
 
 
 @web.middleware
-async def _door(
+async def _authenticate(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     if request.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -313,12 +313,12 @@ async def _door(
 
 
 @asynccontextmanager
-async def serving(
+async def serve_stub(
     *scripts: Script, more: Sequence[web.RouteDef] = ()
-) -> AsyncGenerator[FakeService]:
+) -> AsyncGenerator[StubService]:
     """The service up on a port of its own."""
-    fake = FakeService(list(scripts))
-    app = web.Application(middlewares=[_door])
+    fake = StubService(list(scripts))
+    app = web.Application(middlewares=[_authenticate])
     app.add_routes(
         [
             *more,
@@ -355,7 +355,7 @@ async def serving(
     assert not faults, faults
 
 
-def left_by(fake: FakeService, folder: Path, *, mode: int = 0o600) -> Path:
+def write_service_file(fake: StubService, folder: Path, *, mode: int = 0o600) -> Path:
     """What `evoclaw up` leaves for its owner's commands."""
     data = folder / ".evoclaw"
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -365,10 +365,10 @@ def left_by(fake: FakeService, folder: Path, *, mode: int = 0o600) -> Path:
     return path
 
 
-def shell_of(fake: FakeService, folder: Path) -> Shell:
+def shell_for(fake: StubService, folder: Path) -> Shell:
     """A shell on the machine where the service is up."""
     home, workspace = folder / "home", folder / "work"
     home.mkdir()
     workspace.mkdir()
-    left_by(fake, home)
+    write_service_file(fake, home)
     return Shell(home, workspace)

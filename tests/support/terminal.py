@@ -37,7 +37,7 @@ class Terminal:
         """Everything so far, with plain line ends."""
         return self._seen.replace("\r\n", "\n")
 
-    async def sees(self, text: str) -> str:
+    async def expect(self, text: str) -> str:
         """Wait until this is shown, after what was waited for before; what came before it."""
         try:
             async with asyncio.timeout(30):
@@ -53,17 +53,17 @@ class Terminal:
         """Press these keys."""
         os.write(self._master, text.encode())
 
-    async def interrupts(self, text: str) -> None:
+    async def interrupt(self, text: str) -> None:
         """Press Ctrl-C once, and wait until this is shown."""
         self.type(CTRL_C)
-        await self.sees(text)
+        await self.expect(text)
 
-    async def says(self, line: str) -> None:
+    async def send_line(self, line: str) -> None:
         """Type a line when the prompt is there."""
-        await self.sees("> ")
+        await self.expect("> ")
         self.type(line + "\n")
 
-    async def ends(self) -> int:
+    async def wait_exit(self) -> int:
         """Wait for the command to end."""
         async with asyncio.timeout(30):
             return await self.process.wait()

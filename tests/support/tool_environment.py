@@ -58,11 +58,11 @@ from evoclaw.tools.skill import SkillReader
 from evoclaw.tools.todos import TodoList
 from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 from tests.matrix.table import TABLE, TODO
-from tests.support.fleet import House, house
+from tests.support.fleet import FleetHarness, open_fleet
 from tests.support.git import plain
-from tests.support.skills import guide, put
+from tests.support.skills import guide, write_skill
 from tests.support.sshd import sshd
-from tests.support.web_pages import Served, answer, serving
+from tests.support.web_pages import PageServer, answer, serve_pages
 
 HERE = "127.0.0.1"
 
@@ -80,7 +80,7 @@ class Counting(Wrapper):
 
 
 @dataclass
-class Yes:
+class ApproveAll:
     """A person who agrees to everything."""
 
     asked: list[str] = field(default_factory=list[str])
@@ -91,12 +91,12 @@ class Yes:
 
 
 @dataclass
-class Grounds:
+class SharedToolServers:
     """What all tests of a module share."""
 
     folder: Path
-    site: Served
-    fleet: House
+    site: PageServer
+    fleet: FleetHarness
     blinks: list[int]
     ssh: Executor | str
     """The tools over SSH, or why there are none."""
@@ -119,19 +119,21 @@ class Grounds:
 
 
 @asynccontextmanager
-async def grounds_in(folder: Path, *, ssh: bool) -> AsyncGenerator[Grounds]:
+async def open_tool_servers(folder: Path, *, ssh: bool) -> AsyncGenerator[SharedToolServers]:
     """Servers, a browser, an edge and perhaps an sshd, for as long as the block goes on."""
     _template(folder / "template")
     workspace = folder / "workspace"
     workspace.mkdir()
-    put(folder / "skills", "haiku", SKILL_md=guide("haiku", "Writes haiku.", "Count to five."))
+    write_skill(
+        folder / "skills", "haiku", SKILL_md=guide("haiku", "Writes haiku.", "Count to five.")
+    )
     blinks: list[int] = []
     device = LocalExecutor(
         [*remote(), _blink(blinks)], files=LocalFiles(workspace), exec=LocalProcesses(workspace)
     )
     async with AsyncExitStack() as stack:
-        site = await stack.enter_async_context(serving(_pages()))
-        fleet = await stack.enter_async_context(house(folder, executor=device))
+        site = await stack.enter_async_context(serve_pages(_pages()))
+        fleet = await stack.enter_async_context(open_fleet(folder, executor=device))
         there = await _over_ssh(folder, stack) if ssh else "not asked for"
         program = find_browser()
         chromium = (
@@ -139,7 +141,7 @@ async def grounds_in(folder: Path, *, ssh: bool) -> AsyncGenerator[Grounds]:
         )
         if isinstance(chromium, Chromium):
             stack.push_async_callback(chromium.close)
-        yield Grounds(folder, site, fleet, blinks, there, chromium)
+        yield SharedToolServers(folder, site, fleet, blinks, there, chromium)
 
 
 def _template(folder: Path) -> None:
@@ -192,15 +194,15 @@ async def _over_ssh(folder: Path, stack: AsyncExitStack) -> Executor | str:
 
 
 @dataclass
-class Place:
+class ToolTestbed:
     """What one test has to itself."""
 
-    grounds: Grounds
+    grounds: SharedToolServers
     held: frozenset[str]
     """What the agent in question holds."""
     store: SessionStore
     level: Level = Level.FULL
-    approver: Approver = field(default_factory=Yes)
+    approver: Approver = field(default_factory=ApproveAll)
     lead: Scripted = field(default_factory=Scripted)
     person: ScriptedUser = field(default_factory=lambda: ScriptedUser("green"))
     machine: dict[type, object] = field(default_factory=dict[type, object])
@@ -236,7 +238,7 @@ class Place:
         self.executors.append(made)
         return made
 
-    async def begin(self) -> None:
+    async def create_sessions(self) -> None:
         """Open the session `main`, one below it that said something, and a todo."""
         await self.talks.open("lead", session_id="main")
         await StoredTodos(self.store, "main").replace([TODO])
@@ -281,7 +283,7 @@ class Place:
                 await asyncio.wait(tasks, timeout=10)
             deadline.release()
 
-    async def traces(self) -> dict[str, JSON]:
+    async def observed_effects(self) -> dict[str, JSON]:
         """What can be seen of what was done, by kind."""
         stored = await self.store.sessions("")
         folder = self.grounds.folder
@@ -307,9 +309,9 @@ class Place:
 
 
 @asynccontextmanager
-async def place_in(
-    grounds: Grounds, held: frozenset[str], *, level: Level = Level.FULL
-) -> AsyncGenerator[Place]:
+async def open_tool_testbed(
+    grounds: SharedToolServers, held: frozenset[str], *, level: Level = Level.FULL
+) -> AsyncGenerator[ToolTestbed]:
     """Everything as at the beginning, for an agent that holds these permissions."""
     grounds.refill()
     shutil.rmtree(grounds.folder / "canvas", ignore_errors=True)
@@ -317,8 +319,8 @@ async def place_in(
     for path in grounds.folder.glob("sessions.db*"):
         path.unlink()
     async with await SessionStore.open(database, durable=False) as store:
-        place = Place(grounds, held, store, level, machine=_machine(grounds, held))
-        await place.begin()
+        place = ToolTestbed(grounds, held, store, level, machine=_machine(grounds, held))
+        await place.create_sessions()
         try:
             yield place
         finally:
@@ -326,7 +328,7 @@ async def place_in(
                 await grounds.chromium.end("main")
 
 
-def _machine(grounds: Grounds, held: frozenset[str]) -> dict[type, object]:
+def _machine(grounds: SharedToolServers, held: frozenset[str]) -> dict[type, object]:
     site, fleet = grounds.site.url("").rstrip("/"), grounds.fleet.orchestrator
     given: dict[type, object] = {
         FileOps: LocalFiles(grounds.workspace),
@@ -344,7 +346,7 @@ def _machine(grounds: Grounds, held: frozenset[str]) -> dict[type, object]:
     return given
 
 
-def arguments_of(name: str, grounds: Grounds) -> dict[str, JSON]:
+def arguments_of(name: str, grounds: SharedToolServers) -> dict[str, JSON]:
     """What the table says to call a tool with."""
     site = grounds.site.url("").rstrip("/")
     return {

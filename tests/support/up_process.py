@@ -56,7 +56,7 @@ class UpProcess:
     async def start(self, *options: str, edge: bool = False) -> Client:
         """Start it, and be its owner once it answers."""
         await self.launch(*options, edge=edge)
-        return await self.up()
+        return await self.wait_ready()
 
     async def launch(self, *options: str, edge: bool = False) -> None:
         """Start it, and wait for nothing."""
@@ -67,12 +67,12 @@ class UpProcess:
                 "up", "--api-port", "0", *chosen, stdout=log.fileno(), stderr=log.fileno()
             )
 
-    async def up(self) -> Client:
+    async def wait_ready(self) -> Client:
         """Wait until it says where it is."""
         door = self.home / "api.json"
 
         def there() -> bool:
-            assert self.running, self.words()
+            assert self.running, self.output()
             return door.exists()
 
         await until(there, PATIENCE, "the service is up")
@@ -88,7 +88,7 @@ class UpProcess:
         assert self.process is not None
         return self.process.pid
 
-    def words(self) -> str:
+    def output(self) -> str:
         """What it said so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
@@ -101,7 +101,7 @@ class UpProcess:
         assert self.process is not None
         self.process.send_signal(number)
 
-    async def ended(self, seconds: float = PATIENCE) -> int:
+    async def wait_exit(self, seconds: float = PATIENCE) -> int:
         """Wait until it is gone."""
         assert self.process is not None
         async with asyncio.timeout(seconds):
@@ -113,20 +113,20 @@ class UpProcess:
             self.signal(signal.SIGTERM)
             with suppress(ProcessLookupError):
                 self.signal(signal.SIGTERM)
-        return await self.ended()
+        return await self.wait_exit()
 
     async def kill(self) -> None:
         """End it as a power cut would; its broker and its edge are left to find out."""
         if self.running:
             self.signal(signal.SIGKILL)
-            await self.ended()
+            await self.wait_exit()
 
     def memory_mb(self) -> float:
         """What it holds of the machine's memory."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
-    async def online(self, client: Client, name: str = "local") -> None:
+    async def wait_online(self, client: Client, name: str = "local") -> None:
         """Wait until an edge is there, with its tools."""
 
         async def so() -> bool:
@@ -135,22 +135,22 @@ class UpProcess:
 
         await until(so, PATIENCE, f"{name} is online")
 
-    async def told(self, text: str, times: int = 1) -> None:
+    async def wait_for_output(self, text: str, times: int = 1) -> None:
         """Wait until it said something so often."""
         try:
-            await until(lambda: self.words().count(text) >= times, PATIENCE)
+            await until(lambda: self.output().count(text) >= times, PATIENCE)
         except AssertionError:
-            raise AssertionError(f"it did not say {text!r}, but {self.words()}") from None
+            raise AssertionError(f"it did not say {text!r}, but {self.output()}") from None
 
 
-async def begun(client: Client, message: str, **more: JSON) -> str:
+async def start_run(client: Client, message: str, **more: JSON) -> str:
     """The id of a run that was just begun."""
     answer = await client.post("/v1/runs", {"message": message, **more})
     assert answer.status == 201, answer.body
     return str(answer.json["run_id"])
 
 
-async def reached(client: Client, run_id: str, state: str = ENDED) -> JSON:
+async def wait_for_state(client: Client, run_id: str, state: str = ENDED) -> JSON:
     """Wait until a run stands so."""
     found: JSON = None
 
@@ -163,7 +163,7 @@ async def reached(client: Client, run_id: str, state: str = ENDED) -> JSON:
     return found
 
 
-async def said_in(client: Client, session: str) -> list[str]:
+async def session_texts(client: Client, session: str) -> list[str]:
     """What user and agent said, in order."""
     page = ok(await client.get(f"/v1/sessions/{session}/messages"))
     messages = [one["message"] for one in page["items"]]

@@ -50,7 +50,7 @@ ROOMS = ("config", "core", "governance", "tools", "workflows", "cli")
 """Rooms that need no library beyond those."""
 
 
-class Asked(msgspec.Struct):
+class CommandRequest(msgspec.Struct):
     """A command, as its owner asks for it."""
 
     arguments: Sequence[str]
@@ -59,7 +59,7 @@ class Asked(msgspec.Struct):
 
 
 @dataclass
-class Warm:
+class ForkServer:
     """The process that forks, as its owner sees it."""
 
     process: subprocess.Popen[bytes]
@@ -77,7 +77,7 @@ class Warm:
         ours = [os.pipe() for _ in range(4)]
         try:
             fds = [ours[0][0], ours[1][1], ours[2][1], ours[3][1]]
-            asked = Asked(arguments, str(folder), env)
+            asked = CommandRequest(arguments, str(folder), env)
             socket.send_fds(self.line, [msgspec.json.encode(asked)], fds)
             for fd in fds:
                 os.close(fd)
@@ -94,7 +94,7 @@ class Warm:
 
 
 @cache
-def warm(environment: tuple[tuple[str, str], ...]) -> Warm:
+def fork_server(environment: tuple[tuple[str, str], ...]) -> ForkServer:
     """The process that forks, for commands that Python itself is told this."""
     line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for one in (line, theirs):
@@ -107,7 +107,7 @@ def warm(environment: tuple[tuple[str, str], ...]) -> Warm:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
-    found = Warm(process, line)
+    found = ForkServer(process, line)
     atexit.register(found.close)
     return found
 
@@ -141,7 +141,7 @@ class _Forking:
     running: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     """By the descriptor of a process: its id, and where its exit code is written."""
 
-    def serve(self) -> Asked | None:
+    def serve(self) -> CommandRequest | None:
         """Fork when asked: what for, in the process that is to be it; None at the end."""
         self.selector.register(self.line, selectors.EVENT_READ)
         while True:
@@ -152,11 +152,11 @@ class _Forking:
                 body, fds, _, _ = socket.recv_fds(self.line, MOST, 4)
                 if not body:
                     return None
-                asked = msgspec.json.decode(body, type=Asked)
+                asked = msgspec.json.decode(body, type=CommandRequest)
                 if self._forked(asked, fds):
                     return asked
 
-    def _forked(self, asked: Asked, fds: list[int]) -> bool:
+    def _forked(self, asked: CommandRequest, fds: list[int]) -> bool:
         """Whether this is the new one of two processes."""
         pid = os.fork()
         if pid == 0:
@@ -170,7 +170,7 @@ class _Forking:
         self.selector.register(process, selectors.EVENT_READ)
         return False
 
-    def _become(self, asked: Asked, fds: list[int]) -> None:
+    def _become(self, asked: CommandRequest, fds: list[int]) -> None:
         """Have the streams, the folder and the environment of a command, and nothing of ours."""
         self.selector.close()
         self.line.close()

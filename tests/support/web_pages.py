@@ -12,7 +12,7 @@ Pages = Mapping[str, str | bytes]
 
 
 @dataclass
-class Served:
+class PageServer:
     port: int
     host: str
     pages: dict[str, str | bytes]
@@ -31,13 +31,13 @@ def answer(body: str, *headers: str, status: str = "200 OK") -> bytes:
     return "\r\n".join((*lines, "Connection: close", "", "")).encode() + data
 
 
-def moved(url: str) -> bytes:
+def redirect_to(url: str) -> bytes:
     return answer("", f"Location: {url}", status="302 Found")
 
 
 @asynccontextmanager
-async def serving(pages: Pages, host: str = "127.0.0.1") -> AsyncGenerator[Served]:
-    served = Served(0, host, dict(pages))
+async def serve_pages(pages: Pages, host: str = "127.0.0.1") -> AsyncGenerator[PageServer]:
+    served = PageServer(0, host, dict(pages))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):

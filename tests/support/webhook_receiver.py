@@ -15,7 +15,7 @@ from tests.support.channels import PATIENCE
 
 
 @dataclass
-class Posted:
+class WebhookReceiver:
     """What was posted, in order."""
 
     url: str = ""
@@ -36,7 +36,7 @@ class Posted:
             status=self.statuses.pop(0) if self.statuses else 200, headers=self.more
         )
 
-    async def got(self, count: int) -> list[JSON]:
+    async def wait_for_posts(self, count: int) -> list[JSON]:
         """Wait for so many posts in all."""
         async with asyncio.timeout(PATIENCE), self._arrived:
             await self._arrived.wait_for(lambda: len(self.bodies) >= count)
@@ -44,9 +44,9 @@ class Posted:
 
 
 @asynccontextmanager
-async def posted() -> AsyncGenerator[Posted]:
+async def open_webhook_receiver() -> AsyncGenerator[WebhookReceiver]:
     """An address on this machine."""
-    made, app = Posted(), web.Application()
+    made, app = WebhookReceiver(), web.Application()
     app.router.add_post("/answers", made.take)
     runner = web.AppRunner(app, handle_signals=False)
     await runner.setup()

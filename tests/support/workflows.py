@@ -34,7 +34,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def kept(
+async def open_workflow_store(
     path: Path, clock: Callable[[], float] | None = None, durable: bool = False
 ) -> AsyncGenerator[WorkflowStore]:
     """A store in a file, which may be opened again."""
@@ -56,7 +56,7 @@ async def house(
     serving: bool = True,
 ) -> AsyncGenerator[Workflows]:
     """Workflows over a file in a folder, driven while the block runs."""
-    async with kept(folder / "workflows.db", clock) as store:
+    async with open_workflow_store(folder / "workflows.db", clock) as store:
         given = {} if clock is None else {"clock": clock}
         made = Workflows(
             store,
@@ -98,7 +98,7 @@ async def waiting(made: Workflows, id_: str) -> WorkflowView:
     return await workflow_when(made, id_, lambda view: view.state == "waiting")
 
 
-async def parked(made: Workflows, id_: str) -> WorkflowView:
+async def wait_parked(made: Workflows, id_: str) -> WorkflowView:
     """One that waits, when nobody drives it any more; what is stored is so a moment earlier."""
     return await workflow_when(made, id_, lambda view: view.state == "waiting" and made.live == 0)
 

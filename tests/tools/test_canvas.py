@@ -21,7 +21,7 @@ async def use(path: Path, **arguments: JSON) -> ToolResult:
     return await executor.execute(Call("c", canvas.tool, arguments, "r.1.0.1", 10), print)
 
 
-async def test_what_is_shown_is_on_the_page_and_comes_back(tmp_path: Path) -> None:
+async def test_shown_canvas_content_is_in_the_html_file_and_the_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.html"
     assert (await use(path, action="snapshot")).text == "nothing is shown"
 
@@ -37,7 +37,7 @@ async def test_what_is_shown_is_on_the_page_and_comes_back(tmp_path: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_page_cannot_leave_its_frame_or_reach_anything(tmp_path: Path) -> None:
+async def test_canvas_content_cannot_escape_its_sandboxed_iframe(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     hostile = '"></iframe><script>top.location="https://example.org"</script>'
 
@@ -49,13 +49,13 @@ async def test_a_page_cannot_leave_its_frame_or_reach_anything(tmp_path: Path) -
     assert 'sandbox="allow-scripts"' in text and "default-src 'none'" in text
 
 
-async def test_markdown_is_shown_as_it_was_written(tmp_path: Path) -> None:
+async def test_canvas_markdown_is_shown_verbatim(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     await use(path, action="show", content="# <Title>", format="markdown")
     assert "&lt;pre&gt;# &amp;lt;Title&amp;gt;&lt;/pre&gt;" in path.read_text()
 
 
-async def test_it_can_be_cleared_and_nothing_is_not_shown(tmp_path: Path) -> None:
+async def test_the_canvas_can_be_cleared_and_empty_content_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     await use(path, action="show", content="x")
     await use(path, action="clear")

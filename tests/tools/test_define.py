@@ -89,7 +89,7 @@ SCHEMA = {
 }
 
 
-def test_a_signature_and_its_docstring_become_an_exact_schema() -> None:
+def test_a_signature_and_its_docstring_become_a_json_schema() -> None:
     @tool("file_read", timeout=5, max_timeout=30, effect="read", resources=("path",))
     def look(
         ops: FileOps,
@@ -127,7 +127,7 @@ def test_a_signature_and_its_docstring_become_an_exact_schema() -> None:
     assert made.parameters == SCHEMA
 
 
-def test_a_tool_without_parameters_has_an_empty_object() -> None:
+def test_a_tool_without_parameters_has_an_empty_object_schema() -> None:
     @tool()
     def now() -> str:
         """Say what time it is."""
@@ -155,7 +155,7 @@ async def test_a_plain_function_runs_in_a_thread_and_gets_typed_arguments() -> N
     assert result.text == '{"to":[1,2],"by":"foot","main":false}'
 
 
-async def test_what_a_tool_returns_becomes_blocks() -> None:
+async def test_return_values_become_content_blocks() -> None:
     picture = ImageBlock("image/png", "AA==")
     for returned, blocks in (
         ("text", (TextBlock("text"),)),
@@ -179,7 +179,7 @@ async def test_what_a_tool_returns_becomes_blocks() -> None:
         assert (result.blocks, result.call_id, result.name) == (blocks, "c1", "give")
 
 
-async def test_an_answer_that_cannot_be_shown_is_a_failure_not_a_crash() -> None:
+async def test_an_unserializable_return_value_is_a_tool_failure() -> None:
     @tool()
     def give() -> object:
         """Give."""
@@ -190,7 +190,7 @@ async def test_an_answer_that_cannot_be_shown_is_a_failure_not_a_crash() -> None
     assert failure.value.kind is ErrorKind.INTERNAL
 
 
-async def test_operations_and_progress_are_handed_in() -> None:
+async def test_file_and_exec_ops_and_progress_are_injected() -> None:
     @tool("shell")
     async def both(files: FileOps, progress: Progress, run: ExecOps) -> str:
         """Use everything."""
@@ -204,7 +204,7 @@ async def test_operations_and_progress_are_handed_in() -> None:
     assert (machine.files, heard) == ({"out": b"Monday"}, ["working"])
 
 
-async def test_a_tool_that_asks_for_its_call_is_handed_it_and_the_model_never_sees_it() -> None:
+async def test_a_call_parameter_is_injected_and_hidden_from_the_model() -> None:
     @tool()
     async def whoami(call: Call, loud: bool = False) -> str:
         """Say which call this is."""
@@ -288,13 +288,13 @@ def sound(x: int) -> int:
         (sound, {"resources": ("path",)}, "path"),
     ],
 )
-def test_a_bad_definition_is_refused_at_once_in_words(
+def test_an_invalid_tool_definition_is_refused_with_the_reason(
     function: Any, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(SchemaError, match=problem):
         tool(**settings)(function)
 
 
-def test_forgotten_brackets_are_named() -> None:
+def test_a_tool_decorator_without_parentheses_is_refused() -> None:
     with pytest.raises(SchemaError, match="brackets"):
         tool(cast("str", sound))

@@ -49,7 +49,7 @@ async def peak_of(work: Awaitable[ToolResult]) -> int:
         tracemalloc.stop()
 
 
-async def test_an_edit_of_ten_megabytes_holds_at_most_three_times_that(large: Path) -> None:
+async def test_editing_a_ten_megabyte_file_uses_at_most_three_times_its_size(large: Path) -> None:
     work = use(
         edit, large.parent, path=large.name, old_string=line(9000), new_string=line(9000, "new")
     )
@@ -59,7 +59,9 @@ async def test_an_edit_of_ten_megabytes_holds_at_most_three_times_that(large: Pa
     assert peak <= 3 * size_of(large)
 
 
-async def test_an_edit_in_very_many_places_holds_no_more(large: Path) -> None:
+async def test_replacing_very_many_matches_uses_at_most_three_times_the_file_size(
+    large: Path,
+) -> None:
     work = use(
         edit, large.parent, path=large.name, old_string="é", new_string="e", replace_all=True
     )
@@ -68,7 +70,7 @@ async def test_an_edit_in_very_many_places_holds_no_more(large: Path) -> None:
 
 
 @pytest.mark.parametrize("shift", [0, 1000])
-async def test_a_patch_of_ten_megabytes_holds_at_most_three_times_that(
+async def test_patching_a_ten_megabyte_file_uses_at_most_three_times_its_size(
     large: Path, shift: int
 ) -> None:
     patch = "--- a/large.txt\n+++ b/large.txt\n"
@@ -84,7 +86,7 @@ async def test_a_patch_of_ten_megabytes_holds_at_most_three_times_that(
 
 @pytest.mark.parametrize("ending", ["\n", ""])
 @pytest.mark.parametrize("where", [0, 1, 2500, 4998, 4999])
-def test_the_diff_of_large_bytes_is_the_one_of_their_text(where: int, ending: str) -> None:
+def test_the_diff_of_large_bytes_equals_the_diff_of_their_text(where: int, ending: str) -> None:
     lines = [f"{number} " + "é" * 40 for number in range(5000)]
     old = "\n".join(lines) + ending
     for changed in ([], ["new"], ["new", "newer"], [lines[where] + "!"]):
@@ -95,7 +97,7 @@ def test_the_diff_of_large_bytes_is_the_one_of_their_text(where: int, ending: st
         assert sorted(made.splitlines()) == sorted(wanted.splitlines()) or ending == ""
 
 
-def test_text_is_known_by_its_bytes() -> None:
+def test_utf8_is_detected_across_chunk_boundaries() -> None:
     assert is_utf8(b"") and is_utf8("é".encode() * 100_000)
     assert not is_utf8(b"a" * 65_535 + "é".encode()[:1])
     assert not is_utf8(b"\xed\xa0\x80")

@@ -19,7 +19,7 @@ PNG = base64.b64decode(
 )
 
 
-async def test_read_shows_a_window_and_says_how_to_go_on(tmp_path: Path) -> None:
+async def test_read_shows_a_line_range_and_the_next_offset(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("".join(f"line {n}\n" for n in range(1, 11)))
 
     whole = await use(read, tmp_path, path="f")
@@ -32,7 +32,9 @@ async def test_read_shows_a_window_and_says_how_to_go_on(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["a\nb", "a\nb\n"])
-async def test_read_knows_how_many_lines_there_are(tmp_path: Path, content: str) -> None:
+async def test_read_beyond_the_end_reports_the_number_of_lines(
+    tmp_path: Path, content: str
+) -> None:
     (tmp_path / "f").write_text(content)
 
     assert (await use(read, tmp_path, path="f", offset=2)).text == "b"
@@ -46,7 +48,7 @@ async def test_read_of_an_empty_file_says_so(tmp_path: Path) -> None:
     assert (await use(read, tmp_path, path="f")).text == "(the file is empty)"
 
 
-async def test_read_cuts_long_lines_and_much_text(tmp_path: Path) -> None:
+async def test_read_truncates_long_lines_and_long_files(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x" * 9_000 + "\n" + "y" * 1_500 + "\n" + ("z" * 1_000 + "\n") * 90)
 
     text = (await use(read, tmp_path, path="f")).text
@@ -69,13 +71,13 @@ async def test_fault_29_a_ten_megabyte_line_and_odd_bytes_stay_valid_text(tmp_pa
     assert msgspec.json.decode(msgspec.json.encode(result), type=type(result)) == result
 
 
-async def test_a_cut_character_does_not_make_a_file_invalid(tmp_path: Path) -> None:
+async def test_a_character_cut_by_truncation_does_not_mark_the_file_invalid(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x" + "é" * 6_000)
 
     assert "not valid text" not in (await use(read, tmp_path, path="f")).text
 
 
-async def test_a_big_file_is_not_loaded_whole(tmp_path: Path) -> None:
+async def test_read_does_not_load_a_big_file_whole(tmp_path: Path) -> None:
     with (tmp_path / "big").open("wb") as big:
         for _ in range(60):
             big.write(b"x" * 99 + b"\n" + b"some text here\n" * 69_000)
@@ -96,9 +98,7 @@ async def test_a_big_file_is_not_loaded_whole(tmp_path: Path) -> None:
         (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
     ],
 )
-async def test_read_shows_pictures_by_their_content(
-    tmp_path: Path, data: bytes, media_type: str
-) -> None:
+async def test_read_detects_images_by_content(tmp_path: Path, data: bytes, media_type: str) -> None:
     (tmp_path / "f.txt").write_bytes(data)
 
     result = await use(read, tmp_path, path="f.txt")
@@ -109,7 +109,7 @@ async def test_read_shows_pictures_by_their_content(
 @pytest.mark.parametrize(
     ("data", "word"), [(b"\x7fELF\0\0", "not a text file"), ("é".encode("utf-16"), "UTF-16")]
 )
-async def test_read_refuses_what_is_not_text_with_a_hint(
+async def test_read_refuses_binary_files_with_a_hint(
     tmp_path: Path, data: bytes, word: str
 ) -> None:
     (tmp_path / "f").write_bytes(data)
@@ -118,7 +118,7 @@ async def test_read_refuses_what_is_not_text_with_a_hint(
         await use(read, tmp_path, path="f")
 
 
-async def test_read_refuses_huge_pictures_and_folders(tmp_path: Path) -> None:
+async def test_read_refuses_large_images_and_folders(tmp_path: Path) -> None:
     (tmp_path / "f.png").write_bytes(PNG + b"\0" * (6 << 20))
 
     with pytest.raises(ToolFailure, match="smaller"):
@@ -127,7 +127,7 @@ async def test_read_refuses_huge_pictures_and_folders(tmp_path: Path) -> None:
         await use(read, tmp_path, path=".")
 
 
-async def test_write_makes_the_file_and_its_folders_and_counts(tmp_path: Path) -> None:
+async def test_write_creates_file_and_folders_and_reports_counts(tmp_path: Path) -> None:
     result = await use(write, tmp_path, path="a/b/c.txt", content="één\ntwo")
 
     assert (tmp_path / "a" / "b" / "c.txt").read_text() == "één\ntwo"
@@ -141,7 +141,7 @@ async def test_write_refuses_lone_surrogates(tmp_path: Path) -> None:
     assert failure.value.kind is ErrorKind.INVALID_PARAMS
 
 
-async def test_edit_replaces_the_one_place_and_shows_people_a_diff(tmp_path: Path) -> None:
+async def test_edit_replaces_a_unique_match_and_returns_a_diff(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("a = 1\nb = 2\nc = 3\n")
 
     result = await use(
@@ -154,7 +154,7 @@ async def test_edit_replaces_the_one_place_and_shows_people_a_diff(tmp_path: Pat
     assert (result.details["lines_removed"], result.details["lines_added"]) == (1, 2)
 
 
-async def test_edit_wants_one_place_unless_told_all(tmp_path: Path) -> None:
+async def test_edit_refuses_several_matches_without_replace_all(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x\ny\nx\n")
 
     with pytest.raises(ToolFailure, match=r"2 times in 'f', at lines 1, 3\..*replace_all"):
@@ -165,7 +165,7 @@ async def test_edit_wants_one_place_unless_told_all(tmp_path: Path) -> None:
     assert done.details["replaced"] == 2
 
 
-async def test_edit_points_at_what_is_like_the_text_it_did_not_find(tmp_path: Path) -> None:
+async def test_edit_suggests_similar_text_when_nothing_matches(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("def one():\n    return 1\n")
 
     with pytest.raises(ToolFailure, match=r"at line 2: '    return 1'"):
@@ -193,7 +193,7 @@ async def test_edit_keeps_line_endings_and_byte_order_mark(
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "x"), ("same", "same")])
-async def test_edit_refuses_what_makes_no_sense(tmp_path: Path, old: str, new: str) -> None:
+async def test_edit_refuses_empty_or_identical_strings(tmp_path: Path, old: str, new: str) -> None:
     (tmp_path / "f").write_text("same")
 
     with pytest.raises(ToolFailure) as failure:
@@ -210,7 +210,7 @@ async def test_edit_never_damages_a_file_that_is_not_utf_8(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", [0, 2_500, 4_999])
-def test_the_diff_of_a_long_file_is_one_hunk_that_fits(where: int) -> None:
+def test_the_diff_of_a_long_file_is_one_minimal_hunk(where: int) -> None:
     old = [f"line {n}" for n in range(5_000)]
     new = [*old[:where], "new", "lines", *old[where + 1 :]]
 

@@ -54,7 +54,9 @@ async def test_status_lists_every_kind_of_change(repo: Path) -> None:
     assert [".D", "b.txt"] in result.details["files"]
 
 
-async def test_a_clean_a_new_and_a_detached_repository_say_so(tmp_path: Path, repo: Path) -> None:
+async def test_status_reports_clean_empty_and_detached_repositories(
+    tmp_path: Path, repo: Path
+) -> None:
     assert "no file is changed" in (await use(git_status, repo)).text
     plain(repo, "checkout", "--quiet", "--detach")
     assert "detached" in (await use(git_status, repo)).text
@@ -68,9 +70,7 @@ async def test_a_clean_a_new_and_a_detached_repository_say_so(tmp_path: Path, re
         await use(git_log, fresh)
 
 
-async def test_status_shows_a_rename_and_how_far_the_upstream_is(
-    tmp_path: Path, repo: Path
-) -> None:
+async def test_status_shows_renames_and_ahead_behind_counts(tmp_path: Path, repo: Path) -> None:
     plain(tmp_path, "clone", "--quiet", str(repo), "copy")
     copy = tmp_path / "copy"
     plain(copy, "mv", "b.txt", "c.txt")
@@ -84,7 +84,7 @@ async def test_status_shows_a_rename_and_how_far_the_upstream_is(
     assert "[origin/main: ahead 1]" in (await use(git_branch, copy)).text
 
 
-async def test_a_conflict_is_shown_and_committed_only_when_named(repo: Path) -> None:
+async def test_a_conflicted_file_is_shown_and_committed_only_when_named(repo: Path) -> None:
     plain(repo, "switch", "--quiet", "other")
     (repo / "a.txt").write_text("one\nzwei\n")
     plain(repo, "commit", "--quiet", "-am", "german")
@@ -115,7 +115,7 @@ async def test_diff_shows_unstaged_staged_and_committed_changes(repo: Path) -> N
     assert "a.txt" not in (await use(git_diff, repo, commit="HEAD~1", paths=["b.txt"])).text
 
 
-async def test_fault_28_a_long_diff_is_cut_and_says_what_is_missing(repo: Path) -> None:
+async def test_fault_28_a_long_diff_is_truncated_with_a_note(repo: Path) -> None:
     (repo / "a.txt").write_text("".join(f"line {number}\n" for number in range(50_000)))
 
     result = await use(git_diff, repo)
@@ -124,7 +124,7 @@ async def test_fault_28_a_long_diff_is_cut_and_says_what_is_missing(repo: Path) 
     assert "1 files, 50000 lines added, 2 deleted" in result.text
 
 
-async def test_fault_29_bytes_that_are_no_text_are_shown_and_marked(repo: Path) -> None:
+async def test_fault_29_invalid_utf8_is_shown_and_marked(repo: Path) -> None:
     (repo / "a.txt").write_bytes(b"caf\xe9\n")
     (repo / os.fsdecode(b"\xff.txt")).write_text("x")
 
@@ -150,7 +150,7 @@ async def test_log_shows_the_last_commits(repo: Path) -> None:
     assert (await use(git_log, repo, paths=["nix"])).text == "No commit changed these files."
 
 
-async def test_a_long_log_says_how_to_go_on(repo: Path) -> None:
+async def test_a_long_log_names_the_commit_to_continue_from(repo: Path) -> None:
     for number in range(20):
         body = f"Number {number}\n\n" + "word " * 2_000
         plain(repo, "commit", "--quiet", "--allow-empty", "-F", "-", stdin=body)
@@ -162,7 +162,7 @@ async def test_a_long_log_says_how_to_go_on(repo: Path) -> None:
     assert f"Number {19 - last}\n" in (await use(git_log, repo, commit=following)).text
 
 
-async def test_commit_takes_the_tracked_changes(repo: Path) -> None:
+async def test_commit_includes_tracked_changes(repo: Path) -> None:
     (repo / "a.txt").write_text("changed\n")
     (repo / "b.txt").unlink()
     (repo / "new.txt").write_text("x")
@@ -176,7 +176,7 @@ async def test_commit_takes_the_tracked_changes(repo: Path) -> None:
     assert plain(repo, "status", "--porcelain") == "?? new.txt"
 
 
-async def test_commit_takes_only_the_named_files_and_folders(repo: Path) -> None:
+async def test_commit_includes_only_the_named_files_and_folders(repo: Path) -> None:
     (repo / "a.txt").write_text("changed\n")
     (repo / "staged.txt").write_text("x")
     plain(repo, "add", "staged.txt")
@@ -191,7 +191,7 @@ async def test_commit_takes_only_the_named_files_and_folders(repo: Path) -> None
     assert plain(repo, "status", "--porcelain").split("\n") == ["M a.txt", "A  staged.txt"]
 
 
-async def test_a_deleted_file_can_be_named(repo: Path) -> None:
+async def test_a_deleted_file_can_be_committed_by_name(repo: Path) -> None:
     (repo / "b.txt").unlink()
     await use(git_commit, repo, message="gone", paths=["b.txt"])
     assert plain(repo, "ls-files") == "a.txt"
@@ -211,7 +211,7 @@ async def test_paths_are_relative_to_the_workdir(tmp_path: Path, repo: Path) -> 
             await use(git_diff, repo, workdir="sub", paths=[path])
 
 
-async def test_nothing_to_commit_is_an_error_that_says_so(repo: Path) -> None:
+async def test_nothing_to_commit_is_an_error(repo: Path) -> None:
     (repo / "new.txt").write_text("x")
     (repo / ".gitignore").write_text("ignored\n")
     (repo / "ignored").write_text("x")
@@ -226,7 +226,7 @@ async def test_nothing_to_commit_is_an_error_that_says_so(repo: Path) -> None:
     assert plain(repo, "rev-parse", "HEAD") == before
 
 
-async def test_the_first_commit_without_any_identity_says_as_whom(tmp_path: Path) -> None:
+async def test_a_commit_without_git_identity_reports_the_default_author(tmp_path: Path) -> None:
     plain(tmp_path, "init", "--quiet")
     (tmp_path / "x").write_text("x")
     result = await use(git_commit, tmp_path, message="first", paths=["."])
@@ -234,7 +234,9 @@ async def test_the_first_commit_without_any_identity_says_as_whom(tmp_path: Path
     assert plain(tmp_path, "log", "--format=%an") == "EvoClaw"
 
 
-async def test_the_owners_name_and_ignore_file_are_kept(tmp_path: Path, home: Path) -> None:
+async def test_the_git_identity_and_excludes_file_of_the_user_are_used(
+    tmp_path: Path, home: Path
+) -> None:
     (home / "mine").write_text("*.bak\n")
     (home / ".gitconfig").write_text(
         "[user]\nname = A=B\nemail = me@home\n[core]\nexcludesFile = ~/mine\nautocrlf = input\n"
@@ -267,7 +269,7 @@ async def test_branches_are_listed_created_switched_and_deleted(repo: Path) -> N
     assert plain(repo, "branch", "--format=%(refname:short)") == "feature/x\nmain"
 
 
-async def test_switching_never_loses_work(repo: Path) -> None:
+async def test_switching_branches_refuses_to_overwrite_local_changes(repo: Path) -> None:
     (repo / "a.txt").write_text("precious\n")
     with pytest.raises(ToolFailure, match="local changes"):
         await use(git_branch, repo, action="switch", name="other")
@@ -308,7 +310,7 @@ async def test_fault_40_shell_characters_are_plain_text(repo: Path, value: str) 
     assert not (repo / "x").exists()
 
 
-async def test_without_a_repository_or_git_it_is_said_what_to_do(tmp_path: Path) -> None:
+async def test_a_missing_repository_or_git_program_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     without = LocalProcesses(tmp_path, env={"PATH": str(tmp_path / "empty")})
     for bound in EVERY:
@@ -325,7 +327,7 @@ async def test_without_a_repository_or_git_it_is_said_what_to_do(tmp_path: Path)
             await use(bound, tmp_path, workdir="nowhere", **more)
 
 
-async def test_a_lock_left_by_another_git_is_named(repo: Path) -> None:
+async def test_an_existing_index_lock_is_reported(repo: Path) -> None:
     (repo / "a.txt").write_text("changed\n")
     (repo / ".git/index.lock").write_text("")
     with pytest.raises(ToolFailure, match="Another git may be at work"):

@@ -284,7 +284,7 @@ VECTORS = {**BY_TOOLS, "another repository": another_repository, "all others": a
 
 
 @pytest.mark.parametrize("name", VECTORS)
-async def test_fault_42_no_tool_runs_a_program_of_the_repository(scene: Scene, name: str) -> None:
+async def test_fault_42_git_tools_run_no_program_of_the_repository(scene: Scene, name: str) -> None:
     VECTORS[name](scene)
     change(scene)
     machine = LocalProcesses(scene.repo)
@@ -295,7 +295,7 @@ async def test_fault_42_no_tool_runs_a_program_of_the_repository(scene: Scene, n
 
 
 @pytest.mark.parametrize("name", BY_TOOLS)
-def test_plain_git_does_run_it(scene: Scene, name: str) -> None:
+def test_plain_git_runs_the_programs_of_a_hostile_repository(scene: Scene, name: str) -> None:
     BY_TOOLS[name](scene)
     change(scene)
     for arguments in (
@@ -313,7 +313,9 @@ def test_plain_git_does_run_it(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hook files", "external diff", "signing", "fsmonitor"])
-async def test_fault_42_the_tools_still_do_their_work(scene: Scene, name: str) -> None:
+async def test_fault_42_git_tools_still_work_in_a_hostile_repository(
+    scene: Scene, name: str
+) -> None:
     BY_TOOLS[name](scene)
     change(scene)
     for bound, arguments in CALLS:
@@ -322,7 +324,7 @@ async def test_fault_42_the_tools_still_do_their_work(scene: Scene, name: str) -
     assert plain(scene.repo, "log", "-1", "--format=%s", "main") == "named"
 
 
-async def test_what_a_filter_would_change_is_not_committed_nor_switched_to(scene: Scene) -> None:
+async def test_files_with_a_git_filter_are_not_committed_or_checked_out(scene: Scene) -> None:
     in_tree_attributes(scene)
     change(scene)
     before = plain(scene.repo, "rev-parse", "HEAD")
@@ -341,7 +343,7 @@ async def test_what_a_filter_would_change_is_not_committed_nor_switched_to(scene
     assert "without the filter of: a.txt" in (await use(git_diff, scene.repo)).text
 
 
-async def test_a_filter_that_was_found_too_late_is_told(scene: Scene) -> None:
+async def test_a_git_filter_detected_after_the_switch_is_reported(scene: Scene) -> None:
     macro(scene)
     scene.mark.unlink(missing_ok=True)
     result = await use(git_branch, scene.repo, action="switch", name="other")
@@ -349,7 +351,7 @@ async def test_a_filter_that_was_found_too_late_is_told(scene: Scene) -> None:
     assert not scene.mark.exists()
 
 
-async def test_a_filter_that_only_the_other_branch_names_stops_the_switch(scene: Scene) -> None:
+async def test_a_git_filter_of_the_target_branch_blocks_the_switch(scene: Scene) -> None:
     plain(scene.repo, "switch", "--quiet", "other")
     (scene.repo / ".gitattributes").write_text("*.txt filter=lfs\n")
     plain(scene.repo, "add", ".gitattributes")
@@ -366,7 +368,7 @@ async def test_a_filter_that_only_the_other_branch_names_stops_the_switch(scene:
         ({f"filter.f{number}.clean": "x" for number in range(501)}, "more than 500 programs"),
     ],
 )
-async def test_a_configuration_that_cannot_be_overruled_is_refused(
+async def test_git_configuration_that_cannot_be_overridden_is_refused(
     scene: Scene, pairs: Mapping[str, str], words: str
 ) -> None:
     lines = [f'[filter "{key.split(".")[1]}"]\nclean = {value}\n' for key, value in pairs.items()]

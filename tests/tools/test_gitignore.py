@@ -91,7 +91,9 @@ RULES: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: repr(rules)[:60])
-async def test_the_same_files_are_left_out_as_by_git(tmp_path: Path, rules: dict[str, str]) -> None:
+async def test_gitignore_rules_ignore_the_same_files_as_git(
+    tmp_path: Path, rules: dict[str, str]
+) -> None:
     repository(tmp_path, rules)
 
     assert await we_say(tmp_path) == git_says(tmp_path)
@@ -104,7 +106,7 @@ PATTERNS = st.lists(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(lines=PATTERNS)
-def test_random_rules_leave_out_what_git_leaves_out(
+def test_random_gitignore_rules_ignore_the_same_files_as_git(
     lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "random"
@@ -126,7 +128,7 @@ def test_random_rules_leave_out_what_git_leaves_out(
     assert ours == {name for name in asked.stdout.decode().split("\0") if name}
 
 
-async def test_folders_that_are_left_out_are_not_even_entered(tmp_path: Path) -> None:
+async def test_ignored_folders_are_not_entered(tmp_path: Path) -> None:
     repository(tmp_path, {".gitignore": "build/\n"})
     ops = LocalFiles(tmp_path)
 
@@ -136,7 +138,7 @@ async def test_folders_that_are_left_out_are_not_even_entered(tmp_path: Path) ->
     assert seen.count(None) == 3
 
 
-async def test_a_walk_that_cannot_skip_gives_the_same() -> None:
+async def test_a_walk_without_skip_ignores_the_same_files() -> None:
     ops = FakeOps({".gitignore": "build/\n", "build/a/b": "x", "src/a": "x"})
 
     found = [
@@ -146,7 +148,7 @@ async def test_a_walk_that_cannot_skip_gives_the_same() -> None:
     assert found == [".gitignore", "src", "src/a"]
 
 
-async def test_a_folder_asked_for_is_looked_into_even_if_left_out() -> None:
+async def test_an_ignored_folder_is_searched_when_named_explicitly() -> None:
     ops = FakeOps({".gitignore": "build/\n*.o\n", "build/a": "x", "build/b.o": "x"})
 
     found = [

@@ -73,7 +73,7 @@ def colours(shown: Image.Image) -> list[str]:
     ("format", "shown_as"),
     [("PNG", "PNG"), ("JPEG", "JPEG"), ("GIF", "PNG"), ("WEBP", "JPEG")],
 )
-async def test_a_picture_is_shown(format: str, shown_as: str) -> None:
+async def test_an_image_of_each_supported_format_is_returned(format: str, shown_as: str) -> None:
     result = await use(drawn(format))
     shown = picture(result)
     assert (shown.format, shown.size) == (shown_as, (40, 20))
@@ -82,7 +82,7 @@ async def test_a_picture_is_shown(format: str, shown_as: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "L", "1", "P", "I;16"])
-async def test_every_way_to_write_colours_is_understood(mode: str) -> None:
+async def test_every_color_mode_is_supported(mode: str) -> None:
     if mode == "I;16":
         data = BytesIO()
         Image.new("I;16", (8, 8), 40_000).save(data, "PNG")
@@ -92,7 +92,7 @@ async def test_every_way_to_write_colours_is_understood(mode: str) -> None:
     assert picture(await use(drawn("PNG", mode=mode))).size == (40, 20)
 
 
-async def test_a_large_picture_is_made_smaller_and_says_so() -> None:
+async def test_a_large_image_is_downscaled_with_a_note() -> None:
     result = await use(drawn("JPEG", (3000, 1500)))
     assert picture(result).size == (1568, 784)
     assert "1568 × 784 pixels, made smaller from 3000 × 1500" in result.text
@@ -100,7 +100,7 @@ async def test_a_large_picture_is_made_smaller_and_says_so() -> None:
     assert picture(await use(drawn("PNG", (4000, 2)), max_edge=100)).size == (100, 1)
 
 
-async def test_a_picture_that_lies_on_its_side_is_set_upright() -> None:
+async def test_exif_orientation_is_applied() -> None:
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     result = await use(drawn("JPEG", (3000, 1500), exif=exif))
@@ -111,7 +111,7 @@ async def test_a_picture_that_lies_on_its_side_is_set_upright() -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-async def test_what_a_camera_wrote_into_it_is_dropped(format: str) -> None:
+async def test_image_metadata_is_removed(format: str) -> None:
     exif = Image.Exif()
     exif[0x010F] = "SecretCamera"
     data = drawn(format, exif=exif, icc_profile=b"SecretProfile" * 20, xmp=b"<x>SecretPlace</x>")
@@ -121,7 +121,7 @@ async def test_what_a_camera_wrote_into_it_is_dropped(format: str) -> None:
     assert b"Secret" not in base64.b64decode(block.data)
 
 
-async def test_a_picture_that_stays_large_is_packed_harder() -> None:
+async def test_an_image_that_stays_large_is_recompressed_as_jpeg() -> None:
     noise = Image.frombytes("RGBA", (1200, 1200), random.Random(1).randbytes(1200 * 1200 * 4))
     data = BytesIO()
     noise.save(data, "PNG", compress_level=1)
@@ -170,20 +170,20 @@ def huge_webp(kind: bytes) -> bytes:
     ],
     ids=["png", "png at most", "webp", "webp lossless", "webp extended", "gif"],
 )
-async def test_a_bomb_is_refused_before_it_is_unpacked(data: bytes) -> None:
+async def test_a_decompression_bomb_is_refused_before_decoding(data: bytes) -> None:
     with pytest.raises(ToolFailure, match="too many pixels") as failed:
         await use(data)
     assert failed.value.kind is ErrorKind.TOO_LARGE
 
 
-async def test_too_many_bytes_are_not_even_read() -> None:
+async def test_an_oversized_image_file_is_refused() -> None:
     with pytest.raises(ToolFailure, match="Make it smaller") as failed:
         await use(b"\x89PNG\r\n\x1a\n" + bytes(MAX_INPUT_BYTES))
     assert failed.value.kind is ErrorKind.TOO_LARGE
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP"])
-async def test_a_damaged_picture_is_a_clear_failure_wherever_it_is_cut(format: str) -> None:
+async def test_a_truncated_image_is_a_clear_failure(format: str) -> None:
     whole = drawn(format, (300, 200))
     for share in (0.05, 0.2, 0.5, 0.8, 0.95):
         cut = whole[: int(len(whole) * share)]
@@ -193,7 +193,7 @@ async def test_a_damaged_picture_is_a_clear_failure_wherever_it_is_cut(format: s
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP"])
-async def test_noise_in_a_picture_never_raises_anything_else(format: str) -> None:
+async def test_corrupt_image_bytes_raise_only_tool_failures(format: str) -> None:
     chance = random.Random(7)
     whole = drawn(format, (64, 48))
     for _ in range(150):
@@ -210,7 +210,7 @@ async def test_noise_in_a_picture_never_raises_anything_else(format: str) -> Non
     "data",
     [b"", b"plain text", b"%PDF-1.7", b"<svg></svg>", b"BM" + bytes(60), b"II*\0" + bytes(60)],
 )
-async def test_what_is_no_such_picture_is_refused(data: bytes) -> None:
+async def test_unsupported_image_formats_are_refused(data: bytes) -> None:
     with pytest.raises(ToolFailure, match="only PNG, JPEG, GIF and WebP"):
         await use(data)
 
@@ -221,7 +221,7 @@ def asked_of(provider: Scripted) -> UserMessage:
     return message
 
 
-async def test_a_question_is_answered_by_the_model_that_sees() -> None:
+async def test_a_prompt_is_answered_by_the_vision_model() -> None:
     provider = Scripted(says("Two colours."))
     result = await use(
         drawn("PNG"), VisionModel(provider, model_sees_images=True), prompt="What is it?"
@@ -232,39 +232,39 @@ async def test_a_question_is_answered_by_the_model_that_sees() -> None:
     assert isinstance(asked.blocks[1], ImageBlock)
 
 
-async def test_a_model_that_sees_is_shown_the_picture_when_nobody_else_can_be_asked() -> None:
+async def test_a_vision_model_gets_the_image_when_no_other_model_can_be_asked() -> None:
     result = await use(drawn("PNG"), RunModelVision(model_sees_images=True), prompt="What is it?")
     assert picture(result).size == (40, 20)
 
 
-async def test_a_model_that_does_not_see_gets_a_description() -> None:
+async def test_a_model_without_vision_gets_a_description() -> None:
     provider = Scripted(says("Two colours."))
     result = await use(drawn("PNG"), VisionModel(provider, model_sees_images=False))
     assert "Two colours." in result.text
     assert asked_of(provider).text == DESCRIBE_PROMPT
 
 
-async def test_where_nobody_sees_the_picture_is_not_sent_in_vain() -> None:
+async def test_without_any_vision_model_the_image_is_refused() -> None:
     for arguments in ({}, {"prompt": "What is it?"}):
         with pytest.raises(ToolFailure, match="cannot be looked at"):
             await use(drawn("PNG"), RunModelVision(model_sees_images=False), **arguments)
 
 
-async def test_an_empty_answer_of_the_other_model_is_a_failure() -> None:
+async def test_an_empty_vision_model_answer_is_a_failure() -> None:
     with pytest.raises(ToolFailure, match="said nothing"):
         await use(
             drawn("PNG"), VisionModel(Scripted(says(" ")), model_sees_images=True), prompt="What?"
         )
 
 
-async def test_a_model_that_cannot_be_reached_is_told_as_such() -> None:
+async def test_an_unreachable_vision_model_is_a_failure() -> None:
     away = Scripted(ProviderError(ProviderErrorKind.TIMEOUT, "no answer"))
     with pytest.raises(ToolFailure, match="gave no answer") as failed:
         await use(drawn("PNG"), VisionModel(away, model_sees_images=True), prompt="What?")
     assert failed.value.kind is ErrorKind.EXECUTION_FAILED
 
 
-def test_it_reads_one_file() -> None:
+def test_the_image_tool_needs_file_read_for_one_path() -> None:
     made = image.tool
     assert made.permissions == {"file_read"}
     assert (made.timeout, made.max_timeout) == (10, 60)

@@ -26,7 +26,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-async def test_fault_39_as_names_of_files_they_stay_inside_and_are_taken_literally(
+async def test_fault_39_naughty_strings_are_literal_file_names_inside_the_root(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "root"
@@ -47,7 +47,7 @@ async def test_fault_39_as_names_of_files_they_stay_inside_and_are_taken_literal
     assert (tmp_path / "outside").read_text() == "untouched"
 
 
-async def test_as_contents_they_come_back_as_they_were(tmp_path: Path) -> None:
+async def test_naughty_strings_round_trip_as_file_contents(tmp_path: Path) -> None:
     for text in STRINGS:
         await use(write, tmp_path, path="a.txt", content=f"before {text} after")
         assert (tmp_path / "a.txt").read_text() == f"before {text} after"
@@ -55,7 +55,7 @@ async def test_as_contents_they_come_back_as_they_were(tmp_path: Path) -> None:
         assert (tmp_path / "a.txt").read_text() == "gone after"
 
 
-async def test_fault_44_as_patterns_they_match_or_are_refused_with_the_reason(
+async def test_fault_44_naughty_strings_as_patterns_match_or_are_refused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.txt").write_text("\n".join(STRINGS))
@@ -69,7 +69,7 @@ async def test_fault_44_as_patterns_they_match_or_are_refused_with_the_reason(
 
 
 @pytest.mark.process
-async def test_fault_40_as_arguments_of_a_program_they_are_literal(tmp_path: Path) -> None:
+async def test_fault_40_naughty_strings_are_literal_program_arguments(tmp_path: Path) -> None:
     processes = LocalProcesses(tmp_path)
     for start in range(0, len(STRINGS), 40):
         some = [text for text in STRINGS[start : start + 40] if "\0" not in text]
@@ -78,7 +78,7 @@ async def test_fault_40_as_arguments_of_a_program_they_are_literal(tmp_path: Pat
     assert names_in(tmp_path) == []
 
 
-def test_as_what_a_model_wrote_they_are_a_call_or_a_failure_never_a_crash() -> None:
+def test_naughty_strings_in_model_tool_calls_never_crash() -> None:
     tools = Toolset([write.tool])
     for text in STRINGS:
         asked = ToolCall("c", "write", json.dumps({"path": text, "content": text}))

@@ -34,7 +34,7 @@ async def kind_of(operation: object) -> ErrorKind:
     return failure.value.kind
 
 
-async def test_what_is_written_can_be_read_in_parts_and_looked_at(files: FileOps) -> None:
+async def test_a_written_file_can_be_read_in_ranges_and_stat_reports_it(files: FileOps) -> None:
     await files.write("a/b.txt", b"0123456789")
     await files.write("./a/../a/b.txt", b"9876543210")
 
@@ -47,7 +47,7 @@ async def test_what_is_written_can_be_read_in_parts_and_looked_at(files: FileOps
     assert (await files.stat(".")).path == "."
 
 
-async def test_a_walk_is_in_order_folders_before_what_is_in_them(files: FileOps) -> None:
+async def test_a_walk_is_sorted_with_folders_before_their_contents(files: FileOps) -> None:
     for name in ("b/z", "b.txt", "a/1/x", "c"):
         await files.write(name, b"")
 
@@ -58,7 +58,7 @@ async def test_a_walk_is_in_order_folders_before_what_is_in_them(files: FileOps)
 
 
 @pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "/etc/passwd"])
-async def test_no_path_leaves(files: FileOps, path: str) -> None:
+async def test_no_path_leaves_the_root(files: FileOps, path: str) -> None:
     await files.write("a/f", b"")
     assert await kind_of(files.read(path)) is ErrorKind.PERMISSION_DENIED
     assert await kind_of(files.write(path, b"")) is ErrorKind.PERMISSION_DENIED
@@ -67,13 +67,13 @@ async def test_no_path_leaves(files: FileOps, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000])
-async def test_no_nonsense_is_a_path(files: FileOps, path: str) -> None:
+async def test_invalid_paths_are_refused(files: FileOps, path: str) -> None:
     assert await kind_of(files.read(path)) is ErrorKind.INVALID_PARAMS
     assert await kind_of(files.write(path, b"")) is ErrorKind.INVALID_PARAMS
     assert await kind_of(files.remove(path)) is ErrorKind.INVALID_PARAMS
 
 
-async def test_what_is_removed_is_gone_and_only_that(files: FileOps) -> None:
+async def test_remove_deletes_only_the_named_file(files: FileOps) -> None:
     for name in ("a/b", "a/c"):
         await files.write(name, b"x")
 
@@ -88,7 +88,7 @@ async def test_what_is_removed_is_gone_and_only_that(files: FileOps) -> None:
     assert await files.read("a/c") == b"x"
 
 
-async def test_folders_and_files_are_not_mixed_up(files: FileOps) -> None:
+async def test_folders_and_files_are_not_confused(files: FileOps) -> None:
     await files.write("a/b", b"")
 
     assert await kind_of(files.read("a")) is ErrorKind.INVALID_PARAMS
@@ -99,7 +99,7 @@ async def test_folders_and_files_are_not_mixed_up(files: FileOps) -> None:
 
 
 @pytest.mark.process
-async def test_a_command_answers_with_code_output_and_counts(processes: ExecOps) -> None:
+async def test_a_command_returns_exit_code_output_and_byte_counts(processes: ExecOps) -> None:
     heard: list[str] = []
     done = await processes.run(["bash", "-c", "echo hi"], on_output=heard.append)
 
@@ -109,13 +109,15 @@ async def test_a_command_answers_with_code_output_and_counts(processes: ExecOps)
 
 
 @pytest.mark.process
-async def test_an_unknown_command_in_a_shell_ends_with_127(processes: ExecOps) -> None:
+async def test_an_unknown_shell_command_exits_with_127(processes: ExecOps) -> None:
     done = await processes.run(["bash", "-c", "no-such-command-here"])
 
     assert done.exit_code == 127 and b"not found" in done.stderr
 
 
-async def test_a_command_cannot_start_outside_or_nowhere(processes: ExecOps) -> None:
+async def test_a_command_cannot_start_outside_the_root_or_in_a_missing_folder(
+    processes: ExecOps,
+) -> None:
     command = ["bash", "-c", "echo hi"]
     assert await kind_of(processes.run(command, cwd="..")) is ErrorKind.PERMISSION_DENIED
     assert await kind_of(processes.run(command, cwd="gone")) is ErrorKind.NOT_FOUND

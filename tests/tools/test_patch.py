@@ -71,7 +71,7 @@ def tree_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-async def test_a_diff_of_several_files_changes_adds_and_deletes(tmp_path: Path) -> None:
+async def test_a_unified_diff_updates_adds_and_deletes_files(tmp_path: Path) -> None:
     (tmp_path / "f").write_text(TEN)
     (tmp_path / "gone").write_text("x\ny\n")
     patch = (
@@ -97,7 +97,7 @@ async def test_a_diff_of_several_files_changes_adds_and_deletes(tmp_path: Path) 
     assert (done.details["lines_added"], done.details["lines_removed"]) == (4, 4)
 
 
-async def test_the_other_form_updates_adds_deletes_and_moves() -> None:
+async def test_a_begin_patch_updates_adds_deletes_and_moves_files() -> None:
     method = "    def f(self):\n        return 1\n"
     code = f"class A:\n{method}\nclass B:\n{method}"
     patch = begin(
@@ -114,7 +114,7 @@ async def test_the_other_form_updates_adds_deletes_and_moves() -> None:
     }
 
 
-async def test_an_unclear_place_is_refused_and_an_anchor_makes_it_clear() -> None:
+async def test_an_ambiguous_hunk_is_refused_unless_an_anchor_locates_it() -> None:
     files: dict[str, str | bytes] = {"f": "[a]\nx = 1\n[b]\nx = 1\n"}
     hunk = ("-x = 1", "+x = 2")
 
@@ -137,7 +137,7 @@ async def test_an_unclear_place_is_refused_and_an_anchor_makes_it_clear() -> Non
 @pytest.mark.parametrize(
     ("said", "where"), [(2, 3), (4, 3), (1, 3), (6, 7), (9, 7), (400, 7), (3, 3), (7, 7)]
 )
-async def test_the_nearest_place_wins_and_is_told(said: int, where: int) -> None:
+async def test_a_hunk_is_applied_at_the_nearest_match_and_reported(said: int, where: int) -> None:
     ops = FakeOps({"f": "a\nb\nx\nc\nd\ne\nx\nf\n"})
     done = await use(apply_patch, ops, patch=update(f"@@ -{said} +{said} @@\n-x\n+y\n"))
 
@@ -146,12 +146,12 @@ async def test_the_nearest_place_wins_and_is_told(said: int, where: int) -> None
     assert ("found" in done.text) == (said != where)
 
 
-async def test_two_places_equally_near_are_refused() -> None:
+async def test_two_equally_near_matches_are_refused() -> None:
     failure = await refused({"f": "x\na\nb\nc\nx\n"}, update("@@ -3 +3 @@\n-x\n+y\n"))
     assert failure.kind is ErrorKind.INVALID_PARAMS and "2 lines above" in failure.message
 
 
-async def test_later_hunks_follow_the_drift_of_earlier_ones() -> None:
+async def test_later_hunks_follow_the_offset_of_earlier_hunks() -> None:
     text = "new\n" * 3 + "".join(f"{n}\nsame\n" for n in range(20))
     patch = update("@@ -1,2 +1,2 @@\n-0\n+zero\n same\n@@ -12 +12 @@\n-same\n+here\n")
     done = (await patched({"f": text}, patch))["f"].decode().splitlines()
@@ -174,13 +174,13 @@ async def test_later_hunks_follow_the_drift_of_earlier_ones() -> None:
         ("a\fb\vc\x85d\u2028\n", "@@ -1 +1 @@\n-a\fb\vc\x85d\u2028\n+e\n", "e\n"),
     ],
 )
-async def test_line_endings_are_kept_as_the_patch_and_the_file_have_them(
+async def test_line_endings_of_the_file_and_the_patch_are_kept(
     old: str, patch: str, new: str
 ) -> None:
     assert await patched({"f": old}, update(patch)) == {"f": new.encode()}
 
 
-async def test_a_patch_that_has_windows_endings_throughout_is_read_as_if_it_had_none() -> None:
+async def test_a_patch_with_crlf_throughout_is_read_as_lf() -> None:
     patch = update("@@ -1 +1 @@\n-a\n+b\n").replace("\n", "\r\n")
     assert await patched({"f": "a\n"}, patch) == {"f": b"b\n"}
     assert await patched({"f": "a\r\n"}, patch) == {"f": b"b\r\n"}
@@ -191,19 +191,19 @@ async def test_a_patch_that_has_windows_endings_throughout_is_read_as_if_it_had_
 @pytest.mark.parametrize(
     ("old", "new"), [("a\nb", "a\nc"), ("a\r\nb\r\n", "a\r\nc\r\n"), ("a\r\nb", "a\r\nc")]
 )
-async def test_the_other_form_takes_the_endings_of_the_file(old: str, new: str) -> None:
+async def test_a_begin_patch_uses_the_line_endings_of_the_file(old: str, new: str) -> None:
     patch = begin("*** Update File: f", " a", "-b", "+c")
     assert await patched({"f": old}, patch) == {"f": new.encode()}
     patch = begin("*** Update File: f", "@@ -7,2 +7,2 @@", " a", "-b", "+c", "*** End of File")
     assert await patched({"f": old}, patch) == {"f": new.encode()}
 
 
-async def test_a_file_whose_bytes_are_no_text_elsewhere_is_not_damaged() -> None:
+async def test_invalid_utf8_outside_the_hunk_is_preserved() -> None:
     files = await patched({"f": b"\xff\xfe\na\n\x80\n"}, update("@@ -2 +2 @@\n-a\n+b\n"))
     assert files["f"] == b"\xff\xfe\nb\n\x80\n"
 
 
-async def test_a_hunk_that_does_not_fit_says_which_line_differs() -> None:
+async def test_a_hunk_that_does_not_match_names_the_differing_line() -> None:
     body = "@@ -4,3 +4,3 @@\n 4\n-five\n+V\n 6\n"
     failure = await refused({"f": TEN}, update("@@ -1 +1 @@\n-1\n+I\n" + body))
 
@@ -226,7 +226,9 @@ async def test_a_hunk_that_does_not_fit_says_which_line_differs() -> None:
         ("a\n", "@@ -1 +1 @@\n-a\n+a\n", "changes nothing"),
     ],
 )
-async def test_content_is_never_guessed(old: str, body: str, said: str) -> None:
+async def test_a_hunk_that_does_not_match_exactly_is_refused(
+    old: str, body: str, said: str
+) -> None:
     assert said in (await refused({"f": old}, update(body))).message
 
 
@@ -265,11 +267,11 @@ async def test_content_is_never_guessed(old: str, body: str, said: str) -> None:
         ("diff --git a/f b/g\ncopy from f\ncopy to g\n", "copies a file"),
     ],
 )
-async def test_a_patch_that_makes_no_sense_is_refused(patch: str, said: str) -> None:
+async def test_an_invalid_patch_is_refused(patch: str, said: str) -> None:
     assert said in (await refused({"f": "a\nb\n", "open": "b", "folder/x": ""}, patch)).message
 
 
-async def test_a_missing_file_is_named(tmp_path: Path) -> None:
+async def test_a_patch_of_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("a\n")
     with pytest.raises(ToolFailure, match=r"mian\.py.*main\.py") as failure:
         await use(apply_patch, tmp_path, patch=update("@@ -1 +1 @@\n-a\n+b\n", "mian.py"))
@@ -284,7 +286,7 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
         *("x" * 5000, "~/../x"),
     ],
 )
-async def test_fault_43_no_patch_touches_what_is_outside_or_inside_git(path: str) -> None:
+async def test_fault_43_a_patch_cannot_touch_outside_paths_or_the_git_folder(path: str) -> None:
     files: dict[str, str | bytes] = {"f": "a\n", ".git/config": "a\n"}
     hunk = "@@ -1 +1 @@\n-a\n+b\n"
     for patch in (
@@ -314,14 +316,14 @@ async def test_fault_43_no_patch_touches_what_is_outside_or_inside_git(path: str
         "diff --git a/b b/b\nindex 1..2 100644\nBinary files a/b and b/b differ\n",
     ],
 )
-async def test_fault_43_links_modules_and_binaries_are_refused(patch: str) -> None:
+async def test_fault_43_symlinks_submodules_and_binary_patches_are_refused(patch: str) -> None:
     failure = await refused({"f": "a\n", "b": b"\0", "g": "x\n"}, patch)
     assert failure.kind is ErrorKind.PERMISSION_DENIED
     more = patch + update("@@ -1 +1 @@\n-x\n+y\n", "g")
     assert (await refused({"f": "a\n", "g": "x\n"}, more)).kind is ErrorKind.PERMISSION_DENIED
 
 
-async def test_fault_43_a_file_twice_is_refused() -> None:
+async def test_fault_43_a_patch_naming_a_file_twice_is_refused() -> None:
     hunk = "@@ -1 +1 @@\n-a\n+b\n"
     for patch in (
         update(hunk) + update(hunk),
@@ -350,7 +352,7 @@ async def test_fault_43_giant_patches_and_files_are_refused_at_once() -> None:
     assert "NUL" in (await refused({"f": "a\n"}, update("@@ -1 +1 @@\n-a\n+\0\n"))).message
 
 
-async def test_fault_38_a_patch_follows_no_link(tmp_path: Path) -> None:
+async def test_fault_38_a_patch_follows_no_symlink(tmp_path: Path) -> None:
     (tmp_path / "ws" / "real").mkdir(parents=True)
     (tmp_path / "out").mkdir()
     for path in ("ws/f", "ws/real/f", "out/f"):
@@ -408,7 +410,7 @@ FOUR_PATCH = begin(
 
 
 @pytest.mark.parametrize("at", range(1, 7))
-async def test_a_failure_midway_puts_everything_back(at: int) -> None:
+async def test_a_failure_while_applying_a_patch_rolls_back_all_files(at: int) -> None:
     ops = Failing(FOUR, at)
     before = dict(ops.files)
     with pytest.raises(ToolFailure) as failure:
@@ -420,7 +422,7 @@ async def test_a_failure_midway_puts_everything_back(at: int) -> None:
     assert (f"({at - 1} files) was put back" in failure.value.message) == (at > 1)
 
 
-async def test_what_cannot_be_put_back_is_told() -> None:
+async def test_a_failed_rollback_is_reported() -> None:
     ops = Failing(FOUR, 3, for_good=True)
     with pytest.raises(ToolFailure) as failure:
         await use(apply_patch, ops, patch=FOUR_PATCH)
@@ -432,7 +434,7 @@ async def test_what_cannot_be_put_back_is_told() -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 7))
-async def test_a_call_given_up_midway_leaves_nothing_behind(at: int) -> None:
+async def test_a_cancelled_patch_is_rolled_back(at: int) -> None:
     ops = Failing(FOUR, at)
     ops.waiting = asyncio.Event()
     before = dict(ops.files)
@@ -449,7 +451,7 @@ async def test_a_call_given_up_midway_leaves_nothing_behind(at: int) -> None:
     assert ops.changes == 2 * at
 
 
-async def test_a_folder_cannot_take_the_place_of_a_file(tmp_path: Path) -> None:
+async def test_a_patch_cannot_replace_a_file_by_a_folder(tmp_path: Path) -> None:
     for name in ("f", "g"):
         (tmp_path / name).write_text("a\n")
     for last in (("*** Add File: g/below", "+x"), ("*** Update File: g", "*** Move to: g/h")):
@@ -489,7 +491,7 @@ def test_hostile_patches_take_bounded_time() -> None:
     assert times("", begin("*** Update File: f", *[""] * 200_000, "x")) < 5
 
 
-def test_a_patch_that_needs_too_much_looking_around_is_refused() -> None:
+def test_a_patch_that_needs_too_much_searching_is_refused() -> None:
     lines = [f"line {number}\n" for number in range(20_000)]
     hunks = [part for line in lines for part in (f"-{line.strip()}", "+new")]
     (change,) = parse_patch(begin("*** Update File: f", *hunks))
@@ -522,7 +524,9 @@ def diff(old: str, new: str, context: int) -> str:
 
 
 @given(old=texts, new=texts, context=st.integers(1, 4))
-def test_the_difference_of_two_texts_makes_one_the_other(old: str, new: str, context: int) -> None:
+def test_applying_the_diff_of_two_texts_gives_the_new_text(
+    old: str, new: str, context: int
+) -> None:
     if old == new:
         return
     (change,) = parse_patch(diff(old, new, context))
@@ -531,7 +535,7 @@ def test_the_difference_of_two_texts_makes_one_the_other(old: str, new: str, con
 
 
 @given(old=texts, new=texts, above=texts)
-def test_lines_above_do_not_matter_unless_they_make_the_place_unclear(
+def test_lines_added_above_matter_only_if_the_hunk_becomes_ambiguous(
     old: str, new: str, above: str
 ) -> None:
     if old == new or not old:
@@ -562,7 +566,7 @@ def scrambled(seed: int, folder: Path, ending: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_git_prints_for_two_trees_makes_one_the_other(
+async def test_applying_git_diff_of_two_trees_gives_the_new_tree(
     tmp_path: Path, seed: int, ending: str
 ) -> None:
     for name, number in (("a", seed), ("b", seed + 1000)):
@@ -578,9 +582,7 @@ async def test_what_git_prints_for_two_trees_makes_one_the_other(
 
 @pytest.mark.process
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_git_prints_for_a_commit_is_applied_with_its_renames(
-    tmp_path: Path, seed: int
-) -> None:
+async def test_a_git_commit_diff_is_applied_with_its_renames(tmp_path: Path, seed: int) -> None:
     scrambled(seed, tmp_path, "\n")
     (tmp_path / "old name").write_text(TEN * 3)
     (tmp_path / "script").write_text(TEN.replace("1", "one"))
@@ -610,7 +612,7 @@ async def test_what_git_prints_for_a_commit_is_applied_with_its_renames(
 
 
 @pytest.mark.process
-async def test_what_diff_prints_for_two_folders_is_applied(tmp_path: Path) -> None:
+async def test_a_recursive_diff_of_two_folders_is_applied(tmp_path: Path) -> None:
     for name, number in (("a", 3), ("b", 1003)):
         (tmp_path / name).mkdir()
         scrambled(number, tmp_path / name, "\n")

@@ -40,7 +40,7 @@ async def use(person: UserPrompter, **arguments: JSON) -> ToolResult:
         return await executor.execute(call_of(question, **arguments), lambda _: None)
 
 
-async def test_the_person_is_asked_and_the_model_told_what_was_answered() -> None:
+async def test_the_answer_of_the_user_is_returned_to_the_model() -> None:
     person = ScriptedUser("2", "something else")
     result = await use(person, **COLOUR)
     assert result.text == "The user answered: blue"
@@ -48,9 +48,7 @@ async def test_the_person_is_asked_and_the_model_told_what_was_answered() -> Non
     assert person.asked == [Question("r.1.0", "Which colour?", ("red", "blue"))]
 
 
-async def test_where_nobody_can_be_asked_the_model_is_told_to_go_on_and_say_what_it_assumed() -> (
-    None
-):
+async def test_without_a_user_the_model_is_told_to_state_its_assumption() -> None:
     with pytest.raises(ToolFailure, match="Nobody can be asked here.*assumed") as failure:
         await use(NoUserPrompter(), **COLOUR)
     assert failure.value.kind is ErrorKind.EXECUTION_FAILED
@@ -67,13 +65,11 @@ async def test_where_nobody_can_be_asked_the_model_is_told_to_go_on_and_say_what
         ("green, please", UserAnswer(text="green, please")),
     ],
 )
-def test_what_a_person_types_is_an_option_its_number_or_own_words(
-    said: str, answer: UserAnswer
-) -> None:
+def test_typed_input_is_parsed_as_option_number_or_free_text(said: str, answer: UserAnswer) -> None:
     assert parse_answer(Question("q", "?", ("red", "blue")), said) == answer
 
 
-def test_several_options_are_read_with_commas_when_several_may_be_chosen() -> None:
+def test_multiple_choice_input_is_split_at_commas() -> None:
     asked = Question("q", "?", ("red", "blue"), multiple=True)
     assert parse_answer(asked, "2, red, 1") == UserAnswer(("blue", "red"))
     assert answer_problem(asked, UserAnswer(("blue", "red"))) == ""
@@ -89,7 +85,7 @@ def test_several_options_are_read_with_commas_when_several_may_be_chosen() -> No
         (UserAnswer(text="  "), "one of the options"),
     ],
 )
-async def test_an_answer_that_does_not_fit_is_refused(answer: UserAnswer, problem: str) -> None:
+async def test_an_invalid_answer_is_refused(answer: UserAnswer, problem: str) -> None:
     strict = Question("q", "?", ("red", "blue"), own_words=False)
     assert problem in answer_problem(strict, answer)
     with pytest.raises(ToolFailure, match="cannot be used"):
@@ -97,7 +93,7 @@ async def test_an_answer_that_does_not_fit_is_refused(answer: UserAnswer, proble
 
 
 @pytest.mark.parametrize("options", [["a", "a"], ["a", " "]])
-async def test_options_that_cannot_be_told_apart_are_refused_before_anybody_is_asked(
+async def test_indistinguishable_options_are_refused_before_the_user_is_asked(
     options: list[str],
 ) -> None:
     person = ScriptedUser("a")
@@ -106,7 +102,7 @@ async def test_options_that_cannot_be_told_apart_are_refused_before_anybody_is_a
     assert (failure.value.kind, person.asked) == (ErrorKind.INVALID_PARAMS, [])
 
 
-def test_a_question_waits_five_minutes_reads_only_and_needs_interact() -> None:
+def test_the_question_tool_waits_five_minutes_and_needs_interact() -> None:
     tool = question.tool
     assert (tool.timeout, tool.max_timeout, tool.permissions) == (300, 300, {"interact"})
     assert not conflict(call_of(question, **COLOUR), call_of(question, **COLOUR))
@@ -130,7 +126,7 @@ async def play(state: RunState, made: Ports) -> list[Event]:
         return [event async for event in run_loop(state, made, LoopSettings())]
 
 
-async def test_a_run_waits_durably_and_the_answer_given_meanwhile_is_used_once(
+async def test_a_waiting_run_resumes_with_the_stored_answer_exactly_once(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "sessions.db"
@@ -164,7 +160,7 @@ async def test_a_run_waits_durably_and_the_answer_given_meanwhile_is_used_once(
         assert [asked.id for _, asked in await questions.waiting()] == ["run.2.0"]
 
 
-async def test_a_face_and_another_place_may_both_answer_and_the_first_counts(
+async def test_the_first_answer_from_any_interface_counts(
     tmp_path: Path,
 ) -> None:
     class Silent:
@@ -193,7 +189,7 @@ async def test_a_face_and_another_place_may_both_answer_and_the_first_counts(
         assert (await use(live.person("s1"), **COLOUR)).text == "The user answered: blue"
 
 
-async def test_a_call_cut_off_while_a_person_was_asked_asks_the_same_again_when_resumed(
+async def test_a_resumed_question_call_asks_the_same_question_again(
     tmp_path: Path,
 ) -> None:
     async with await SessionStore.open(tmp_path / "s.db", durable=False) as store:

@@ -33,7 +33,7 @@ from tests.support.properties import examples
         ("", ""),
     ],
 )
-def test_the_longest_sure_text_is_found(pattern: str, held: str) -> None:
+def test_the_longest_required_literal_is_found(pattern: str, held: str) -> None:
     assert required_literal(pattern) == held
 
 
@@ -45,7 +45,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=examples(2_000), deadline=None)
 @given(st.lists(PIECES, max_size=6), st.text("ab.[]\\é ", max_size=12))
-def test_no_match_is_without_it(pieces: list[str], text: str) -> None:
+def test_every_match_contains_the_required_literal(pieces: list[str], text: str) -> None:
     pattern = "".join(pieces)
     try:
         regex = Regex(b"(?m)" + pattern.encode(), text=True)

@@ -52,7 +52,7 @@ async def test_glob_finds_by_pattern(pattern: str, expected: list[str]) -> None:
     assert await found(pattern) == expected
 
 
-async def test_glob_looks_below_a_folder_and_can_list_folders(tmp_path: Path) -> None:
+async def test_glob_searches_below_a_folder_and_can_list_folders(tmp_path: Path) -> None:
     assert await found("*.py", path="src/lib") == ["src/lib/deep/util.py"]
     assert await found("src/*", folders=True) == ["src/app.py", "src/lib/", "src/web/"]
     (tmp_path / "src").mkdir()
@@ -74,7 +74,7 @@ async def test_glob_in_another_root_shows_absolute_paths(tmp_path: Path) -> None
     assert lines.text == f"{tmp_path}/docs/in/a.md:1:needle"
 
 
-async def test_glob_can_show_the_newest_first(tmp_path: Path) -> None:
+async def test_glob_can_sort_by_newest_first(tmp_path: Path) -> None:
     for age, name in enumerate(("c", "a", "b")):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
@@ -84,7 +84,7 @@ async def test_glob_can_show_the_newest_first(tmp_path: Path) -> None:
     assert first.text.startswith("c\n\n[Not everything")
 
 
-async def test_glob_says_when_there_is_more_or_nothing() -> None:
+async def test_glob_reports_truncated_and_empty_results() -> None:
     limited = await use(glob, FakeOps(FILES), pattern="*.py", limit=2)
     nothing = await use(glob, FakeOps(FILES), pattern="*.rs")
 
@@ -94,7 +94,7 @@ async def test_glob_says_when_there_is_more_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a/../../b", "[abc", "x\\", ""])
-async def test_glob_refuses_patterns_that_leave_or_mean_nothing(pattern: str) -> None:
+async def test_glob_refuses_patterns_that_are_invalid_or_leave_the_root(pattern: str) -> None:
     with pytest.raises(ToolFailure) as failure:
         await use(glob, FakeOps(FILES), pattern=pattern)
     assert failure.value.kind is ErrorKind.INVALID_PARAMS
@@ -117,7 +117,7 @@ async def test_grep_shows_lines_files_or_counts() -> None:
     assert counts.text.splitlines() == ["README.md:1", "src/app.py:2", "src/web/a.ts:1"]
 
 
-async def test_grep_can_be_narrowed_and_shows_context() -> None:
+async def test_grep_filters_files_and_shows_context() -> None:
     text = "".join(f"line {n}\n" for n in range(1, 21))
     ops = FakeOps({"a.txt": text, "b.md": text})
 
@@ -144,7 +144,7 @@ async def test_grep_matches_within_one_line_only(tmp_path: Path) -> None:
     assert "Nothing matches" in (await use(grep, tmp_path, pattern=r"a\s+b")).text
 
 
-async def test_grep_stops_at_its_limit_and_says_so() -> None:
+async def test_grep_stops_at_its_limit_with_a_note() -> None:
     ops = FakeOps({"a": "x\n" * 50, "b": "x\n" * 50})
 
     shown = await use(grep, ops, pattern="x", limit=60)
@@ -153,7 +153,7 @@ async def test_grep_stops_at_its_limit_and_says_so() -> None:
     assert "limit of 60" in shown.text
 
 
-async def test_grep_skips_what_is_not_text_and_cuts_long_lines(tmp_path: Path) -> None:
+async def test_grep_skips_binary_files_and_truncates_long_lines(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"needle\0")
     (tmp_path / "long").write_bytes(
         b"x" * 3_000_000 + b" needle " + b"\xff" * 2_000_000 + b"\nneedle\n"
@@ -167,7 +167,7 @@ async def test_grep_skips_what_is_not_text_and_cuts_long_lines(tmp_path: Path) -
     assert "odd\ufffd:1:needle" in shown.text
 
 
-async def test_grep_finds_across_pieces_with_the_right_line_numbers(tmp_path: Path) -> None:
+async def test_grep_reports_correct_line_numbers_across_chunks(tmp_path: Path) -> None:
     lines = [f"row {n} " + "." * 90 for n in range(1, 40_001)]
     (tmp_path / "f").write_text("\n".join(lines))
 
@@ -185,7 +185,7 @@ async def test_grep_explains_a_pattern_it_cannot_use(pattern: str) -> None:
     assert failure.value.kind is ErrorKind.INVALID_PARAMS
 
 
-async def test_a_path_that_is_not_there_is_an_error_not_an_empty_answer() -> None:
+async def test_a_missing_search_path_is_an_error() -> None:
     for bound in (glob, grep):
         with pytest.raises(ToolFailure) as failure:
             await use(bound, FakeOps(FILES), pattern="*" if bound is glob else "x", path="nowhere")
@@ -193,7 +193,7 @@ async def test_a_path_that_is_not_there_is_an_error_not_an_empty_answer() -> Non
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "(a|aa)+$", "(.*a){20}$", "(x+x+)+y"])
-async def test_fault_44_evil_expressions_take_linear_time(tmp_path: Path, pattern: str) -> None:
+async def test_fault_44_catastrophic_regexes_take_linear_time(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "f").write_text("a" * 50_000 + "!\n" + "x" * 50_000 + "\n")
 
     began = time.process_time()
@@ -202,7 +202,7 @@ async def test_fault_44_evil_expressions_take_linear_time(tmp_path: Path, patter
 
 
 @pytest.mark.parametrize("pattern", ["**/" * 500 + "*", "*a" * 1000, "{a,b}" * 700, "[!a]*" * 500])
-async def test_fault_44_evil_globs_take_linear_time(tmp_path: Path, pattern: str) -> None:
+async def test_fault_44_hostile_globs_take_linear_time(tmp_path: Path, pattern: str) -> None:
     (tmp_path / ("a" * 200)).touch()
     (tmp_path / ".gitignore").write_text("*a" * 100 + "b\n" + "**/" * 100 + "zz\n")
 
@@ -214,7 +214,7 @@ async def test_fault_44_evil_globs_take_linear_time(tmp_path: Path, pattern: str
     assert time.process_time() - began < 2
 
 
-async def test_fault_44_looping_links_are_not_followed(tmp_path: Path) -> None:
+async def test_fault_44_looping_symlinks_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "loop").symlink_to("..")
     (tmp_path / "a" / "f.py").write_text("needle")
@@ -244,7 +244,7 @@ class Slow(FakeOps):
         return await super().read(path, start=start, limit=limit)
 
 
-async def test_fault_44_a_search_gives_what_it_has_before_its_time_is_up() -> None:
+async def test_fault_44_a_search_returns_partial_results_before_its_timeout() -> None:
     ops = Slow({f"{n:03}": "needle" for n in range(300)})
 
     shown = await use(grep, ops, pattern="needle", limit=1000, timeout_ms=250)

@@ -44,17 +44,17 @@ def by_name() -> dict[str, BoundTool]:
     return {bound.name: bound for bound in everything()}
 
 
-def test_there_are_all_thirty() -> None:
+def test_all_thirty_tools_exist() -> None:
     assert sorted(by_name()) == sorted(THIRTY.split())
     assert len(by_name()) == 30
 
 
-def test_each_needs_the_permissions_it_is_said_to() -> None:
+def test_each_tool_needs_its_documented_permissions() -> None:
     expected = {name: held for names, held in PERMISSIONS.items() for name in names.split()}
     assert {name: set(bound.tool.permissions) for name, bound in by_name().items()} == expected
 
 
-def test_each_may_take_as_long_as_its_kind() -> None:
+def test_each_tool_has_its_documented_timeouts() -> None:
     found = {name: (one.tool.timeout, one.tool.max_timeout) for name, one in by_name().items()}
     for names, times in TIMES.items():
         for name in names.split():
@@ -62,7 +62,7 @@ def test_each_may_take_as_long_as_its_kind() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(THIRTY.split()))
-def test_each_says_what_it_does_and_what_it_takes(name: str) -> None:
+def test_each_tool_and_parameter_has_a_description(name: str) -> None:
     tool = by_name()[name].tool
     assert len(tool.description) > 20
     assert tool.parameters["additionalProperties"] is False
@@ -72,7 +72,7 @@ def test_each_says_what_it_does_and_what_it_takes(name: str) -> None:
     assert (tool.effect is Effect.READ) == (name in READS.split())
 
 
-def test_the_sets_hold_what_they_say() -> None:
+def test_tool_sets_contain_the_documented_tools() -> None:
     assert [bound.name for bound in read_only()] == ["read", "glob", "grep"]
     here = usable(everything(), {FileOps: None, ExecOps: None})
     assert {bound.name for bound in here} == {bound.name for bound in coding()}
@@ -80,7 +80,7 @@ def test_the_sets_hold_what_they_say() -> None:
     assert all(bound.tool.effect is Effect.READ for bound in read_only())
 
 
-def test_other_names_find_their_tool_and_are_not_offered() -> None:
+def test_tool_aliases_are_resolved_but_not_offered() -> None:
     tools = Toolset(bound.tool for bound in everything())
     assert not {"shell", "web_fetch"} & set(tools.names)
     for alias, name in (("shell", "bash"), ("web_fetch", "webfetch")):
@@ -88,7 +88,7 @@ def test_other_names_find_their_tool_and_are_not_offered() -> None:
         assert found is not None and found[0].name == name
 
 
-def test_a_tool_that_is_called_so_counts_more_than_another_name() -> None:
+def test_a_tool_name_takes_precedence_over_an_alias() -> None:
     (bash,) = named(["bash"])
     shell = replace(bash.tool, name="shell", aliases=())
     tools = Toolset([bash.tool, shell])

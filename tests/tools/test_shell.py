@@ -17,7 +17,7 @@ from tests.support.tool_calls import use
 pytestmark = pytest.mark.process
 
 
-async def test_a_command_answers_with_its_output(tmp_path: Path) -> None:
+async def test_bash_returns_the_command_output(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     heard: list[str] = []
 
@@ -37,11 +37,11 @@ async def test_a_command_answers_with_its_output(tmp_path: Path) -> None:
     }
 
 
-async def test_silence_is_told(tmp_path: Path) -> None:
+async def test_bash_reports_a_command_without_output(tmp_path: Path) -> None:
     assert (await use(bash, tmp_path, command="true")).text == "(no output)"
 
 
-async def test_a_failing_command_shows_code_output_and_the_end_of_stderr(tmp_path: Path) -> None:
+async def test_a_failing_command_shows_exit_code_output_and_end_of_stderr(tmp_path: Path) -> None:
     command = "echo partial; seq 5000 >&2; echo the reason >&2; exit 4"
 
     with pytest.raises(ToolFailure) as failure:
@@ -67,7 +67,7 @@ async def test_fault_29_any_output_is_valid_json_and_marked(tmp_path: Path) -> N
     assert msgspec.json.decode(msgspec.json.encode(result), type=type(result)) == result
 
 
-async def test_fault_28_much_output_is_cut_in_the_middle(tmp_path: Path) -> None:
+async def test_fault_28_long_output_is_truncated_in_the_middle(tmp_path: Path) -> None:
     result = await use(bash, tmp_path, command="seq 1000000")
 
     assert len(result.text) < 70_000
@@ -94,7 +94,7 @@ async def test_a_cancelled_call_stops_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "late").exists()
 
 
-async def test_the_same_tool_runs_on_a_pretended_machine() -> None:
+async def test_bash_runs_on_a_fake_machine() -> None:
     machine = FakeOps(commands={"date": "Monday\n"})
 
     assert (await use(bash, machine, exec=machine, command="date")).text == "Monday"
@@ -103,7 +103,7 @@ async def test_the_same_tool_runs_on_a_pretended_machine() -> None:
     assert machine.ran == [("bash", "-c", "date"), ("bash", "-c", "dtae")]
 
 
-def test_bash_touches_everything_and_may_take_five_minutes() -> None:
+def test_bash_locks_all_resources_and_may_run_five_minutes() -> None:
     made = bash.tool
     assert (made.resources, made.streams) == ((ANY_RESOURCE,), True)
     assert (made.timeout, made.max_timeout) == (30, 300)

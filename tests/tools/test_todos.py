@@ -30,7 +30,7 @@ PLAN: list[JSON] = [
 ]
 
 
-async def test_a_list_that_is_written_replaces_the_one_before() -> None:
+async def test_todowrite_replaces_the_todo_list() -> None:
     todos = InMemoryTodoList([Todo("old")])
     result = await use(todowrite, todos, todos=PLAN)
     assert result.text == (
@@ -42,7 +42,7 @@ async def test_a_list_that_is_written_replaces_the_one_before() -> None:
     assert not await todos.read()
 
 
-async def test_the_list_is_read_whole_or_by_status_and_priority() -> None:
+async def test_todoread_filters_by_status_and_priority() -> None:
     todos = InMemoryTodoList(msgspec.convert(PLAN, tuple[Todo, ...]))
     assert (await use(todoread, todos)).text.count("\n") == 3
     assert (await use(todoread, todos, status="pending")).text == "1 pending:\n[ ] test"
@@ -64,13 +64,13 @@ async def test_the_list_is_read_whole_or_by_status_and_priority() -> None:
         ["x"],
     ],
 )
-def test_a_list_that_is_not_sound_does_not_fit_the_schema(todos: JSON) -> None:
+def test_an_invalid_todo_list_violates_the_schema(todos: JSON) -> None:
     found = Toolset([todowrite.tool]).find("todowrite")
     assert found is not None
     assert not found[1].is_valid({"todos": todos})
 
 
-def test_two_writes_wait_for_each_other_and_two_reads_do_not() -> None:
+def test_todo_writes_are_serialized_and_reads_run_concurrently() -> None:
     write, read = call_of(todowrite, todos=[]), call_of(todoread)
     assert conflict(write, write) and conflict(write, read) and conflict(read, write)
     assert not conflict(read, read)
@@ -78,7 +78,7 @@ def test_two_writes_wait_for_each_other_and_two_reads_do_not() -> None:
     assert todoread.tool.permissions == {"file_read"}
 
 
-async def test_stored_todos_are_there_after_a_restart_and_belong_to_one_session(
+async def test_stored_todos_survive_a_restart_and_belong_to_one_session(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "sessions.db"

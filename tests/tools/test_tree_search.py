@@ -105,7 +105,7 @@ GREPS: list[dict[str, JSON]] = [
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_looking_through_finds_what_walking_finds(tmp_path: Path, seed: int) -> None:
+async def test_survey_and_walk_give_the_same_search_results(tmp_path: Path, seed: int) -> None:
     plant(tmp_path, random.Random(seed))
     (tmp_path / "src").mkdir(exist_ok=True)
     for asked in GLOBS:
@@ -116,14 +116,14 @@ async def test_looking_through_finds_what_walking_finds(tmp_path: Path, seed: in
         assert (here.text, here.details) == (far.text, far.details), asked
 
 
-async def test_a_file_of_many_pieces_is_searched_to_its_end(tmp_path: Path) -> None:
+async def test_a_file_of_many_chunks_is_searched_to_its_end(tmp_path: Path) -> None:
     line = b"x" * 99 + b"\n"
     (tmp_path / "large.txt").write_bytes(line * 30_000 + b"the needle\n" + line * 10)
     here, far = await both(tmp_path, grep, pattern="needle")
     assert here.text == far.text == "large.txt:30001:the needle"
 
 
-async def test_fault_38_what_is_swapped_for_a_link_or_a_fifo_meanwhile_is_not_read(
+async def test_fault_38_a_file_swapped_for_a_symlink_or_fifo_is_not_read(
     tmp_path: Path,
 ) -> None:
     outside = tmp_path / "outside.txt"
@@ -154,7 +154,7 @@ async def test_fault_38_what_is_swapped_for_a_link_or_a_fifo_meanwhile_is_not_re
     assert read == [None, None, None]
 
 
-async def test_a_visitor_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> None:
+async def test_a_cancelled_survey_stops_visiting_folders(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
     entered: list[str] = []
@@ -176,7 +176,7 @@ async def test_a_visitor_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> 
     assert entered == [""]
 
 
-async def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
+async def test_a_survey_of_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ToolFailure, match="is not a folder") as failed:
         await LocalFiles(tmp_path).scan_tree("file", lambda folder: iter(()))

@@ -89,7 +89,7 @@ async def failure(pages: Fetcher, **arguments: JSON) -> ToolFailure:
     return raised.value
 
 
-def test_the_tools_need_the_network_and_only_read() -> None:
+def test_web_tools_need_the_network_permission_and_only_read() -> None:
     for bound in (webfetch, websearch, codesearch):
         made = bound.tool
         assert made.permissions == {"network"} and made.effect is Effect.READ
@@ -101,7 +101,7 @@ def test_the_tools_need_the_network_and_only_read() -> None:
 # webfetch
 
 
-async def test_a_page_is_shown_as_the_markdown_of_its_article() -> None:
+async def test_webfetch_shows_the_article_as_markdown() -> None:
     pages = Pages(ARTICLE.encode(), "text/html; charset=utf-8")
 
     result = await fetched(pages)
@@ -123,7 +123,7 @@ async def test_a_page_is_shown_as_the_markdown_of_its_article() -> None:
     }
 
 
-async def test_a_page_is_shown_as_text_or_as_its_source_when_asked() -> None:
+async def test_webfetch_shows_text_or_html_source_on_request() -> None:
     pages = Pages(ARTICLE.encode(), "text/html")
 
     text = (await fetched(pages, format="text")).text
@@ -137,7 +137,7 @@ async def test_a_page_without_an_article_shows_all_its_text() -> None:
     assert "(nothing to read)" in result.text and "[No article was found" in result.text
 
 
-async def test_without_the_extractor_all_text_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_trafilatura_all_text_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trafilatura", None)
 
     result = await fetched(Pages(ARTICLE.encode(), "text/html"))
@@ -151,7 +151,7 @@ async def test_without_the_extractor_all_text_is_shown(monkeypatch: pytest.Monke
     "content_type",
     ["application/json", "text/markdown", "application/ld+json", "text/x-python", "image/svg+xml"],
 )
-async def test_other_text_is_shown_as_it_is(content_type: str) -> None:
+async def test_non_html_text_is_shown_verbatim(content_type: str) -> None:
     body = '{"a": ["ü", 1]}\n  # <b>x</b>'
     assert f"]\n{body}\n[Quote" in (await fetched(Pages(body.encode(), content_type))).text
 
@@ -166,14 +166,14 @@ async def test_a_page_cannot_end_its_own_quote() -> None:
     assert text.endswith(f"\n[Quote {begin} ends.]") and text.count(f"[Quote {begin} ends.]") == 1
 
 
-async def test_a_long_page_is_cut_and_says_so() -> None:
+async def test_a_long_page_is_truncated_with_a_note() -> None:
     result = await fetched(Pages(b"word " * 20_000))
 
     assert result.text.endswith("[Cut: the first 50,000 of 100,000 characters are shown.]")
     assert len(result.text) < 51_000 and result.details["cut"] is True
 
 
-async def test_a_picture_is_shown_as_a_picture_whatever_the_server_calls_it() -> None:
+async def test_an_image_is_detected_by_content_not_by_content_type() -> None:
     for content_type in ("image/png", "text/html", ""):
         result = await fetched(Pages(PNG, content_type))
         about, picture = result.blocks
@@ -181,7 +181,7 @@ async def test_a_picture_is_shown_as_a_picture_whatever_the_server_calls_it() ->
         assert picture == ImageBlock("image/png", base64.b64encode(PNG).decode())
 
 
-async def test_a_picture_that_is_too_large_is_refused() -> None:
+async def test_an_oversized_image_is_refused() -> None:
     refused = await failure(Pages(PNG + bytes(5 << 20), "image/png"))
     assert refused.kind is ErrorKind.TOO_LARGE and "5,242,880" in refused.message
 
@@ -190,7 +190,7 @@ async def test_a_picture_that_is_too_large_is_refused() -> None:
     ("content_type", "body"),
     [("application/pdf", b"%PDF-1.7"), ("", b"\x7fELF\x02\x01\x01\x00"), ("video/mp4", b"text?")],
 )
-async def test_what_is_no_text_is_refused_with_a_hint(content_type: str, body: bytes) -> None:
+async def test_binary_content_is_refused_with_a_hint(content_type: str, body: bytes) -> None:
     refused = await failure(Pages(body, content_type))
     assert refused.kind is ErrorKind.INVALID_PARAMS
     assert "cannot be shown as text" in refused.message and "download" in refused.message
@@ -206,7 +206,7 @@ async def test_what_is_no_text_is_refused_with_a_hint(content_type: str, body: b
         (304, ErrorKind.EXECUTION_FAILED, "no page"),
     ],
 )
-async def test_a_refusal_says_the_status_and_some_of_the_text(
+async def test_an_http_error_reports_the_status_and_an_excerpt(
     status: int, kind: ErrorKind, words: str
 ) -> None:
     body = b"<html><body><h1>Sorry</h1><p>We have moved " + b"far " * 1_000 + b"</p></body></html>"
@@ -217,14 +217,14 @@ async def test_a_refusal_says_the_status_and_some_of_the_text(
     assert len(refused.message) < 1_500 and refused.details["status"] == status
 
 
-async def test_the_fetch_gets_less_time_than_the_call_and_never_more_than_the_maximum() -> None:
+async def test_the_fetch_timeout_is_below_the_call_timeout_and_the_maximum() -> None:
     pages = Pages(b"x")
     for asked in (30_000, 1_000, 10_000_000):
         await fetched(pages, timeout_ms=asked)
     assert [seconds for _, seconds in pages.asked] == [27.0, 0.9, 108.0]
 
 
-async def test_a_real_page_comes_through_the_real_fetcher() -> None:
+async def test_webfetch_works_with_the_real_fetcher() -> None:
     async def serve(request: web.BaseRequest) -> web.StreamResponse:
         response = web.Response(text=ARTICLE, content_type="text/html")
         response.enable_compression()
@@ -265,20 +265,20 @@ async def test_a_real_page_comes_through_the_real_fetcher() -> None:
         (b'<meta charset="windows-1251">\xc4\xe0', "text/html", '<meta charset="windows-1251">Да'),
     ],
 )
-def test_text_is_decoded_as_its_mark_its_server_or_itself_says(
+def test_text_is_decoded_by_bom_content_type_or_meta_charset(
     body: bytes, content_type: str, text: str
 ) -> None:
     assert decode_body(body, content_type) == text
 
 
-def test_a_body_without_a_type_is_judged_by_its_look() -> None:
+def test_a_body_without_content_type_is_sniffed() -> None:
     assert is_text("", b"hello\n\tworld \x1b[0m") and not is_text("", b"\x00\x01")
     assert is_text("application/octet-stream", "\ufeffhi".encode("utf-16-le"))
     page = extract_text(ARTICLE.encode(), "", "https://a.example/")
     assert page.title == "How tides & moons work" and "# Tides" in page.text
 
 
-def test_all_text_leaves_out_what_nobody_sees() -> None:
+def test_all_text_omits_scripts_comments_and_svg() -> None:
     source = (
         "<head><title>T</title></head><header>Top</header><!-- no --><p>One<br>two &lt;3</p>"
         "<SCRIPT src=x>no()</SCRIPT ><svg><text>no</text></svg>1 < 2<script>cut off"
@@ -303,7 +303,7 @@ def test_all_text_leaves_out_what_nobody_sees() -> None:
         "İ",
     ],
 )
-def test_fault_62_a_page_made_to_be_slow_is_read_in_time(piece: str) -> None:
+def test_fault_62_hostile_html_is_parsed_in_bounded_time(piece: str) -> None:
     began = time.process_time()
     all_text(piece * 200_000)
     page = extract_text((piece * 200_000).encode(), "text/html", "https://a.example/")
@@ -312,7 +312,7 @@ def test_fault_62_a_page_made_to_be_slow_is_read_in_time(piece: str) -> None:
 
 
 @pytest.mark.slow
-def test_fault_62_of_a_page_with_very_many_tags_the_beginning_is_read() -> None:
+def test_fault_62_only_the_start_of_a_page_with_very_many_tags_is_read() -> None:
     began = time.process_time()
     page = extract_text(b"<html><body>" + b"<td>a" * 500_000, "text/html", "https://a.example/")
     assert time.process_time() - began < 20
@@ -328,7 +328,7 @@ HITS = (
 )
 
 
-async def test_what_was_found_is_listed_as_quoted_data() -> None:
+async def test_search_results_are_listed_as_quoted_data() -> None:
     hits = Hits(HITS)
 
     result = await use(websearch, {WebSearcher: hits}, query="tides", count=2)
@@ -350,24 +350,24 @@ async def test_what_was_found_is_listed_as_quoted_data() -> None:
     }
 
 
-async def test_long_snippets_are_cut() -> None:
+async def test_long_search_snippets_are_truncated() -> None:
     text = (await use(websearch, {WebSearcher: Hits(HITS)}, query="q")).text
     assert "more in this line]" in text and len(text) < 1_200
 
 
-async def test_code_is_searched_in_a_language() -> None:
+async def test_codesearch_passes_the_language() -> None:
     hits = Hits(HITS[:1])
     result = await use(codesearch, {CodeSearcher: hits}, query="wait_for", language="python")
     assert hits.asked == [("wait_for", "python", 10, 27.0)] and "https://a.example/1" in result.text
 
 
-async def test_nothing_found_says_what_to_do() -> None:
+async def test_an_empty_search_suggests_other_words() -> None:
     for bound, key in ((websearch, WebSearcher), (codesearch, CodeSearcher)):
         result = await use(bound, {key: Hits()}, query="q")
         assert result.text == "Nothing was found. Try other or fewer words."
 
 
-def test_the_real_parts_fit_the_protocols() -> None:
+def test_the_real_fetcher_and_searchers_implement_the_protocols() -> None:
     fetcher: Fetcher = WebFetcher()
     searcher: WebSearcher = Brave("k")
     code: CodeSearcher = Brave("k")

@@ -24,11 +24,11 @@ TLS = TlsSettings(ca_file="/ca.pem")
         ("mqtts://me@host:443", Address("host", 443, TlsSettings(), "me")),
     ],
 )
-def test_a_url_names_a_broker(url: str, address: Address) -> None:
+def test_a_broker_url_is_parsed_into_an_address(url: str, address: Address) -> None:
     assert parse_url(url) == address
 
 
-def test_password_and_tls_settings_are_given_apart() -> None:
+def test_password_and_tls_settings_are_passed_separately_from_the_url() -> None:
     address = parse_url("mqtts://me@host", password="secret", tls=TLS)
 
     assert address == Address("host", 8883, TLS, "me", "secret")
@@ -43,25 +43,25 @@ def test_password_and_tls_settings_are_given_apart() -> None:
         *("mqtt://[::1", "mqtt://a..b", "mqtt://" + "a" * 300),
     ],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_broker_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="like mqtt://user@host:1883"):
         parse_url(url)
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+def test_a_password_in_a_broker_url_is_refused_and_not_echoed() -> None:
     with pytest.raises(ConfigError, match="leave the password out") as refused:
         parse_url("mqtt://me:secret@host")
     assert "secret" not in str(refused.value)
 
 
-def test_settings_that_would_do_nothing_are_refused() -> None:
+def test_tls_settings_or_a_password_without_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="begins with mqtt:"):
         parse_url("mqtt://host", tls=TLS)
     with pytest.raises(ConfigError, match="needs a user"):
         parse_url("mqtt://host", password="secret")
 
 
-def test_files_that_are_no_use_are_told_at_once(tmp_path: Path) -> None:
+def test_unusable_tls_files_are_reported_at_once(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
     (tmp_path / "empty").write_text("")
     ca, cert, key = str(made.ca), str(made.client_cert), str(made.client_key)
@@ -80,6 +80,6 @@ def test_files_that_are_no_use_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 65536])
-def test_a_keep_alive_that_mqtt_cannot_say_is_refused(seconds: int) -> None:
+def test_a_keep_alive_outside_the_mqtt_range_is_refused(seconds: int) -> None:
     with pytest.raises(ConfigError, match="between 1 and 65535"):
         MqttLink(Address("127.0.0.1"), keep_alive=seconds)

@@ -226,7 +226,7 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-async def test_an_agent_and_an_orchestrator_hear_each_other(
+async def test_an_agent_and_an_orchestrator_exchange_messages(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -246,7 +246,7 @@ async def test_an_agent_and_an_orchestrator_hear_each_other(
     }
 
 
-async def test_fault_18_an_agent_cannot_speak_as_another(
+async def test_fault_18_an_agent_cannot_publish_as_another(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -272,7 +272,7 @@ async def test_fault_18_an_agent_cannot_speak_as_another(
     assert await brain.next() == ("evoclaw/agents/a/reports", b"mine")
 
 
-async def test_an_agent_cannot_hear_what_is_for_others(
+async def test_an_agent_cannot_receive_messages_for_other_agents(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -291,7 +291,7 @@ async def test_an_agent_cannot_hear_what_is_for_others(
     assert await a.next() == ("evoclaw/agents/a/commands", b"for a")
 
 
-async def test_a_user_and_an_orchestrator_hear_each_other(
+async def test_a_user_and_an_orchestrator_exchange_messages(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -308,7 +308,7 @@ async def test_a_user_and_an_orchestrator_hear_each_other(
         assert await person.next() == (f"evoclaw/agents/cook/outbox/{name}", name.encode())
 
 
-async def test_a_user_can_speak_neither_as_another_nor_as_an_agent(
+async def test_a_user_cannot_publish_as_another_user_or_agent(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -333,7 +333,7 @@ async def test_a_user_can_speak_neither_as_another_nor_as_an_agent(
     assert await edge.next() == ("evoclaw/agents/a/commands", b"do")
 
 
-async def test_a_user_hears_nothing_but_the_own_outbox(
+async def test_a_user_receives_only_its_own_outbox(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -356,7 +356,7 @@ async def test_a_user_hears_nothing_but_the_own_outbox(
     assert await ann.next() == ("evoclaw/agents/cook/outbox/ann", b"for ann")
 
 
-async def test_nats_refuses_a_subscription_to_anothers_topics(
+async def test_nats_refuses_a_subscription_to_topics_of_another_agent(
     tmp_path: Path, parties: Parties
 ) -> None:
     async with EmbeddedBroker(tmp_path) as broker:
@@ -368,7 +368,7 @@ async def test_nats_refuses_a_subscription_to_anothers_topics(
         assert codes == [128] * len(wanted)
 
 
-async def test_only_who_has_an_account_gets_in(broker: EmbeddedBroker) -> None:
+async def test_only_valid_accounts_can_connect(broker: EmbeddedBroker) -> None:
     password = await broker.add("a")
 
     assert await code(broker, "a", password) == ACCEPTED
@@ -378,7 +378,7 @@ async def test_only_who_has_an_account_gets_in(broker: EmbeddedBroker) -> None:
     assert await code(broker) == REFUSED
 
 
-async def test_a_removed_agent_is_cut_off_and_nobody_else_is(
+async def test_removing_an_agent_disconnects_only_that_agent(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -395,7 +395,7 @@ async def test_a_removed_agent_is_cut_off_and_nobody_else_is(
         await broker.remove("a")
 
 
-async def test_a_removal_returns_when_it_has_taken_effect_among_many_accounts(
+async def test_an_account_removal_has_taken_effect_when_it_returns(
     broker: EmbeddedBroker,
 ) -> None:
     password = await broker.add("a")
@@ -422,7 +422,7 @@ async def test_a_renewed_password_replaces_the_old_one(
     assert await code(broker, "a", new) == ACCEPTED
 
 
-async def test_what_another_process_does_to_the_accounts_is_taken_up(
+async def test_account_changes_of_another_process_are_applied(
     engine: str, tmp_path: Path, parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "ACCOUNTS_POLL_INTERVAL_S", 0.05)
@@ -467,7 +467,7 @@ async def test_two_connections_of_one_account_do_not_end_each_other(
         assert await each.next() == ("evoclaw/agents/a/reports", b"for both")
 
 
-async def test_who_knows_a_client_id_gets_nothing_that_was_for_its_owner(
+async def test_a_stolen_client_id_receives_no_messages_of_its_owner(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -485,7 +485,7 @@ async def test_who_knows_a_client_id_gets_nothing_that_was_for_its_owner(
     assert await thief.next() == ("evoclaw/agents/b/commands", b"for b")
 
 
-async def test_fault_11_a_killed_broker_comes_back_with_its_accounts(
+async def test_fault_11_a_killed_broker_restarts_with_its_accounts(
     broker: EmbeddedBroker, parties: Parties, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, password = await parties.join(broker, "a")
@@ -499,7 +499,7 @@ async def test_fault_11_a_killed_broker_comes_back_with_its_accounts(
     assert "the broker ended; restarting it in" in caplog.text
 
 
-async def test_an_account_made_while_the_broker_is_down_works_when_it_is_up(
+async def test_an_account_added_while_the_broker_is_down_works_after_its_restart(
     broker: EmbeddedBroker,
 ) -> None:
     os.kill(broker.pid, signal.SIGKILL)
@@ -509,7 +509,7 @@ async def test_an_account_made_while_the_broker_is_down_works_when_it_is_up(
     await eventually_lets_in(broker.port, "a", password)
 
 
-async def test_port_accounts_and_retained_messages_outlive_a_restart(
+async def test_port_accounts_and_retained_messages_survive_a_restart(
     engine: str, tmp_path: Path, parties: Parties
 ) -> None:
     async with EmbeddedBroker(tmp_path, engine=engine) as broker:
@@ -526,7 +526,7 @@ async def test_port_accounts_and_retained_messages_outlive_a_restart(
 
 
 @NO_MOSQUITTO
-async def test_passwords_outlive_a_change_of_the_engine(tmp_path: Path) -> None:
+async def test_passwords_survive_a_change_of_the_broker_engine(tmp_path: Path) -> None:
     async with EmbeddedBroker(tmp_path) as broker:
         password = await broker.add("a")
 
@@ -547,7 +547,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_broker_dies_with_its_owner_and_the_next_one_takes_over(
+async def test_the_broker_dies_with_its_owner_process_and_can_be_started_again(
     engine: str, tmp_path: Path
 ) -> None:
     owner = await asyncio.create_subprocess_exec(
@@ -578,7 +578,7 @@ async def test_a_folder_has_one_broker_at_a_time(broker: EmbeddedBroker, engine:
     assert is_alive(broker.pid)
 
 
-async def test_a_broker_that_does_not_end_is_killed(
+async def test_a_broker_that_does_not_stop_is_killed(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "STOP_GRACE_S", 0.1)
@@ -588,7 +588,7 @@ async def test_a_broker_that_does_not_end_is_killed(
     assert not is_alive(broker.pid)
 
 
-async def test_a_broker_whose_owner_is_cancelled_is_ended(engine: str, tmp_path: Path) -> None:
+async def test_cancelling_the_owner_task_stops_the_broker(engine: str, tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def own() -> None:
@@ -609,12 +609,12 @@ async def test_a_broker_whose_owner_is_cancelled_is_ended(engine: str, tmp_path:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_nobody_gets_in_unnamed_from_elsewhere(host: str, tmp_path: Path) -> None:
+def test_anonymous_access_requires_a_loopback_address(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give it accounts, or a loopback address"):
         EmbeddedBroker(tmp_path, host=host, anonymous=True)
 
 
-async def test_anyone_gets_in_on_loopback_if_that_was_asked_for(
+async def test_anonymous_clients_can_connect_on_loopback_if_enabled(
     engine: str, tmp_path: Path, parties: Parties
 ) -> None:
     async with EmbeddedBroker(tmp_path, engine=engine, anonymous=True) as broker:
@@ -637,21 +637,21 @@ def addresses(pid: int) -> set[str]:
     return {row[1] for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
-async def test_it_listens_on_loopback_unless_told_otherwise(broker: EmbeddedBroker) -> None:
+async def test_the_broker_listens_on_loopback_by_default(broker: EmbeddedBroker) -> None:
     listening = addresses(broker.pid)
 
     assert f"0100007F:{broker.port:04X}" in listening
     assert all(address.startswith("0100007F:") for address in listening)
 
 
-async def test_it_listens_where_it_is_told_to(engine: str, tmp_path: Path) -> None:
+async def test_the_broker_listens_on_the_configured_host(engine: str, tmp_path: Path) -> None:
     async with EmbeddedBroker(tmp_path, engine=engine, host="0.0.0.0") as broker:
         anywhere = {f"{'0' * width}:{broker.port:04X}" for width in (8, 32)}
         assert anywhere & addresses(broker.pid)
         assert await code(broker) == REFUSED
 
 
-async def test_an_account_is_for_mqtt_alone(
+async def test_a_nats_broker_account_is_valid_only_for_mqtt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, child_module.logger.name)
@@ -699,9 +699,7 @@ def certificate(folder: Path) -> BrokerTlsFiles:
     return files
 
 
-async def test_with_a_certificate_it_speaks_tls_and_nothing_else(
-    engine: str, tmp_path: Path
-) -> None:
+async def test_a_broker_with_a_certificate_accepts_only_tls(engine: str, tmp_path: Path) -> None:
     files = certificate(tmp_path)
     async with EmbeddedBroker(tmp_path / "broker", engine=engine, tls=files) as broker:
         password = await broker.add("a")
@@ -716,7 +714,7 @@ async def test_with_a_certificate_it_speaks_tls_and_nothing_else(
         assert plain.code == -1
 
 
-async def test_a_broker_that_cannot_start_says_why_and_leaves_nothing(
+async def test_a_broker_that_cannot_start_reports_why_and_can_be_started_later(
     engine: str, tmp_path: Path
 ) -> None:
     files = BrokerTlsFiles(tmp_path / "no-such.pem", tmp_path / "no-such.key")
@@ -729,7 +727,7 @@ async def test_a_broker_that_cannot_start_says_why_and_leaves_nothing(
         pass
 
 
-async def test_a_port_that_is_taken_is_named(
+async def test_a_port_in_use_is_reported(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "PORT_TIMEOUT_S", 0.05)
@@ -741,7 +739,7 @@ async def test_a_port_that_is_taken_is_named(
                 pass
 
 
-async def test_a_missing_or_unsafe_program_is_named_with_what_to_install(
+async def test_a_missing_or_unsafe_broker_program_is_reported_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines_module, "_SAFE_NATS", (999, 0, 0))
@@ -760,12 +758,12 @@ async def test_a_missing_or_unsafe_program_is_named_with_what_to_install(
     "options",
     [{"engine": "rabbit"}, {"host": "example.org"}, {"host": ""}, {"port": 70000}, {"port": -1}],
 )
-def test_what_cannot_work_is_refused_at_once(options: dict[str, object], tmp_path: Path) -> None:
+def test_invalid_broker_options_are_refused(options: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         EmbeddedBroker(tmp_path, **options)  # pyright: ignore[reportArgumentType]
 
 
-async def test_the_largest_message_passes_and_a_larger_one_ends_the_connection(
+async def test_the_largest_message_is_delivered_and_a_larger_one_disconnects(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:
     brain = await parties.orchestrator(broker)
@@ -783,7 +781,7 @@ async def test_the_largest_message_passes_and_a_larger_one_ends_the_connection(
     assert await brain.next() == ("evoclaw/agents/a/reports", b"next")
 
 
-async def test_more_than_a_thousand_subscriptions_are_taken(engine: str, tmp_path: Path) -> None:
+async def test_more_than_a_thousand_subscriptions_are_accepted(engine: str, tmp_path: Path) -> None:
     async with EmbeddedBroker(tmp_path, engine=engine, anonymous=True) as broker:
         parties = [await Mqtt.open(broker.port, id=f"p{number}") for number in range(30)]
 
@@ -799,7 +797,7 @@ async def test_more_than_a_thousand_subscriptions_are_taken(engine: str, tmp_pat
 WRITTEN = {"nats": ["nats.conf"], "mosquitto": ["mosquitto.conf", "passwords", "rights"]}
 
 
-async def test_what_it_keeps_is_for_its_owner_alone_and_holds_no_password(
+async def test_broker_files_are_private_and_contain_no_password(
     broker: EmbeddedBroker, engine: str
 ) -> None:
     password = await broker.add("a")
@@ -813,7 +811,7 @@ async def test_what_it_keeps_is_for_its_owner_alone_and_holds_no_password(
         assert password.encode() not in path.read_bytes(), path
 
 
-def test_accounts_have_proper_names_and_one_owner(tmp_path: Path) -> None:
+def test_account_names_are_validated_and_unique(tmp_path: Path) -> None:
     accounts = BrokerAccounts(tmp_path)
     accounts.add("a")
 
@@ -827,7 +825,7 @@ def test_accounts_have_proper_names_and_one_owner(tmp_path: Path) -> None:
     assert [(one.name, one.role) for one in accounts.all()] == [("a", BrokerRole.AGENT)]
 
 
-def test_damaged_accounts_are_never_taken_for_none(tmp_path: Path) -> None:
+def test_a_damaged_accounts_file_is_not_treated_as_empty(tmp_path: Path) -> None:
     accounts = BrokerAccounts(tmp_path)
     accounts.add("a")
     accounts.path.write_bytes(accounts.path.read_bytes()[:-9])

@@ -44,17 +44,17 @@ TOLD = {
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_people_are_told_is_written_as_documented(name: str) -> None:
+def test_outbox_messages_are_encoded_as_documented(name: str) -> None:
     written = msgspec.json.format(encode_outbox(TOLD[name]), indent=2) + b"\n"
     assert written.decode() == (GOLDEN / f"{name}.json").read_text()
 
 
-def test_what_people_say_is_read_as_documented() -> None:
+def test_inbox_messages_are_parsed_as_documented() -> None:
     said = read_inbox((GOLDEN / "inbox_message.json").read_bytes())
     assert said == InboxMessage("How long do eggs take?", "m1", "kitchen")
 
 
-def test_plain_text_is_a_message_without_an_id() -> None:
+def test_plain_text_is_an_inbox_message_without_an_id() -> None:
     assert read_inbox("Wie lange? – 3 min".encode()) == InboxMessage("Wie lange? – 3 min")
     assert read_inbox(b'"quoted"') == InboxMessage('"quoted"')
 
@@ -74,21 +74,21 @@ def test_plain_text_is_a_message_without_an_id() -> None:
         (b'{"a":' * 5000, ""),
     ],
 )
-def test_what_cannot_be_taken_says_why_and_of_which_message_it_is(payload: bytes, id_: str) -> None:
+def test_an_invalid_inbox_message_is_refused_with_its_message_id(payload: bytes, id_: str) -> None:
     with pytest.raises(WireError) as caught:
         read_inbox(payload)
     assert caught.value.kind is ErrorKind.INVALID_PARAMS
     assert caught.value.request_id == id_
 
 
-def test_a_message_has_a_largest_size() -> None:
+def test_an_inbox_message_over_the_size_limit_is_refused() -> None:
     assert read_inbox(b"x" * MAX_TEXT_CHARS).message == "x" * MAX_TEXT_CHARS
     with pytest.raises(WireError, match="65,537 bytes are more"):
         read_inbox(b"x" * (MAX_TEXT_CHARS + 1))
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_at_all_are_read_or_refused(payload: bytes) -> None:
+def test_any_inbox_payload_is_parsed_or_refused(payload: bytes) -> None:
     try:
         said = read_inbox(payload)
     except WireError:
@@ -96,7 +96,7 @@ def test_any_bytes_at_all_are_read_or_refused(payload: bytes) -> None:
     assert said.message.strip()
 
 
-def test_the_topic_of_a_box_is_read_as_it_was_written() -> None:
+def test_a_mailbox_topic_round_trips() -> None:
     name = box_topic("cook", Mailbox.INBOX, "ann")
     assert name == "evoclaw/agents/cook/inbox/ann"
     assert read_box_topic(name) == ("cook", Mailbox.INBOX, "ann")
@@ -104,13 +104,13 @@ def test_the_topic_of_a_box_is_read_as_it_was_written() -> None:
     assert read_box_topic("evoclaw/agents/cook/commands") is None
 
 
-def test_boxes_are_listened_to_at_every_agent_of_one_person_or_of_all() -> None:
+def test_mailbox_subscriptions_cover_one_user_or_all_users() -> None:
     assert every_box(Mailbox.OUTBOX, "ann") == "evoclaw/agents/+/outbox/ann"
     assert every_box(Mailbox.INBOX) == "evoclaw/agents/+/inbox/+"
 
 
 @pytest.mark.parametrize("hostile", ["+", "#", "a/b", "", "a b", "é", "a" * 65, "$SYS"])
-def test_a_hostile_name_has_no_box(hostile: str) -> None:
+def test_an_invalid_name_has_no_mailbox_topic(hostile: str) -> None:
     with pytest.raises(ValueError, match="no id"):
         box_topic("cook", Mailbox.INBOX, hostile)
     with pytest.raises(ValueError, match="no id"):

@@ -16,7 +16,7 @@ def longest(tries: int, *, lived: float = 0.0) -> float:
     return max(waits)
 
 
-def test_waits_grow_and_stay_below_their_cap() -> None:
+def test_backoff_waits_grow_up_to_their_cap() -> None:
     bounds = [min(30.0, 0.25 * 2**tries) for tries in range(12)]
     found = [longest(tries) for tries in range(12)]
 
@@ -26,12 +26,12 @@ def test_waits_grow_and_stay_below_their_cap() -> None:
     assert all(earlier < later for earlier, later in pairwise(found[:7]))
 
 
-def test_a_connection_that_lived_a_while_makes_the_next_wait_short() -> None:
+def test_a_stable_connection_resets_the_backoff() -> None:
     assert longest(9, lived=STEADY_AFTER_S) <= 0.25
     assert longest(9, lived=STEADY_AFTER_S / 2) > 0.25
 
 
-def test_a_week_of_tries_is_no_trouble() -> None:
+def test_backoff_stays_capped_after_thousands_of_tries() -> None:
     backoff = Backoff()
 
     assert max(backoff.wait(0.0) for _ in range(3000)) <= 30.0

@@ -8,13 +8,13 @@ from evoclaw.transport.topics import TopicKind, every, is_agent_id, read_topic, 
 
 
 @pytest.mark.parametrize("kind", TopicKind)
-def test_a_topic_is_read_as_it_was_written(kind: TopicKind) -> None:
+def test_an_agent_topic_round_trips(kind: TopicKind) -> None:
     name = topic("alex-eye", kind)
     assert name == f"evoclaw/agents/alex-eye/{kind}"
     assert read_topic(name) == ("alex-eye", kind)
 
 
-def test_a_subscription_to_all_agents_has_the_broker_match_the_id() -> None:
+def test_a_subscription_to_all_agents_uses_a_wildcard_for_the_id() -> None:
     assert every(TopicKind.REPORTS) == "evoclaw/agents/+/reports"
     assert read_topic(every(TopicKind.REPORTS)) is None
 
@@ -23,7 +23,7 @@ def test_a_subscription_to_all_agents_has_the_broker_match_the_id() -> None:
     "hostile",
     ["", "+", "#", "a/b", "../x", "a b", "-a", "_a", "a" * 65, "é", "a\0", "a\n", "$SYS", "a.b"],
 )
-def test_hostile_ids_are_no_agents(hostile: str) -> None:
+def test_invalid_agent_ids_are_rejected(hostile: str) -> None:
     assert not is_agent_id(hostile)
     assert read_topic(f"evoclaw/agents/{hostile}/reports") is None
     with pytest.raises(ValueError, match="no agent id"):
@@ -31,6 +31,6 @@ def test_hostile_ids_are_no_agents(hostile: str) -> None:
 
 
 @given(st.text())
-def test_any_topic_at_all_is_read_or_left_alone(name: str) -> None:
+def test_any_topic_is_parsed_or_ignored(name: str) -> None:
     found = read_topic(name)
     assert found is None or topic(*found) == name

@@ -139,7 +139,7 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_every_message_is_written_as_documented_and_read_back(name: str) -> None:
+def test_every_wire_message_is_encoded_as_documented_and_round_trips(name: str) -> None:
     message = WRITTEN[name]
     expected = (GOLDEN / f"{name}.json").read_bytes()
     written = msgspec.json.format(encode(message), indent=2) + b"\n"
@@ -167,7 +167,7 @@ def test_a_command_of_an_older_orchestrator_is_read() -> None:
     assert command.expires_at is None
 
 
-def test_a_request_id_inside_the_payload_counts_too() -> None:
+def test_a_request_id_inside_the_payload_is_accepted() -> None:
     text = older("command_tool_inner_id")
     assert read_command(text).request_id == "req-1739635200000000000"
 
@@ -190,7 +190,7 @@ def test_an_advert_of_an_older_edge_is_read() -> None:
     assert advert.tools == []
 
 
-def test_times_are_numbers_or_texts() -> None:
+def test_times_are_parsed_from_numbers_or_iso_8601_strings() -> None:
     text = b'{"command":"ping","request_id":"x","expires_at":"2025-02-15T16:00:00Z"}'
     assert read_command(text).expires_at == WHEN
     with pytest.raises(WireError, match="is no time"):
@@ -201,14 +201,14 @@ def test_fault_24_extra_fields_are_ignored() -> None:
     assert read_command(b'{"command":"ping","request_id":"x","new":{"deep":[1]}}').command == "ping"
 
 
-def test_fault_24_another_version_is_refused_with_the_range_and_the_request_id() -> None:
+def test_fault_24_another_protocol_version_is_refused_with_range_and_request_id() -> None:
     with pytest.raises(WireError, match="speaks 1") as caught:
         read_command(b'{"command":"tool","payload":{"request_id":"r"},"v":2}')
     assert caught.value.kind is ErrorKind.VERSION_MISMATCH
     assert caught.value.request_id == "r"
 
 
-def test_fault_18_a_report_on_anothers_topic_is_refused() -> None:
+def test_fault_18_a_report_on_another_agents_topic_is_refused() -> None:
     text = encode(WRITTEN["report_result"])
     with pytest.raises(WireError, match="claims to be"):
         read_report("somebody-else", text)
@@ -218,7 +218,7 @@ def test_fault_18_a_report_on_anothers_topic_is_refused() -> None:
     "garbage",
     [b"", b"\xff\x00", b"[]", b"null", b'"text"', b"{", b"[" * 100_000, b'{"payload":[]}'],
 )
-def test_garbage_is_an_error_and_nothing_worse(garbage: bytes) -> None:
+def test_garbage_raises_a_wire_error(garbage: bytes) -> None:
     for read in READERS[:2]:
         with pytest.raises(WireError):
             read(garbage)
@@ -233,7 +233,7 @@ KEYS = st.sampled_from(["command", "payload", "request_id", "v", "report_type", 
 
 
 @given(st.dictionaries(KEYS, JSONS, max_size=6))
-def test_any_object_is_read_or_refused(value: JSON) -> None:
+def test_any_json_object_is_parsed_or_refused(value: JSON) -> None:
     try:
         data = msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -250,7 +250,7 @@ def test_a_hash_does_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1}) != digest({"a": 2})
 
 
-def test_a_tools_hash_changes_with_anything_about_it() -> None:
+def test_a_tool_hash_changes_with_the_tools_definition() -> None:
     tool = Tool("t", "does", {"type": "object"})
     assert tool_hash(tool) == tool_hash(Tool("t", "does", {"type": "object"}))
     assert tool_hash(tool) != tool_hash(Tool("t", "does more", {"type": "object"}))

@@ -72,7 +72,7 @@ def refusal(text: str = TEXT, **asked: Any) -> GrantRefusal:
     return refused.value.code
 
 
-def test_a_grant_holds_for_exactly_what_it_names() -> None:
+def test_a_grant_is_valid_for_the_call_it_names() -> None:
     assert verify() == GRANT
     assert verify(permissions=frozenset({"shell", "network"})) == GRANT
     assert verify(permissions=frozenset()) == GRANT
@@ -92,28 +92,28 @@ def test_a_grant_holds_for_exactly_what_it_names() -> None:
         ({"now": float("nan")}, GrantRefusal.EXPIRED),
     ],
 )
-def test_a_grant_holds_for_nothing_else(asked: dict[str, Any], code: GrantRefusal) -> None:
+def test_a_grant_is_refused_for_any_other_call(asked: dict[str, Any], code: GrantRefusal) -> None:
     assert refusal(**asked) is code
 
 
-def test_a_clock_that_is_a_little_behind_does_no_harm() -> None:
+def test_a_small_clock_skew_is_tolerated() -> None:
     assert verify(now=NOW - 5) == GRANT
 
 
-def test_a_refusal_says_what_is_missing() -> None:
+def test_a_refused_grant_names_the_missing_permissions() -> None:
     with pytest.raises(GrantRefused, match="does not permit device, git"):
         verify(permissions=frozenset({"git", "shell", "device"}))
 
 
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="utf-8"))
-def test_a_grant_with_any_other_letter_is_refused(place: int, letter: str) -> None:
+def test_a_grant_with_one_changed_character_is_refused(place: int, letter: str) -> None:
     changed = TEXT[:place] + letter + TEXT[place + 1 :]
 
     if changed != TEXT:
         assert refusal(changed) in (GrantRefusal.MALFORMED, GrantRefusal.BAD_SIGNATURE)
 
 
-def test_every_single_bit_counts() -> None:
+def test_a_grant_with_any_flipped_bit_is_refused() -> None:
     for place, letter in enumerate(TEXT):
         for bit in range(7):
             changed = TEXT[:place] + chr(ord(letter) ^ 1 << bit) + TEXT[place + 1 :]
@@ -121,11 +121,11 @@ def test_every_single_bit_counts() -> None:
 
 
 @given(st.text() | st.binary().map(lambda data: urlsafe_b64encode(data).decode()))
-def test_rubbish_is_refused_and_never_breaks_anything(text: str) -> None:
+def test_random_text_is_refused_as_a_grant(text: str) -> None:
     assert refusal(text) in (GrantRefusal.MALFORMED, GrantRefusal.BAD_SIGNATURE)
 
 
-def test_what_is_cut_doubled_or_too_long_is_refused() -> None:
+def test_a_truncated_repeated_or_oversized_grant_is_refused() -> None:
     payload, _, signature = TEXT.partition(".")
     longer = SIGNER.sign(msgspec.structs.replace(GRANT, sandbox="x" * MAX_GRANT_CHARS))
     texts = ("", ".", payload, f"{payload}.", f".{signature}", f"{TEXT}.{signature}", f"{TEXT}=")
@@ -134,7 +134,7 @@ def test_what_is_cut_doubled_or_too_long_is_refused() -> None:
     assert refusal(longer) is GrantRefusal.MALFORMED
 
 
-def test_another_key_is_refused_unless_it_is_trusted_too() -> None:
+def test_a_grant_of_another_key_is_refused_unless_trusted() -> None:
     old, new = Signer(b"o" * 32), Signer(b"n" * 32)
     both = Verifier(new.public_key, old.public_key)
 
@@ -143,7 +143,7 @@ def test_another_key_is_refused_unless_it_is_trusted_too() -> None:
     assert refusal(SIGNER.sign(GRANT), verifier=both) is GrantRefusal.BAD_SIGNATURE
 
 
-def test_a_signature_over_the_bare_payload_is_none() -> None:
+def test_a_signature_over_the_bare_payload_is_refused() -> None:
     """The same key may sign other things: none of them passes for a grant."""
     payload = msgspec.json.encode(GRANT)
     key = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
@@ -152,7 +152,7 @@ def test_a_signature_over_the_bare_payload_is_none() -> None:
     assert refusal(f"{TEXT.partition('.')[0]}.{bare}") is GrantRefusal.BAD_SIGNATURE
 
 
-def test_a_newer_orchestrators_grant_is_understood() -> None:
+def test_a_grant_with_unknown_fields_is_accepted() -> None:
     class Newer(Grant, frozen=True, kw_only=True):
         colour: str = "?"
 
@@ -161,7 +161,7 @@ def test_a_newer_orchestrators_grant_is_understood() -> None:
     assert verify(SIGNER.sign(newer)) == GRANT
 
 
-def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_signing_key_is_created_once_with_private_mode(tmp_path: Path) -> None:
     path = tmp_path / "new" / "grants.key"
 
     made = Signer.load_or_create(path)
@@ -177,7 +177,7 @@ def _public_key(path: Path) -> str:
 
 
 @pytest.mark.process
-def test_processes_that_make_a_key_at_once_get_the_same(tmp_path: Path) -> None:
+def test_processes_creating_a_key_concurrently_get_the_same_key(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as pool:
         for number in range(5):
@@ -186,7 +186,7 @@ def test_processes_that_make_a_key_at_once_get_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff\xfe", b"=" * 43, b"A" * 44])
-def test_a_damaged_key_is_never_replaced_in_silence(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_key_file_is_never_replaced(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -196,7 +196,7 @@ def test_a_damaged_key_is_never_replaced_in_silence(content: bytes, tmp_path: Pa
     assert path.read_bytes() == content
 
 
-def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+def test_a_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     Signer.load_or_create(path)
     path.chmod(0o640)
@@ -205,7 +205,7 @@ def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
         Signer.load_or_create(path)
 
 
-def test_a_key_that_cannot_be_made_says_where(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_created_names_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="file/key cannot be used"):
@@ -213,7 +213,7 @@ def test_a_key_that_cannot_be_made_says_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "no key", "A" * 42, "A" * 44, SIGNER.public_key + "="])
-def test_what_is_no_public_key_is_refused_at_once(key: str) -> None:
+def test_an_invalid_public_key_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="43 characters"):
         Verifier(key)
     with pytest.raises(ConfigError, match="a public key is needed"):
@@ -221,7 +221,7 @@ def test_what_is_no_public_key_is_refused_at_once(key: str) -> None:
 
 
 @pytest.mark.process
-def test_the_library_is_loaded_only_by_who_signs_or_checks() -> None:
+def test_cryptography_is_imported_only_to_sign_or_verify() -> None:
     code = (
         "import sys, evoclaw.trust.grants as grants\n"
         "assert 'cryptography' not in sys.modules\n"

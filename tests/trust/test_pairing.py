@@ -35,7 +35,7 @@ def devices(tmp_path: Path) -> Devices:
     return Devices(tmp_path / "pairing")
 
 
-def test_a_token_works_once(pairings: Invitations) -> None:
+def test_a_pairing_token_works_once(pairings: Invitations) -> None:
     token = pairings.create("pi", 600, NOW)
 
     joined = pairings.redeem(token, NOW + 1)
@@ -45,14 +45,14 @@ def test_a_token_works_once(pairings: Invitations) -> None:
         pairings.redeem(token, NOW + 2)
 
 
-def test_a_token_may_be_for_anyone_and_survive_being_pasted(pairings: Invitations) -> None:
+def test_a_pairing_token_may_be_unbound_and_surrounded_by_whitespace(pairings: Invitations) -> None:
     token = pairings.create(None, 600, NOW)
 
     assert pairings.redeem(f" {token}\n", NOW).agent_id is None
 
 
 @pytest.mark.parametrize("late", [600.0, 601.0, 3 * 86_400.0, float("nan")])
-def test_an_expired_token_is_refused(pairings: Invitations, late: float) -> None:
+def test_an_expired_pairing_token_is_refused(pairings: Invitations, late: float) -> None:
     token = pairings.create("pi", 600, NOW)
 
     with pytest.raises(PairingRefused, match="expired; ask for a new one"):
@@ -61,7 +61,7 @@ def test_an_expired_token_is_refused(pairings: Invitations, late: float) -> None
 
 
 @pytest.mark.parametrize("token", ["", "x", "a" * 32, "\udcff", "0" * 100_000])
-def test_an_unknown_token_is_refused(pairings: Invitations, token: str) -> None:
+def test_an_unknown_pairing_token_is_refused(pairings: Invitations, token: str) -> None:
     pairings.create("pi", 600, NOW)
 
     with pytest.raises(PairingRefused, match="is unknown"):
@@ -70,12 +70,12 @@ def test_an_unknown_token_is_refused(pairings: Invitations, token: str) -> None:
 
 
 @pytest.mark.parametrize("life", [0.0, -1.0, float("nan")])
-def test_an_invitation_needs_a_life(pairings: Invitations, life: float) -> None:
+def test_an_invitation_needs_a_positive_lifetime(pairings: Invitations, life: float) -> None:
     with pytest.raises(ConfigError, match="more than 0"):
         pairings.create("pi", life, NOW)
 
 
-def test_an_invitation_can_be_taken_back(pairings: Invitations) -> None:
+def test_an_invitation_can_be_revoked(pairings: Invitations) -> None:
     first, second = pairings.create("a", 600, NOW), pairings.create("b", 600, NOW + 1)
     listed = pairings.list(NOW + 2)
     assert [one.agent_id for one in listed] == ["a", "b"]
@@ -91,7 +91,7 @@ def test_an_invitation_can_be_taken_back(pairings: Invitations) -> None:
             pairings.revoke(gone.id)
 
 
-def test_old_invitations_are_forgotten(pairings: Invitations) -> None:
+def test_old_invitations_are_deleted(pairings: Invitations) -> None:
     old = pairings.create("pi", 600, NOW)
     pairings.create("pi", 600, NOW + 30 * 86_400)
 
@@ -99,7 +99,9 @@ def test_old_invitations_are_forgotten(pairings: Invitations) -> None:
         pairings.redeem(old, NOW)
 
 
-def test_no_token_is_stored_and_no_one_else_may_read(pairings: Invitations, tmp_path: Path) -> None:
+def test_pairing_tokens_are_not_stored_and_files_are_private(
+    pairings: Invitations, tmp_path: Path
+) -> None:
     token = pairings.create("pi", 600, NOW)
 
     folder = tmp_path / "pairing"
@@ -120,7 +122,7 @@ def _won(task: tuple[Path, str]) -> bool:
 
 
 @pytest.mark.process
-def test_of_many_processes_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
+def test_one_of_many_processes_redeeming_a_token_succeeds(tmp_path: Path) -> None:
     tokens = [Invitations(tmp_path).create(None, 600, NOW) for _ in range(10)]
     tasks = [(tmp_path, token) for token in tokens for _ in range(4)]
 
@@ -130,7 +132,7 @@ def test_of_many_processes_that_bring_a_token_one_gets_in(tmp_path: Path) -> Non
     assert sum(won) == 10
 
 
-def test_of_many_threads_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
+def test_one_of_many_threads_redeeming_a_token_succeeds(tmp_path: Path) -> None:
     token = Invitations(tmp_path).create(None, 600, NOW)
     together = threading.Barrier(8)
 
@@ -142,7 +144,7 @@ def test_of_many_threads_that_bring_a_token_one_gets_in(tmp_path: Path) -> None:
         assert sum(pool.map(bring, range(8))) == 1
 
 
-async def test_fault_27_a_damaged_file_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+async def test_fault_27_a_damaged_pairing_file_is_not_treated_as_empty(tmp_path: Path) -> None:
     pairings, devices = Invitations(tmp_path), Devices(tmp_path)
     pairings.create("pi", 600, NOW)
     await devices.compare_tools("pi", [("bash", "1")], NOW)
@@ -190,7 +192,7 @@ def test_fault_26_a_token_that_cannot_be_marked_as_used_is_not_accepted(tmp_path
 TOOLS = [("read", "r1"), ("bash", "b1")]
 
 
-async def test_a_new_device_waits_for_a_person(devices: Devices) -> None:
+async def test_a_new_device_needs_approval(devices: Devices) -> None:
     assert devices.get("pi") is None
 
     assert await devices.compare_tools("pi", TOOLS, NOW) == ToolsComparison(
@@ -228,7 +230,7 @@ async def test_an_approved_device_may_use_the_tools_it_was_approved_with(devices
 @pytest.mark.parametrize(
     ("added", "name"), [(("write", "w1"), "write"), (("bash", "changed"), "bash")]
 )
-async def test_a_tool_that_is_new_or_changed_is_asked_about(
+async def test_a_new_or_changed_device_tool_needs_approval(
     devices: Devices, added: tuple[str, str], name: str
 ) -> None:
     await devices.compare_tools("pi", TOOLS, NOW)
@@ -247,7 +249,7 @@ async def test_a_tool_that_is_new_or_changed_is_asked_about(
     )
 
 
-async def test_fewer_tools_need_nobodys_word(devices: Devices) -> None:
+async def test_fewer_tools_need_no_approval(devices: Devices) -> None:
     await devices.compare_tools("pi", TOOLS, NOW)
     await devices.approve("pi", NOW)
 
@@ -256,7 +258,7 @@ async def test_fewer_tools_need_nobodys_word(devices: Devices) -> None:
     assert await devices.compare_tools("pi", TOOLS, NOW) == ToolsComparison(ToolsChange.SAME)
 
 
-async def test_a_device_that_takes_its_growth_back_is_as_before(devices: Devices) -> None:
+async def test_a_device_that_withdraws_new_tools_stays_approved(devices: Devices) -> None:
     await devices.compare_tools("pi", TOOLS, NOW)
     before = await devices.approve("pi", NOW)
     await devices.compare_tools("pi", [*TOOLS, ("write", "w1")], NOW)
@@ -265,7 +267,9 @@ async def test_a_device_that_takes_its_growth_back_is_as_before(devices: Devices
     assert devices.get("pi") == before
 
 
-async def test_only_what_was_seen_is_approved(devices: Devices) -> None:
+async def test_approval_is_refused_if_the_tools_changed_since_they_were_shown(
+    devices: Devices,
+) -> None:
     await devices.compare_tools("pi", TOOLS, NOW)
     seen = devices.all()[0].surface
     await devices.compare_tools("pi", [*TOOLS, ("rm", "!")], NOW + 1)
@@ -277,7 +281,7 @@ async def test_only_what_was_seen_is_approved(devices: Devices) -> None:
     assert approved.tools[1:] == ("read", "rm")
 
 
-async def test_a_revoked_device_stays_out_whatever_it_says(devices: Devices) -> None:
+async def test_a_revoked_device_stays_revoked_when_it_advertises_tools(devices: Devices) -> None:
     await devices.compare_tools("pi", TOOLS, NOW)
     await devices.approve("pi", NOW)
 
@@ -293,7 +297,7 @@ async def test_a_revoked_device_stays_out_whatever_it_says(devices: Devices) -> 
     )
 
 
-async def test_an_unknown_device_is_named_with_those_that_are_known(devices: Devices) -> None:
+async def test_an_unknown_device_error_lists_the_known_devices(devices: Devices) -> None:
     await devices.compare_tools("b", [], NOW)
     await devices.compare_tools("a", [], NOW)
 
@@ -303,7 +307,7 @@ async def test_an_unknown_device_is_named_with_those_that_are_known(devices: Dev
     assert [one.agent_id for one in devices.all()] == ["a", "b"]
 
 
-async def test_saying_the_same_again_writes_nothing(devices: Devices, tmp_path: Path) -> None:
+async def test_an_unchanged_tool_list_writes_nothing(devices: Devices, tmp_path: Path) -> None:
     await devices.compare_tools("pi", TOOLS, NOW)
     path = tmp_path / "pairing" / "devices.json"
     before = path.stat()

@@ -79,7 +79,7 @@ json_values = st.recursive(
 
 @given(json_values)
 @settings(max_examples=examples(300), deadline=None)
-def test_the_verifier_writes_json_just_as_the_device_does(value: JSON) -> None:
+def test_verifier_and_device_produce_the_same_canonical_json(value: JSON) -> None:
     assert canonical(value).decode() == verify.canonical(value)
     told = json.loads(msgspec.json.encode(value))
     assert canonical_hash(told) == verify.digest(value), "also after a journey over the wire"
@@ -95,17 +95,17 @@ def test_the_verifier_writes_json_just_as_the_device_does(value: JSON) -> None:
         ({"\U0001f600": 1, "\ufb33": 2}, '{"\U0001f600":1,"\ufb33":2}'),
     ],
 )  # fmt: skip
-def test_canonical_json_is_that_of_the_standard(value: JSON, text: str) -> None:
+def test_canonical_json_has_the_expected_encoding(value: JSON, text: str) -> None:
     assert canonical(value).decode() == text
 
 
 @given(st.text(min_size=1), st.integers(1, 400))
 @settings(max_examples=examples(100), deadline=None)
-def test_a_long_text_is_written_as_a_short_one_is(text: str, many: int) -> None:
+def test_long_and_short_texts_are_encoded_alike(text: str, many: int) -> None:
     assert canonical(text * many).decode() == verify.canonical(text * many)
 
 
-def test_what_is_no_json_is_not_signed() -> None:
+def test_values_that_are_not_json_are_refused() -> None:
     with pytest.raises(TypeError, match="object is no JSON"):
         canonical({"a": object()})
     with pytest.raises(ValueError, match="unpaired surrogate"):
@@ -114,14 +114,14 @@ def test_what_is_no_json_is_not_signed() -> None:
         canonical("\ud800" * 1000)
 
 
-def test_a_result_has_one_hash_whether_empty_members_are_said_or_left_out() -> None:
+def test_empty_optional_members_do_not_change_the_result_hash() -> None:
     assert result_hash(PAYLOAD) == result_hash({**PAYLOAD, "blocks": None, "truncated": False})
     assert result_hash(PAYLOAD) == result_hash({**PAYLOAD, "receipt": {"body": "x"}})
     assert result_hash(PAYLOAD) != result_hash({**PAYLOAD, "exit_code": None})
     assert result_hash(PAYLOAD) == verify.result_digest(PAYLOAD)
 
 
-def test_a_receipt_holds_what_the_result_says() -> None:
+def test_a_receipt_contains_the_facts_of_the_result() -> None:
     found = receipt()
     assert (found.status, found.exit_code, found.isolation) == ("success", 0, "bubblewrap")
     assert (found.started_at, found.ended_at) == (1000, 2500)
@@ -130,13 +130,13 @@ def test_a_receipt_holds_what_the_result_says() -> None:
     assert receipt(grant="g").grant_sha256 and not found.grant_sha256
 
 
-def test_a_long_name_is_stood_for_by_its_hash() -> None:
+def test_a_long_name_is_replaced_by_its_hash() -> None:
     assert bounded_name("a" * 200) == "a" * 200
     assert bounded_name("a" * 201).startswith("sha256:")
     assert len(receipt(tool="x" * 10_000, run_id="y" * 10_000).tool) == 71
 
 
-def test_a_receipt_that_was_signed_reads_back() -> None:
+def test_a_signed_receipt_round_trips() -> None:
     key = DeviceKey(SEED)
     signed = key.sign(receipt())
     found, again = read_receipt(
@@ -154,7 +154,7 @@ def flaw(signed: JSON, key: str | None = None) -> ReceiptFlaw:
     return refused.value.flaw
 
 
-def test_each_way_a_receipt_can_be_wrong_has_its_name() -> None:
+def test_each_receipt_flaw_has_its_own_code() -> None:
     key, other = DeviceKey(SEED), DeviceKey(bytes(32))
     signed = key.sign(receipt())
     good: dict[str, JSON] = {"body": signed.body, "signature": signed.signature}
@@ -171,7 +171,7 @@ def test_each_way_a_receipt_can_be_wrong_has_its_name() -> None:
     assert flaw({**good, "signature": "!"}) is ReceiptFlaw.MALFORMED
 
 
-def test_a_key_for_grants_signs_nothing_that_passes_for_a_receipt() -> None:
+def test_a_grant_signature_is_not_valid_for_a_receipt() -> None:
     grant = Grant(agent="pi", request_id="r", tool="t", args_sha256="", issued_at=0.0, life_s=1.0)
     _, _, signature = Signer(SEED).sign(grant).partition(".")
     body = encode_receipt(receipt()).decode()
@@ -179,7 +179,7 @@ def test_a_key_for_grants_signs_nothing_that_passes_for_a_receipt() -> None:
     assert SIGNATURE_CONTEXT != b"evoclaw grant 1\n"
 
 
-def test_the_key_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
+def test_a_device_key_is_created_once_with_private_mode(tmp_path: Path) -> None:
     path = tmp_path / "new" / "device.key"
     first = DeviceKey.load_or_create(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -187,7 +187,7 @@ def test_the_key_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+def test_a_device_key_readable_by_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
     DeviceKey.load_or_create(path)
     path.chmod(0o644)
@@ -196,7 +196,7 @@ def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "short", "*" * 43])
-def test_a_damaged_key_says_what_to_do(tmp_path: Path, content: str) -> None:
+def test_a_damaged_device_key_says_what_to_do(tmp_path: Path, content: str) -> None:
     path = tmp_path / "device.key"
     path.write_text(content)
     path.chmod(0o600)

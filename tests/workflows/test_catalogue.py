@@ -18,7 +18,7 @@ def problems(found: Catalogue) -> dict[str, str]:
     return {one.name: one.problem for one in found.all()}
 
 
-def test_files_are_picked_up_as_they_come_change_and_go(tmp_path: Path) -> None:
+def test_added_changed_and_deleted_files_are_picked_up(tmp_path: Path) -> None:
     catalogue = Catalogue(tmp_path)
     assert catalogue.all() == []
     file = tmp_path / "one.toml"
@@ -40,7 +40,7 @@ def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     assert catalogue.get("one") is catalogue.get("one")
 
 
-def test_a_broken_file_is_told_and_the_others_are_there(tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_and_the_others_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff")
     (tmp_path / "good.toml").write_text(GOOD)
     (tmp_path / "huge.toml").write_text("#" * 300_000)
@@ -53,11 +53,11 @@ def test_a_broken_file_is_told_and_the_others_are_there(tmp_path: Path) -> None:
     assert "cannot read" in found["folder"]
 
 
-def test_a_folder_that_is_not_there_has_no_workflows(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_workflows(tmp_path: Path) -> None:
     assert Catalogue(tmp_path / "none").all() == []
 
 
-def test_the_second_of_a_name_is_left_out(tmp_path: Path) -> None:
+def test_a_duplicate_workflow_name_is_refused(tmp_path: Path) -> None:
     own = Workflow("one", (ToolStep("a", tool="t"),))
     (tmp_path / "one.toml").write_text(GOOD)
     found = Catalogue(tmp_path, [own]).all()
@@ -66,7 +66,7 @@ def test_the_second_of_a_name_is_left_out(tmp_path: Path) -> None:
     assert found[1].workflow is None and "the code defines 'one' already" in found[1].problem
 
 
-def test_workflows_that_lead_back_to_themselves_are_refused(tmp_path: Path) -> None:
+def test_cyclic_workflows_are_refused(tmp_path: Path) -> None:
     for name, next_ in (("a", "b"), ("b", "c"), ("c", "a"), ("above", "a")):
         (tmp_path / f"{name}.toml").write_text(sub(next_))
     (tmp_path / "fine.toml").write_text(GOOD)
@@ -77,7 +77,7 @@ def test_workflows_that_lead_back_to_themselves_are_refused(tmp_path: Path) -> N
     assert "unknown workflow 'a'" in problems(catalogue)["above"]
 
 
-def test_workflows_inside_of_each_other_have_a_limit(tmp_path: Path) -> None:
+def test_nested_workflows_have_a_depth_limit(tmp_path: Path) -> None:
     (tmp_path / "w0.toml").write_text(GOOD)
     for number in range(1, 6):
         (tmp_path / f"w{number}.toml").write_text(sub(f"w{number - 1}"))
@@ -87,7 +87,7 @@ def test_workflows_inside_of_each_other_have_a_limit(tmp_path: Path) -> None:
     assert "more than 5 deep" in problems(catalogue)["w5"]
 
 
-def test_an_unknown_workflow_in_a_step_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_an_unknown_workflow_in_a_step_is_reported_with_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "cleanup.toml").write_text(GOOD)
     (tmp_path / "nightly.toml").write_text(sub("clean-up"))
 

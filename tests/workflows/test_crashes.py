@@ -217,7 +217,7 @@ def check_records(records: list[WorkflowRecord]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["with its last write", "before a write"])
-async def test_a_process_that_dies_anywhere_leaves_work_that_is_done_once(
+async def test_after_a_crash_at_any_write_every_step_is_done_once(
     tmp_path: Path, kept: bool
 ) -> None:
     lives = 0
@@ -240,7 +240,7 @@ async def test_a_process_that_dies_anywhere_leaves_work_that_is_done_once(
     assert lives > 10, "the sweep saw the whole of it"
 
 
-async def test_two_that_share_a_store_drive_each_workflow_once(tmp_path: Path) -> None:
+async def test_two_processes_sharing_a_store_drive_each_workflow_once(tmp_path: Path) -> None:
     world = World()
     path = tmp_path / "workflows.db"
     catalogue = Catalogue(workflows=(EVERYTHING, INNER))
@@ -266,7 +266,7 @@ async def test_two_that_share_a_store_drive_each_workflow_once(tmp_path: Path) -
         check_records(list(records))
 
 
-async def test_a_process_that_slept_through_its_lease_changes_nothing(tmp_path: Path) -> None:
+async def test_a_process_whose_lease_expired_cannot_write(tmp_path: Path) -> None:
     flow = Workflow("w", (AgentStep("a", agent="writer", message="x"),))
     began, go = asyncio.Event(), asyncio.Event()
 
@@ -339,7 +339,7 @@ def life(folder: Path, which: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("victim", ["read1", "write1"])
-def test_a_killed_process_goes_on_where_it_was_and_asks_where_it_cannot_know(
+def test_after_kill_9_a_workflow_resumes_and_asks_about_unknown_outcomes(
     tmp_path: Path, victim: str
 ) -> None:
     with life(tmp_path, "first") as first:

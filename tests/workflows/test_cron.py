@@ -37,7 +37,7 @@ def after(cron: str, moment: str, zone: str = "UTC") -> str:
         ("0 0 13 * */5", "2026-01-01T00:00", "2026-02-13T00:00:00+00:00"),
     ],
 )
-def test_the_next_time_is_found(cron: str, moment: str, found: str) -> None:
+def test_the_next_time_of_a_cron_expression_is_found(cron: str, moment: str, found: str) -> None:
     assert after(cron, moment) == found
 
 
@@ -54,7 +54,9 @@ def test_the_next_time_is_found(cron: str, moment: str, found: str) -> None:
         ("30 * * * *", "2026-10-25T02:30", "2026-10-25T02:30:00+01:00"),
     ],
 )
-def test_changed_clocks_neither_lose_nor_double_a_time(cron: str, moment: str, found: str) -> None:
+def test_daylight_saving_changes_neither_skip_nor_repeat_a_time(
+    cron: str, moment: str, found: str
+) -> None:
     assert after(cron, moment, "Europe/Berlin") == found
 
 
@@ -71,12 +73,12 @@ def test_changed_clocks_neither_lose_nor_double_a_time(cron: str, moment: str, f
         ("@never", "five"),
     ],
 )
-def test_what_is_no_cron_expression_is_refused_with_a_reason(cron: str, problem: str) -> None:
+def test_an_invalid_cron_expression_is_refused_with_a_reason(cron: str, problem: str) -> None:
     with pytest.raises(BadCron, match=problem):
         parse_cron(cron)
 
 
-def test_a_time_that_never_comes_is_refused() -> None:
+def test_a_cron_expression_that_never_matches_is_refused() -> None:
     with pytest.raises(BadCron, match="no time matches"):
         parse_cron("0 0 30 2 *").after(0, zone_of("UTC"))
 
@@ -122,7 +124,7 @@ def every_minute(cron: Cron, start: float, zone: ZoneInfo, minutes: int) -> floa
 
 @settings(max_examples=examples(40), deadline=None)
 @given(crons, st.sampled_from(changes), st.integers(0, 24 * 60))
-def test_the_next_time_is_the_one_that_going_through_every_minute_finds(
+def test_the_next_time_equals_a_brute_force_search_by_minute(
     text: str, change: tuple[str, datetime], later: int
 ) -> None:
     zone = ZoneInfo(change[0])

@@ -52,7 +52,7 @@ SCOPE: dict[str, Any] = {
         (r"'it\'s' == \"it's\"".replace('\\"', '"'), True),
     ],
 )
-def test_an_expression_has_a_value(text: str, value: object) -> None:
+def test_expressions_are_evaluated(text: str, value: object) -> None:
     assert evaluate(parse_expression(text), SCOPE) == value
 
 
@@ -75,18 +75,18 @@ def test_an_expression_has_a_value(text: str, value: object) -> None:
         ("and", "a value"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_a_reason(text: str, problem: str) -> None:
+def test_an_invalid_expression_is_refused_with_a_reason(text: str, problem: str) -> None:
     with pytest.raises(BadExpression, match=problem.replace("(", r"\(").replace(")", r"\)")):
         parse_expression(text)
 
 
 @pytest.mark.parametrize("text", ["inputs.host < 3", "inputs.none > 1", "3 in inputs.host"])
-def test_what_cannot_be_compared_is_not_guessed(text: str) -> None:
+def test_comparing_incompatible_types_fails(text: str) -> None:
     with pytest.raises(ExpressionFailed, match="cannot"):
         evaluate(parse_expression(text), SCOPE)
 
 
-def test_references_are_found_wherever_they_stand() -> None:
+def test_references_are_found_anywhere_in_an_expression() -> None:
     found = references(
         parse_expression("not inputs.a or steps.b.output in [inputs.c[0], 'inputs.d']")
     )
@@ -181,7 +181,7 @@ def compare(sign: str, left: Any, right: Any) -> bool:
 
 
 @given(expressions, st.dictionaries(names, numbers | st.booleans() | st.text("ab", max_size=2)))
-def test_a_written_expression_has_the_value_that_was_meant(
+def test_parsed_expressions_evaluate_like_a_reference_implementation(
     expression: Expression, values: dict[str, Any]
 ) -> None:
     text = written(expression)
@@ -195,7 +195,7 @@ def test_a_written_expression_has_the_value_that_was_meant(
 
 
 @given(st.text("aand or not()[].'\"=<>! 12,\\-_", max_size=30))
-def test_any_text_is_an_expression_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused_without_a_crash(text: str) -> None:
     try:
         expression = parse_expression(text)
     except BadExpression:

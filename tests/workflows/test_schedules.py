@@ -15,7 +15,7 @@ from evoclaw.workflows.definition import ApprovalStep, Input, Schedule, ToolStep
 from evoclaw.workflows.schedules import Schedules
 from evoclaw.workflows.scripted import ScriptedTools
 from evoclaw.workflows.workflows import Workflows
-from tests.support.workflows import Clock, ended, house, kept
+from tests.support.workflows import Clock, ended, house, open_workflow_store
 
 HOURLY = Workflow(
     "hourly",
@@ -43,10 +43,10 @@ async def times(store: WorkflowStore, tenant: str = "local") -> list[str]:
     return [row.state for row in await store.of(tenant).list()]
 
 
-async def test_a_workflow_starts_when_its_time_comes_and_only_then(tmp_path: Path) -> None:
+async def test_a_workflow_starts_at_its_scheduled_time(tmp_path: Path) -> None:
     clock = Clock(START)
     tools = ScriptedTools({"t": "ok"})
-    async with kept(tmp_path / "workflows.db", clock) as store:
+    async with open_workflow_store(tmp_path / "workflows.db", clock) as store:
         await Schedules(store, Catalogue(workflows=[HOURLY]), clock).start_due()
     async with house(tmp_path, HOURLY, tools=tools, clock=clock) as made:
         (defined,) = await made.definitions()
@@ -62,9 +62,9 @@ async def test_a_workflow_starts_when_its_time_comes_and_only_then(tmp_path: Pat
     assert defined.next_at == at(14)
 
 
-async def test_times_that_were_missed_are_made_up_for_once(tmp_path: Path) -> None:
+async def test_missed_times_are_made_up_by_one_start(tmp_path: Path) -> None:
     clock = Clock(START)
-    async with kept(tmp_path / "db", clock) as store:
+    async with open_workflow_store(tmp_path / "db", clock) as store:
         schedules = Schedules(store, Catalogue(workflows=[HOURLY]), clock)
         await schedules.start_due()
         clock.now = at(20) + 60
@@ -75,9 +75,12 @@ async def test_times_that_were_missed_are_made_up_for_once(tmp_path: Path) -> No
     assert b'"scheduled_for":%d' % at(13) in row.plan
 
 
-async def test_two_processes_start_it_once(tmp_path: Path) -> None:
+async def test_two_processes_start_a_scheduled_workflow_once(tmp_path: Path) -> None:
     clock = Clock(START)
-    async with kept(tmp_path / "db", clock) as one, kept(tmp_path / "db", clock) as two:
+    async with (
+        open_workflow_store(tmp_path / "db", clock) as one,
+        open_workflow_store(tmp_path / "db", clock) as two,
+    ):
         both = [Schedules(store, Catalogue(workflows=[HOURLY]), clock) for store in (one, two)]
         for hour in (13, 14, 15):
             await asyncio.gather(*(schedules.start_due() for schedules in both))
@@ -97,12 +100,14 @@ async def finish(store: WorkflowStore, id_: str) -> None:
         assert await store.append(id_, "test", row.head, (), WorkflowUpdate("succeeded", b"{}"))
 
 
-async def test_one_that_still_goes_on_is_not_started_again_unless_it_may(tmp_path: Path) -> None:
+async def test_a_running_workflow_is_not_started_again_unless_overlap_is_allowed(
+    tmp_path: Path,
+) -> None:
     for overlap, count in ((False, 1), (True, 3)):
         clock = Clock(START)
         schedule = Schedule(every_s=60, overlap=overlap)
         slow = Workflow("slow", (ApprovalStep("ok", message="?"),), schedule=schedule)
-        async with kept(tmp_path / f"db{count}", clock) as store:
+        async with open_workflow_store(tmp_path / f"db{count}", clock) as store:
             schedules = Schedules(store, Catalogue(workflows=[slow]), clock)
             for _ in range(4):
                 await schedules.start_due()
@@ -110,10 +115,10 @@ async def test_one_that_still_goes_on_is_not_started_again_unless_it_may(tmp_pat
             assert len(await store.list()) == count
 
 
-async def test_every_so_often_stays_in_step(tmp_path: Path) -> None:
+async def test_an_interval_schedule_keeps_its_phase(tmp_path: Path) -> None:
     clock = Clock(START)
     flow = Workflow("w", (ToolStep("t", tool="t"),), schedule=Schedule(every_s=100, overlap=True))
-    async with kept(tmp_path / "db", clock) as store:
+    async with open_workflow_store(tmp_path / "db", clock) as store:
         schedules = Schedules(store, Catalogue(workflows=[flow]), clock)
         assert await schedules.start_due() == START + 100
         clock.now += 345
@@ -121,9 +126,9 @@ async def test_every_so_often_stays_in_step(tmp_path: Path) -> None:
         assert len(await store.list()) == 1
 
 
-async def test_another_rule_begins_anew_and_none_at_all_ends_it(tmp_path: Path) -> None:
+async def test_a_changed_schedule_restarts_and_a_disabled_one_stops(tmp_path: Path) -> None:
     clock = Clock(START)
-    async with kept(tmp_path / "db", clock) as store:
+    async with open_workflow_store(tmp_path / "db", clock) as store:
 
         async def look(schedule: Schedule) -> float | None:
             flow = replace(HOURLY, schedule=schedule)
@@ -141,7 +146,7 @@ async def test_another_rule_begins_anew_and_none_at_all_ends_it(tmp_path: Path) 
 async def test_a_schedule_belongs_to_its_tenant(tmp_path: Path) -> None:
     clock = Clock(START)
     flow = replace(HOURLY, schedule=Schedule(every_s=10, tenant="acme", user="u"))
-    async with kept(tmp_path / "db", clock) as store:
+    async with open_workflow_store(tmp_path / "db", clock) as store:
         schedules = Schedules(store, Catalogue(workflows=[flow]), clock)
         await schedules.start_due()
         clock.now += 10

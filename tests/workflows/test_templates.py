@@ -35,11 +35,11 @@ values = st.recursive(
         ("no braces } { here", "no braces } { here"),
     ],
 )
-def test_a_template_is_filled_in(template: object, filled: object) -> None:
+def test_templates_are_filled_in(template: object, filled: object) -> None:
     assert fill(template, SCOPE) == filled
 
 
-def test_a_reference_on_its_own_that_leads_nowhere_is_a_mistake() -> None:
+def test_a_lone_reference_without_a_value_is_an_error() -> None:
     with pytest.raises(
         ReferenceNotFound, match="inputs.nope does not exist: inputs has host, list, n, none"
     ):
@@ -47,13 +47,13 @@ def test_a_reference_on_its_own_that_leads_nowhere_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("template", ["{{ inputs.n", "{{ }}", "a {{ 'x }}", "{{ inputs. }}"])
-def test_what_has_no_end_or_no_sense_is_refused(template: str) -> None:
+def test_an_unclosed_or_invalid_template_is_refused(template: str) -> None:
     with pytest.raises(BadExpression):
         fill(template, SCOPE)
 
 
 @given(values)
-def test_a_value_on_its_own_keeps_its_type(value: object) -> None:
+def test_a_lone_reference_keeps_the_type_of_its_value(value: object) -> None:
     assert fill("{{ v }}", {"v": value}) == value
 
 
@@ -61,7 +61,7 @@ def test_a_value_on_its_own_keeps_its_type(value: object) -> None:
     st.lists(st.text("ab }'\"\\", max_size=6) | st.integers(0, 4), max_size=6),
     st.lists(values, min_size=5, max_size=5),
 )
-def test_text_around_values_is_put_together_in_order(parts: list[Any], given_: list[Any]) -> None:
+def test_text_and_values_are_joined_in_order(parts: list[Any], given_: list[Any]) -> None:
     """Against the same done by hand, piece by piece."""
     scope = {f"v{number}": value for number, value in enumerate(given_)}
     template = "|".join(f"{{{{ v{part} }}}}" if isinstance(part, int) else part for part in parts)
@@ -80,7 +80,7 @@ def test_text_around_values_is_put_together_in_order(parts: list[Any], given_: l
 
 
 @given(values)
-def test_what_is_filled_in_is_never_read_as_a_template_again(value: object) -> None:
+def test_filled_in_values_are_never_expanded_again(value: object) -> None:
     sneaky = {"text": "{{ inputs.secret }}", "value": value}
 
     assert fill("{{ v }}", {"v": sneaky}) == sneaky

@@ -52,10 +52,10 @@ from tests.support.workflows import (
     Clock,
     ended,
     house,
-    parked,
     run,
     states,
     step_of,
+    wait_parked,
     waiting,
     workflow_when,
 )
@@ -71,7 +71,7 @@ REPORT = Workflow(
 )
 
 
-async def test_steps_run_in_order_and_hand_their_outputs_on(tmp_path: Path) -> None:
+async def test_steps_run_in_order_and_pass_their_outputs_on(tmp_path: Path) -> None:
     agents, tools = ScriptedAgents({"writer": "all is well"}), ScriptedTools({"df": "42% used"})
     async with house(tmp_path, REPORT, agents=agents, tools=tools) as made:
         view = await run(made, "report", {"host": "pi"})
@@ -84,7 +84,7 @@ async def test_steps_run_in_order_and_hand_their_outputs_on(tmp_path: Path) -> N
     assert agents.calls[0].run_id == f"{view.id}-summary-1"
 
 
-async def test_a_step_may_ask_an_agent_once_without_tools(tmp_path: Path) -> None:
+async def test_an_agent_step_can_be_a_single_reply_without_tools(tmp_path: Path) -> None:
     agents = ScriptedAgents({"writer": "ok"})
     single = Workflow(
         "single", (AgentStep("ask", agent="writer", inputs={"n": 1}, iterative=False),)
@@ -96,7 +96,7 @@ async def test_a_step_may_ask_an_agent_once_without_tools(tmp_path: Path) -> Non
     assert view.output == {"result": "ok", "text": "ok"}
 
 
-async def test_a_result_that_is_json_can_be_referred_into(tmp_path: Path) -> None:
+async def test_fields_of_a_json_result_can_be_referenced(tmp_path: Path) -> None:
     flow = Workflow(
         "data",
         (ToolStep("get", tool="get"),),
@@ -117,7 +117,7 @@ async def test_a_result_that_is_json_can_be_referred_into(tmp_path: Path) -> Non
         ({"host": "x" * 1_000_001}, "more than 1000000 bytes"),
     ],
 )
-async def test_inputs_that_cannot_be_are_refused(
+async def test_invalid_inputs_are_refused(
     tmp_path: Path, inputs: dict[str, object], problem: str
 ) -> None:
     async with house(tmp_path, REPORT, serving=False) as made:
@@ -126,13 +126,13 @@ async def test_inputs_that_cannot_be_are_refused(
         assert await made.list("local") == []
 
 
-async def test_an_unknown_workflow_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+async def test_an_unknown_workflow_is_reported_with_a_suggestion(tmp_path: Path) -> None:
     async with house(tmp_path, REPORT, serving=False) as made:
         with pytest.raises(UnknownWorkflow, match="did you mean 'report'"):
             await made.start(ANNE, "reprot", {})
 
 
-async def test_a_key_used_twice_gives_one_workflow(tmp_path: Path) -> None:
+async def test_an_idempotency_key_used_twice_gives_one_workflow(tmp_path: Path) -> None:
     async with house(tmp_path, REPORT, serving=False) as made:
         starts = [made.start(ANNE, "report", {"host": "pi"}, key="k") for _ in range(5)]
         views = await asyncio.gather(*starts)
@@ -146,7 +146,7 @@ async def test_a_key_used_twice_gives_one_workflow(tmp_path: Path) -> None:
         assert other.id != again.id
 
 
-async def test_another_tenants_workflow_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+async def test_workflows_of_another_tenant_are_not_visible(tmp_path: Path) -> None:
     ask = Workflow("ask", (ApprovalStep("ok", message="?"),))
     stranger = Answerer("person", "eve", "other", frozenset({HUMAN_SCOPE}))
     async with house(tmp_path, ask) as made:
@@ -186,7 +186,7 @@ async def test_a_condition_takes_one_branch_and_its_output(tmp_path: Path) -> No
     assert [call.tool for call in tools.calls] == ["big", "small"]
 
 
-async def test_parallel_steps_run_at_once_but_not_more_than_allowed(tmp_path: Path) -> None:
+async def test_parallel_steps_run_concurrently_up_to_their_limit(tmp_path: Path) -> None:
     live = most = 0
     room = asyncio.Event()
 
@@ -209,7 +209,9 @@ async def test_parallel_steps_run_at_once_but_not_more_than_allowed(tmp_path: Pa
     assert list(view.output) == ["s0", "s1", "s2", "s3", "s4"]
 
 
-async def test_a_failure_in_parallel_lets_the_others_end_and_starts_no_more(tmp_path: Path) -> None:
+async def test_a_failed_parallel_step_lets_running_steps_end_and_starts_no_more(
+    tmp_path: Path,
+) -> None:
     failed = asyncio.Event()
 
     async def slow(asked: ToolRequest) -> ToolOutcome:
@@ -235,7 +237,7 @@ async def test_a_failure_in_parallel_lets_the_others_end_and_starts_no_more(tmp_
     }  # fmt: skip
 
 
-async def test_an_error_can_be_passed_over_or_lead_to_a_later_step(tmp_path: Path) -> None:
+async def test_on_error_can_continue_or_jump_to_a_later_step(tmp_path: Path) -> None:
     flow = Workflow(
         "errors",
         (
@@ -256,13 +258,13 @@ async def test_an_error_can_be_passed_over_or_lead_to_a_later_step(tmp_path: Pat
     assert tools.calls[-1].arguments == {"why": "not_found: no such tool"}
 
 
-async def test_a_wait_keeps_its_time_and_costs_nothing_meanwhile(tmp_path: Path) -> None:
+async def test_a_wait_step_keeps_its_due_time_across_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     flow = Workflow("wait", (WaitStep("nap", seconds=3600), ToolStep("then", tool="t")))
     tools = ScriptedTools({"t": "ok"})
     async with house(tmp_path, flow, tools=tools, clock=clock) as made:
         id_ = (await made.start(ANNE, "wait", {})).id
-        view = await parked(made, id_)
+        view = await wait_parked(made, id_)
         assert step_of(view, "nap").due == clock.now + 3600
     clock.now += 3000
     async with house(tmp_path, flow, tools=tools, clock=clock) as made:
@@ -274,7 +276,7 @@ async def test_a_wait_keeps_its_time_and_costs_nothing_meanwhile(tmp_path: Path)
     assert view.state == "succeeded" and len(tools.calls) == 1
 
 
-async def test_a_wait_until_a_time_given_as_input(tmp_path: Path) -> None:
+async def test_a_wait_step_can_wait_until_a_time_given_as_input(tmp_path: Path) -> None:
     flow = Workflow(
         "until", (WaitStep("nap", until="{{ inputs.when }}"),), inputs={"when": Input()}
     )
@@ -287,7 +289,7 @@ async def test_a_wait_until_a_time_given_as_input(tmp_path: Path) -> None:
     assert view.state == "failed" and "'tomorrow' is not a time" in view.error
 
 
-async def test_only_a_person_approves_and_the_first_answer_counts(tmp_path: Path) -> None:
+async def test_only_a_human_can_approve_a_step_and_the_first_answer_counts(tmp_path: Path) -> None:
     flow = Workflow(
         "ask",
         (ApprovalStep("ok", message="Stop {{ inputs.host }}?"), ToolStep("stop", tool="stop")),
@@ -313,7 +315,7 @@ async def test_only_a_person_approves_and_the_first_answer_counts(tmp_path: Path
     assert view.state == "succeeded" and view.output == "fine"
 
 
-async def test_a_no_fails_the_workflow_and_says_why(tmp_path: Path) -> None:
+async def test_a_denied_approval_fails_the_workflow_with_its_reason(tmp_path: Path) -> None:
     flow = Workflow("ask", (ApprovalStep("ok", message="?"), ToolStep("stop", tool="stop")))
     tools = ScriptedTools({"stop": "ok"})
     async with house(tmp_path, flow, tools=tools) as made:
@@ -326,7 +328,7 @@ async def test_a_no_fails_the_workflow_and_says_why(tmp_path: Path) -> None:
     assert not tools.calls
 
 
-async def test_an_approval_nobody_gives_is_a_no_in_the_end(tmp_path: Path) -> None:
+async def test_an_approval_that_times_out_is_denied(tmp_path: Path) -> None:
     clock = Clock()
     flow = Workflow("ask", (ApprovalStep("ok", message="?", timeout_s=60),))
     async with house(tmp_path, flow, clock=clock) as made:
@@ -359,7 +361,7 @@ async def test_a_workflow_can_be_a_step_of_another(tmp_path: Path) -> None:
     assert child is not None and child.parent == view.id and child.state == "succeeded"
 
 
-async def test_a_workflow_that_fails_inside_fails_its_step(tmp_path: Path) -> None:
+async def test_a_failed_child_workflow_fails_its_step(tmp_path: Path) -> None:
     inner = Workflow("inner", (ToolStep("t", tool="missing"),))
     outer = Workflow("outer", (WorkflowStep("sub", workflow="inner"),))
     async with house(tmp_path, inner, outer) as made:
@@ -368,7 +370,7 @@ async def test_a_workflow_that_fails_inside_fails_its_step(tmp_path: Path) -> No
     assert view.state == "failed" and "no such tool" in view.error
 
 
-async def test_cancelling_ends_runs_and_workflows_below(tmp_path: Path) -> None:
+async def test_cancelling_a_workflow_cancels_its_runs_and_child_workflows(tmp_path: Path) -> None:
     inner = Workflow("inner", (AgentStep("deep", agent="slow", message="go"),))
     outer = Workflow(
         "outer",
@@ -395,7 +397,9 @@ async def test_cancelling_ends_runs_and_workflows_below(tmp_path: Path) -> None:
     assert sorted(agents.cancelled) == sorted(call.run_id for call in agents.calls)
 
 
-async def test_stopping_the_process_cancels_nothing_that_goes_on_elsewhere(tmp_path: Path) -> None:
+async def test_stopping_the_process_does_not_cancel_agent_runs_and_tool_calls(
+    tmp_path: Path,
+) -> None:
     agents, tools = ScriptedAgents({"slow": never_finishes}), ScriptedTools({"slow": never_ends})
     steps = (AgentStep("a", agent="slow", message="x"), ToolStep("t", tool="slow"))
     flow = Workflow("w", (ParallelStep("both", steps),))
@@ -418,7 +422,7 @@ async def never_ends(asked: ToolRequest) -> ToolOutcome:
     return text_result(asked, "")
 
 
-async def test_a_harmless_failure_is_tried_again_after_a_pause(tmp_path: Path) -> None:
+async def test_a_retryable_failure_is_retried_with_backoff(tmp_path: Path) -> None:
     clock, tries = Clock(), 0
 
     async def flaky(asked: ToolRequest) -> ToolOutcome:
@@ -448,7 +452,7 @@ async def test_a_harmless_failure_is_tried_again_after_a_pause(tmp_path: Path) -
     assert ids == [f"{id_}-t.1.0.{attempt}" for attempt in (1, 2, 3)]
 
 
-async def test_what_may_have_done_something_is_not_tried_again(tmp_path: Path) -> None:
+async def test_a_failure_with_possible_effects_is_not_retried(tmp_path: Path) -> None:
     async def broken(asked: ToolRequest) -> ToolOutcome:
         return failure(asked.request_id, "t", ErrorKind.EXECUTION_FAILED, "half done")
 
@@ -468,7 +472,7 @@ async def test_what_may_have_done_something_is_not_tried_again(tmp_path: Path) -
     assert (len(tools.calls), len(agents.calls)) == (1, 1)
 
 
-async def test_an_agent_that_takes_too_long_is_cancelled(tmp_path: Path) -> None:
+async def test_an_agent_step_that_times_out_is_cancelled(tmp_path: Path) -> None:
     agents = ScriptedAgents({"slow": never_finishes})
     step = AgentStep("a", agent="slow", message="x", timeout_s=0.05)
     async with house(tmp_path, Workflow("slow", (step,)), agents=agents) as made:
@@ -486,7 +490,7 @@ async def test_an_agent_that_takes_too_long_is_cancelled(tmp_path: Path) -> None
         (StepDecision.FAIL, "failed", 1),
     ],
 )
-async def test_an_outcome_nobody_knows_waits_for_a_person(
+async def test_an_unknown_outcome_waits_for_a_human_decision(
     tmp_path: Path, decision: StepDecision, state: str, asked: int
 ) -> None:
     async def hung(call: ToolRequest) -> ToolOutcome:
@@ -510,7 +514,7 @@ async def test_an_outcome_nobody_knows_waits_for_a_person(
     assert view.state == state and len(tools.calls) == asked
 
 
-async def test_a_run_that_waits_for_a_person_parks_the_workflow(tmp_path: Path) -> None:
+async def test_a_run_waiting_for_approval_parks_the_workflow(tmp_path: Path) -> None:
     ready = False
 
     async def asks(call: AgentCall) -> AgentRunOutcome:
@@ -520,7 +524,7 @@ async def test_a_run_that_waits_for_a_person_parks_the_workflow(tmp_path: Path) 
     flow = Workflow("w", (AgentStep("a", agent="a", message="x"),))
     async with house(tmp_path, flow, agents=agents) as made:
         id_ = (await made.start(ANNE, "w", {})).id
-        view = await parked(made, id_)
+        view = await wait_parked(made, id_)
         assert view.steps[0].state == "waiting" and view.steps[0].error == "asks for approval"
         await made.wake("local", agents.calls[0].run_id)
         await waiting(made, id_)
@@ -533,7 +537,7 @@ async def test_a_run_that_waits_for_a_person_parks_the_workflow(tmp_path: Path) 
     assert sum(isinstance(record.event, StepPostponed) for record in records) == 1
 
 
-async def test_a_tool_that_waits_for_approval_is_asked_again_with_the_same_request(
+async def test_a_tool_waiting_for_approval_is_called_again_with_the_same_request_id(
     tmp_path: Path,
 ) -> None:
     async def asks(asked: ToolRequest) -> ToolOutcome:
@@ -555,7 +559,7 @@ async def test_a_tool_that_waits_for_approval_is_asked_again_with_the_same_reque
     assert [call.resumed for call in tools.calls] == [False, False]
 
 
-async def test_where_values_came_from_goes_with_them(tmp_path: Path) -> None:
+async def test_values_keep_their_labels_between_steps(tmp_path: Path) -> None:
     page = Label(untrusted=True, sources=("webfetch",))
 
     async def fetch(asked: ToolRequest) -> ToolOutcome:
@@ -578,7 +582,7 @@ async def test_where_values_came_from_goes_with_them(tmp_path: Path) -> None:
     assert agents.calls[0].label.untrusted
 
 
-async def test_a_reference_that_leads_nowhere_fails_its_step(tmp_path: Path) -> None:
+async def test_a_reference_without_a_value_fails_its_step(tmp_path: Path) -> None:
     flow = Workflow(
         "w",
         (
@@ -592,7 +596,7 @@ async def test_a_reference_that_leads_nowhere_fails_its_step(tmp_path: Path) -> 
     assert view.state == "failed" and "steps.a.output.nope does not exist" in view.error
 
 
-async def test_an_output_that_is_too_large_fails_its_step(tmp_path: Path) -> None:
+async def test_an_oversized_output_fails_its_step(tmp_path: Path) -> None:
     tools = ScriptedTools({"big": "x" * 1_100_000, "deep": "[" * 200 + "]" * 200})
     flows = [Workflow(name, (ToolStep("t", tool=name),)) for name in ("big", "deep")]
     async with house(tmp_path, *flows, tools=tools) as made:
@@ -600,7 +604,7 @@ async def test_an_output_that_is_too_large_fails_its_step(tmp_path: Path) -> Non
         assert "more than 64 deep" in (await run(made, "deep")).error
 
 
-async def test_a_fault_in_a_port_stops_the_step_for_a_person(tmp_path: Path) -> None:
+async def test_an_exception_in_a_tool_port_makes_the_outcome_unknown(tmp_path: Path) -> None:
     async def faulty(asked: ToolRequest) -> ToolOutcome:
         raise KeyError("oops")
 
@@ -612,7 +616,7 @@ async def test_a_fault_in_a_port_stops_the_step_for_a_person(tmp_path: Path) -> 
     assert view.steps[0].state == "unknown" and "KeyError" in view.steps[0].error
 
 
-async def test_watching_gives_every_record_once_until_the_end(tmp_path: Path) -> None:
+async def test_watching_a_workflow_yields_every_record_once(tmp_path: Path) -> None:
     flow = Workflow(
         "w", (SequenceStep("both", (ToolStep("a", tool="a"), ToolStep("b", tool="missing"))),)
     )
@@ -629,7 +633,7 @@ async def test_watching_gives_every_record_once_until_the_end(tmp_path: Path) ->
     assert any(isinstance(record.event, StepFailed) for record in seen)
 
 
-async def test_lists_come_newest_first_in_pages(tmp_path: Path) -> None:
+async def test_workflow_lists_are_paged_newest_first(tmp_path: Path) -> None:
     async with house(tmp_path, REPORT, serving=False) as made:
         ids = [(await made.start(ANNE, "report", {"host": str(n)})).id for n in range(5)]
         first = await made.list("local", limit=3)
@@ -640,7 +644,7 @@ async def test_lists_come_newest_first_in_pages(tmp_path: Path) -> None:
     assert first[0].state == "queued" and first[0].inputs == {"host": "4", "limit": 80}
 
 
-async def test_one_that_cannot_be_read_keeps_no_other_from_going_on(
+async def test_an_unreadable_workflow_does_not_block_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agents = ScriptedAgents({"writer": "all is well"})

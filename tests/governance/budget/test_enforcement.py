@@ -38,38 +38,38 @@ async def judged(
 
 
 @pytest.mark.parametrize("path", ["src/a.py", "./src/x/../b/c.py", "README.md", "src"])
-async def test_ef_01_a_file_inside_may_be_read(path: str) -> None:
+async def test_ef_01_a_file_inside_the_allowed_paths_may_be_read(path: str) -> None:
     assert isinstance(await judged(SRC, READ, path=path), Allow)
 
 
 @pytest.mark.parametrize(
     "path", ["secret", "src/../secret", "../src/a", "/src/a.py", "/etc/passwd", "srcx/a", ".", ""]
 )
-async def test_ef_01_a_file_outside_may_not_be_read(path: str) -> None:
+async def test_ef_01_a_file_outside_the_allowed_paths_may_not_be_read(path: str) -> None:
     verdict = await judged(SRC, READ, path=path)
     assert isinstance(verdict, Deny) and verdict.code == "budget_ef01"
 
 
-async def test_ef_01_what_is_not_said_is_all_of_the_workspace() -> None:
+async def test_ef_01_a_read_without_a_path_means_the_whole_workspace() -> None:
     assert isinstance(await judged(SRC, READ), Deny)
     assert isinstance(await judged(AllowedLocations(read=("**",)), READ), Allow)
     assert isinstance(await judged(AllowedLocations(read=("**",)), READ, path="../x"), Deny)
 
 
 @pytest.mark.parametrize("path", ["src/deep/a.py", "docs/a.md"])
-async def test_ef_02_a_file_inside_may_be_written(path: str) -> None:
+async def test_ef_02_a_file_inside_the_allowed_paths_may_be_written(path: str) -> None:
     assert isinstance(await judged(SRC, WRITE, path=path, content="x"), Allow)
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/a.txt", "docs/deep/a.md", "src/../x"])
-async def test_ef_02_a_file_outside_may_not_be_written(path: str) -> None:
+async def test_ef_02_a_file_outside_the_allowed_paths_may_not_be_written(path: str) -> None:
     more: dict[str, JSON] = {"content": "x", "old_string": "a", "new_string": "b"}
     for which in (WRITE, EDIT):
         verdict = await judged(SRC, which, None, path=path, **more)
         assert isinstance(verdict, Deny) and verdict.code == "budget_ef02"
 
 
-async def test_ef_02_every_file_of_a_patch_is_looked_at() -> None:
+async def test_ef_02_every_file_of_a_patch_is_checked() -> None:
     inside = "*** Begin Patch\n*** Update File: src/a\n@@\n-x\n+y\n*** End Patch"
     assert isinstance(await judged(SRC, PATCH, patch=inside), Allow)
     for line in ("*** Delete File: Makefile", "*** Move to: ../a", "*** Add File: .git/hooks/x"):
@@ -85,7 +85,7 @@ def only_ls(command: str) -> BoundaryFinding:
     return BoundaryFinding(EnforcementResult.BLOCKED, "EF-03", f"{command} is no ls")
 
 
-async def test_ef_03_a_command_that_its_rule_lets_pass_may_run() -> None:
+async def test_ef_03_a_command_allowed_by_its_rule_may_run() -> None:
     assert isinstance(
         await judged(AllowedLocations(), BASH, BudgetOptions(commands=only_ls), command="ls"), Allow
     )
@@ -94,13 +94,13 @@ async def test_ef_03_a_command_that_its_rule_lets_pass_may_run() -> None:
     )
 
 
-async def test_ef_03_a_command_that_its_rule_blocks_may_not_run() -> None:
+async def test_ef_03_a_command_denied_by_its_rule_may_not_run() -> None:
     for args in ({"command": "rm"}, {}, {"command": ["ls"]}):
         verdict = await judged(SRC, BASH, BudgetOptions(commands=only_ls), **args)
         assert isinstance(verdict, Deny) and verdict.code == "budget_ef03"
 
 
-async def test_ef_03_where_paths_are_bounded_a_command_without_a_rule_is_for_a_person() -> None:
+async def test_ef_03_with_bounded_paths_a_command_without_a_rule_needs_approval() -> None:
     for allowed in (SRC, WEB):
         verdict = await judged(allowed, BASH, command="cat /etc/passwd")
         assert isinstance(verdict, Ask) and verdict.code == "budget_ef03"
@@ -118,7 +118,7 @@ async def test_ef_03_where_paths_are_bounded_a_command_without_a_rule_is_for_a_p
         "https://example.org./",
     ],
 )
-async def test_ef_04_a_host_that_is_named_may_be_reached(url: str) -> None:
+async def test_ef_04_an_allowed_host_may_be_reached(url: str) -> None:
     assert isinstance(await judged(WEB, FETCH, url=url), Allow)
 
 
@@ -142,21 +142,21 @@ async def test_ef_04_any_other_host_may_not_be_reached(url: str) -> None:
     assert isinstance(verdict, Deny) and verdict.code == "budget_ef04"
 
 
-async def test_ef_04_hosts_are_found_wherever_they_stand_and_none_is_for_a_person() -> None:
+async def test_ef_04_hosts_are_found_in_nested_arguments_and_none_needs_approval() -> None:
     hidden: JSON = {"steps": [{"go": "https://evil.test"}]}
     assert isinstance(await judged(WEB, FETCH, url="https://example.org", more=hidden), Deny)
     assert isinstance(await judged(WEB, SEARCH, query="cats"), Ask)
     assert isinstance(await judged(AllowedLocations(), SEARCH, query="cats"), Allow)
 
 
-async def test_ef_05_turns_are_counted_and_end() -> None:
+async def test_ef_05_turns_are_counted_and_limited() -> None:
     budget = RunBudget(MemoryLedger(), "r", BudgetSettings(turns=2))
     verdicts = [await budget.admit(turn) for turn in (1, 2, 3)]
     assert [isinstance(verdict, Allow) for verdict in verdicts] == [True, True, False]
     assert isinstance(last := verdicts[-1], Deny) and last.code == "budget_turns"
 
 
-async def test_ef_06_within_its_time_a_run_goes_on_and_after_it_neither_reply_nor_call() -> None:
+async def test_ef_06_after_its_time_limit_a_run_gets_no_reply_and_no_call() -> None:
     clock = Clock()
     budget = RunBudget(MemoryLedger(), "r", BudgetSettings(minutes=1), BudgetOptions(clock=clock))
     clock.now += 59
@@ -168,7 +168,7 @@ async def test_ef_06_within_its_time_a_run_goes_on_and_after_it_neither_reply_no
         assert "EF-06" in verdict.for_people
 
 
-async def test_ef_07_so_many_files_may_be_changed_and_no_more() -> None:
+async def test_ef_07_changed_files_are_limited() -> None:
     budget = RunBudget(MemoryLedger(), "r", BudgetSettings(files=2))
     verdicts = [await budget.judge(call(WRITE, n, path=str(n), content="")) for n in range(3)]
     assert [isinstance(verdict, Allow) for verdict in verdicts] == [True, True, False]
@@ -176,7 +176,7 @@ async def test_ef_07_so_many_files_may_be_changed_and_no_more() -> None:
     assert isinstance(await budget.judge(call(READ, 9, path="9")), Allow), "reading goes on"
 
 
-async def test_ef_08_so_many_lines_may_be_changed_and_no_more() -> None:
+async def test_ef_08_changed_lines_are_limited() -> None:
     budget = RunBudget(MemoryLedger(), "r", BudgetSettings(lines=10))
     assert isinstance(await budget.judge(call(WRITE, 1, path="a", content="x\n" * 7)), Allow)
     verdict = await budget.judge(call(WRITE, 2, path="a", content="x\n" * 4))
@@ -189,7 +189,7 @@ async def test_ef_08_so_many_lines_may_be_changed_and_no_more() -> None:
     ("result", "verdict"),
     [("allowed", Allow), ("blocked", Deny), ("warned", Ask), ("escalated", Ask)],
 )
-def test_what_a_point_says_is_a_verdict(result: str, verdict: type) -> None:
+def test_each_enforcement_result_maps_to_a_verdict(result: str, verdict: type) -> None:
     assert isinstance(
         verdict_of(BoundaryFinding(EnforcementResult(result), "EF-01", "why")), verdict
     )

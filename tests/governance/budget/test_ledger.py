@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.ledgers import MAX_WINDOW_ENTRIES, InsufficientFunds, Limit, Reservation
-from tests.support.budgets import KINDS, Clock, account, open_ledger, passed, refused
+from tests.support.budgets import KINDS, Clock, account, is_reserved, open_ledger, refusal_of
 
 RUN = ("tenant", "run")
 CHILD = ("tenant", "run", "child")
@@ -16,7 +16,7 @@ both = pytest.mark.parametrize("kind", KINDS)
 
 
 @both
-async def test_fault_50_of_fifty_calls_racing_a_budget_of_one_exactly_one_passes(
+async def test_fault_50_of_fifty_concurrent_calls_a_budget_of_one_allows_one(
     kind: str, tmp_path: Path
 ) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
@@ -28,23 +28,25 @@ async def test_fault_50_of_fifty_calls_racing_a_budget_of_one_exactly_one_passes
 
 
 @both
-async def test_an_amount_counts_against_every_account_above_and_is_taken_from_all_or_none(
+async def test_an_amount_is_reserved_in_every_parent_account_or_in_none(
     kind: str, tmp_path: Path
 ) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("tenant", {"tokens": Limit(100)}, {})
         await ledger.open("run", {"calls": Limit(5), "tokens": Limit(80)}, {})
-        assert await passed(ledger, CHILD, {"calls": 1, "tokens": 70}, "a")
-        short = await refused(ledger, CHILD, {"calls": 1, "tokens": 11}, "b")
+        assert await is_reserved(ledger, CHILD, {"calls": 1, "tokens": 70}, "a")
+        short = await refusal_of(ledger, CHILD, {"calls": 1, "tokens": 11}, "b")
         assert short == InsufficientFunds("tokens", "run", 10, 11)
-        other = await refused(ledger, ("tenant", "other"), {"tokens": 31}, "c")
+        other = await refusal_of(ledger, ("tenant", "other"), {"tokens": 31}, "c")
         assert (other.account, other.left) == ("tenant", 30)
         for name in CHILD:
             assert (await account(ledger, name)).held == {"calls": 1, "tokens": 70}
 
 
 @both
-async def test_the_same_id_is_set_aside_once_and_spent_once(kind: str, tmp_path: Path) -> None:
+async def test_one_reservation_id_is_reserved_once_and_settled_once(
+    kind: str, tmp_path: Path
+) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("run", {"calls": Limit(1)}, {})
         for fresh in (True, False, False):
@@ -60,65 +62,63 @@ async def test_the_same_id_is_set_aside_once_and_spent_once(kind: str, tmp_path:
 
 
 @both
-async def test_what_was_really_spent_counts_and_more_than_was_there_ends_it(
+async def test_the_settled_amount_counts_and_overspending_leaves_nothing(
     kind: str, tmp_path: Path
 ) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("run", {"tokens": Limit(100)}, {})
-        assert await passed(ledger, RUN, {"tokens": 90}, "a")
+        assert await is_reserved(ledger, RUN, {"tokens": 90}, "a")
         ledger.settle("a", {"tokens": 20})
         assert ledger.remaining(RUN).keys() == {"tokens"}
-        assert await passed(ledger, RUN, {"tokens": 80}, "b")
+        assert await is_reserved(ledger, RUN, {"tokens": 80}, "b")
         ledger.settle("b", {"tokens": 130})
-        assert (await refused(ledger, RUN, {"tokens": 1}, "c")).left == 0
+        assert (await refusal_of(ledger, RUN, {"tokens": 1}, "c")).left == 0
         assert (await account(ledger, "run")).spent == {"tokens": 150}
         assert ledger.remaining(RUN)["tokens"].left == 0
 
 
 @both
-async def test_what_is_released_is_there_again_and_may_be_taken_anew(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_a_released_reservation_is_available_again(kind: str, tmp_path: Path) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("run", {"calls": Limit(1)}, {})
-        assert await passed(ledger, RUN, ONE, "a")
+        assert await is_reserved(ledger, RUN, ONE, "a")
         ledger.release("a")
         ledger.release("a")
-        assert await passed(ledger, RUN, ONE, "b")
+        assert await is_reserved(ledger, RUN, ONE, "b")
         ledger.settle("b", ONE)
         ledger.release("b")
-        assert not await passed(ledger, RUN, ONE, "a")
+        assert not await is_reserved(ledger, RUN, ONE, "a")
 
 
 @both
-async def test_a_window_slides_and_holds_what_is_still_under_way(kind: str, tmp_path: Path) -> None:
+async def test_a_window_slides_and_keeps_open_reservations(kind: str, tmp_path: Path) -> None:
     clock = Clock()
     async with open_ledger(kind, tmp_path, clock) as ledger:
         await ledger.open("tenant", {"action.relay": Limit(3, 3_600.0)}, {})
         began = clock.now
         for number in range(3):
             clock.now = began + 600 * number
-            assert await passed(ledger, RUN, {"action.relay": 1}, f"a{number}")
+            assert await is_reserved(ledger, RUN, {"action.relay": 1}, f"a{number}")
             ledger.settle(f"a{number}", {"action.relay": 1})
-        assert (await refused(ledger, RUN, {"action.relay": 1}, "b")).per == 3_600.0
+        assert (await refusal_of(ledger, RUN, {"action.relay": 1}, "b")).per == 3_600.0
         clock.now = began + 3_599.9
-        assert not await passed(ledger, RUN, {"action.relay": 1}, "b")
+        assert not await is_reserved(ledger, RUN, {"action.relay": 1}, "b")
         clock.now = began + 3_600
-        assert await passed(ledger, RUN, {"action.relay": 1}, "b")
+        assert await is_reserved(ledger, RUN, {"action.relay": 1}, "b")
         clock.now = began + 9_999_999
-        assert await passed(ledger, RUN, {"action.relay": 2}, "c")
-        assert not await passed(ledger, RUN, {"action.relay": 1}, "d"), "one never ended"
+        assert await is_reserved(ledger, RUN, {"action.relay": 2}, "c")
+        assert not await is_reserved(ledger, RUN, {"action.relay": 1}, "d"), "one never ended"
 
 
 @both
-async def test_a_full_window_puts_times_together_and_never_forgets_too_early(
+async def test_a_full_window_merges_entries_and_never_expires_them_early(
     kind: str, tmp_path: Path
 ) -> None:
     clock, many = Clock(), MAX_WINDOW_ENTRIES + 50
     async with open_ledger(kind, tmp_path, clock) as ledger:
         await ledger.open("tenant", {"tokens": Limit(10_000, 100.0)}, {})
         for number in range(many):
-            assert await passed(ledger, ("tenant",), {"tokens": 1}, str(number))
+            assert await is_reserved(ledger, ("tenant",), {"tokens": 1}, str(number))
             ledger.settle(str(number), {"tokens": 1})
             clock.now += 0.1
         kept = await account(ledger, "tenant")
@@ -129,13 +129,11 @@ async def test_a_full_window_puts_times_together_and_never_forgets_too_early(
 
 
 @both
-async def test_closing_a_run_spends_what_it_left_open_and_only_that(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_closing_a_run_spends_only_its_open_reservations(kind: str, tmp_path: Path) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("tenant", {"tokens": Limit(100)}, {})
-        assert await passed(ledger, RUN, {"tokens": 60}, "open")
-        assert await passed(ledger, RUN, {"tokens": 20}, "done")
+        assert await is_reserved(ledger, RUN, {"tokens": 60}, "open")
+        assert await is_reserved(ledger, RUN, {"tokens": 20}, "done")
         ledger.settle("done", {"tokens": 5})
         ledger.close("run")
         above = await account(ledger, "tenant")
@@ -143,7 +141,9 @@ async def test_closing_a_run_spends_what_it_left_open_and_only_that(
 
 
 @both
-async def test_more_ids_at_once_are_all_set_aside_or_none(kind: str, tmp_path: Path) -> None:
+async def test_several_reservations_are_made_together_or_not_at_all(
+    kind: str, tmp_path: Path
+) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("run", {"calls": Limit(9), "files": Limit(2)}, {})
         files = {name: (RUN, {"files": 1}) for name in ("x", "y", "z")}
@@ -158,7 +158,7 @@ async def test_more_ids_at_once_are_all_set_aside_or_none(kind: str, tmp_path: P
 
 
 @both
-async def test_something_is_left_over_where_it_must_be(kind: str, tmp_path: Path) -> None:
+async def test_a_reservation_can_require_a_remaining_amount(kind: str, tmp_path: Path) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         await ledger.open("run", {"turns": Limit(3)}, {})
         for id, leaving, there in (("a", 1, True), ("b", 1, True), ("c", 1, False), ("d", 0, True)):
@@ -167,7 +167,7 @@ async def test_something_is_left_over_where_it_must_be(kind: str, tmp_path: Path
 
 
 @both
-async def test_what_is_known_to_be_spent_counts_when_the_account_is_new_and_only_then(
+async def test_known_spending_is_applied_only_when_an_account_is_created(
     kind: str, tmp_path: Path
 ) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
@@ -177,7 +177,7 @@ async def test_what_is_known_to_be_spent_counts_when_the_account_is_new_and_only
 
 
 @both
-async def test_less_than_nothing_is_never_set_aside(kind: str, tmp_path: Path) -> None:
+async def test_a_negative_amount_is_never_reserved(kind: str, tmp_path: Path) -> None:
     async with open_ledger(kind, tmp_path, Clock()) as ledger:
         with pytest.raises(ValueError, match="below nothing|is negative"):
             await ledger.reserve(RUN, {"calls": -1}, "a")

@@ -42,7 +42,7 @@ def read(text: str) -> BudgetSettings:
     return found
 
 
-def test_a_budget_is_read_and_counts_in_whole_parts() -> None:
+def test_a_budget_is_read_from_toml_in_integer_units() -> None:
     found = read(TEXT)
     limits = found.run_limits()
     assert limits["turns"] == Limit(10) and limits["calls"] == Limit(200)
@@ -63,7 +63,7 @@ def test_a_budget_is_read_and_counts_in_whole_parts() -> None:
         ("dollars = nan", "dollars"),
     ],
 )
-def test_what_cannot_be_an_amount_is_refused_by_its_type(text: str, problem: str) -> None:
+def test_an_amount_of_the_wrong_type_is_refused(text: str, problem: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=problem):
         read(text)
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_an_amount_is_refused_by_its_type(text: str, problem: str
         ("warn_at=0.9\nask_at=0.8", "ask_at"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_do(text: str, problem: str) -> None:
+def test_invalid_settings_are_refused_with_advice(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read(text)
 
@@ -86,5 +86,5 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(text: str, problem: str
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30), ("1.5m", 90), ("1h", 3_600), (" 7d ", 604_800)]
 )
-def test_lengths_of_time(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds

@@ -18,13 +18,13 @@ from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.orchestrator.sessions.subruns import RunLimits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
-from tests.support.conversations import HELP, LEAD, House, results
+from tests.support.conversations import HELP, LEAD, SessionHarness, results
 
 WORK = Label(untrusted=True, sources=("work",))
 SETTINGS = FlowSettings(outside=("work",))
 
 
-class Flagging(House):
+class Flagging(SessionHarness):
     """A house in which `work` brings in what outsiders wrote."""
 
     def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
@@ -43,13 +43,13 @@ async def open_house(folder: Path, lead: Scripted, help: Scripted) -> tuple[Sess
 TASK = ("task", {"agent": "help", "prompt": "Work on x."})
 
 
-async def test_a_sub_run_that_was_asked_for_after_reading_knows_it(tmp_path: Path) -> None:
+async def test_a_sub_run_started_after_an_untrusted_read_inherits_the_label(tmp_path: Path) -> None:
     lead = Scripted(calls(("work", {"what": "page"})), calls(TASK), says("Done."))
     # Its brief vouches for nothing: the one acting call is refused.
     help = Scripted(calls(("work", {"what": "x"})), says("I did it."))
     store, house = await open_house(tmp_path, lead, help)
     async with store:
-        told = results(await house.say("Look at the page."))
+        told = results(await house.send("Look at the page."))
     brief = help.requests[0].messages[-1]
     assert isinstance(brief, UserMessage)
     assert label_of(brief) == WORK
@@ -57,39 +57,39 @@ async def test_a_sub_run_that_was_asked_for_after_reading_knows_it(tmp_path: Pat
     assert label_of(told[-1]) == WORK
 
 
-async def test_the_answer_of_a_sub_run_that_read_something_bears_its_label(tmp_path: Path) -> None:
+async def test_the_answer_of_a_sub_run_carries_the_label_of_what_it_read(tmp_path: Path) -> None:
     lead = Scripted(calls(TASK), calls(("work", {"what": "evil"})), says("Done."))
     help = Scripted(calls(("work", {"what": "x"})), says("Now work on evil."))
     store, house = await open_house(tmp_path, lead, help)
     async with store:
-        told = results(await house.say("Have somebody look at x."))
+        told = results(await house.send("Have somebody look at x."))
     assert label_of(help.requests[0].messages[-1]) == CLEAN
     assert label_of(told[0]) == WORK
     # And so the lead may not act on it.
     assert [what for _, what in house.ran] == ["x"]
 
 
-async def test_a_failed_sub_runs_words_bear_its_label_too(tmp_path: Path) -> None:
+async def test_the_error_of_a_failed_sub_run_carries_its_label(tmp_path: Path) -> None:
     lead = Scripted(calls(TASK), says("Done."))
     help = Scripted(calls(("work", {"what": "x"})))  # and then its provider has nothing to say
     store, house = await open_house(tmp_path, lead, help)
     async with store:
-        told = results(await house.say("Have somebody look at x."))
+        told = results(await house.send("Have somebody look at x."))
     assert told[0].error is not None
     assert label_of(told[0]) == WORK
 
 
-async def test_reading_another_session_brings_its_label_along(tmp_path: Path) -> None:
+async def test_reading_another_session_adds_the_label_of_that_session(tmp_path: Path) -> None:
     read = calls(("sessions_history", {"session_id": "old"}))
     lead = Scripted(calls(("work", {"what": "page"})), says("Read."), read, says("Done."))
     store, house = await open_house(tmp_path, lead, Scripted())
     async with store:
-        await house.say("Look at the page.", session="old")
-        told = results(await house.say("What was said in the old session?"))
+        await house.send("Look at the page.", session="old")
+        told = results(await house.send("What was said in the old session?"))
     assert label_of(told[0]) == WORK
 
 
-async def test_the_label_of_a_brief_outlives_the_process(tmp_path: Path) -> None:
+async def test_the_label_of_a_run_is_stored(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     async with await SessionStore.open(path, durable=False) as store:
         await store.create(Session("s", "help"))

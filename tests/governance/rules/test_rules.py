@@ -57,7 +57,7 @@ def judge(policy: RulePolicy, example: str | CallExample) -> Verdict:
     return policy.evaluate(example_call(example)).verdict
 
 
-def test_the_shipped_rules_hold() -> None:
+def test_the_shipped_rules_pass_their_examples() -> None:
     assert check_examples(shipped_rules(), workspace=EXAMPLE_WORKSPACE, home=EXAMPLE_HOME) > 80
 
 
@@ -84,12 +84,12 @@ def test_the_shipped_rules_hold() -> None:
         ("gunzip forbidden.gz", 'paths = ["forbidden"]\ndenies = ["cat forbidden"]'),
     ],
 )
-def test_a_way_around_that_was_once_open_is_shut(command: str, rule: str) -> None:
+def test_known_rule_bypasses_are_denied(command: str, rule: str) -> None:
     assert judge(one_rule(rule), command) is not ALLOW
 
 
 @pytest.mark.process
-def test_a_parser_is_loaded_only_when_a_command_is_judged() -> None:
+def test_the_shell_parser_is_loaded_only_when_a_command_is_judged() -> None:
     script = (
         "import sys; from evoclaw.governance.rules.examples import load_rules, example_call; "
         "from evoclaw.governance.rules.document import CallExample; "
@@ -109,7 +109,7 @@ def test_an_allowlist_checks_every_program_of_a_command() -> None:
     assert "rm" in verdict.reason
 
 
-async def test_deny_beats_ask_beats_allow_whatever_the_order() -> None:
+async def test_deny_beats_ask_beats_allow_in_any_order() -> None:
     policy = rules(
         '[[rules]]\nname = "a"\nthen = "allow"\nprograms = ["x"]\nallows = ["x y"]\n'
         '[[rules]]\nname = "b"\nthen = "ask"\nprograms = ["x"]\n'
@@ -136,13 +136,13 @@ async def test_deny_beats_ask_beats_allow_whatever_the_order() -> None:
         "/w/./x/../secret",
     ],
 )
-def test_a_path_is_hit_however_it_is_written(path: str) -> None:
+def test_a_path_rule_matches_every_spelling_of_a_path(path: str) -> None:
     policy = one_rule('paths = ["secret"]\ndenies = ["cat secret"]')
     assert isinstance(judge(policy, CallExample("read", {"path": path})), Deny)
     assert isinstance(judge(policy, f"cat {path}"), Deny)
 
 
-def test_a_path_that_is_only_known_later_is_asked_about_and_never_allowed() -> None:
+def test_a_path_unknown_before_execution_is_asked_about_and_never_allowed() -> None:
     policy = one_rule('paths = ["secret"]\ndenies = ["cat secret"]')
     asked = judge(policy, "cat $x")
     assert isinstance(asked, Ask) and asked.code == "maybe:r"
@@ -153,7 +153,7 @@ def test_a_path_that_is_only_known_later_is_asked_about_and_never_allowed() -> N
     assert judge(strict, "cat t*") is ALLOW
 
 
-def test_reading_and_writing_are_two_things() -> None:
+def test_read_and_write_access_are_separate() -> None:
     policy = one_rule('paths = ["/etc/**"]\naccess = "write"\ndenies = ["> /etc/x"]')
     assert judge(policy, "cat /etc/hosts") is ALLOW
     assert isinstance(judge(policy, "cat x | tee /etc/hosts"), Deny)
@@ -162,7 +162,7 @@ def test_reading_and_writing_are_two_things() -> None:
     assert isinstance(judge(policy, CallExample("apply_patch", {"patch": patch})), Deny)
 
 
-def test_links_are_followed_where_calls_run(tmp_path: Path) -> None:
+def test_path_rules_follow_symlinks(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     (tmp_path / "alias").symlink_to("secret")
     (tmp_path / "dangling").symlink_to("to-be")
@@ -186,27 +186,27 @@ def test_links_are_followed_where_calls_run(tmp_path: Path) -> None:
         "https://good.org@evil.org/",
     ],
 )
-def test_a_domain_is_hit_however_it_is_written(url: str) -> None:
+def test_a_domain_rule_matches_every_spelling_of_an_url(url: str) -> None:
     policy = one_rule('domains = ["evil.org", "*.evil.org"]\ndenies = ["curl evil.org"]')
     assert isinstance(judge(policy, CallExample("webfetch", {"url": url})), Deny)
     assert isinstance(judge(policy, f"curl '{url}'"), Deny)
     assert judge(policy, CallExample("webfetch", {"url": "https://notevil.org"})) is ALLOW
 
 
-def test_a_domain_of_other_letters_is_the_same_domain() -> None:
+def test_a_domain_rule_matches_internationalized_names() -> None:
     policy = one_rule('domains = ["bücher.example"]\ndenies = ["curl xn--bcher-kva.example"]')
     assert isinstance(
         judge(policy, CallExample("webfetch", {"url": "http://BÜCHER.example"})), Deny
     )
 
 
-def test_addresses_are_numbers_not_texts() -> None:
+def test_an_address_rule_matches_every_notation_of_an_ip_address() -> None:
     policy = one_rule('domains = ["127.0.0.0/8", "::1"]\ndenies = ["curl 127.0.0.1"]')
     for host in ("127.1", "0x7f000001", "2130706433", "[::1]", "[::ffff:127.0.0.1]"):
         assert isinstance(judge(policy, f"curl 'http://{host}/'"), Deny), host
 
 
-def test_a_rule_can_name_arguments_of_any_tool() -> None:
+def test_a_rule_can_match_arguments_of_any_tool() -> None:
     policy = one_rule(
         'tools = ["relay*"]\nwhere = { state = "on" }\n'
         'denies = [{ tool = "relay_set", arguments = { state = "on" } }]\n'
@@ -215,7 +215,7 @@ def test_a_rule_can_name_arguments_of_any_tool() -> None:
     assert isinstance(judge(policy, CallExample("relay_set", {"state": "on"})), Deny)
 
 
-def test_arguments_of_strange_tools_are_looked_at() -> None:
+def test_nested_arguments_of_unknown_tools_are_checked() -> None:
     policy = one_rule('paths = ["/etc/**"]\ndenies = ["cat /etc/x"]')
     nested = CallExample("mcp_thing", {"options": {"items": [{"file_path": "/etc/passwd"}]}})
     assert isinstance(judge(policy, nested), Deny)
@@ -236,12 +236,12 @@ def test_arguments_of_strange_tools_are_looked_at() -> None:
         ('[[rules]]\nname = "r"\nthen = "deny"\ndomains = ["a b"]\ndenies = ["x"]', "no domain"),
     ],
 )
-def test_a_mistake_in_a_file_is_said_clearly(text: str, says: str) -> None:
+def test_an_error_in_a_rules_file_is_named_clearly(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
         rules(text)
 
 
-def test_an_example_that_does_not_hold_refuses_the_rules(tmp_path: Path) -> None:
+def test_a_failing_example_refuses_the_rules_file(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text(
         '[[rules]]\nname = "no-force"\nthen = "deny"\nprograms = ["git"]\n'
@@ -258,13 +258,13 @@ def test_an_example_that_does_not_hold_refuses_the_rules(tmp_path: Path) -> None
         load_rules(path, workspace="/w", home="/home/me")
 
 
-def test_no_rule_without_a_reason_for_the_model() -> None:
+def test_a_denial_gives_the_model_the_command_and_the_rule() -> None:
     policy = one_rule('programs = ["x"]\ndenies = ["x"]')
     verdict = judge(policy, "x y")
     assert isinstance(verdict, Deny) and "x y" in verdict.reason and "'r'" in verdict.reason
 
 
-async def test_a_tool_that_is_switched_off_is_denied_with_the_reason() -> None:
+async def test_a_disabled_tool_is_denied_with_the_reason() -> None:
     status = ToolStatus({"web*": "no network here", "canvas": ""})
     fetch = Call("1", Tool("webfetch", "", {}, effect=Effect.READ), {}, "r", 1.0)
     verdict = await status.judge(fetch)
@@ -282,12 +282,12 @@ def test_unreadable_commands_are_never_allowed() -> None:
 @pytest.mark.parametrize(
     "command", ["chmod +x a.sh && ./a.sh", "chmod 644 b.sh", "git init -q .", "git at"]
 )
-def test_what_only_looks_like_it_is_left_alone(command: str) -> None:
+def test_harmless_lookalikes_of_dangerous_commands_match_no_rule(command: str) -> None:
     shipped = load_rules(None, workspace="/w", home="/home/me")
     assert shipped.evaluate(example_call(command)).decided is None
 
 
-async def test_a_word_in_advance_answers_what_is_not_clear_and_no_rule_that_is() -> None:
+async def test_advance_approval_covers_unclear_commands_but_no_matching_rule() -> None:
     free = PreApproval(load_rules(None, workspace="/w", home="/home/me"))
     unclear = await free.judge(example_call('cat "$f"'))
     assert isinstance(unclear, Allow) and unclear.code == "in_advance:maybe:keys-and-passwords"
@@ -305,7 +305,7 @@ async def test_a_word_in_advance_answers_what_is_not_clear_and_no_rule_that_is()
         "c\\at /etc/sha\\dow )",
     ],
 )
-def test_what_a_command_that_cannot_be_read_names_is_denied_all_the_same(command: str) -> None:
+def test_paths_named_in_an_unreadable_command_are_denied(command: str) -> None:
     shipped = load_rules(None, workspace="/w", home="/home/me")
     judged = shipped.evaluate(example_call(command))
     assert judged.effects.unreadable

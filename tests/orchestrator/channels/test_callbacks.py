@@ -6,7 +6,7 @@ import pytest
 
 from evoclaw.orchestrator.channels.callbacks import Callback
 from evoclaw.orchestrator.channels.inbound import Undelivered
-from tests.support.webhook_receiver import posted
+from tests.support.webhook_receiver import open_webhook_receiver
 
 
 async def failure(callback: Callback) -> Undelivered:
@@ -15,11 +15,11 @@ async def failure(callback: Callback) -> Undelivered:
     return caught.value
 
 
-async def test_an_answer_is_posted_on_this_machine_in_the_clear() -> None:
-    async with posted() as there:
+async def test_a_callback_to_loopback_is_posted_over_plain_http() -> None:
+    async with open_webhook_receiver() as there:
         await Callback(there.url).post(b'{"a": 1}', {"x-signed": "yes"})
 
-        assert await there.got(1) == [{"a": 1}]
+        assert await there.wait_for_posts(1) == [{"a": 1}]
         assert there.headers[0]["x-signed"] == "yes"
         assert there.headers[0]["content-type"] == "application/json"
 
@@ -27,7 +27,9 @@ async def test_an_answer_is_posted_on_this_machine_in_the_clear() -> None:
 @pytest.mark.parametrize(
     "address", ["10.1.2.3", "192.168.1.1", "169.254.169.254", "100.64.0.1", "fd00::1"]
 )
-async def test_a_name_that_leads_to_a_private_address_is_never_contacted(address: str) -> None:
+async def test_a_callback_host_that_resolves_to_a_private_address_is_not_contacted(
+    address: str,
+) -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return [address]
 
@@ -36,7 +38,7 @@ async def test_a_name_that_leads_to_a_private_address_is_never_contacted(address
     assert "was not contacted" in str(problem)
 
 
-async def test_a_private_address_may_be_allowed_and_nothing_else_with_it() -> None:
+async def test_allowing_one_private_network_does_not_allow_another() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["192.168.1.1"]
 
@@ -45,7 +47,7 @@ async def test_a_private_address_may_be_allowed_and_nothing_else_with_it() -> No
     assert problem.final
 
 
-async def test_nothing_leaves_this_machine_in_the_clear() -> None:
+async def test_a_callback_to_a_remote_host_requires_https() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["93.184.216.34"]
 
@@ -54,8 +56,8 @@ async def test_nothing_leaves_this_machine_in_the_clear() -> None:
     assert "must use https" in str(problem)
 
 
-async def test_a_redirect_is_not_followed() -> None:
-    async with posted() as there:
+async def test_a_callback_redirect_is_not_followed() -> None:
+    async with open_webhook_receiver() as there:
         there.statuses, there.more = [307], {"Location": there.url}
         problem = await failure(Callback(there.url))
 
@@ -66,23 +68,23 @@ async def test_a_redirect_is_not_followed() -> None:
 @pytest.mark.parametrize(
     ("status", "final"), [(500, False), (429, False), (404, False), (401, False), (410, True)]
 )
-async def test_only_gone_means_never_again(status: int, final: bool) -> None:
-    async with posted() as there:
+async def test_only_http_410_makes_a_callback_failure_permanent(status: int, final: bool) -> None:
+    async with open_webhook_receiver() as there:
         there.statuses, there.more = [status], {"Retry-After": "7"}
         problem = await failure(Callback(there.url))
 
     assert (problem.final, problem.retry_after) == (final, 7.0)
 
 
-async def test_an_address_where_nobody_is_may_have_somebody_later() -> None:
-    async with posted() as there:
+async def test_an_unreachable_callback_address_is_a_temporary_failure() -> None:
+    async with open_webhook_receiver() as there:
         url = there.url
     problem = await failure(Callback(url))
     assert not problem.final
     assert "cannot be reached" in str(problem)
 
 
-async def test_a_name_that_is_not_known_now_may_be_later() -> None:
+async def test_an_unresolvable_callback_host_is_a_temporary_failure() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         raise OSError
 

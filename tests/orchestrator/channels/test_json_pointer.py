@@ -25,7 +25,7 @@ DOCUMENT: JSON = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "m~n": 8, "deep": {"id
         ("/nothing/there", None),
     ],
 )
-def test_a_pointer_leads_where_the_standard_says(pointer: str, found: JSON) -> None:
+def test_a_json_pointer_is_resolved_as_rfc_6901_specifies(pointer: str, found: JSON) -> None:
     assert resolve(DOCUMENT, pointer) == found
 
 
@@ -33,5 +33,5 @@ def test_a_pointer_leads_where_the_standard_says(pointer: str, found: JSON) -> N
     ("pointer", "text"),
     [("/foo/1", "baz"), ("/deep/id", "7"), ("/deep/on", ""), ("/foo", ""), ("/none", "")],
 )
-def test_only_texts_and_whole_numbers_are_taken_as_text(pointer: str, text: str) -> None:
+def test_find_text_returns_only_strings_and_integers(pointer: str, text: str) -> None:
     assert resolve_text(DOCUMENT, pointer) == text

@@ -24,8 +24,8 @@ from evoclaw.transport.link import Link
 from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.mqtt import Address, MqttLink
-from tests.support.channels import Kitchen, kitchen
-from tests.support.parties import Recorder, joined
+from tests.support.channels import ChannelHarness, open_channel_harness
+from tests.support.parties import Recorder, connected_link
 from tests.support.waiting import until
 
 INBOX = "evoclaw/agents/cook/inbox/ann"
@@ -49,22 +49,22 @@ class Person:
         await self._link.publish(f"evoclaw/agents/{agent}/inbox/{self.name}", data)
 
     async def hears(self, count: int) -> list[OutboxMessage]:
-        heard = await self.ear.got(count)
+        heard = await self.ear.wait_messages(count)
         return [msgspec.json.decode(one, type=OutboxMessage) for one in heard]
 
 
 @asynccontextmanager
 async def person(link: Link, name: str = "ann") -> AsyncGenerator[Person]:
     one = Person(link, name)
-    async with joined(link, one.ear):
+    async with connected_link(link, one.ear):
         yield one
 
 
 @asynccontextmanager
 async def served(
-    made: Kitchen, channel: MqttChannel, link: Link
+    made: ChannelHarness, channel: MqttChannel, link: Link
 ) -> AsyncGenerator[ChannelDispatcher]:
-    desk = made.desk([channel])
+    desk = made.dispatcher([channel])
     async with desk.serving():
         await until(partial(_is_up, link))
         yield desk
@@ -77,12 +77,12 @@ async def _is_up(link: Link) -> bool:
 @asynccontextmanager
 async def memory_house(
     folder: Path, *answers: str, settings: ChannelSettings = ALL
-) -> AsyncGenerator[tuple[Person, MqttChannel, MemoryLink, Kitchen]]:
+) -> AsyncGenerator[tuple[Person, MqttChannel, MemoryLink, ChannelHarness]]:
     broker = MemoryBroker()
     link = MemoryLink(broker)
     channel = MqttChannel(settings, link)
     async with (
-        kitchen(folder, *(says(one) for one in answers)) as made,
+        open_channel_harness(folder, *(says(one) for one in answers)) as made,
         served(made, channel, link),
         person(MemoryLink(broker)) as ann,
     ):
@@ -91,9 +91,7 @@ async def memory_house(
 
 @pytest.mark.process
 @pytest.mark.parametrize("engine", ["nats", pytest.param("mosquitto", marks=NO_MOSQUITTO)])
-async def test_a_person_with_an_account_is_answered_over_a_real_broker(
-    tmp_path: Path, engine: str
-) -> None:
+async def test_a_broker_user_is_answered_over_a_real_broker(tmp_path: Path, engine: str) -> None:
     async with EmbeddedBroker(tmp_path / "broker", engine=engine) as broker:
 
         async def link(name: str, role: BrokerRole) -> MqttLink:
@@ -103,7 +101,7 @@ async def test_a_person_with_an_account_is_answered_over_a_real_broker(
         brain = await link("brain", BrokerRole.ORCHESTRATOR)
         channel = MqttChannel(ALL, brain)
         async with (
-            kitchen(tmp_path, says("twelve minutes")) as made,
+            open_channel_harness(tmp_path, says("twelve minutes")) as made,
             served(made, channel, brain),
             person(await link("ann", BrokerRole.USER)) as ann,
         ):
@@ -116,7 +114,7 @@ async def test_a_person_with_an_account_is_answered_over_a_real_broker(
     assert answer.run_id == accepted.run_id
 
 
-async def test_plain_text_will_do(tmp_path: Path) -> None:
+async def test_a_plain_text_message_is_accepted(tmp_path: Path) -> None:
     async with memory_house(tmp_path, "twelve") as (ann, _, _, _):
         await ann.says(b"how long?")
         heard = await ann.hears(2)
@@ -124,7 +122,7 @@ async def test_plain_text_will_do(tmp_path: Path) -> None:
     assert [one.text for one in heard if one.state is ANSWER] == ["twelve"]
 
 
-async def test_a_message_said_again_runs_once_and_its_answer_is_said_again(
+async def test_a_repeated_message_runs_once_and_its_answer_is_sent_again(
     tmp_path: Path,
 ) -> None:
     async with memory_house(tmp_path, "one", "two") as (ann, _, _, made):
@@ -141,7 +139,7 @@ async def test_a_message_said_again_runs_once_and_its_answer_is_said_again(
     assert sum(one.state is ANSWER for one in heard) == 2
 
 
-async def test_the_same_plain_text_right_away_counts_as_one(tmp_path: Path) -> None:
+async def test_identical_plain_text_sent_twice_in_a_row_starts_one_run(tmp_path: Path) -> None:
     async with memory_house(tmp_path, "one", "two") as (ann, _, _, made):
         await ann.says(b"how long?")
         await ann.says(b"how long?")
@@ -159,7 +157,7 @@ async def test_the_same_plain_text_right_away_counts_as_one(tmp_path: Path) -> N
         (b"x" * 70_000, "too_large", ""),
     ],
 )
-async def test_what_cannot_be_read_is_refused_with_a_reason(
+async def test_an_unreadable_message_is_refused_with_a_reason(
     tmp_path: Path, payload: bytes, reason: str, id_: str
 ) -> None:
     async with memory_house(tmp_path) as (ann, channel, _, _):
@@ -170,12 +168,12 @@ async def test_what_cannot_be_read_is_refused_with_a_reason(
     assert channel.counts[f"refused: {reason}"] == 1
 
 
-async def test_a_stranger_is_refused_and_counted(tmp_path: Path) -> None:
+async def test_an_unknown_sender_is_refused_and_counted(tmp_path: Path) -> None:
     broker = MemoryBroker()
     link = MemoryLink(broker)
     channel = MqttChannel(ALL, link)
     async with (
-        kitchen(tmp_path) as made,
+        open_channel_harness(tmp_path) as made,
         served(made, channel, link),
         person(MemoryLink(broker), "mallory") as mallory,
     ):
@@ -186,7 +184,9 @@ async def test_a_stranger_is_refused_and_counted(tmp_path: Path) -> None:
     assert channel.counts["refused: unknown_sender"] == 1
 
 
-async def test_only_the_agent_of_the_channel_is_asked(tmp_path: Path) -> None:
+async def test_a_channel_with_a_fixed_agent_refuses_messages_to_other_agents(
+    tmp_path: Path,
+) -> None:
     only = ChannelSettings(name="boxes", kind="mqtt", agent="baker", senders=("ann",))
     async with memory_house(tmp_path, settings=only) as (ann, _, _, _):
         await ann.says(b"how long?")
@@ -195,7 +195,7 @@ async def test_only_the_agent_of_the_channel_is_asked(tmp_path: Path) -> None:
     assert (told.state, told.reason) == (REFUSED, "no_agent")
 
 
-async def test_an_agent_that_there_is_not_is_told(tmp_path: Path) -> None:
+async def test_a_message_to_an_unknown_agent_fails_with_the_known_agents(tmp_path: Path) -> None:
     async with memory_house(tmp_path) as (ann, _, _, _):
         await ann.says(b"how long?", agent="nobody")
         (told,) = await ann.hears(1)
@@ -204,7 +204,7 @@ async def test_an_agent_that_there_is_not_is_told(tmp_path: Path) -> None:
     assert "known: cook, baker" in told.text
 
 
-async def test_each_agent_answers_in_its_own_inbox(tmp_path: Path) -> None:
+async def test_each_agent_answers_from_its_own_mailbox(tmp_path: Path) -> None:
     async with memory_house(tmp_path, "boiled", "baked") as (ann, _, _, made):
         for number, agent in enumerate(("cook", "baker"), 1):
             await ann.says({"message": "who?", "message_id": agent}, agent=agent)
@@ -216,13 +216,13 @@ async def test_each_agent_answers_in_its_own_inbox(tmp_path: Path) -> None:
         assert {run.agent for run in await made.runs.list("local")} == {"cook", "baker"}
 
 
-async def test_what_a_broker_kept_is_not_a_message(tmp_path: Path) -> None:
+async def test_a_retained_mqtt_message_is_ignored(tmp_path: Path) -> None:
     broker = MemoryBroker()
     link = MemoryLink(broker)
     broker.publish(INBOX, b"from long ago", retain=True)
     channel = MqttChannel(ALL, link)
     async with (
-        kitchen(tmp_path, says("now")) as made,
+        open_channel_harness(tmp_path, says("now")) as made,
         served(made, channel, link),
         person(MemoryLink(broker)) as ann,
     ):
@@ -233,7 +233,7 @@ async def test_what_a_broker_kept_is_not_a_message(tmp_path: Path) -> None:
     assert channel.counts["no message"] == 1
 
 
-async def test_an_answer_waits_until_the_link_is_back(tmp_path: Path) -> None:
+async def test_an_answer_is_delivered_after_the_link_reconnects(tmp_path: Path) -> None:
     broker = MemoryBroker()
     link = MemoryLink(broker)
     channel = MqttChannel(ALL, link)
@@ -243,7 +243,7 @@ async def test_an_answer_waits_until_the_link_is_back(tmp_path: Path) -> None:
         return says("twelve")
 
     async with (
-        kitchen(tmp_path, cut_off) as made,
+        open_channel_harness(tmp_path, cut_off) as made,
         served(made, channel, link) as desk,
         person(MemoryLink(broker)) as ann,
     ):
@@ -262,11 +262,13 @@ async def _has_failed(desk: ChannelDispatcher) -> bool:
     return desk.counts["not delivered"] > 0
 
 
-async def test_an_answer_too_long_for_the_broker_is_cut_and_says_so(tmp_path: Path) -> None:
+async def test_an_answer_too_large_for_the_broker_is_truncated_with_a_notice(
+    tmp_path: Path,
+) -> None:
     broker = MemoryBroker(max_payload=2_000)
     link = MemoryLink(broker)
     async with (
-        kitchen(tmp_path, says("é\n" * 5_000)) as made,
+        open_channel_harness(tmp_path, says("é\n" * 5_000)) as made,
         served(made, MqttChannel(ALL, link), link),
         person(MemoryLink(broker)) as ann,
     ):

@@ -17,13 +17,13 @@ BOXES = ChannelSettings(name="boxes", kind="mqtt", senders=("ann",))
 ENV = {"HOOK_SECRET": "0123456789abcdef"}
 
 
-def test_a_sender_is_known_by_name_or_by_the_name_of_the_channel() -> None:
+def test_a_sender_maps_to_a_user_name_or_a_channel_scoped_name() -> None:
     table = ChannelSettings(name="hook", kind="mqtt", senders={"U1": "ann", "U2": ""})
     assert [table.user_of(one) for one in ("U1", "U2", "U3")] == ["ann", "hook:U2", None]
     assert not table.is_untrusted("U1")
 
 
-def test_everybody_may_be_let_in_but_is_not_trusted() -> None:
+def test_wildcard_senders_are_accepted_but_untrusted() -> None:
     every = ChannelSettings(name="hook", kind="mqtt", senders={"*": "boss", "U1": "ann"})
     assert [every.user_of(one) for one in ("U1", "U3", "*")] == ["ann", "hook:U3", "hook:*"]
     assert [every.is_untrusted(one) for one in ("U1", "U3", "*")] == [False, True, True]
@@ -39,14 +39,14 @@ def test_everybody_may_be_let_in_but_is_not_trusted() -> None:
         ([ChannelSettings(name="a", kind="webhook", senders=("*",))], "one of secret_env and"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_runs(
+def test_invalid_channel_settings_are_refused(
     channels: list[ChannelSettings], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_channels(channels)
 
 
-def test_a_callback_must_be_a_web_address() -> None:
+def test_a_callback_url_must_be_an_http_url() -> None:
     wrong = WebhookSettings(secret_env="X", callback_url="ftp://example.org")
     with pytest.raises(ConfigError, match="https://"):
         check_channels([ChannelSettings(name="a", kind="webhook", senders=("*",), webhook=wrong)])
@@ -61,7 +61,7 @@ async def test_channels_are_built_as_configured() -> None:
     assert isinstance(boxes, MqttChannel)
 
 
-def test_a_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+def test_a_webhook_secret_is_read_from_the_environment_or_a_file(tmp_path: Path) -> None:
     place = tmp_path / "secret"
     place.write_text("from the file, long\n")
     filed = ChannelSettings(
@@ -77,6 +77,6 @@ def test_a_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> N
         read_secret(filed, {})
 
 
-def test_a_secret_that_can_be_guessed_is_refused() -> None:
+def test_a_webhook_secret_that_is_too_short_is_refused() -> None:
     with pytest.raises(ConfigError, match="too short"):
         WebhookChannel(HOOK, b"secret")

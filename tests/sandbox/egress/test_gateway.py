@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.sandbox.egress.gateway import EgressLimits
-from tests.support.sites import PATIENCE, Names, site, way_to
+from tests.support.sites import PATIENCE, Names, open_gateway, site
 from tests.support.waiting import until
 
 
@@ -17,13 +17,13 @@ def get(host: str, port: int, path: str = "/x?y=1") -> str:
     return f"GET http://{host}:{port}{path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
 
 
-async def test_an_allowed_host_is_reached_and_accounted_for() -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+async def test_an_allowed_host_is_reached_and_recorded() -> None:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         answer = await way.ask(get("good.test", server.port))
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert answer.endswith(b"\r\n\r\nhello")
         assert server.requests[0].startswith(b"GET /x?y=1 HTTP/1.1\r\n")
-        (connection,) = await way.told()
+        (connection,) = await way.wait_for_reports()
         assert (connection.host, connection.port, connection.refused) == (
             "good.test",
             server.port,
@@ -33,20 +33,20 @@ async def test_an_allowed_host_is_reached_and_accounted_for() -> None:
         assert connection.received == len("hello")
 
 
-async def test_a_host_that_is_not_listed_is_refused_with_a_reason() -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+async def test_an_unlisted_host_is_refused_with_a_reason() -> None:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         answer = await way.ask(get("denied.test", server.port))
         assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n")
         assert b"'denied.test' was not contacted" in answer
         assert way.names.asked == []
         assert server.requests == []
-        (connection,) = await way.told()
+        (connection,) = await way.wait_for_reports()
         assert (connection.host, connection.received) == ("denied.test", 0)
         assert "not on the list" in connection.refused
 
 
-async def test_a_tunnel_carries_both_ways_to_an_allowed_host() -> None:
-    async with site(b"back") as server, way_to("good.test", ports=[server.port]) as way:
+async def test_a_connect_tunnel_to_an_allowed_host_works_in_both_directions() -> None:
+    async with site(b"back") as server, open_gateway("good.test", ports=[server.port]) as way:
         reader, writer = await asyncio.open_unix_connection(way.gateway.socket)
         writer.write(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\n".encode())
         async with asyncio.timeout(PATIENCE):
@@ -54,20 +54,20 @@ async def test_a_tunnel_carries_both_ways_to_an_allowed_host() -> None:
             writer.write(b"anything\r\n\r\n")
             assert await reader.readexactly(4) == b"back"
         writer.close()
-        (connection,) = await way.told()
+        (connection,) = await way.wait_for_reports()
         assert (connection.sent, connection.received) == (12, 4)
 
 
 @pytest.mark.parametrize("method", ["GET http://denied.test:{0}/", "CONNECT denied.test:{0}"])
-async def test_a_tunnel_is_judged_like_a_request(method: str) -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+async def test_a_connect_tunnel_to_a_denied_host_is_refused(method: str) -> None:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         answer = await way.ask(f"{method.format(server.port)} HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert server.requests == []
 
 
-async def test_a_port_that_is_not_open_is_refused() -> None:
-    async with site() as server, way_to("good.test", ports=[80, 443]) as way:
+async def test_a_port_outside_the_allowed_ports_is_refused() -> None:
+    async with site() as server, open_gateway("good.test", ports=[80, 443]) as way:
         answer = await way.ask(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"may not connect to this port" in answer
@@ -90,20 +90,22 @@ async def test_a_port_that_is_not_open_is_refused() -> None:
         "0.0.0.0",
     ],
 )
-async def test_fault_61_an_allowed_name_does_not_open_private_addresses(address: str) -> None:
+async def test_fault_61_an_allowed_host_resolving_to_a_private_address_is_refused(
+    address: str,
+) -> None:
     names = Names({"good.test": [[address]]})
     async with (
         site() as server,
-        way_to("good.test", ports=[server.port], names=names, loopback=False) as way,
+        open_gateway("good.test", ports=[server.port], names=names, loopback=False) as way,
     ):
         answer = await way.ask(get("good.test", server.port))
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert server.requests == []
 
 
-async def test_fault_61_a_name_that_changes_between_lookups_is_judged_each_time() -> None:
+async def test_fault_61_every_dns_lookup_of_a_host_is_checked_again() -> None:
     names = Names({"good.test": [["127.0.0.1"], ["169.254.169.254"], ["127.0.0.1", "10.0.0.1"]]})
-    async with site() as server, way_to("good.test", ports=[server.port], names=names) as way:
+    async with site() as server, open_gateway("good.test", ports=[server.port], names=names) as way:
         statuses = [(await way.ask(get("good.test", server.port)))[9:12] for _ in range(3)]
         assert statuses == [b"200", b"403", b"403"]
         assert len(names.asked) == 3
@@ -117,7 +119,7 @@ async def test_fault_61_spellings_of_the_loopback_are_refused(host: str) -> None
     def everything(_host: str) -> bool:
         return True
 
-    async with site() as server, way_to(ports=[server.port], loopback=False) as way:
+    async with site() as server, open_gateway(ports=[server.port], loopback=False) as way:
         way.gateway._may = everything  # pyright: ignore[reportPrivateUsage]
         for text in (f"GET http://{host}:{server.port}/", f"CONNECT {host}:{server.port}"):
             answer = await way.ask(f"{text} HTTP/1.1\r\n\r\n")
@@ -149,22 +151,22 @@ async def test_fault_61_spellings_of_the_loopback_are_refused(host: str) -> None
         "\x05\x01\x00\r\n\r\n",
     ],
 )
-async def test_what_could_be_read_in_two_ways_is_not_passed_on(head: str) -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+async def test_an_ambiguous_request_is_not_forwarded(head: str) -> None:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         answer = await way.ask(head.format(server.port))
         assert answer.startswith(b"HTTP/1.1 400 "), answer
         assert server.requests == []
 
 
 async def test_a_user_name_in_the_url_is_refused() -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         answer = await way.ask(f"GET http://good.test@denied.test:{server.port}/ HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert server.requests == []
 
 
-async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+async def test_a_pipelined_second_request_is_not_forwarded() -> None:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         first = get("good.test", server.port)
         second = "GET /secret HTTP/1.1\r\nHost: denied.test\r\n\r\n"
         answer = await way.ask(first + second)
@@ -185,17 +187,17 @@ async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
         ),
     ],
 )
-async def test_exactly_the_body_of_a_request_is_passed_on(
+async def test_exactly_the_declared_request_body_is_forwarded(
     headers: str, body: str, passed: str
 ) -> None:
-    async with site(b"") as server, way_to("good.test", ports=[server.port]) as way:
+    async with site(b"") as server, open_gateway("good.test", ports=[server.port]) as way:
         head = f"POST http://good.test:{server.port}/ HTTP/1.1\r\n{headers}\r\n\r\n"
         _, writer = await asyncio.open_unix_connection(way.gateway.socket)
         whole = passed.encode()
         writer.write((head + body + "GET /secret HTTP/1.1\r\n\r\n").encode())
         await until(lambda: server.requests[:1] != [] and server.requests[0].endswith(whole))
         writer.close()
-        await way.told()
+        await way.wait_for_reports()
         assert server.requests[0].partition(b"\r\n\r\n")[2] == whole
 
 
@@ -206,10 +208,10 @@ async def test_exactly_the_body_of_a_request_is_passed_on(
         (EgressLimits(total_bytes=1 << 20), "in all"),
     ],
 )
-async def test_bytes_are_capped(limits: EgressLimits, why: str) -> None:
+async def test_transferred_bytes_are_limited(limits: EgressLimits, why: str) -> None:
     async with (
         site(endless=True) as server,
-        way_to("good.test", ports=[server.port], limits=limits) as way,
+        open_gateway("good.test", ports=[server.port], limits=limits) as way,
     ):
         reader, writer = await asyncio.open_unix_connection(way.gateway.socket)
         writer.write(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\ngo".encode())
@@ -220,7 +222,7 @@ async def test_bytes_are_capped(limits: EgressLimits, why: str) -> None:
                     received += len(piece)
         writer.close()
         assert received <= 1 << 20
-        (connection,) = await way.told()
+        (connection,) = await way.wait_for_reports()
         assert why in connection.refused
         if "all" in why:
             assert b"403" in await way.ask(f"CONNECT good.test:{server.port} HTTP/1.1\r\n\r\n")
@@ -233,19 +235,22 @@ async def test_bytes_are_capped(limits: EgressLimits, why: str) -> None:
         (EgressLimits(seconds=0.05), "took too long"),
     ],
 )
-async def test_time_is_capped(limits: EgressLimits, why: str) -> None:
+async def test_connection_time_is_limited(limits: EgressLimits, why: str) -> None:
     async with (
         site(b"") as server,
-        way_to("good.test", ports=[server.port], limits=limits) as way,
+        open_gateway("good.test", ports=[server.port], limits=limits) as way,
     ):
         assert b"200" not in await way.ask(get("good.test", server.port))
-        (connection,) = await way.told()
+        (connection,) = await way.wait_for_reports()
         assert why in connection.refused
 
 
-async def test_connections_at_once_are_capped() -> None:
+async def test_concurrent_connections_are_limited() -> None:
     limits = EgressLimits(connections=1)
-    async with site(b"") as server, way_to("good.test", ports=[server.port], limits=limits) as way:
+    async with (
+        site(b"") as server,
+        open_gateway("good.test", ports=[server.port], limits=limits) as way,
+    ):
         _, held = await asyncio.open_unix_connection(way.gateway.socket)
         held.write(get("good.test", server.port).encode())
         await until(lambda: server.requests != [])
@@ -253,9 +258,9 @@ async def test_connections_at_once_are_capped() -> None:
         held.close()
 
 
-async def test_closing_cuts_what_is_open_and_takes_the_socket_away() -> None:
+async def test_closing_the_gateway_closes_connections_and_removes_the_socket() -> None:
     async with site(b"") as server:
-        async with way_to("good.test", ports=[server.port]) as way:
+        async with open_gateway("good.test", ports=[server.port]) as way:
             reader, writer = await asyncio.open_unix_connection(way.gateway.socket)
             writer.write(get("good.test", server.port).encode())
             await until(lambda: server.requests != [])
@@ -267,13 +272,13 @@ async def test_closing_cuts_what_is_open_and_takes_the_socket_away() -> None:
         assert not folder.exists()
 
 
-async def test_nobody_else_can_get_at_the_socket() -> None:
-    async with way_to("good.test", ports=[80]) as way:
+async def test_the_gateway_socket_folder_is_private() -> None:
+    async with open_gateway("good.test", ports=[80]) as way:
         assert Path(way.gateway.socket).parent.stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_server_that_is_not_there_is_a_bad_gateway() -> None:
+async def test_an_unreachable_server_gives_bad_gateway() -> None:
     async with site() as server:
         port = server.port
-    async with way_to("good.test", ports=[port]) as way:
+    async with open_gateway("good.test", ports=[port]) as way:
         assert (await way.ask(get("good.test", port))).startswith(b"HTTP/1.1 502 ")

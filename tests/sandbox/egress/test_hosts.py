@@ -24,7 +24,7 @@ def known() -> Names:
     return Names({"good.test": [["127.0.0.1"]], "x.bad.test": [["127.0.0.1"]]})
 
 
-async def test_a_host_that_may_not_be_reached_is_not_even_looked_up() -> None:
+async def test_a_denied_host_is_not_resolved() -> None:
     names = known()
     with pytest.raises(ToolFailure) as refused:
         await guard(names).target("https://X.bad.test./")
@@ -44,7 +44,7 @@ async def test_fault_61_a_redirect_to_a_denied_host_is_not_followed() -> None:
 
 
 @pytest.mark.parametrize(("host", "status"), [("good.test", b"200"), ("x.bad.test", b"403")])
-async def test_a_browsers_connections_are_judged_by_host_too(host: str, status: bytes) -> None:
+async def test_browser_connections_are_checked_by_host(host: str, status: bytes) -> None:
     async with site() as server:
         proxy = GuardedProxy(guard(known()))
         await proxy.start()
@@ -65,7 +65,7 @@ async def test_a_browsers_connections_are_judged_by_host_too(host: str, status: 
             assert answer.endswith(b"hello")
 
 
-async def test_a_browsers_tunnel_carries_both_ways() -> None:
+async def test_a_browser_tunnel_works_in_both_directions() -> None:
     async with site(b"back") as server:
         proxy = GuardedProxy(guard(known()))
         await proxy.start()

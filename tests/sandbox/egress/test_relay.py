@@ -17,7 +17,7 @@ from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.sandbox.egress.relay_command import relay_command
 from evoclaw.sandbox.engines.native.engine import NativeEngine
 from evoclaw.sandbox.engines.native.seccomp import NativeMode
-from tests.support.sites import ANSWER, PATIENCE, site, way_to
+from tests.support.sites import ANSWER, PATIENCE, open_gateway, site
 from tests.support.waiting import until
 
 Sandboxed = Callable[[Sequence[str], str], tuple[str, ...]]
@@ -97,10 +97,10 @@ async def run(*argv: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_fault_61_only_the_allowed_host_is_reached_and_only_by_the_proxy(
+async def test_fault_61_only_the_allowed_host_is_reached_and_only_through_the_proxy(
     sandboxed: Sandboxed,
 ) -> None:
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         good, bad = f"http://good.test:{server.port}/", f"http://denied.test:{server.port}/"
         ask = (sys.executable, "-I", "-S", "-c", ASK, good, bad, str(server.port))
         code, out, err = await run(
@@ -112,14 +112,17 @@ async def test_fault_61_only_the_allowed_host_is_reached_and_only_by_the_proxy(
         assert found.pop(bad).startswith("403 'denied.test' was not contacted")
         assert found == {"devices": ["lo"]}
         assert len(server.requests) == 1
-        hosts = {connection.host: connection.refused == "" for connection in await way.told(2)}
+        hosts = {
+            connection.host: connection.refused == ""
+            for connection in await way.wait_for_reports(2)
+        }
         assert hosts == {"good.test": True, "denied.test": False}
 
 
-async def test_curl_finds_the_way_by_itself(sandboxed: Sandboxed) -> None:
+async def test_curl_uses_the_egress_proxy_without_options(sandboxed: Sandboxed) -> None:
     if shutil.which("curl", path="/usr/bin:/bin") is None:
         pytest.skip("needs curl (install curl)")
-    async with site() as server, way_to("good.test", ports=[server.port]) as way:
+    async with site() as server, open_gateway("good.test", ports=[server.port]) as way:
         script = (
             f"curl -sS http://good.test:{server.port}/a; echo; "
             f"curl -sSp http://good.test:{server.port}/b; echo; "
@@ -135,11 +138,11 @@ async def test_curl_finds_the_way_by_itself(sandboxed: Sandboxed) -> None:
         assert [one.split(b" ")[1] for one in server.requests] == [b"/a", b"/b"]
 
 
-async def test_much_passes_whole_through_the_relay(sandboxed: Sandboxed) -> None:
+async def test_large_concurrent_downloads_pass_the_relay_intact(sandboxed: Sandboxed) -> None:
     body = bytes(range(256)) * 40_000
     answer = ANSWER.replace(b"Content-Length: 5", f"Content-Length: {len(body)}".encode())
     answer = answer.removesuffix(b"hello") + body
-    async with site(answer) as server, way_to("good.test", ports=[server.port]) as way:
+    async with site(answer) as server, open_gateway("good.test", ports=[server.port]) as way:
         code = (
             "import hashlib, sys, urllib.request as u\n"
             "from concurrent.futures import ThreadPoolExecutor as Pool\n"
@@ -152,14 +155,14 @@ async def test_much_passes_whole_through_the_relay(sandboxed: Sandboxed) -> None
         assert out.strip() == hashlib.sha256(body).hexdigest(), err
 
 
-async def test_the_relay_ends_as_the_command_did() -> None:
+async def test_the_relay_exits_like_its_command() -> None:
     assert (await run(*relay_command(("/bin/sh", "-c", "exit 7"), "/nowhere")))[0] == 7
     killed = await run(*relay_command(("/bin/sh", "-c", "kill -SEGV $$"), "/nowhere"))
     assert killed[0] == -signal.SIGSEGV
     assert (await run(*relay_command(("no-such-program",), "/nowhere")))[0] == 127
 
 
-async def test_the_relay_passes_on_that_it_should_end() -> None:
+async def test_the_relay_forwards_sigterm_to_its_command() -> None:
     script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
     process = await asyncio.create_subprocess_exec(
         *relay_command(("/bin/sh", "-c", script), "/nowhere"), stdout=asyncio.subprocess.PIPE
@@ -178,7 +181,7 @@ def _catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-async def test_without_a_proxy_to_talk_to_a_program_is_refused_not_left_waiting() -> None:
+async def test_without_a_proxy_socket_requests_fail_instead_of_hanging() -> None:
     code = "import urllib.request as u; u.urlopen('http://good.test/', timeout=30)"
     done = await run(*relay_command((sys.executable, "-I", "-S", "-c", code), "/nowhere"))
     assert done[0] == 1

@@ -18,7 +18,7 @@ from evoclaw.sandbox.engines.podman import Podman
 from evoclaw.sandbox.engines.registry import SandboxSettings, choose_engine, package_engines
 
 
-def test_settings_have_a_toml_form_and_a_safe_default() -> None:
+def test_sandbox_settings_are_read_from_toml_with_safe_defaults() -> None:
     text = b"""
     engine = "firejail"
     memory = 1073741824
@@ -45,18 +45,18 @@ def test_settings_have_a_toml_form_and_a_safe_default() -> None:
         (SandboxSettings(writable=("here",)), "absolute paths, not 'here'"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_named(settings: SandboxSettings, what: str) -> None:
+def test_invalid_sandbox_settings_are_refused(settings: SandboxSettings, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         settings.sandbox_policy("/tmp")
 
 
 @pytest.mark.parametrize("place", ["/", "/etc", "/usr/share", "/proc/self"])
-def test_a_workspace_that_is_the_system_itself_is_refused(place: str) -> None:
+def test_a_system_folder_as_workspace_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match="Choose a folder"):
         SandboxSettings().sandbox_policy(place)
 
 
-def test_engines_are_found_by_the_names_that_results_state() -> None:
+def test_engine_registry_names_match_the_engine_names() -> None:
     found = package_engines()
 
     assert {name: engine.name for name, engine in found.items()} == {name: name for name in found}
@@ -66,7 +66,7 @@ def test_engines_are_found_by_the_names_that_results_state() -> None:
     assert isinstance(found["podman"], DetachedEngine)
 
 
-def test_the_folders_above_what_is_protected_are_pinned_too(tmp_path: Path) -> None:
+def test_parent_folders_of_protected_paths_are_pinned(tmp_path: Path) -> None:
     (tmp_path / "a/.git/hooks").mkdir(parents=True)
     bounds = SandboxPolicy(
         str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks", f"{tmp_path}/gone")
@@ -85,7 +85,7 @@ def test_the_folders_above_what_is_protected_are_pinned_too(tmp_path: Path) -> N
     ]
 
 
-def test_firejail_which_cannot_pin_a_folder_closes_the_whole_of_it(tmp_path: Path) -> None:
+def test_firejail_makes_the_parent_of_a_protected_path_read_only(tmp_path: Path) -> None:
     (tmp_path / "a/.git/hooks").mkdir(parents=True)
     bounds = SandboxPolicy(str(tmp_path), protected=(f"{tmp_path}/a/.git/hooks",))
 
@@ -95,7 +95,7 @@ def test_firejail_which_cannot_pin_a_folder_closes_the_whole_of_it(tmp_path: Pat
     assert line.index("--read-only=/") < line.index(f"--read-write={tmp_path}")
 
 
-def test_a_container_is_ended_by_its_name() -> None:
+def test_a_podman_container_is_stopped_by_its_name() -> None:
     podman = Podman()
 
     line = podman.command(SandboxPolicy("/tmp"), ("true",), "/tmp")
@@ -104,7 +104,7 @@ def test_a_container_is_ended_by_its_name() -> None:
     assert podman.end_command(line)[-1] == name
 
 
-def test_owners_are_exchanged_and_nobody_else_is() -> None:
+def test_the_uid_mapping_swaps_only_the_two_owners() -> None:
     lines = [tuple(map(int, line.split())) for line in entry.mapping(0, 64001).splitlines()]
 
     assert lines[:2] == [(0, 64001, 1), (64001, 0, 1)]
@@ -117,14 +117,14 @@ def test_owners_are_exchanged_and_nobody_else_is() -> None:
     assert entry.mapping(7, 7).splitlines()[0] == "7 7 1"
 
 
-def test_tenants_have_users_of_nobody() -> None:
+def test_tenants_get_uids_from_a_reserved_range() -> None:
     uids = {system.tenant_uid(f"tenant-{number}") for number in range(50)}
 
     assert all(64000 <= uid < 65000 for uid in uids) and len(uids) > 40
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another user")
-def test_as_root_everything_is_shown_through_the_staging_folder(tmp_path: Path) -> None:
+def test_as_root_bubblewrap_binds_through_the_staging_folder(tmp_path: Path) -> None:
     line = Bubblewrap().command(SandboxPolicy(str(tmp_path)), ("true",), str(tmp_path))
 
     place = line.index(str(tmp_path))
@@ -149,12 +149,12 @@ class Gone:
     ("bubblewrap", "native", "chosen"),
     [("", "", "bubblewrap"), ("gone", "", "native"), ("gone", "gone", "bubblewrap")],
 )
-def test_the_choice_is_bubblewrap_then_native_and_never_none(
+def test_auto_engine_prefers_bubblewrap_then_native_and_never_none(
     bubblewrap: str, native: str, chosen: str
 ) -> None:
     there = {"bubblewrap": Gone("bubblewrap", bubblewrap), "native": Gone("native", native)}
     assert choose_engine("auto", {**there, "none": Gone("none")}) == chosen
 
 
-def test_an_engine_that_was_named_is_not_replaced() -> None:
+def test_an_explicitly_named_engine_is_not_replaced() -> None:
     assert choose_engine("podman", {"native": Gone("native")}) == "podman"

@@ -20,7 +20,7 @@ from evoclaw.sandbox.engines.podman import Podman
 from evoclaw.sandbox.engines.registry import Unconfined
 from evoclaw.sandbox.sandbox import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.support.sandbox_engines import open_up, workspace
+from tests.support.sandbox_engines import make_accessible, workspace
 from tests.support.sandboxes import may_sandbox
 
 ROOT = Path(__file__).parents[3]
@@ -67,22 +67,22 @@ async def test_fault_35_a_missing_engine_says_what_to_install(
 
 @pytest.mark.parametrize("script", [FAKE, LYING, BROKEN], ids=["fake", "lying", "broken"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-async def test_fault_35_a_program_that_only_looks_like_the_engine_is_refused(
+async def test_fault_35_a_fake_bubblewrap_program_is_refused(
     tmp_path: Path, script: str, warm: bool
 ) -> None:
     program = tmp_path / "bwrap"
     program.write_text(script)
     program.chmod(0o755)
-    (open_up(tmp_path) / "work").mkdir()
+    (make_accessible(tmp_path) / "work").mkdir()
 
     await refused(Bubblewrap(str(program)), workspace(tmp_path / "work"), warm=warm)
 
 
-async def test_fault_35_a_fake_firejail_is_named_row_by_row(tmp_path: Path) -> None:
+async def test_fault_35_a_fake_firejail_is_refused_with_its_escapes_listed(tmp_path: Path) -> None:
     program = tmp_path / "firejail"
     program.write_text(FAKE)
     program.chmod(0o755)
-    (open_up(tmp_path) / "work").mkdir()
+    (make_accessible(tmp_path) / "work").mkdir()
 
     failed = await refused(Firejail(str(program)), workspace(tmp_path / "work"))
 
@@ -108,7 +108,7 @@ print(asyncio.run(refused({kind}(), workspace(Path(sys.argv[1])))))
 
 @pytest.mark.skipif(shutil.which("firejail") is None, reason="firejail is not installed")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare")
-def test_fault_35_firejail_that_sets_itself_aside_in_a_container_is_refused(
+def test_fault_35_firejail_disabling_itself_in_a_container_is_refused(
     tmp_path: Path,
 ) -> None:
     if not may_sandbox():
@@ -128,7 +128,7 @@ def test_fault_35_firejail_that_sets_itself_aside_in_a_container_is_refused(
     assert b"Nothing was run" in done.stdout
 
 
-def test_fault_35_bubblewrap_where_nothing_can_be_nested_is_refused(tmp_path: Path) -> None:
+def test_fault_35_bubblewrap_without_nested_namespaces_is_refused(tmp_path: Path) -> None:
     if not may_sandbox() or Bubblewrap().missing():
         pytest.skip("no sandbox can be built here")
     script = NESTED.format(

@@ -22,20 +22,27 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox import self_test_program as probe
 from evoclaw.sandbox.engines.registry import package_engines
 from evoclaw.sandbox.self_test import SELF_TEST_ROWS, SandboxSelfTest
-from tests.support.sandbox_engines import PYTHON, inside, open_up, sandbox, somebody, workspace
+from tests.support.sandbox_engines import (
+    PYTHON,
+    inside,
+    make_accessible,
+    sandbox,
+    unprivileged_user,
+    workspace,
+)
 from tests.support.sandboxes import may_sandbox
 
 QUICK = ["bubblewrap", "bubblewrap, cold", "firejail"]
 
 
 @pytest.mark.parametrize("name", QUICK)
-async def test_fault_36_every_row_is_blocked_or_the_engine_is_refused(
+async def test_fault_36_every_escape_attempt_is_blocked_or_the_engine_is_refused(
     tmp_path: Path, name: str
 ) -> None:
     engine, _, how = name.partition(", ")
     if missing := package_engines()[engine].missing():
         pytest.skip(missing)
-    bounds = workspace(open_up(tmp_path))
+    bounds = workspace(make_accessible(tmp_path))
     found = sandbox(engine, bounds, warm=how != "cold")
     try:
         async with asyncio.timeout(30):
@@ -68,11 +75,11 @@ async def test_fault_36_without_a_sandbox_the_self_test_escapes(tmp_path: Path) 
     assert not any(name.startswith("self_test-") for name in os.listdir("/etc"))  # noqa: PTH208
 
 
-def test_what_is_tried_is_what_is_judged() -> None:
+def test_the_self_test_evaluates_every_attempt() -> None:
     assert tuple(probe.ESCAPE_ATTEMPTS) == SELF_TEST_ROWS
 
 
-async def test_our_variables_and_descriptors_are_rows_too(
+async def test_the_self_test_detects_leaked_environment_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hush")
@@ -143,7 +150,7 @@ def _shared() -> Generator[Path]:
 @contextmanager
 def shared_folder() -> Generator[Path]:
     """A folder that everybody may read, with our sources and a workspace of somebody's."""
-    uid, _ = somebody()
+    uid, _ = unprivileged_user()
     with tempfile.TemporaryDirectory(prefix="sandbox-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -159,7 +166,9 @@ def shared_folder() -> Generator[Path]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a python that everybody may run")
 @pytest.mark.parametrize("name", QUICK)
-def test_fault_36_as_a_plain_user(shared: Path, name: str) -> None:
+def test_fault_36_engines_pass_the_self_test_as_an_unprivileged_user(
+    shared: Path, name: str
+) -> None:
     engine, _, how = name.partition(", ")
     isolation, said, code = as_user(shared, engine, how)
 
@@ -167,13 +176,13 @@ def test_fault_36_as_a_plain_user(shared: Path, name: str) -> None:
         if engine == "bubblewrap" and "not installed" not in said and may_sandbox():
             pytest.fail(said)
         pytest.skip(f"refused here, as it must be: {said}")
-    assert (isolation, said, code) == (engine, str(somebody()[0]), 0)
-    assert (shared / "work" / "made").stat().st_uid == somebody()[0]
+    assert (isolation, said, code) == (engine, str(unprivileged_user()[0]), 0)
+    assert (shared / "work" / "made").stat().st_uid == unprivileged_user()[0]
 
 
 def as_user(shared: Path, engine: str, how: str = "") -> tuple[str, str, int]:
     """What came of running something in an engine as a plain user."""
-    uid, home = somebody()
+    uid, home = unprivileged_user()
     path = [str(shared / "src"), str(shared), *sys.path[1:]]
     script = AS_USER.format(path=path, uid=uid, home=home, python=PYTHON)
     done = subprocess.run(

@@ -13,7 +13,7 @@ from evoclaw.sandbox.cgroups import Cgroup, CgroupFactory, find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandbox import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.support.sandboxes import policy, said, sandboxed
+from tests.support.sandboxes import output_of, policy, sandboxed
 
 pytestmark = pytest.mark.skipif(find_cgroups() is None, reason="no control groups for us here")
 
@@ -37,7 +37,7 @@ class SlowGroups(CgroupFactory):
         return made
 
 
-async def test_a_command_is_under_its_limits_however_late_they_are_made(tmp_path: Path) -> None:
+async def test_a_command_runs_in_its_cgroup_even_if_it_is_created_late(tmp_path: Path) -> None:
     async with sandboxed(policy(tmp_path)):
         pass  # where no sandbox can be built, this says so
     found = find_cgroups()
@@ -52,14 +52,14 @@ async def test_a_command_is_under_its_limits_however_late_they_are_made(tmp_path
         processes = LocalProcesses(str(tmp_path), sandbox=sandbox)
         groups.slow = True
         for _ in range(5):  # also those that were ready before
-            shown = await said(processes, "cat /proc/self/cgroup")
+            shown = await output_of(processes, "cat /proc/self/cgroup")
             assert "evoclaw-" in shown
         assert own() == before
     finally:
         await sandbox.close()
 
 
-def test_nobody_is_taken_for_us(tmp_path: Path) -> None:
+def test_adding_pid_zero_to_a_cgroup_is_refused(tmp_path: Path) -> None:
     before = own()
     groups = find_cgroups()
     assert groups is not None

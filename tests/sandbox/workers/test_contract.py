@@ -7,52 +7,54 @@ from tests.executors import test_process_ends, test_processes
 test_output_exit_code_and_isolation_are_reported = (
     test_processes.test_output_exit_code_and_isolation_are_reported
 )
-test_an_end_by_a_signal_is_told_apart_from_an_exit_code = (
-    test_processes.test_an_end_by_a_signal_is_told_apart_from_an_exit_code
+test_death_by_signal_is_distinguished_from_an_exit_code = (
+    test_processes.test_death_by_signal_is_distinguished_from_an_exit_code
 )
-test_input_is_what_was_given_and_else_nothing = (
-    test_processes.test_input_is_what_was_given_and_else_nothing
+test_stdin_is_the_given_bytes_or_empty = test_processes.test_stdin_is_the_given_bytes_or_empty
+test_fault_34_reading_stdin_or_the_terminal_does_not_block = (
+    test_processes.test_fault_34_reading_stdin_or_the_terminal_does_not_block
 )
-test_fault_34_reading_stdin_or_the_terminal_ends_at_once = (
-    test_processes.test_fault_34_reading_stdin_or_the_terminal_ends_at_once
+test_commands_inherit_no_file_descriptor = test_processes.test_commands_inherit_no_file_descriptor
+test_a_command_that_cannot_be_started_is_refused = (
+    test_processes.test_a_command_that_cannot_be_started_is_refused
 )
-test_no_descriptor_of_ours_is_inherited = test_processes.test_no_descriptor_of_ours_is_inherited
-test_what_cannot_be_started_is_refused_in_words = (
-    test_processes.test_what_cannot_be_started_is_refused_in_words
+test_fault_41_arguments_are_never_parsed_as_launcher_options = (
+    test_processes.test_fault_41_arguments_are_never_parsed_as_launcher_options
 )
-test_fault_41_arguments_are_never_read_as_options_of_ours = (
-    test_processes.test_fault_41_arguments_are_never_read_as_options_of_ours
-)
-test_output_is_streamed_and_characters_are_never_torn = (
-    test_processes.test_output_is_streamed_and_characters_are_never_torn
+test_output_is_streamed_without_splitting_characters = (
+    test_processes.test_output_is_streamed_without_splitting_characters
 )
 test_long_output_keeps_head_and_tail_and_counts_the_rest = (
     test_processes.test_long_output_keeps_head_and_tail_and_counts_the_rest
 )
-test_fault_28_a_hundred_megabytes_leave_memory_flat = (
-    test_processes.test_fault_28_a_hundred_megabytes_leave_memory_flat
+test_fault_28_a_hundred_megabytes_of_output_leave_memory_flat = (
+    test_processes.test_fault_28_a_hundred_megabytes_of_output_leave_memory_flat
 )
-test_fault_29_any_bytes_come_through = test_processes.test_fault_29_any_bytes_come_through
-test_fault_30_four_hundred_forks_are_gone_after_a_cancel = (
-    test_process_ends.test_fault_30_four_hundred_forks_are_gone_after_a_cancel
+test_fault_29_output_bytes_are_passed_through_unchanged = (
+    test_processes.test_fault_29_output_bytes_are_passed_through_unchanged
 )
-test_fault_30_a_tree_that_keeps_forking_is_gone_after_a_cancel = (
-    test_process_ends.test_fault_30_a_tree_that_keeps_forking_is_gone_after_a_cancel
+test_fault_30_cancelling_kills_four_hundred_forked_processes = (
+    test_process_ends.test_fault_30_cancelling_kills_four_hundred_forked_processes
+)
+test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking = (
+    test_process_ends.test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking
 )
 test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel = (
     test_process_ends.test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel
 )
-test_fault_32_what_is_left_running_ends_with_the_command = (
-    test_process_ends.test_fault_32_what_is_left_running_ends_with_the_command
+test_fault_32_background_processes_end_with_the_command = (
+    test_process_ends.test_fault_32_background_processes_end_with_the_command
 )
-test_a_command_that_is_asked_to_end_may_clean_up = (
-    test_process_ends.test_a_command_that_is_asked_to_end_may_clean_up
+test_a_terminated_command_gets_time_to_clean_up = (
+    test_process_ends.test_a_terminated_command_gets_time_to_clean_up
 )
-test_a_timeout_leaves_nothing_running = test_process_ends.test_a_timeout_leaves_nothing_running
-test_a_second_cancel_does_not_cut_the_clean_up_short = (
-    test_process_ends.test_a_second_cancel_does_not_cut_the_clean_up_short
+test_a_timeout_leaves_no_process_running = (
+    test_process_ends.test_a_timeout_leaves_no_process_running
 )
-test_cancelling_at_any_moment_of_the_start_leaves_nothing = (
-    test_process_ends.test_cancelling_at_any_moment_of_the_start_leaves_nothing
+test_a_second_cancel_does_not_interrupt_the_cleanup = (
+    test_process_ends.test_a_second_cancel_does_not_interrupt_the_cleanup
 )
-test_many_commands_run_side_by_side = test_process_ends.test_many_commands_run_side_by_side
+test_cancelling_during_the_start_leaves_no_process = (
+    test_process_ends.test_cancelling_during_the_start_leaves_no_process
+)
+test_many_commands_run_concurrently = test_process_ends.test_many_commands_run_concurrently

@@ -12,7 +12,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.command_limits import limits_met
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.cgroups import find_cgroups
-from tests.support.sandboxes import MB, policy, refusal, run, said, sandboxed
+from tests.support.sandboxes import MB, failure_of, output_of, policy, run, sandboxed
 
 FORKS = """
 import os, time
@@ -38,62 +38,62 @@ GROUPS = pytest.mark.parametrize(
 
 
 @GROUPS
-async def test_fault_30_a_fork_bomb_is_contained_and_named(tmp_path: Path, groups: bool) -> None:
+async def test_fault_30_a_fork_bomb_is_contained_and_reported(tmp_path: Path, groups: bool) -> None:
     (tmp_path / "bomb.py").write_text(FORKS)
     async with sandboxed(policy(tmp_path, processes=100), groups=groups) as processes:
-        failed = await refusal(processes, "python3 bomb.py")
+        failed = await failure_of(processes, "python3 bomb.py")
 
         assert failed.kind is ErrorKind.RESOURCE
         assert failed.details["limits"] == ["processes"]
         assert failed.details["isolation"] == "bubblewrap"
         # The machine and the sandbox go on.
-        assert await said(processes, "echo alive") == "alive"
+        assert await output_of(processes, "echo alive") == "alive"
 
 
 @GROUPS
-async def test_fault_31_a_memory_bomb_is_stopped_and_named(tmp_path: Path, groups: bool) -> None:
+async def test_fault_31_a_memory_bomb_is_stopped_and_reported(tmp_path: Path, groups: bool) -> None:
     async with sandboxed(policy(tmp_path, memory=300 * MB), groups=groups) as processes:
-        failed = await refusal(processes, EATEN)
+        failed = await failure_of(processes, EATEN)
 
         assert failed.kind is ErrorKind.RESOURCE and failed.details["limits"] == ["memory"]
-        assert await said(processes, "echo alive") == "alive"
+        assert await output_of(processes, "echo alive") == "alive"
 
 
 @pytest.mark.skipif(find_cgroups() is None, reason="no control groups for us here")
 async def test_fault_31_memory_of_many_processes_is_counted_together(tmp_path: Path) -> None:
     async with sandboxed(policy(tmp_path, memory=200 * MB)) as processes:
         eat = "python3 -c 'import time; x = bytearray(100 << 20); time.sleep(30)'"
-        failed = await refusal(processes, f"{eat} & {eat} & {eat} & wait -n; exit 1")
+        failed = await failure_of(processes, f"{eat} & {eat} & {eat} & wait -n; exit 1")
 
     assert failed.kind is ErrorKind.RESOURCE and "memory" in failed.message
 
 
-async def test_fault_31_a_sparse_file_bomb_is_stopped_and_named(tmp_path: Path) -> None:
+async def test_fault_31_a_sparse_file_bomb_is_stopped_and_reported(tmp_path: Path) -> None:
     async with sandboxed(policy(tmp_path, file_size=10 * MB)) as processes:
-        failed = await refusal(processes, "truncate -s 1T bomb")
+        failed = await failure_of(processes, "truncate -s 1T bomb")
         assert failed.kind is ErrorKind.RESOURCE and failed.details["limits"] == ["file size"]
 
-        failed = await refusal(processes, "exec head -c 50000000 /dev/zero > bomb")
+        failed = await failure_of(processes, "exec head -c 50000000 /dev/zero > bomb")
         assert failed.kind is ErrorKind.RESOURCE and failed.details["limits"] == ["file size"]
 
     assert (tmp_path / "bomb").stat().st_size <= 10 * MB
 
 
-async def test_fault_31_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
+async def test_fault_31_a_full_temporary_folder_is_reported(tmp_path: Path) -> None:
     async with sandboxed(policy(tmp_path, memory=64 * MB)) as processes:
-        failed = await refusal(processes, "head -c 60000000 /dev/zero > /tmp/big")
+        failed = await failure_of(processes, "head -c 60000000 /dev/zero > /tmp/big")
         assert failed.kind is ErrorKind.RESOURCE
 
-        assert await said(processes, "ls /tmp | grep -c big || true") == "0"
+        assert await output_of(processes, "ls /tmp | grep -c big || true") == "0"
 
 
 MANY = "import os\nfor n in range(10**9): os.close(os.open(f'f{n}', os.O_CREAT))"
 
 
-async def test_fault_31_a_million_files_are_stopped_and_named(tmp_path: Path) -> None:
+async def test_fault_31_a_million_files_are_stopped_and_reported(tmp_path: Path) -> None:
     async with sandboxed(policy(tmp_path, files=2000)) as processes:
         (tmp_path / "many.py").write_text(MANY)
-        failed = await refusal(processes, "mkdir d; cd d; exec python3 ../many.py")
+        failed = await failure_of(processes, "mkdir d; cd d; exec python3 ../many.py")
 
     assert failed.kind is ErrorKind.RESOURCE
     assert failed.details["limits"] == ["number of files"]
@@ -106,18 +106,18 @@ async def test_fault_31_open_files_are_limited(tmp_path: Path) -> None:
     assert done.stdout == b"64\n" and b"Too many open files" in done.stderr
 
 
-async def test_an_ordinary_failure_is_not_taken_for_a_limit(processes: LocalProcesses) -> None:
+async def test_an_ordinary_failure_is_not_reported_as_a_limit(processes: LocalProcesses) -> None:
     assert (await run(processes, "echo no such thing >&2; exit 4")).exit_code == 4
 
 
-def test_only_a_command_that_failed_met_a_limit() -> None:
+def test_limits_are_reported_only_for_failed_commands() -> None:
     assert limits_met(0, b"MemoryError", ["memory"]) == []
     assert limits_met(1, b"MemoryError", []) == ["memory"]
     assert limits_met(153, b"", []) == ["file size"]
     assert limits_met(1, b"MemoryError", [], sandboxed=False) == []
 
 
-async def test_limits_hold_for_commands_side_by_side(tmp_path: Path) -> None:
+async def test_limits_apply_to_concurrent_commands(tmp_path: Path) -> None:
     async with sandboxed(policy(tmp_path, memory=300 * MB)) as processes, asyncio.timeout(30):
         outcomes = await asyncio.gather(
             *(run(processes, EATEN if n % 2 else "echo fine") for n in range(6)),

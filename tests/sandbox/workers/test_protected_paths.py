@@ -8,7 +8,7 @@ from evoclaw.executors.protected_paths import absent_protected_names, protected_
 from evoclaw.sandbox.workers.cold import divide_environment
 
 
-def test_what_runs_by_itself_is_found_at_any_depth(tmp_path: Path) -> None:
+def test_auto_executed_files_are_found_at_any_depth(tmp_path: Path) -> None:
     for name in (".git/config", "sub/.git/config", "sub/deep/agent.toml", ".envrc", "plain.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -23,13 +23,13 @@ def test_what_runs_by_itself_is_found_at_any_depth(tmp_path: Path) -> None:
     }
 
 
-def test_a_link_is_not_mounted_over(tmp_path: Path) -> None:
+def test_symlinks_are_not_listed_as_protected_paths(tmp_path: Path) -> None:
     (tmp_path / ".bashrc").symlink_to("/etc/passwd")
 
     assert protected_paths(str(tmp_path)) == ()
 
 
-def test_what_is_not_there_is_looked_for_afterwards(tmp_path: Path) -> None:
+def test_absent_protected_names_are_listed_for_a_later_check(tmp_path: Path) -> None:
     (tmp_path / ".bashrc").write_text("")
 
     names = set(absent_protected_names(str(tmp_path)))
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_looked_for_afterwards(tmp_path: Path) -> None:
         ({"commondir": "../evil"}, False),
     ],
 )
-def test_a_new_repository_stays_only_if_git_runs_nothing_of_it(
+def test_a_new_git_repository_is_quarantined_if_it_can_run_code(
     tmp_path: Path, made: dict[str, str], stays: bool
 ) -> None:
     for name, text in made.items():
@@ -62,7 +62,7 @@ def test_a_new_repository_stays_only_if_git_runs_nothing_of_it(
     assert (aside == "") is stays and (tmp_path / ".git").exists() is stays
 
 
-def test_a_link_that_a_command_made_is_set_aside_and_never_followed(tmp_path: Path) -> None:
+def test_a_created_symlink_is_quarantined_and_never_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "hooks").mkdir(parents=True)
     (tmp_path / "work").mkdir()
@@ -74,7 +74,7 @@ def test_a_link_that_a_command_made_is_set_aside_and_never_followed(tmp_path: Pa
     assert (outside / "hooks").is_dir()
 
 
-def test_no_program_outside_a_sandbox_obeys_the_command_s_variables() -> None:
+def test_command_variables_are_not_passed_outside_the_sandbox() -> None:
     given = {
         "LD_PRELOAD": "/w/x.so",
         "BASH_ENV": "/w/x",

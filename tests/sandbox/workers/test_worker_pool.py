@@ -21,8 +21,8 @@ from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandbox import EngineSandbox
 from evoclaw.sandbox.sandboxes import LocalSandboxes
 from evoclaw.sandbox.self_test import SandboxSelfTest
-from tests.support.processes import SOON, alive, cancelled_when_ready, token
-from tests.support.sandboxes import listing, may_sandbox, owner, policy, run, said, sandboxed
+from tests.support.processes import SOON, alive, cancelled_when_ready, unique_seconds
+from tests.support.sandboxes import listing, may_sandbox, output_of, owner, policy, run, sandboxed
 
 LEAVE = """
 exec 7>/tmp/open; export LEFT=1; cd /; umask 777
@@ -52,21 +52,21 @@ set -- /proc/[0-9]*; echo $#
 """The shell counts the processes itself: one that is asked to may or may not see the next."""
 
 
-async def test_reuse_leaks_nothing_from_command_to_command(
+async def test_a_reused_worker_leaks_nothing_between_commands(
     processes: LocalProcesses, tmp_path: Path
 ) -> None:
     top = str(tmp_path).split("/")[2]
     look = LOOK.replace("WORK", top)
     before = (await run(processes, look)).stdout
-    mark = token()
+    mark = unique_seconds()
 
-    assert await said(processes, LEAVE.replace("MARK", mark)) == "done"
+    assert await output_of(processes, LEAVE.replace("MARK", mark)) == "done"
 
     assert (await run(processes, look)).stdout == before
     assert alive(mark) == []
 
 
-async def test_the_self_test_does_not_escape_a_used_sandbox(
+async def test_the_self_test_finds_no_escape_from_a_used_sandbox(
     processes: LocalProcesses, tmp_path: Path
 ) -> None:
     await run(processes, LEAVE)
@@ -74,17 +74,17 @@ async def test_the_self_test_does_not_escape_a_used_sandbox(
     assert await SandboxSelfTest().find_escapes(policy(tmp_path, processes=800), processes) == {}
 
 
-async def test_paths_are_true_and_files_belong_to_the_owner_of_the_workspace(
+async def test_paths_are_real_and_files_belong_to_the_workspace_owner(
     either: LocalProcesses, tmp_path: Path
 ) -> None:
-    assert await said(either, "pwd; mkdir made; echo x > made/file") == str(tmp_path)
+    assert await output_of(either, "pwd; mkdir made; echo x > made/file") == str(tmp_path)
 
     for path in (tmp_path / "made", tmp_path / "made" / "file"):
         assert owner(path) == owner(tmp_path)
 
 
-async def test_commands_never_run_as_root_nor_gain_rights(either: LocalProcesses) -> None:
-    shown = await said(
+async def test_commands_never_run_as_root_or_gain_privileges(either: LocalProcesses) -> None:
+    shown = await output_of(
         either, "id -u; id -G; grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status"
     )
 
@@ -94,7 +94,7 @@ async def test_commands_never_run_as_root_nor_gain_rights(either: LocalProcesses
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root owns what others may not see")
-async def test_a_workspace_in_a_closed_folder_of_root_can_be_used(tmp_path: Path) -> None:
+async def test_a_workspace_inside_a_root_only_folder_can_be_used(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     inner = closed / "work"
     inner.mkdir(parents=True)
@@ -102,14 +102,14 @@ async def test_a_workspace_in_a_closed_folder_of_root_can_be_used(tmp_path: Path
     (inner / "mine").write_text("old")
     (inner / "mine").chmod(0o600)
     async with sandboxed(policy(inner)) as processes:
-        assert await said(processes, "cat mine; echo new > mine") == "old"
+        assert await output_of(processes, "cat mine; echo new > mine") == "old"
 
     assert (inner / "mine").read_text() == "new\n"
     assert (inner / "mine").stat().st_uid == 0
 
 
-async def test_there_is_no_network_at_all(either: LocalProcesses) -> None:
-    shown = await said(
+async def test_a_sandbox_has_no_network(either: LocalProcesses) -> None:
+    shown = await output_of(
         either, "ls /sys/class/net 2>/dev/null; tail -n +3 /proc/net/dev | cut -d: -f1"
     )
 
@@ -133,13 +133,13 @@ print(socket.gethostbyname("localhost"))
 @pytest.mark.skipif(
     os.uname().machine not in ("x86_64", "aarch64"), reason="no filter for this processor"
 )
-async def test_the_kernel_s_less_known_doors_are_shut(
+async def test_rarely_used_kernel_interfaces_are_blocked(
     either: LocalProcesses, tmp_path: Path
 ) -> None:
     """io_uring, new mounts, keys; sockets of virtual machines, of ciphers, of packets."""
     (tmp_path / "calls.py").write_text(CALLS)
 
-    shown = await said(either, "python3 calls.py")
+    shown = await output_of(either, "python3 calls.py")
 
     assert shown.splitlines() == ["-1 1"] * 3 + ["refused"] * 3 + ["127.0.0.1"]
 
@@ -162,7 +162,7 @@ async def test_the_proxy_socket_is_the_only_egress(tmp_path: Path, warm: bool) -
         async with server:
             bounds = policy(tmp_path, proxy=f"{folder}/egress.sock")
             async with sandboxed(bounds, warm=warm) as processes:
-                assert await said(processes, FETCH) == "b'ok'"
+                assert await output_of(processes, FETCH) == "b'ok'"
     assert asked[0].startswith(b"GET http://any.host/")
 
 
@@ -180,7 +180,7 @@ async def test_the_proxy_socket_is_the_only_egress(tmp_path: Path, warm: bool) -
         "mv deep/inner/.git deep/inner/git",
     ],
 )
-async def test_fault_37_what_is_protected_cannot_be_changed_or_moved(
+async def test_fault_37_protected_paths_cannot_be_changed_or_moved(
     tmp_path: Path, command: str
 ) -> None:
     for folder in (".git/hooks", ".evoclaw", "deep/inner/.git"):
@@ -197,7 +197,7 @@ async def test_fault_37_what_is_protected_cannot_be_changed_or_moved(
 
 
 @pytest.mark.parametrize("name", [".bashrc", "agent.toml", ".envrc", ".ssh/authorized_keys"])
-async def test_fault_37_a_protected_file_that_is_made_is_set_aside(
+async def test_fault_37_a_created_protected_file_is_quarantined(
     processes: LocalProcesses, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(ToolFailure) as refused:
@@ -208,14 +208,17 @@ async def test_fault_37_a_protected_file_that_is_made_is_set_aside(
     assert listing(tmp_path, "*refused-*")
 
 
-async def test_fault_37_hooks_of_a_new_repository_are_set_aside_and_then_protected(
+async def test_fault_37_hooks_of_a_new_repository_are_quarantined_then_protected(
     processes: LocalProcesses, tmp_path: Path
 ) -> None:
     with pytest.raises(ToolFailure, match="protected"):
         await run(processes, "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit")
     assert not (tmp_path / ".git").exists()
 
-    assert await said(processes, "mkdir -p .git/hooks; touch .git/hooks/x.sample; echo ok") == "ok"
+    assert (
+        await output_of(processes, "mkdir -p .git/hooks; touch .git/hooks/x.sample; echo ok")
+        == "ok"
+    )
     done = await run(processes, "echo evil > .git/hooks/pre-commit")
 
     assert done.exit_code != 0 and not (tmp_path / ".git/hooks/pre-commit").exists()
@@ -232,17 +235,17 @@ async def test_fault_37_hooks_of_a_new_repository_are_set_aside_and_then_protect
     ],
     ids=["ignores TERM", "stops itself", "stopped child", "zombie", "kills all"],
 )
-async def test_fault_33_the_stubborn_are_killed_and_reaped(
+async def test_fault_33_processes_that_ignore_sigterm_are_killed_and_reaped(
     processes: LocalProcesses, command: str
 ) -> None:
-    mark = token()
+    mark = unique_seconds()
 
     assert await cancelled_when_ready(processes, command.format(mark)) < SOON
     assert alive(mark) == []
 
 
 async def test_a_worker_that_dies_is_replaced(processes: LocalProcesses) -> None:
-    mark = token()
+    mark = unique_seconds()
     ready = asyncio.Event()
     running = asyncio.create_task(
         run(processes, f"echo ready; sleep {mark}", on_output=lambda _: ready.set())
@@ -255,20 +258,20 @@ async def test_a_worker_that_dies_is_replaced(processes: LocalProcesses) -> None
 
     assert (await running).exit_code == -signal.SIGKILL
     assert alive(mark) == []
-    assert await said(processes, "echo again") == "again"
+    assert await output_of(processes, "echo again") == "again"
 
 
-async def test_a_worker_without_work_ends_and_comes_back(tmp_path: Path) -> None:
+async def test_an_idle_worker_stops_and_restarts_on_demand(tmp_path: Path) -> None:
     if not may_sandbox() or Bubblewrap().missing():
         pytest.skip("no sandbox can be built here")
     sandbox = EngineSandbox(Bubblewrap(), policy(tmp_path), self_test=None, idle=0.05)
     processes = LocalProcesses(tmp_path, sandbox=sandbox)
     try:
         async with asyncio.timeout(30):
-            assert await said(processes, "echo one") == "one"
+            assert await output_of(processes, "echo one") == "one"
             while _workers():
                 await asyncio.to_thread(os.sched_yield)
-            assert await said(processes, "sleep 0.2; echo two") == "two"
+            assert await output_of(processes, "sleep 0.2; echo two") == "two"
     finally:
         await sandbox.close()
 
@@ -285,7 +288,7 @@ def _workers() -> list[int]:
     return found
 
 
-async def test_nothing_warm_is_shared_between_tenants_or_trust_levels(tmp_path: Path) -> None:
+async def test_warm_workers_are_not_shared_between_tenants_or_trust_levels(tmp_path: Path) -> None:
     if not may_sandbox():
         pytest.skip("no sandbox can be built here")
     engine = Bubblewrap()
@@ -303,7 +306,7 @@ async def test_nothing_warm_is_shared_between_tenants_or_trust_levels(tmp_path: 
     assert _workers() == []
 
 
-async def test_an_unknown_engine_is_refused_and_none_is_said_to_be_none(tmp_path: Path) -> None:
+async def test_an_unknown_engine_is_refused_and_none_reports_no_isolation(tmp_path: Path) -> None:
     sandboxes = LocalSandboxes(policy(tmp_path), {}, SandboxSelfTest())
 
     with pytest.raises(ToolFailure) as refused:
@@ -328,10 +331,10 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_nothing_is_left_when_we_are_killed_ourselves(tmp_path: Path) -> None:
+async def test_workers_die_when_the_parent_process_is_killed(tmp_path: Path) -> None:
     if not may_sandbox() or Bubblewrap().missing():
         pytest.skip("no sandbox can be built here")
-    mark = token()
+    mark = unique_seconds()
     async with asyncio.timeout(20):
         ours = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), mark),

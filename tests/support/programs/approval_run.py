@@ -55,7 +55,7 @@ async def approval_store(home: Path) -> AsyncGenerator[ApprovalStore]:
         yield ApprovalStore(database)
 
 
-async def go_on(home: Path, settings: ApprovalSettings) -> Sequence[Record]:
+async def start_or_resume(home: Path, settings: ApprovalSettings) -> Sequence[Record]:
     """Begin the run of this folder, or go on with it."""
     place = home / "runs" / "run.jsonl"
     again = place.exists()
@@ -84,7 +84,7 @@ async def go_on(home: Path, settings: ApprovalSettings) -> Sequence[Record]:
 async def main(home: Path, patience: float) -> None:
     """Say how the run ended."""
     settings = ApprovalSettings(nobody="wait", patience_s=patience)
-    records = await go_on(home, settings)
+    records = await start_or_resume(home, settings)
     end = records[-1].event
     assert isinstance(end, RunFinished)
     sys.stdout.write(f"{end.stop}: {end.text}\n")

@@ -53,7 +53,7 @@ class Ask(Struct, frozen=True, omit_defaults=True):
     queue: float = 30.0
 
 
-class Told(Struct, frozen=True):
+class CallOutcome(Struct, frozen=True):
     """How one ended."""
 
     id: str
@@ -81,9 +81,11 @@ async def ask(orchestrator: Orchestrator, asked: Ask) -> ToolResult:
         return call.failed(problem.kind, problem.message, **problem.details)
 
 
-def told(request_id: str, result: ToolResult) -> Told:
+def outcome_of(request_id: str, result: ToolResult) -> CallOutcome:
     """A result as a line of output."""
-    return Told(request_id, str(result.error or "success"), result.text[:500], dict(result.details))
+    return CallOutcome(
+        request_id, str(result.error or "success"), result.text[:500], dict(result.details)
+    )
 
 
 async def drive(setting: Setting) -> None:
@@ -100,7 +102,7 @@ async def drive(setting: Setting) -> None:
         async def one(asked: Ask) -> None:
             async with places:
                 result = await ask(orchestrator, asked)
-            os.write(1, msgspec.json.encode(told(asked.id, result)) + b"\n")
+            os.write(1, msgspec.json.encode(outcome_of(asked.id, result)) + b"\n")
 
         async with orchestrator.connected(), asyncio.TaskGroup() as group:
             lines = await _input()

@@ -24,12 +24,12 @@ from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import Command, encode
 from evoclaw.trust.receipts import DeviceKey
-from tests.support.light_edges import marking
+from tests.support.light_edges import marking_tool
 from tests.support.programs.killable import arm
 from tests.support.waiting import until
 
 
-class Loud(MemoryLink):
+class LoggingLink(MemoryLink):
     """A link that writes down what goes over it, before it does."""
 
     def __init__(self, broker: MemoryBroker, path: Path) -> None:
@@ -45,11 +45,11 @@ class Loud(MemoryLink):
 async def work(folder: Path, count: int) -> None:
     """Be the edge until every call has ended."""
     broker = MemoryBroker()
-    executor = LocalExecutor([marking(folder / "marks")])
+    executor = LocalExecutor([marking_tool(folder / "marks")])
     async with await Journal.open(folder / "journal.db") as journal:
         edge = await assemble(
             EdgeIdentity("pi"),
-            Loud(broker, folder / "said.jsonl"),
+            LoggingLink(broker, folder / "said.jsonl"),
             journal,
             Ports(Scripted(), executor, Permissions(frozenset({"*"}))),
             limits=DeviceLimits(concurrency=8, queue=1000, resend_delay_s=0.05),

@@ -49,7 +49,7 @@ def test_a_command_works_in_its_workspace(sandbox: NativeSandbox) -> None:
     assert (sandbox.workspace / "a" / "d").read_text() == "text\n"
 
 
-def test_what_it_makes_belongs_to_who_asked(sandbox: NativeSandbox) -> None:
+def test_created_files_belong_to_the_calling_user(sandbox: NativeSandbox) -> None:
     assert sandbox.shell("echo text > made; mkdir folder").returncode == 0
     assert {one.stat().st_uid for one in sandbox.workspace.iterdir()} == {sandbox.uid}
 
@@ -62,13 +62,13 @@ def test_pipes_loops_and_temporary_files_work(sandbox: NativeSandbox) -> None:
     assert sandbox.shell(script).stdout.split() == ["3", "2", "1", "4"]
 
 
-def test_temporary_files_are_gone_afterwards(sandbox: NativeSandbox) -> None:
+def test_temporary_files_are_removed_afterwards(sandbox: NativeSandbox) -> None:
     done = sandbox.shell("mktemp")
     assert done.returncode == 0
     assert not Path(done.stdout.strip()).exists()
 
 
-def test_a_temporary_folder_is_removed_without_following_links(tmp_path: Path) -> None:
+def test_a_temporary_folder_is_removed_without_following_symlinks(tmp_path: Path) -> None:
     sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
     kept = sandbox.workspace / "kept"
     kept.mkdir()
@@ -94,7 +94,7 @@ def test_a_readable_folder_can_be_read_and_not_changed(sandbox: NativeSandbox) -
     assert (folder / "text").read_text() == "to be read"
 
 
-def test_a_further_writable_folder_can_be_changed(sandbox: NativeSandbox) -> None:
+def test_an_extra_writable_folder_can_be_changed(sandbox: NativeSandbox) -> None:
     folder = sandbox.place / "further"
     folder.mkdir()
     sandbox.give(folder)
@@ -102,27 +102,27 @@ def test_a_further_writable_folder_can_be_changed(sandbox: NativeSandbox) -> Non
     assert (folder / "new").read_text() == "text\n"
 
 
-def test_the_environment_is_handed_on_as_it_is(sandbox: NativeSandbox) -> None:
+def test_the_environment_is_passed_unchanged(sandbox: NativeSandbox) -> None:
     done = sandbox.run("/usr/bin/env", env={"GIVEN": "as it is"})
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
     assert "GIVEN=as it is" in done.stdout
     assert names <= {"GIVEN", "PATH", "TMPDIR", "LC_CTYPE"}
 
 
-def test_it_ends_as_the_command_ended(sandbox: NativeSandbox) -> None:
+def test_the_sandbox_exits_like_its_command(sandbox: NativeSandbox) -> None:
     assert sandbox.shell("exit 7").returncode == 7
     assert sandbox.shell("kill -SEGV $$").returncode == -signal.SIGSEGV
     assert sandbox.shell("kill -KILL $$").returncode == -signal.SIGKILL
     assert sandbox.run("no-such-program").returncode == 127
 
 
-def test_a_command_that_ignores_a_closed_pipe_is_ended_by_it(sandbox: NativeSandbox) -> None:
+def test_the_command_does_not_inherit_ignored_sigpipe(sandbox: NativeSandbox) -> None:
     """Python ignores that signal; a command must not inherit it."""
     done = sandbox.run("/bin/sh", "-c", "(yes; echo $? >&2) | head -n 1")
     assert done.stderr.strip() == str(128 + signal.SIGPIPE)
 
 
-def test_limits_hold(sandbox: NativeSandbox) -> None:
+def test_resource_limits_are_enforced(sandbox: NativeSandbox) -> None:
     code = (
         "import json, os, errno\n"
         "found = {}\n"
@@ -159,7 +159,7 @@ def test_limits_hold(sandbox: NativeSandbox) -> None:
     assert (sandbox.workspace / "big").stat().st_size == 1 << 20
 
 
-def test_everything_dies_with_the_launcher(spaced: NativeSandbox) -> None:
+def test_all_processes_die_with_the_launcher(spaced: NativeSandbox) -> None:
     name = f"31{os.getpid()}"
     script = f"setsid sleep {name} & setsid sh -c 'sleep {name} & wait' & echo ready; wait"
     process = subprocess.Popen(
@@ -174,13 +174,13 @@ def test_everything_dies_with_the_launcher(spaced: NativeSandbox) -> None:
     until_sync(lambda: _sleeping(name) == [])
 
 
-def test_nothing_is_left_when_the_command_ends(spaced: NativeSandbox) -> None:
+def test_background_processes_end_with_the_command(spaced: NativeSandbox) -> None:
     name = f"32{os.getpid()}"
     assert spaced.shell(f"setsid sleep {name} > /dev/null 2>&1 & exit 0").returncode == 0
     until_sync(lambda: _sleeping(name) == [])
 
 
-def test_being_asked_to_end_is_passed_on(sandbox: NativeSandbox) -> None:
+def test_sigterm_is_forwarded_to_the_command(sandbox: NativeSandbox) -> None:
     script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
     process = subprocess.Popen(
         sandbox.command("/bin/sh", "-c", script), stdout=subprocess.PIPE, cwd="/"
@@ -193,7 +193,7 @@ def test_being_asked_to_end_is_passed_on(sandbox: NativeSandbox) -> None:
         assert process.wait(PATIENCE) == 3
 
 
-async def test_it_runs_below_our_own_processes_and_is_ended_with_them(
+async def test_local_processes_run_and_cancel_a_native_sandbox(
     spaced: NativeSandbox,
 ) -> None:
     processes = LocalProcesses(spaced.workspace)
@@ -210,7 +210,7 @@ async def test_it_runs_below_our_own_processes_and_is_ended_with_them(
     assert _sleeping(name) == []
 
 
-def test_protected_names_that_are_not_there_cannot_be_made(spaced: NativeSandbox) -> None:
+def test_missing_protected_paths_cannot_be_created(spaced: NativeSandbox) -> None:
     protected = tuple(f"{spaced.workspace}/{one}" for one in (".envrc", ".config/fish/"))
     script = (
         "echo out > .envrc; mkdir -p .config/fish; echo out > .config/fish/config.fish; "
@@ -223,7 +223,7 @@ def test_protected_names_that_are_not_there_cannot_be_made(spaced: NativeSandbox
     assert (spaced.workspace / "new").read_text() == "fine\n"
 
 
-def test_a_protected_name_that_is_a_link_is_refused(spaced: NativeSandbox) -> None:
+def test_a_protected_path_that_is_a_symlink_is_refused(spaced: NativeSandbox) -> None:
     (spaced.workspace / "real").mkdir()
     (spaced.workspace / ".git").symlink_to("real")
     done = spaced.shell("echo ran", protected=(f"{spaced.workspace}/.git",))
@@ -251,7 +251,7 @@ def test_nothing_runs_when_the_sandbox_cannot_be_built(sandbox: NativeSandbox) -
     assert not (sandbox.place / "ran").exists()
 
 
-def test_a_folder_that_is_not_there_is_refused(sandbox: NativeSandbox) -> None:
+def test_a_missing_workspace_is_refused(sandbox: NativeSandbox) -> None:
     within = SandboxPolicy(str(sandbox.place / "nowhere"))
     command = sandbox.engine.command(within, ["/bin/true"], "/")
     done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, cwd="/")
@@ -259,7 +259,7 @@ def test_a_folder_that_is_not_there_is_refused(sandbox: NativeSandbox) -> None:
     assert "nowhere" in refusal(done.returncode, done.stderr)
 
 
-def test_a_workspace_of_roots_is_refused_where_its_owner_cannot_be_mapped(tmp_path: Path) -> None:
+def test_a_root_owned_workspace_is_refused_when_uids_cannot_be_mapped(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv")
     engine = NativeEngine(NativeMode.NAMESPACES)
@@ -279,7 +279,7 @@ def test_egress_needs_a_network_namespace(tmp_path: Path) -> None:
     assert "network namespace" in refusal(done.returncode, done.stderr.encode())
 
 
-def test_our_own_code_is_protected_in_a_workspace_that_holds_it() -> None:
+def test_the_evoclaw_package_is_protected_inside_the_workspace() -> None:
     engine = NativeEngine()
     if why := engine.missing():
         pytest.skip(why)
@@ -301,7 +301,7 @@ def test_our_own_code_is_protected_in_a_workspace_that_holds_it() -> None:
         SandboxPolicy(str(PACKAGE_FOLDER / "core")),
     ],
 )
-def test_paths_that_cannot_be_meant_are_refused(policy: SandboxPolicy) -> None:
+def test_invalid_policy_paths_are_refused(policy: SandboxPolicy) -> None:
     engine = NativeEngine()
     if why := engine.missing():
         pytest.skip(why)
@@ -327,7 +327,7 @@ def test_the_launcher_loads_nothing_but_the_standard_library() -> None:
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 @pytest.mark.parametrize("how", NativeMode)
-def test_a_filter_jumps_only_forward_and_always_ends(machine: str, how: NativeMode) -> None:
+def test_a_seccomp_filter_jumps_only_forward_and_terminates(machine: str, how: NativeMode) -> None:
     code = call_filter(how, network=False, machine=machine)
     steps = [code[at : at + 8] for at in range(0, len(code), 8)]
     assert len(steps) < 4096
@@ -338,7 +338,7 @@ def test_a_filter_jumps_only_forward_and_always_ends(machine: str, how: NativeMo
     assert steps[-1][:2] == b"\x06\x00"
 
 
-def test_call_numbers_are_those_of_the_kernels_headers() -> None:
+def test_syscall_numbers_match_the_kernel_headers() -> None:
     checked = 0
     for column, path in enumerate(
         ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
@@ -356,7 +356,7 @@ def test_call_numbers_are_those_of_the_kernels_headers() -> None:
     assert checked > 80
 
 
-def test_an_unknown_machine_is_refused() -> None:
+def test_an_unknown_cpu_architecture_is_refused() -> None:
     with pytest.raises(ConfigError, match="riscv64"):
         call_filter(NativeMode.RULES, network=False, machine="riscv64")
 
@@ -372,7 +372,7 @@ def _sleeping(name: str) -> list[int]:
     return found
 
 
-def test_where_namespaces_are_forbidden_rules_alone_are_used(tmp_path: Path) -> None:
+def test_without_user_namespaces_the_rules_mode_is_used(tmp_path: Path) -> None:
     sandbox = make_sandbox("user", NativeMode.RULES, tmp_path)
     # A user namespace in which no further one may be made, and nobody has any rights.
     forbidden = (

