@@ -1,4 +1,4 @@
-"""Ask whichever model this machine has about the files in the current folder, reading only.
+"""Ask the default model of this machine about the files in the current folder, read-only.
 
 python examples/ask_a_model.py "What is this project about?"
 """

@@ -52,7 +52,7 @@ SCRIPT = (
 
 
 class Cautious:
-    """Stands in for a person at the keyboard: says yes, but not to piping the net into a shell."""
+    """Replaces the user at the keyboard: approves all but piping a download into a shell."""
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         if "curl" in str(call.arguments):
@@ -70,7 +70,7 @@ def begin(task: str, workspace: Path) -> RunState:
 
 
 def kept_here(workspace: Path) -> dict[str, str]:
-    """The environment, but what runs leave behind goes with the demo."""
+    """The environment, with a data folder that is deleted after the demo."""
     return {**os.environ, "EVOCLAW_HOME": str(workspace.with_name("home"))}
 
 
@@ -83,7 +83,7 @@ async def show(state: RunState, ports: Ports, recording: Recording | None = None
 
 
 async def scripted(workspace: Path) -> None:
-    title("1. A scripted model, real tools, a person who is asked")
+    title("1. A scripted model, real tools, approvals")
     state = begin("average([2, 4, 6]) gives 6.0. Find out why and fix it.", workspace)
     (workspace / "stats.py").write_text(BUGGY)
     opened = local_ports(
@@ -100,7 +100,7 @@ async def scripted(workspace: Path) -> None:
         await show(state, replace(ports, provider=Scripted(*SCRIPT)), recording)
     recording.close()
 
-    title("2. The same run again, from its records alone")
+    title("2. Replay of that run from its records")
     records = read_recording(recording.path)
     again = [encode_record(record) async for record in Replay(records).records()]
     same = b"".join(again) == recording.path.read_bytes()
@@ -123,7 +123,7 @@ async def real(workspace: Path) -> None:
     )
     async with opened as ports:
         if ports.provider.model.startswith("local/"):
-            print("(the embedded 135M model: it shows that the loop works, not that it is wise)")
+            print("(the embedded 135M model: the loop works, its answers are often wrong)")
         await show(state, ports)
 
 
@@ -139,7 +139,7 @@ async def main() -> int:
             await scripted(workspace)
             await real(workspace)
         except EvoClawError as error:
-            print(f"the demo cannot go on: {error}")
+            print(f"the demo failed: {error}")
             return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""One brain, many hands, on one machine: a real broker and three edges, each a process of its own.
+"""An orchestrator with a real broker and three edges on one machine, each edge in its own process.
 
 `make demo` runs this. The model is scripted; everything else is real: the broker, the accounts, the
 invitations, the journals, the processes, the kill -9.
@@ -34,7 +34,7 @@ def title(text: str) -> None:
 
 
 class Device:
-    """A machine of its own, but for the machine: its folder, its process."""
+    """A simulated machine: its own folder and its own process."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -93,7 +93,7 @@ async def fleet(folder: Path) -> AsyncGenerator[tuple[Orchestrator, dict[str, De
 
 
 async def show(task: str, executor: Executor, *script: ScriptStep) -> None:
-    """One run: what the user said, what was called where, and the answer."""
+    """Print one run: the task, the calls on each edge, and the answer."""
     print(f"> {task}")
     ports = Ports(Scripted(*script), executor, Permissions(EVERYTHING))
     screen = TerminalRenderer(sys.stdout, sys.stdout, colour=sys.stdout.isatty())
@@ -103,7 +103,7 @@ async def show(task: str, executor: Executor, *script: ScriptStep) -> None:
 
 
 def prepare(devices: dict[str, Device]) -> None:
-    """What is on the devices before anybody asks: a pin to read, a name, a repository."""
+    """Prepare the devices: a GPIO program, a file with a host name, a repository."""
     gpio = devices["kitchen"].workspace / "raspi-gpio"
     gpio.write_text(GPIO)
     gpio.chmod(0o755)
@@ -118,21 +118,21 @@ def prepare(devices: dict[str, Device]) -> None:
 
 
 async def examples(orchestrator: Orchestrator) -> None:
-    title("A pin, on the kitchen's machine")
+    title("Read a GPIO pin on the edge kitchen")
     await show(
         "Check if GPIO pin 17 is high",
         orchestrator.edge("kitchen"),
         calls(("bash", {"command": "./raspi-gpio get 17"})),
         says("GPIO pin 17 is currently HIGH (level=1). It's configured as an input."),
     )
-    title("A file, on the kitchen's machine")
+    title("Read a file on the edge kitchen")
     await show(
         "What's in hostname?",
         orchestrator.edge("kitchen"),
         calls(("read", {"path": "hostname"})),
         says("The hostname is 'raspberrypi'."),
     )
-    title("Two steps of git, on the garage's machine")
+    title("Two git commands on the edge garage")
     await show(
         "List the last 3 commits and show the diff for the most recent one",
         orchestrator.edge("garage"),
@@ -140,7 +140,7 @@ async def examples(orchestrator: Orchestrator) -> None:
         calls(("bash", {"command": "git show --stat --format=%s HEAD"})),
         says("Fix bug (most recent), Add feature, Initial commit; the last one added c.txt."),
     )
-    title("edge_call: whoever is there")
+    title("edge_call: one edge by name")
     edge_call = orchestrator.edge_call(EVERYTHING)
     action = {"action": "bash", "params": {"command": "cat hostname"}}
     await show(
@@ -149,7 +149,7 @@ async def examples(orchestrator: Orchestrator) -> None:
         calls(("edge_call", {"agent_id": "kitchen", **action})),
         says("The kitchen's machine is called raspberrypi."),
     )
-    title("All three at once")
+    title("edge_call: all three edges concurrently")
     action = {"action": "bash", "params": {"command": "echo $((6 * 7)) here"}}
     await show(
         "Ask everybody",
@@ -160,7 +160,7 @@ async def examples(orchestrator: Orchestrator) -> None:
 
 
 async def asleep(orchestrator: Orchestrator, device: Device) -> None:
-    title("The device was asleep. The task still got done, once.")
+    title("The edge is offline: the call waits, and runs once")
     device.kill()
     while orchestrator.fleet.is_online(device.name):
         await orchestrator.fleet.wait_for_change()
@@ -174,17 +174,17 @@ async def asleep(orchestrator: Orchestrator, device: Device) -> None:
         )
     )
     await asyncio.sleep(1.0)
-    print(f"  (the call waits; nothing was run: {not (device.workspace / 'notes').exists()})")
+    print(f"  (the call waits; nothing has run: {not (device.workspace / 'notes').exists()})")
     device.start()
     await task
     lines = (device.workspace / "notes").read_text().splitlines()
-    print(f"  the note was made {len(lines)} time")
+    print(f"  the call ran {len(lines)} time")
     assert lines == ["aired"]
 
 
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="evoclaw-") as folder:
-        title("One brain, many hands")
+        title("A fleet of three edges")
         async with fleet(Path(folder)) as (orchestrator, devices):
             prepare(devices)
             await examples(orchestrator)

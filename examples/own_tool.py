@@ -1,4 +1,4 @@
-"""A tool of your own, three calls side by side, and what came of the run."""
+"""Define a tool, run three calls concurrently, and print the result of the run."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ async def temperature(room: str) -> float:
     Args:
         room: kitchen, cellar or attic.
     """
-    await asyncio.sleep(0)  # here a sensor would be asked
+    await asyncio.sleep(0)  # read a real sensor here
     return ROOMS[room]
 
 

@@ -1,4 +1,4 @@
-"""A run is recorded to a file, and played again offline, byte for byte."""
+"""Record a run to a file, and replay it offline, byte for byte."""
 
 import asyncio
 import tempfile
@@ -27,7 +27,7 @@ async def main() -> None:
         recording.close()
         print(result.text)
 
-        # Neither the model nor the dice are asked this time.
+        # The replay calls neither the model nor the tool.
         records = read_recording(path)
         again = [record async for record in Replay(records).records()]
         same = all(

@@ -1,4 +1,4 @@
-"""Real files in a throw-away folder; a policy asks before writing, and an approver answers."""
+"""A policy asks before calls that write, and an approver answers; on real, temporary files."""
 
 import asyncio
 import tempfile
@@ -25,7 +25,7 @@ from evoclaw.tools.sets import coding
 
 
 class OnlyNotes:
-    """Stands in for a person: notes may be changed, nothing else."""
+    """Replaces a person: approves changes of notes, nothing else."""
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         if call.name in ("edit", "write") and str(call.arguments["path"]).endswith(".md"):

@@ -1,15 +1,15 @@
-"""The accounts of a broker of your own: made here, with the rights that EvoClaw's own broker gives.
+"""Create accounts for your own broker, with the rights that the embedded broker gives.
 
     python accounts.py add FOLDER orchestrator --role orchestrator
     python accounts.py add FOLDER garage attic          # two agents
     python accounts.py nats FOLDER > users.conf         # for nats/nats.conf; reload: kill -HUP
     python accounts.py mosquitto FOLDER > dynamic-security.json      # for its first start
-    python accounts.py commands FOLDER garage attic     # for a Mosquitto that runs
+    python accounts.py commands FOLDER garage attic     # for a running Mosquitto
 
-The guide `docs/guides/scale.md` goes through it.
+The guide `docs/guides/scale.md` shows how to use it.
 
-FOLDER holds `accounts.json` (hashes only) and `passwords/NAME`, each readable by you alone: a
-password goes to the machine that uses it and can be removed here once it did.
+FOLDER contains `accounts.json` (hashes only) and `passwords/NAME`, each readable by you alone.
+Copy a password to the machine that uses it; you can delete it here afterwards.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from evoclaw.transport.broker_accounts import (
 )
 
 ADMIN = "_admin"
-"""Who may change Mosquitto's accounts; no agent can have this name."""
+"""The account that may change Mosquitto's accounts; no agent can have this name."""
 CLOSED = ("publishClientSend", "publishClientReceive", "subscribe")
-"""What nobody may who was not told so."""
+"""What is denied without an explicit permission."""
 
 
 def main(arguments: list[str]) -> int:
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add(options: argparse.Namespace) -> str:
-    """Make accounts; their passwords are written into files and shown nowhere."""
+    """Create accounts; their passwords are written to files and never printed."""
     for name in options.names:
         password = BrokerAccounts(options.folder).add(name, options.role)
         keep_password(options.folder, name, password)
@@ -78,7 +78,7 @@ def add(options: argparse.Namespace) -> str:
 
 
 def nats(options: argparse.Namespace) -> str:
-    """The users of `nats.conf`, which takes JSON where it takes anything."""
+    """The users of `nats.conf`, which accepts JSON."""
     users = [nats_user(account) for account in known(options.folder)]
     return "users: " + json.dumps(users, indent=2) + "\n"
 
@@ -97,14 +97,14 @@ def nats_user(account: BrokerAccount) -> dict[str, object]:
 
 
 def subject(topic: str) -> str:
-    """A topic as NATS spells it."""
+    """The NATS subject of a topic."""
     return topic.replace("/", ".").replace("+", "*")
 
 
 def mosquitto(options: argparse.Namespace) -> str:
-    """The whole file of the dynamic-security plug-in, as the broker finds it when it first starts.
+    """The configuration of the dynamic security plug-in for the first start of the broker.
 
-    From then on the file is the broker's own.
+    After that the broker owns the file.
     """
     path = options.folder / "passwords" / ADMIN
     if not path.exists():
@@ -125,15 +125,15 @@ def mosquitto(options: argparse.Namespace) -> str:
 
 
 def commands(options: argparse.Namespace) -> str:
-    """What a Mosquitto that runs is told, all at once: one line for its control topic.
+    """The commands for a running Mosquitto: one message, in one line, for its control topic.
 
-    It holds passwords: pipe it, do not keep it.
+    It contains passwords: pipe it, do not store it.
     """
     found = {account.name: account for account in known(options.folder)}
     told: list[dict[str, object]] = []
     for name in options.names:
         if name not in found:
-            raise ConfigError(f"there is no account {name!r}; make it with: accounts.py add")
+            raise ConfigError(f"unknown account {name!r}; create it with: accounts.py add")
         password = (options.folder / "passwords" / name).read_text()
         told.append({"command": "createRole", **role(found[name])})
         roles = [{"rolename": name}]
@@ -144,7 +144,7 @@ def commands(options: argparse.Namespace) -> str:
 
 
 def role(account: BrokerAccount) -> dict[str, object]:
-    """One role for each account, with its topics spelled out: `%u` is not expanded by 2.0."""
+    """One role per account, with its topics spelled out: Mosquitto 2.0 does not expand `%u`."""
     rights = account.rights
     acls = [acl("publishClientSend", name) for name in rights.publish]
     for name in rights.subscribe:
@@ -157,7 +157,7 @@ def acl(kind: str, topic: str) -> dict[str, object]:
 
 
 def client(name: str, password: str) -> dict[str, object]:
-    """A client with the role of its name; the hash is in the shape of a password file."""
+    """A client with the role of its name; the hash has the format of a password file."""
     _, _, rounds, salt, key = password.split("$")
     hashing = {"password": key, "salt": salt, "iterations": int(rounds)}
     return {"username": name, "roles": [{"rolename": name}], **hashing}
@@ -166,7 +166,7 @@ def client(name: str, password: str) -> dict[str, object]:
 def known(folder: Path) -> Iterable[BrokerAccount]:
     found = BrokerAccounts(folder).all()
     if not found:
-        raise ConfigError(f"there are no accounts in {folder}; make some with: accounts.py add")
+        raise ConfigError(f"no accounts in {folder}; create some with: accounts.py add")
     return found
 
 

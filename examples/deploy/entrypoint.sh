@@ -1,6 +1,6 @@
 #!/bin/sh
-# Take the key that all orchestrators share from its secret, then become what was asked for.
-# It is copied because a key that others may read is refused, and mounted secrets often can be read.
+# Copy the key that all orchestrators share from its secret, then execute the command.
+# EvoClaw refuses a key that others can read, and mounted secrets often are readable by others.
 set -eu
 umask 077
 key="${SECRETS:-/run/secrets}/orchestrator-key"

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Make everything secret that compose.yaml wants, in ./state: passwords, the orchestrators' key, the
-# broker's accounts, and a certificate for it. Once; nothing that is there is changed.
+# Create the secrets of compose.yaml in ./state: passwords, the orchestrators' key, the broker's
+# accounts and its certificate. Run it once; it refuses to change an existing ./state.
 #
-#   ./prepare.sh [NAME-OR-ADDRESS-OF-THE-BROKER …]    # under which edges reach it
+#   ./prepare.sh [HOST-NAME-OR-ADDRESS-OF-THE-BROKER …]    # by which edges reach the broker
 #
-# It needs openssl and a Python with evoclaw (PYTHON=… says which).
+# It needs openssl and a Python with evoclaw (set PYTHON=… to choose one).
 set -eu
 umask 077
 cd "$(dirname "$0")"
 python="${PYTHON:-python3}"
 state="${STATE:-state}"
 if [ -e "$state" ]; then
-    echo "$state is there already; move it away to begin anew" >&2
+    echo "$state is there already; move or delete it to start again" >&2
     exit 2
 fi
 mkdir -p "$state/secrets" "$state/certs" "$state/broker" "$state/one" "$state/two"
@@ -24,7 +24,7 @@ openssl rand -base64 32 | tr '+/' '-_' | tr -d '=\n' > "$state/secrets/orchestra
 cp "$state/accounts/passwords/orchestrator" "$state/secrets/broker-password"
 "$python" accounts.py mosquitto "$state/accounts" > "$state/broker/dynamic-security.json"
 
-# An authority of our own, and the broker's certificate. Bring your own in place of them if you can.
+# A private CA, and the broker's certificate. Replace both by your own if you can.
 names="DNS:broker,DNS:localhost,IP:127.0.0.1"
 for name in "$@"; do
     case "$name" in
@@ -42,6 +42,6 @@ printf 'subjectAltName=%s\nkeyUsage=critical,digitalSignature\nauthorityKeyIdent
 openssl x509 -req -days 825 -in "$state/certs/server.csr" -extfile "$state/certs/extensions" \
     -CA "$state/secrets/broker-ca" -CAkey "$state/certs/ca-key.pem" \
     -set_serial "0x$(openssl rand -hex 16)" -out "$state/certs/server.pem" 2> /dev/null
-# Needed again only to make another certificate: keep it elsewhere.
+# Needed again only to sign another certificate: store it elsewhere.
 mv "$state/certs/ca-key.pem" "$state/ca-key.pem"
 rm -f "$state/certs/server.csr" "$state/certs/extensions"
