@@ -129,7 +129,7 @@ async def service(folder: Path) -> AsyncGenerator[tuple[ServiceHarness, Orchestr
     ):
         orchestrator = Orchestrator(MemoryLink(MemoryBroker()), commands)
         people(orchestrator)
-        parts = replace(house.parts(settings, orchestrator), routes=dashboard_routes())
+        parts = replace(house.parts(settings, orchestrator), extra_routes=dashboard_routes())
         async with serving(create_app(parts), settings) as url:
             yield house, orchestrator, url, await house.token("*", user="")
 

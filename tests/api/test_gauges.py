@@ -125,7 +125,7 @@ async def test_requests_are_counted_by_route_pattern(tmp_path: Path) -> None:
         return metrics.render()
 
     async with build_service(tmp_path, settings=settings) as (house, _):
-        parts = replace(house.parts(settings), counted=metrics.http, metrics=figures)
+        parts = replace(house.parts(settings), on_response=metrics.http, metrics=figures)
         token = await house.token("*")
         async with serving(create_app(parts), settings) as url, ClientSession() as http:
             ann, nobody = Client(http, url, token), Client(http, url, "")

@@ -89,7 +89,7 @@ async def test_edge_tool_metrics_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_edge_tool_metrics_are_stored_with_each_heartbeat(tmp_path: Path) -> None:
-    limits = msgspec.structs.replace(QUICK, heartbeat=0.1)
+    limits = msgspec.structs.replace(QUICK, heartbeat_s=0.1)
     async with open_fleet(tmp_path, limits=limits) as here:
         await here.run_tool("mark", text="a")
 
@@ -265,7 +265,7 @@ async def test_a_result_is_resent_after_its_grant_expired(tmp_path: Path, signer
 async def test_a_command_that_outlives_the_journals_dedupe_window_is_refused(
     tmp_path: Path,
 ) -> None:
-    limits = msgspec.structs.replace(QUICK, dedupe_seconds=60.0)
+    limits = msgspec.structs.replace(QUICK, dedupe_retention_s=60.0)
     async with open_fleet(tmp_path, limits=limits) as here:
         result = await here.run_tool("mark", text="a", queue=3600)
         assert result.error is ErrorKind.INVALID_PARAMS

@@ -588,7 +588,7 @@ async def test_unclaimed_results_do_not_delay_other_results(
 async def test_unclaimed_results_beyond_the_limit_are_dropped(
     tmp_path: Path,
 ) -> None:
-    limits = msgspec.structs.replace(QUICK, untold_most=10)
+    limits = msgspec.structs.replace(QUICK, max_unacknowledged=10)
     async with open_fleet(tmp_path, limits=limits) as here:
         ids = [new_id() for _ in range(30)]
         for request_id in ids:
@@ -648,7 +648,7 @@ async def test_commands_queued_for_a_crashed_edge_run_once_and_expired_ones_neve
 async def test_a_heartbeat_without_a_hello_makes_the_orchestrator_request_one(
     tmp_path: Path,
 ) -> None:
-    limits = msgspec.structs.replace(QUICK, heartbeat=0.3)
+    limits = msgspec.structs.replace(QUICK, heartbeat_s=0.3)
     async with open_fleet(tmp_path, limits=limits, start=False) as here:
         lost = here.pi.link.drop_next('"report_type":"hello"', count=6)
         await here.pi.start()
@@ -692,7 +692,7 @@ async def test_more_results_than_fit_into_a_hello_are_all_acknowledged(
 ) -> None:
     async with open_fleet(tmp_path) as here:
         here.link.drop_next('"command":"result_ack"', count=10**6)
-        here.pi.limits = msgspec.structs.replace(QUICK, resend=90.0)
+        here.pi.limits = msgspec.structs.replace(QUICK, resend_delay_s=90.0)
         await here.pi.stop()
         await here.pi.start()
         await here.wait_online()

@@ -87,7 +87,7 @@ async def test_fault_15_a_store_refuses_commands_beyond_its_configured_cap(tmp_p
 async def test_fault_15_an_edge_with_a_full_queue_refuses_a_call_and_journals_it(
     tmp_path: Path,
 ) -> None:
-    limits = msgspec.structs.replace(ONE_BY_ONE, resend=60.0)
+    limits = msgspec.structs.replace(ONE_BY_ONE, resend_delay_s=60.0)
     async with open_fleet(tmp_path, limits=limits) as here, BrokerListener(here.broker) as ear:
         for n in range(3):
             here.publish_command(tool_command("hold", text=str(n)))

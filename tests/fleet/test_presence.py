@@ -154,7 +154,7 @@ async def test_gather_waits_for_known_edges_up_to_its_timeout(tmp_path: Path) ->
 
 
 async def test_a_hello_carries_the_heartbeat_interval(tmp_path: Path) -> None:
-    limits = msgspec.structs.replace(QUICK, heartbeat=1_200.0)
+    limits = msgspec.structs.replace(QUICK, heartbeat_s=1_200.0)
     async with open_fleet(tmp_path, limits=limits) as here:
         assert here.orchestrator.fleet.member("pi").heartbeat_interval_s == 1_200.0
 
@@ -201,7 +201,7 @@ async def test_fault_14_a_command_waits_until_the_edge_knows_the_orchestrators_t
 async def test_fault_14_an_edge_without_an_orchestrator_uses_its_own_clock(
     tmp_path: Path,
 ) -> None:
-    limits = msgspec.structs.replace(QUICK, greeting=0.02)
+    limits = msgspec.structs.replace(QUICK, hello_retry_delay_s=0.02)
     async with open_fleet(tmp_path, limits=limits, start=False) as here:
         await here.close()
         await here.pi.start()
@@ -325,7 +325,7 @@ async def test_an_edge_with_an_unsupported_protocol_version_is_not_online(tmp_pa
 async def test_a_long_call_sends_progress_and_a_silent_one_is_queried(
     tmp_path: Path,
 ) -> None:
-    limits = msgspec.structs.replace(QUICK, long=0.1, beat=0.05)
+    limits = msgspec.structs.replace(QUICK, progress_delay_s=0.1, progress_interval_s=0.05)
     async with open_fleet(tmp_path, limits=limits, silence=1.0) as here:
         queues = here.orchestrator.requests.edge_queues
         request_id = new_id()
@@ -361,7 +361,7 @@ async def test_a_welcome_for_an_earlier_hello_is_ignored(tmp_path: Path, stale: 
 
 
 async def test_an_edge_whose_advert_was_lost_is_asked_for_its_tools(tmp_path: Path) -> None:
-    limits = msgspec.structs.replace(QUICK, heartbeat=0.3)
+    limits = msgspec.structs.replace(QUICK, heartbeat_s=0.3)
     async with open_fleet(tmp_path, limits=limits, start=False) as here:
         lost = here.pi.link.drop_next('"capabilities":', count=10**6)
         await here.pi.start()

@@ -41,7 +41,7 @@ EVERYTHING = Permissions(frozenset({"*"}))
 QUICK = DeviceLimits(
     resend_delay_s=0.1, hello_retry_delay_s=0.1, max_hello_delay_s=0.02, accepted_delay_s=0.02
 )
-TOLD_ONCE = msgspec.structs.replace(QUICK, resend=60.0)
+TOLD_ONCE = msgspec.structs.replace(QUICK, resend_delay_s=60.0)
 """For tests in which nobody acknowledges: nothing is told twice by itself."""
 AGAIN = (0.1, 0.2, 0.4)
 

@@ -52,14 +52,14 @@ _LOCAL = frozenset({RunsOn.LOCAL})
 _ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
     ("read write edit", "files", _MACHINE, ""),
     ("glob grep", "search", _MACHINE, ""),
-    ("apply_patch", "patch.applying", _MACHINE, ""),
+    ("apply_patch", "patch.apply_patch", _MACHINE, ""),
     ("bash", "shell", _MACHINE, "bash"),
     ("git_status git_diff git_log", "git.reading", _MACHINE, "git"),
     ("git_commit git_branch", "git.writing", _MACHINE, "git"),
     ("webfetch", "web", _MACHINE, ""),
     ("websearch codesearch", "web", _LOCAL, ""),
     ("question", "question", _SERVICE, ""),
-    ("todowrite todoread", "notes", _SERVICE, ""),
+    ("todowrite todoread", "todos", _SERVICE, ""),
     ("skill", "skill", _SERVICE, ""),
     (
         "task sessions_list sessions_history sessions_send sessions_spawn session_status "

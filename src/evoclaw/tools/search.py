@@ -172,7 +172,7 @@ async def _walk_lines(
     async with aclosing(_matches(ops, _names(ops, about, wanted, budget), query, budget)) as found:
         async for matches in found:
             if query.max_lines < UNBOUNDED and matches.count > gathered.remaining:
-                bounded = replace(query, most=gathered.remaining)
+                bounded = replace(query, max_lines=gathered.remaining)
                 matches = await _search(ops, matches.path, bounded, budget)
             gathered.add(matches)
             if not gathered.remaining:

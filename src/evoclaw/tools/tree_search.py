@@ -173,7 +173,7 @@ def _search(
     piece = folder.read(name, 0, SNIFF_BYTES)
     if not piece or b"\0" in piece or (len(piece) < SNIFF_BYTES and not query.may_match(piece)):
         return None
-    bounded = query if query.max_lines >= UNBOUNDED else replace(query, most=lines.remaining)
+    bounded = query if query.max_lines >= UNBOUNDED else replace(query, max_lines=lines.remaining)
     work = scan_file(path, bounded, budget.is_expired, SNIFF_BYTES)
     try:
         next(work)
