@@ -94,7 +94,8 @@ def _read_token_file(token: TokenFile) -> ConfiguredToken:
         raise ConfigError(f"cannot read the token in {token.file}: {problem}") from None
     if len(secret) < MIN_TOKEN_CHARS:
         raise ConfigError(
-            f"the token in {token.file} is too short: it needs at least {MIN_TOKEN_CHARS} characters"
+            f"the token in {token.file} is too short: "
+            f"it needs at least {MIN_TOKEN_CHARS} characters"
         )
     return ConfiguredToken(token.name, secret, token.tenant, token.user, frozenset(token.scopes))
 
