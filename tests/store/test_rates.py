@@ -30,12 +30,12 @@ from tests.support.stores import ROOT
 
 RACER = """
 import asyncio, sys, time
-from evoclaw.store.governance.rates import SCHEMA, RateCounts
+from evoclaw.store.governance.rates import SCHEMA, RateStore
 from tests.support.databases import Place
 
 async def main(at, schema, marks, per_minute, burst, refusals):
     database = await Place.of(at, schema).open(SCHEMA)
-    counts = RateCounts(database, wait=False)
+    counts = RateStore(database, wait=False)
     print("ready", flush=True)
     sys.stdin.readline()
     left = int(refusals)

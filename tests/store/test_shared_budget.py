@@ -64,7 +64,7 @@ async def main(at, schema, name, marks):
         (TENANT, "run:other", "run:other/below"),
     ]
     async with books:
-        await books.begin()
+        await books.start()
         for one, limit in LIMITS.items():
             await books.open(one, {"calls": limit}, {})
         print("ready", flush=True)
