@@ -163,11 +163,12 @@ def test_trailing_tool_results_are_found_by_call_id() -> None:
 
 
 def test_limits_of_the_caller_apply_within_those_of_the_agent() -> None:
-    assert asking().errand.settings == AGENT.settings
-    settings = asking(temperature=0.5, max_tokens=100, parallel_tool_calls=False).errand.settings
+    assert asking().run_request.settings == AGENT.settings
+    parsed = asking(temperature=0.5, max_tokens=100, parallel_tool_calls=False)
+    settings = parsed.run_request.settings
     assert (settings.temperature, settings.max_tokens) == (0.5, 100)
     assert settings.max_calls_per_turn == 1
-    assert asking(max_completion_tokens=9_999).errand.settings.max_tokens == 500
+    assert asking(max_completion_tokens=9_999).run_request.settings.max_tokens == 500
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,8 @@ def test_neutral_parameters_pass_and_hints_are_listed_as_ignored() -> None:
 
 
 def test_tools_of_the_caller_are_offered_unless_tool_choice_is_none() -> None:
-    assert [tool.name for tool in asking(tools=[WEATHER]).errand.tools] == ["weather"]
-    assert asking(tools=[WEATHER], tool_choice="none").errand.tools == ()
+    assert [tool.name for tool in asking(tools=[WEATHER]).run_request.tools] == ["weather"]
+    assert asking(tools=[WEATHER], tool_choice="none").run_request.tools == ()
 
 
 def test_response_format_json_is_requested_and_validated() -> None:
@@ -208,7 +209,7 @@ def test_response_format_json_is_requested_and_validated() -> None:
     found = asking(
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     )
-    first = found.errand.messages[0]
+    first = found.run_request.messages[0]
     assert isinstance(first, SystemMessage)
     assert '"required":["n"]' in first.text
     wanted = found.format

@@ -13,7 +13,7 @@ from evoclaw.executors.ssh.connection import SshConnection
 from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
 from tests.executors import test_file_walk as test_walking
-from tests.executors import test_local_files, test_process_ends, test_processes
+from tests.executors import test_local_files, test_process_cleanup, test_processes
 from tests.support.sshd import Sshd, sshd
 from tests.tools import test_ops_contract
 
@@ -51,21 +51,21 @@ test_a_missing_file_error_suggests_a_similar_name = (
     test_local_files.test_a_missing_file_error_suggests_a_similar_name
 )
 test_a_terminated_command_gets_time_to_clean_up = (
-    test_process_ends.test_a_terminated_command_gets_time_to_clean_up
+    test_process_cleanup.test_a_terminated_command_gets_time_to_clean_up
 )
 test_a_second_cancel_does_not_interrupt_the_cleanup = (
-    test_process_ends.test_a_second_cancel_does_not_interrupt_the_cleanup
+    test_process_cleanup.test_a_second_cancel_does_not_interrupt_the_cleanup
 )
 test_a_timeout_leaves_no_process_running = (
-    test_process_ends.test_a_timeout_leaves_no_process_running
+    test_process_cleanup.test_a_timeout_leaves_no_process_running
 )
 test_cancelling_during_the_start_leaves_no_process = (
-    test_process_ends.test_cancelling_during_the_start_leaves_no_process
+    test_process_cleanup.test_cancelling_during_the_start_leaves_no_process
 )
 test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking = (
-    test_process_ends.test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking
+    test_process_cleanup.test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking
 )
-test_many_commands_run_concurrently = test_process_ends.test_many_commands_run_concurrently
+test_many_commands_run_concurrently = test_process_cleanup.test_many_commands_run_concurrently
 test_fault_28_a_hundred_megabytes_of_output_leave_memory_flat = (
     test_processes.test_fault_28_a_hundred_megabytes_of_output_leave_memory_flat
 )

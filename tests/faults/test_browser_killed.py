@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.processes import find_main
-from tests.executors import test_browser_ends
+from tests.executors import test_browser_cleanup
 from tests.executors.test_browser_cleanup import (
     PROGRAM,
     SECONDS,
@@ -24,7 +24,7 @@ from tests.executors.test_browser_cleanup import (
 from tests.support.web_pages import PageServer
 
 pytestmark = pytest.mark.skipif(isinstance(PROGRAM, str), reason=str(PROGRAM))
-folder, site = test_browser_ends.folder, test_browser_ends.site
+folder, site = test_browser_cleanup.folder, test_browser_cleanup.site
 
 
 @pytest.mark.parametrize("killed", ["browser", "page", "driver"])

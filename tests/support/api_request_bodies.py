@@ -8,7 +8,7 @@ KNOWN: dict[str, JSON] = {
     "answerapproval": {"decision": "once"},
     "answerstep": {"step": "ask", "decision": "approve"},
     "steerrun": {"message": "hello"},
-    "say": {"message": "hello"},
+    "sendmessage": {"message": "hello"},
     "renamesession": {"title": "mine now"},
     "forkrun": {"turn": 1},
 }

@@ -94,9 +94,9 @@ def test_the_shell_parser_is_loaded_only_when_a_command_is_judged() -> None:
         "import sys; from evoclaw.governance.rules.examples import load_rules, example_call; "
         "from evoclaw.governance.rules.document import CallExample; "
         "rules = load_rules(None, workspace='/w', home='/h'); "
-        "rules.look(example_call(CallExample('read', {'path': 'x'}))); "
+        "rules.evaluate(example_call(CallExample('read', {'path': 'x'}))); "
         "assert 'tree_sitter' not in sys.modules; "
-        "rules.look(example_call('ls')); assert 'tree_sitter' in sys.modules"
+        "rules.evaluate(example_call('ls')); assert 'tree_sitter' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
 

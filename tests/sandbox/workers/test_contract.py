@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.executors import test_process_ends, test_processes
+from tests.executors import test_process_cleanup, test_processes
 
 test_output_exit_code_and_isolation_are_reported = (
     test_processes.test_output_exit_code_and_isolation_are_reported
@@ -34,27 +34,27 @@ test_fault_29_output_bytes_are_passed_through_unchanged = (
     test_processes.test_fault_29_output_bytes_are_passed_through_unchanged
 )
 test_fault_30_cancelling_kills_four_hundred_forked_processes = (
-    test_process_ends.test_fault_30_cancelling_kills_four_hundred_forked_processes
+    test_process_cleanup.test_fault_30_cancelling_kills_four_hundred_forked_processes
 )
 test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking = (
-    test_process_ends.test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking
+    test_process_cleanup.test_fault_30_cancelling_kills_a_process_tree_that_keeps_forking
 )
 test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel = (
-    test_process_ends.test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel
+    test_process_cleanup.test_fault_32_grandchildren_in_other_sessions_do_not_survive_a_cancel
 )
 test_fault_32_background_processes_end_with_the_command = (
-    test_process_ends.test_fault_32_background_processes_end_with_the_command
+    test_process_cleanup.test_fault_32_background_processes_end_with_the_command
 )
 test_a_terminated_command_gets_time_to_clean_up = (
-    test_process_ends.test_a_terminated_command_gets_time_to_clean_up
+    test_process_cleanup.test_a_terminated_command_gets_time_to_clean_up
 )
 test_a_timeout_leaves_no_process_running = (
-    test_process_ends.test_a_timeout_leaves_no_process_running
+    test_process_cleanup.test_a_timeout_leaves_no_process_running
 )
 test_a_second_cancel_does_not_interrupt_the_cleanup = (
-    test_process_ends.test_a_second_cancel_does_not_interrupt_the_cleanup
+    test_process_cleanup.test_a_second_cancel_does_not_interrupt_the_cleanup
 )
 test_cancelling_during_the_start_leaves_no_process = (
-    test_process_ends.test_cancelling_during_the_start_leaves_no_process
+    test_process_cleanup.test_cancelling_during_the_start_leaves_no_process
 )
-test_many_commands_run_concurrently = test_process_ends.test_many_commands_run_concurrently
+test_many_commands_run_concurrently = test_process_cleanup.test_many_commands_run_concurrently
