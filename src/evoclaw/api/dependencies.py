@@ -5,11 +5,10 @@ from __future__ import annotations
 from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from evoclaw.api.errors import DependencyMissing
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
@@ -23,8 +22,6 @@ from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.workflows.workflows import Workflows
-
-T = TypeVar("T")
 
 
 class RefusedRequest(Struct, frozen=True):
@@ -358,12 +355,3 @@ class ApiDependencies:
     """The tenant that owns this machine: only it may see the fleet, the policies and the stops."""
     extra_routes: Sequence[Any] = ()
     """Further routes, such as those of channels and the dashboard."""
-    extras: Mapping[type, object] = field(default_factory=dict[type, object])
-    """The dependencies of the extra routes, by type."""
-
-    def get(self, kind: type[T]) -> T:
-        """A dependency of an extra route; `DependencyMissing` if this process does not have it."""
-        found = self.extras.get(kind)
-        if not isinstance(found, kind):
-            raise DependencyMissing(f"This process does not provide {kind.__name__}.")
-        return found

@@ -55,10 +55,6 @@ class ErrorBody(Struct, frozen=True):
     error: Problem
 
 
-class DependencyMissing(EvoClawError):
-    """This process has no dependency that an extra route needs."""
-
-
 class ApiError(EvoClawError):
     """An error with an HTTP status: raised in a route, it becomes the response.
 
@@ -138,7 +134,6 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     ConfigError: (422, "invalid"),
     RunQueueFull: (429, "too_many"),
     Draining: (503, "draining"),
-    DependencyMissing: (503, "unavailable"),
     StoreError: (503, "store"),
 }
 """The status and code of each error class; a class that is not listed has its base class's."""
