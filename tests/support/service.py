@@ -65,7 +65,6 @@ from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
 from evoclaw.wiring.api_adapters import (
     AuditAdapter,
-    CanvasesAdapter,
     DevicesAdapter,
     SkillsAdapter,
     StopsAdapter,
@@ -225,7 +224,7 @@ class ServiceHarness:
             tools=ToolsAdapter(lambda: [question.tool], list),
             skills=SkillsAdapter(SkillRegistry([self.folder / "skills"])),
             stops=StopsAdapter(StopRegistry(StopFile(self.folder / "stops.json"))),
-            canvases=CanvasesAdapter(self.canvases),
+            canvases=self.canvases,
             policies=PoliciesAdapter(self.judged, {AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
             memory=self.memory.of,

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from evoclaw.api.settings import ServerSettings
+from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.pipeline import DeclaredStep
@@ -186,29 +187,6 @@ class EmergencyStops(Protocol):
         ...
 
 
-class CanvasView(Struct, frozen=True):
-    """The canvas of a session."""
-
-    title: str
-    format: Literal["html", "markdown"]
-    content: str
-    """Written by a model: show it in a sandboxed frame."""
-    at: float
-    """When it was written; Unix seconds."""
-
-
-class CanvasViews(Protocol):
-    """The canvases of sessions."""
-
-    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
-        """The canvas of a session; None if it is empty."""
-        ...
-
-    async def clear(self, tenant: str, session_id: str) -> None:
-        """Clear the canvas of a session."""
-        ...
-
-
 class RuleView(Struct, frozen=True):
     """One rule of the command policy."""
 
@@ -332,7 +310,7 @@ class ApiDependencies:
     tools: ToolDirectory | None = None
     skills: SkillDirectory | None = None
     stops: EmergencyStops | None = None
-    canvases: CanvasViews | None = None
+    canvases: Canvases | None = None
     policies: PolicyExplainer | None = None
     receipts: ReceiptArchive | None = None
     """The signed receipts of devices."""

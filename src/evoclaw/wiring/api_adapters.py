@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.api.dependencies import CanvasView, RefusedRequest, SkillProblem, SkillView, StopView
+from evoclaw.api.dependencies import RefusedRequest, SkillProblem, SkillView, StopView
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool, UnavailableTool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.observe.audit.cold import AuditQuery, ColdTier
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.skills.loading import Skill
     from evoclaw.skills.registry import SkillRegistry
-    from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.trust.pairing import Device, Devices
 
 logger = logging.getLogger(__name__)
@@ -214,26 +212,6 @@ class StopsAdapter:
         if stop is None:
             return None
         return StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
-
-
-@dataclass(frozen=True, slots=True)
-class CanvasesAdapter:
-    """The canvases of sessions, for the API."""
-
-    canvases: CanvasFolder | StoredCanvases
-
-    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
-        """The canvas of a session; None if it is empty."""
-        canvas = self.canvases.of(tenant, session_id)
-        sheet, at = await canvas.current(), await canvas.changed_at()
-        if sheet is None:
-            return None
-        is_html = sheet.format == "html"
-        return CanvasView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
-
-    async def clear(self, tenant: str, session_id: str) -> None:
-        """Clear the canvas of a session."""
-        await self.canvases.of(tenant, session_id).clear()
 
 
 def refusal_recorder(audit: Audit | None) -> Callable[[RefusedRequest], None]:

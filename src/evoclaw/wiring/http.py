@@ -111,7 +111,6 @@ def _api_dependencies(
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.api_adapters import (
         AuditAdapter,
-        CanvasesAdapter,
         DevicesAdapter,
         SkillsAdapter,
         StopsAdapter,
@@ -140,7 +139,7 @@ def _api_dependencies(
         ),
         skills=SkillsAdapter(run_factory.toolbox.skill_registry),
         stops=StopsAdapter(stop_board(env, runtime.stores.database)),
-        canvases=CanvasesAdapter(run_factory.canvases),
+        canvases=run_factory.canvases,
         policies=PoliciesAdapter(run_factory, runtime.agents),
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=None if memory is None else memory.of,

@@ -60,7 +60,7 @@ class RunFactory:
 
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
-        from evoclaw.tools.canvas import Canvas
+        from evoclaw.core.canvases import Canvas
 
         agent = self._fit_to_model(agent)
         injected = dict(dependencies)
