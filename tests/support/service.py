@@ -66,9 +66,6 @@ from evoclaw.trust.pairing import Devices
 from evoclaw.wiring.api_adapters import (
     AuditAdapter,
     DevicesAdapter,
-    SkillsAdapter,
-    StopsAdapter,
-    ToolsAdapter,
 )
 from evoclaw.wiring.policies_adapter import PoliciesAdapter
 from evoclaw.workflows.catalogue import Catalogue
@@ -221,13 +218,13 @@ class ServiceHarness:
             ledger=self.ledger,
             devices=DevicesAdapter(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
             audit=AuditAdapter(self.audit, self.folder, AuditSettings(), {}),
-            tools=ToolsAdapter(lambda: [question.tool], list),
-            skills=SkillsAdapter(SkillRegistry([self.folder / "skills"])),
-            stops=StopsAdapter(StopRegistry(StopFile(self.folder / "stops.json"))),
+            tools=lambda: [question.tool],
+            skills=SkillRegistry([self.folder / "skills"]),
+            stops=StopRegistry(StopFile(self.folder / "stops.json")),
             canvases=self.canvases,
             policies=PoliciesAdapter(self.judged, {AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
-            memory=self.memory.of,
+            memory=self.memory,
             workflows=self.workflows,
             metrics=lambda: "evoclaw_test 1\n",
             metrics_reader=MetricsReader(MetricsStore(self.database)),

@@ -15,6 +15,8 @@ from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.governance.shared_stops import StopRegistry
+from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import AccessControl
@@ -22,6 +24,7 @@ from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.skills.registry import SkillRegistry
 from evoclaw.workflows.workflows import Workflows
 
 
@@ -105,88 +108,6 @@ class AuditReader(Protocol):
         ...
 
 
-class ToolDirectory(Protocol):
-    """The tools of this orchestrator."""
-
-    def offered(self) -> Sequence[Tool]:
-        """The available tools."""
-        ...
-
-    def absent(self) -> Sequence[UnavailableTool]:
-        """The unavailable tools, each with the reason."""
-        ...
-
-
-class SkillView(Struct, frozen=True, omit_defaults=True):
-    """A skill: its purpose and its tools."""
-
-    name: str
-    version: str
-    description: str
-    digest: str
-    approved: bool
-    tools: tuple[str, ...] = ()
-    allowed_tools: tuple[str, ...] | None = None
-    """The tools that it works with; null: all."""
-    references: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    instructions: str = ""
-    """Only in the response for a single skill."""
-
-
-class SkillProblem(Struct, frozen=True):
-    """A skill that is not available."""
-
-    path: str
-    reason: str
-    refused: bool
-    """False if the skill only does not support this machine."""
-
-
-class SkillDirectory(Protocol):
-    """The skills of this orchestrator."""
-
-    def all(self) -> Sequence[SkillView]:
-        """The available skills."""
-        ...
-
-    def find(self, name: str) -> SkillView | None:
-        """A skill by name, with its instructions."""
-        ...
-
-    def problems(self) -> Sequence[SkillProblem]:
-        """The skills that are not available, each with the reason."""
-        ...
-
-
-class StopView(Struct, frozen=True, omit_defaults=True):
-    """An emergency stop, in force until a person releases it."""
-
-    kind: str
-    """`all`, `agent`, `tool` or `network`."""
-    name: str = ""
-    """The name of the agent or tool."""
-    reason: str = ""
-    by: str = ""
-    at: float = 0.0
-
-
-class EmergencyStops(Protocol):
-    """The emergency stop."""
-
-    def all(self) -> Sequence[StopView]:
-        """The stops in force."""
-        ...
-
-    async def put(self, stop: StopView) -> None:
-        """Add a stop."""
-        ...
-
-    async def release(self, kind: str, name: str) -> StopView | None:
-        """Release a stop; None if there was none."""
-        ...
-
-
 class RuleView(Struct, frozen=True):
     """One rule of the command policy."""
 
@@ -259,26 +180,6 @@ class PolicyExplainer(Protocol):
         ...
 
 
-class UserMemory(Protocol):
-    """The memory of one user."""
-
-    async def search(
-        self,
-        query: str,
-        level: Any = ...,
-        top_k: int = ...,
-        *,
-        agent: str = ...,
-        session_id: str = ...,
-    ) -> Sequence[Any]:
-        """The notes that match a query, the best first; each a Struct."""
-        ...
-
-    async def forget(self, session_id: str) -> int:
-        """Delete the notes of a session; returns how many there were."""
-        ...
-
-
 ReadinessCheck = Callable[[], Awaitable[str]]
 """Returns what is wrong with a component; empty if it is ready."""
 
@@ -307,17 +208,20 @@ class ApiDependencies:
     devices: DeviceRegistry | None = None
     ledger: Ledger | None = None
     audit: AuditReader | None = None
-    tools: ToolDirectory | None = None
-    skills: SkillDirectory | None = None
-    stops: EmergencyStops | None = None
+    tools: Callable[[], Sequence[Tool]] | None = None
+    """The available tools of this orchestrator."""
+    unavailable_tools: Callable[[], Sequence[UnavailableTool]] = tuple
+    """The unavailable tools of this orchestrator, each with the reason."""
+    skills: SkillRegistry | None = None
+    stops: StopRegistry | None = None
     canvases: Canvases | None = None
     policies: PolicyExplainer | None = None
     receipts: ReceiptArchive | None = None
     """The signed receipts of devices."""
     replay_slots: Semaphore = field(default_factory=lambda: Semaphore(2))
     """Limits concurrent replays, forks and comparisons: each takes a processor."""
-    memory: Callable[[str, str], UserMemory] | None = None
-    """Returns the memory of a tenant's user."""
+    memory: Memory | None = None
+    """The memory of one user; `of` gives that of another."""
     workflows: Workflows | None = None
     metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
     """Renders all metrics in the Prometheus format."""

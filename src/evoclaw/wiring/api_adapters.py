@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.api.dependencies import RefusedRequest, SkillProblem, SkillView, StopView
+from evoclaw.api.dependencies import RefusedRequest
 from evoclaw.core.messages import JSON
-from evoclaw.core.tools import Tool, UnavailableTool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from evoclaw.governance.shared_stops import StopRegistry
     from evoclaw.observe.audit.cold import AuditQuery, ColdTier
     from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.observe.audit.writer import Audit
-    from evoclaw.skills.loading import Skill
-    from evoclaw.skills.registry import SkillRegistry
     from evoclaw.trust.pairing import Device, Devices
 
 logger = logging.getLogger(__name__)
@@ -114,104 +109,6 @@ class AuditAdapter:
         from evoclaw.observe.audit.cold import open_cold
 
         return open_cold(self.home, self.settings, self.env)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolsAdapter:
-    """The tools of the default agent, for the API."""
-
-    tools: Callable[[], Sequence[Tool]]
-    missing: Callable[[], Sequence[UnavailableTool]]
-
-    def offered(self) -> Sequence[Tool]:
-        """The tools that the default agent is offered now."""
-        return self.tools()
-
-    def absent(self) -> Sequence[UnavailableTool]:
-        """The tools that are unavailable, with the reason."""
-        return self.missing()
-
-
-@dataclass(frozen=True, slots=True)
-class SkillsAdapter:
-    """The skills of this machine, for the API."""
-
-    skill_registry: SkillRegistry
-
-    def all(self) -> Sequence[SkillView]:
-        """The skills that can be used."""
-        return [self._view(skill) for skill in self.skill_registry.skills()]
-
-    def find(self, name: str) -> SkillView | None:
-        """One skill, with its instructions; None if there is none of that name."""
-        skill = self.skill_registry.find(name)
-        if skill is None:
-            return None
-        return msgspec.structs.replace(self._view(skill), instructions=skill.instructions)
-
-    def problems(self) -> Sequence[SkillProblem]:
-        """The skills that cannot be used, with the reason."""
-        return [
-            SkillProblem(problem.path.name, problem.reason, problem.refused)
-            for problem in self.skill_registry.problems()
-        ]
-
-    def _view(self, skill: Skill) -> SkillView:
-        return SkillView(
-            skill.name,
-            skill.version,
-            skill.description,
-            skill.digest,
-            self.skill_registry.pinned(skill),
-            tuple(program.tool.name for program in skill.programs),
-            None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
-            tuple(skill.references),
-            tuple(skill.notes),
-        )
-
-
-@contextmanager
-def _as_store_error() -> Generator[None]:
-    """Raise `StoreError` if a stop could not be shared with other orchestrators."""
-    from evoclaw.governance.shared_stops import StopNotShared
-    from evoclaw.store.databases.database import StoreError
-
-    try:
-        yield
-    except StopNotShared as problem:
-        raise StoreError(str(problem)) from None
-
-
-@dataclass(frozen=True, slots=True)
-class StopsAdapter:
-    """The emergency stops, for the API."""
-
-    board: StopRegistry
-
-    def all(self) -> Sequence[StopView]:
-        """The stops in force."""
-        return [
-            StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
-            for stop in self.board.stops()
-        ]
-
-    async def put(self, stop: StopView) -> None:
-        """Put a stop in force."""
-        from evoclaw.governance.stops import Stop, StopKind
-
-        new_stop = Stop(StopKind(stop.kind), stop.name, stop.reason, stop.by, stop.at)
-        with _as_store_error():
-            await self.board.put(new_stop)
-
-    async def release(self, kind: str, name: str) -> StopView | None:
-        """Release a stop; None if there is none."""
-        from evoclaw.governance.stops import StopKind
-
-        with _as_store_error():
-            stop = await self.board.release(StopKind(kind), name)
-        if stop is None:
-            return None
-        return StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
 
 
 def refusal_recorder(audit: Audit | None) -> Callable[[RefusedRequest], None]:

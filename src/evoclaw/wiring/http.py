@@ -112,15 +112,12 @@ def _api_dependencies(
     from evoclaw.wiring.api_adapters import (
         AuditAdapter,
         DevicesAdapter,
-        SkillsAdapter,
-        StopsAdapter,
-        ToolsAdapter,
         refusal_recorder,
     )
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies_adapter import PoliciesAdapter
 
-    run_factory, audit, memory = runtime.run_factory, runtime.governance.audit, runtime.memory
+    run_factory, audit = runtime.run_factory, runtime.governance.audit
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
     audit_settings = runtime.settings.audit
     return ApiDependencies(
@@ -133,16 +130,14 @@ def _api_dependencies(
         devices=DevicesAdapter(runtime.stores.devices, env),
         ledger=runtime.governance.ledger,
         audit=None if audit is None else AuditAdapter(audit, runtime.home, audit_settings, env),
-        tools=ToolsAdapter(
-            lambda: run_factory.tools(runtime.default_agent),
-            lambda: run_factory.toolbox.unavailable,
-        ),
-        skills=SkillsAdapter(run_factory.toolbox.skill_registry),
-        stops=StopsAdapter(stop_board(env, runtime.stores.database)),
+        tools=lambda: run_factory.tools(runtime.default_agent),
+        unavailable_tools=lambda: run_factory.toolbox.unavailable,
+        skills=run_factory.toolbox.skill_registry,
+        stops=stop_board(env, runtime.stores.database),
         canvases=run_factory.canvases,
         policies=PoliciesAdapter(run_factory, runtime.agents),
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
-        memory=None if memory is None else memory.of,
+        memory=runtime.memory,
         workflows=runtime.workflows,
         metrics=partial(_metrics, runtime),
         on_response=runtime.metrics.http,

@@ -267,7 +267,7 @@ async def delete_session(
         for deleted_id in deleted:
             await parts.canvases.of(caller.tenant, deleted_id).clear()
     if parts.memory is not None:
-        memory = parts.memory(caller.tenant, session.owner)
+        memory = parts.memory.of(caller.tenant, session.owner)
         for deleted_id in deleted:
             await memory.forget(deleted_id)
 
