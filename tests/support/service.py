@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from litestar import Litestar
 
 from evoclaw.api.app import create_app
-from evoclaw.api.dependencies import ApiDependencies, RefusedRequest
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent
@@ -26,7 +26,7 @@ from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.governance.stops import StopFile
-from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -64,7 +64,6 @@ from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
 from evoclaw.wiring.api_adapters import (
-    AuditAdapter,
     DevicesAdapter,
 )
 from evoclaw.wiring.policies_adapter import PoliciesAdapter
@@ -217,7 +216,7 @@ class ServiceHarness:
             orchestrator=orchestrator,
             ledger=self.ledger,
             devices=DevicesAdapter(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
-            audit=AuditAdapter(self.audit, self.folder, AuditSettings(), {}),
+            audit=AuditService(self.audit, self.folder, {}),
             tools=lambda: [question.tool],
             skills=SkillRegistry([self.folder / "skills"]),
             stops=StopRegistry(StopFile(self.folder / "stops.json")),

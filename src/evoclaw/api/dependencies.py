@@ -16,6 +16,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.governance.shared_stops import StopRegistry
+from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
@@ -26,21 +27,6 @@ from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.workflows.workflows import Workflows
-
-
-class RefusedRequest(Struct, frozen=True):
-    """A request that was refused: not authenticated, or not authorized."""
-
-    status: int
-    method: str
-    path: str
-    address: str
-    tenant: str = ""
-    user: str = ""
-    token: str = ""
-    """The id of the token."""
-    why: str = ""
-    """The error code."""
 
 
 class PairedDevice(Protocol):
@@ -93,18 +79,6 @@ class DeviceRegistry(Protocol):
 
     def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
         """Invite a new edge: the broker's URL, and a token that works once."""
-        ...
-
-
-class AuditReader(Protocol):
-    """The audit log."""
-
-    async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
-        """The newest matching records of a tenant, the oldest first."""
-        ...
-
-    async def verify(self) -> Mapping[str, JSON]:
-        """Verify the hash chain: `ok`, `findings` and the number of records."""
         ...
 
 
@@ -207,7 +181,7 @@ class ApiDependencies:
     """The fleet."""
     devices: DeviceRegistry | None = None
     ledger: Ledger | None = None
-    audit: AuditReader | None = None
+    audit: AuditService | None = None
     tools: Callable[[], Sequence[Tool]] | None = None
     """The available tools of this orchestrator."""
     unavailable_tools: Callable[[], Sequence[UnavailableTool]] = tuple

@@ -102,24 +102,23 @@ def _read_token_file(token: TokenFile) -> ConfiguredToken:
 def _api_dependencies(
     runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
 ) -> ApiDependencies:
-    from evoclaw.api.dependencies import ApiDependencies
+    from evoclaw.api.dependencies import ApiDependencies, ignore_refusal
     from evoclaw.api.routes.channels import channel_routes
     from evoclaw.dashboard.static_files import dashboard_routes
+    from evoclaw.observe.audit.service import AuditService
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.api_adapters import (
-        AuditAdapter,
         DevicesAdapter,
-        refusal_recorder,
     )
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.policies_adapter import PoliciesAdapter
 
-    run_factory, audit = runtime.run_factory, runtime.governance.audit
+    run_factory, writer = runtime.run_factory, runtime.governance.audit
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
-    audit_settings = runtime.settings.audit
+    audit = None if writer is None else AuditService(writer, runtime.home, env)
     return ApiDependencies(
         access=access,
         settings=settings,
@@ -129,7 +128,7 @@ def _api_dependencies(
         orchestrator=runtime.orchestrator,
         devices=DevicesAdapter(runtime.stores.devices, env),
         ledger=runtime.governance.ledger,
-        audit=None if audit is None else AuditAdapter(audit, runtime.home, audit_settings, env),
+        audit=audit,
         tools=lambda: run_factory.tools(runtime.default_agent),
         unavailable_tools=lambda: run_factory.toolbox.unavailable,
         skills=run_factory.toolbox.skill_registry,
@@ -143,7 +142,7 @@ def _api_dependencies(
         on_response=runtime.metrics.http,
         metrics_reader=MetricsReader(MetricsStore(runtime.stores.database)),
         checks=_checks(runtime),
-        on_refused=refusal_recorder(audit),
+        on_refused=ignore_refusal if audit is None else audit.record_refusal,
         extra_routes=[*channel_routes(runtime.channel_dispatcher, webhooks), *dashboard_routes()],
     )
 

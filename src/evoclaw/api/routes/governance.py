@@ -21,6 +21,7 @@ from evoclaw.core.ledgers import UNITS_PER_KIND, Account
 from evoclaw.core.messages import JSON
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.governance.stops import Stop, StopKind
+from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 AuditFilter = Annotated[str, QueryParameter(max_length=200, pattern=NO_NUL_PATTERN)]
@@ -149,21 +150,19 @@ async def search_audit(
     limit: Annotated[int, QueryParameter(ge=1, le=1_000)] = 100,
 ) -> AuditPage:
     """Search the audit log: the newest matching records of your tenant."""
-    query: dict[str, JSON] = {
-        "kind": kind, "user": user, "agent_id": agent, "run_id": run_id, "tool": tool,
-        "verdict": verdict, "text": text, "since": since or None, "until": until or None,
-        "limit": limit,
-    }  # fmt: skip
-    found = await require(parts.audit, "audit records").search(caller.tenant, query)
-    return AuditPage(tuple(found))
+    query = AuditQuery(
+        kind=kind, tenant=caller.tenant, user=user, agent_id=agent, run_id=run_id, tool=tool,
+        verdict=verdict, text=text, since=since or None, until=until or None, limit=limit,
+    )  # fmt: skip
+    return AuditPage(tuple(await require(parts.audit, "audit records").search(query)))
 
 
 @get("/v1/audit/verify", scope=TokenScope.AUDIT_READ, tags=["audit"])
 async def verify_audit(parts: InjectedDependencies, caller: InjectedCaller) -> AuditReport:
     """Verify the hash chain of the audit log. Only for the operator's tenant."""
     check_operator(parts, caller)
-    found = await require(parts.audit, "audit records").verify()
-    return msgspec.convert(found, AuditReport)
+    report = await require(parts.audit, "audit records").verify()
+    return msgspec.convert(report, AuditReport, from_attributes=True)
 
 
 def check_operator(parts: ApiDependencies, caller: Caller) -> None:
