@@ -63,9 +63,7 @@ from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
-from evoclaw.wiring.api_adapters import (
-    DevicesAdapter,
-)
+from evoclaw.wiring.pairing import edge_pairing
 from evoclaw.wiring.policies_adapter import PoliciesAdapter
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
@@ -215,7 +213,8 @@ class ServiceHarness:
             approvals=self.approvals,
             orchestrator=orchestrator,
             ledger=self.ledger,
-            devices=DevicesAdapter(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
+            devices=Devices(self.folder),
+            pairing=edge_pairing({"EVOCLAW_HOME": str(self.folder)}),
             audit=AuditService(self.audit, self.folder, {}),
             tools=lambda: [question.tool],
             skills=SkillRegistry([self.folder / "skills"]),

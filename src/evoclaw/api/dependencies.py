@@ -18,6 +18,7 @@ from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.orchestrator.agents.memory import Memory
+from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import AccessControl
@@ -26,60 +27,8 @@ from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.skills.registry import SkillRegistry
+from evoclaw.trust.pairing import Devices
 from evoclaw.workflows.workflows import Workflows
-
-
-class PairedDevice(Protocol):
-    """A paired edge."""
-
-    @property
-    def agent_id(self) -> str:
-        """The id of the edge."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """Whether the edge may be used: `pending`, `approved` or `revoked`."""
-        ...
-
-    @property
-    def approved(self) -> Mapping[str, str]:
-        """The approved tools, each with the hash that was approved."""
-        ...
-
-    @property
-    def waiting(self) -> Mapping[str, str]:
-        """The tools that wait for a person's approval, each with its hash."""
-        ...
-
-    @property
-    def surface(self) -> str:
-        """A hash of all approved and waiting tools, as a person sees them before approving."""
-        ...
-
-
-class DeviceRegistry(Protocol):
-    """The paired edges, and invitations for new ones."""
-
-    def all(self) -> Sequence[PairedDevice]:
-        """All paired edges."""
-        ...
-
-    def get(self, agent_id: str) -> PairedDevice | None:
-        """A paired edge by its id."""
-        ...
-
-    async def approve(self, agent_id: str, seen: str = "") -> PairedDevice:
-        """Approve the waiting tools; fails if they differ from the surface that was `seen`."""
-        ...
-
-    async def revoke(self, agent_id: str) -> None:
-        """Revoke the access of an edge."""
-        ...
-
-    def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
-        """Invite a new edge: the broker's URL, and a token that works once."""
-        ...
 
 
 class RuleView(Struct, frozen=True):
@@ -179,7 +128,10 @@ class ApiDependencies:
     approvals: CallApprovals | None = None
     orchestrator: Orchestrator | None = None
     """The fleet."""
-    devices: DeviceRegistry | None = None
+    devices: Devices | None = None
+    """The paired edges."""
+    pairing: EdgePairing | None = None
+    """Invites and revokes edges."""
     ledger: Ledger | None = None
     audit: AuditService | None = None
     tools: Callable[[], Sequence[Tool]] | None = None

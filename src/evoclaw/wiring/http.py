@@ -110,10 +110,8 @@ def _api_dependencies(
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
-    from evoclaw.wiring.api_adapters import (
-        DevicesAdapter,
-    )
     from evoclaw.wiring.oversight import stop_board
+    from evoclaw.wiring.pairing import edge_pairing
     from evoclaw.wiring.policies_adapter import PoliciesAdapter
 
     run_factory, writer = runtime.run_factory, runtime.governance.audit
@@ -126,7 +124,8 @@ def _api_dependencies(
         conversations=runtime.conversations,
         approvals=runtime.approvals,
         orchestrator=runtime.orchestrator,
-        devices=DevicesAdapter(runtime.stores.devices, env),
+        devices=runtime.stores.devices,
+        pairing=edge_pairing(env),
         ledger=runtime.governance.ledger,
         audit=audit,
         tools=lambda: run_factory.tools(runtime.default_agent),
