@@ -21,6 +21,7 @@ from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
+from evoclaw.orchestrator.overview.readiness import ReadinessCheck
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
@@ -101,10 +102,6 @@ class PolicyExplainer(Protocol):
     async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
         """Judge a call without running it; None for an unknown tool."""
         ...
-
-
-ReadinessCheck = Callable[[], Awaitable[str]]
-"""Returns what is wrong with a component; empty if it is ready."""
 
 
 def ignore_refusal(refusal: RefusedRequest) -> None:

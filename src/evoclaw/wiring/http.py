@@ -1,29 +1,21 @@
-"""Builds the HTTP service of `evoclaw up`: access tokens, API dependencies and readiness checks."""
+"""Builds the HTTP service of `evoclaw up`: access tokens and the dependencies of the API."""
 
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.core.errors import ConfigError
-
 if TYPE_CHECKING:
-    from evoclaw.api.dependencies import ApiDependencies, ReadinessCheck
-    from evoclaw.api.settings import ServerSettings, TokenFile
+    from evoclaw.api.dependencies import ApiDependencies
+    from evoclaw.api.settings import ServerSettings
     from evoclaw.orchestrator.people.access import AccessControl, ConfiguredToken
     from evoclaw.store.databases.database import Database
     from evoclaw.wiring.runtime import Runtime
 
-MIN_TOKEN_CHARS = 32
-"""Characters of a configured token."""
-MIN_FREE_DISK_BYTES = 1 << 20
-"""Free bytes on disk below which the store is not ready."""
 API_LOGIN_FILE = "api.json"
 """In the data folder: `evoclaw up` writes address and token of the service, for this user."""
 
@@ -78,25 +70,8 @@ def access_for(
     from evoclaw.store.governance.tokens import TokenStore
 
     signed = None if settings.jwt is None else JwtVerifier(settings.jwt)
-    fixed = (*own, *(_read_token_file(token) for token in settings.tokens))
+    fixed = (*own, *(token.read() for token in settings.tokens))
     return AccessControl(TokenStore(database), configured=fixed, external=signed)
-
-
-def _read_token_file(token: TokenFile) -> ConfiguredToken:
-    """Read a configured token from its file."""
-    from evoclaw.orchestrator.people.access import ConfiguredToken
-
-    try:
-        if token.file.stat().st_mode & 0o077:
-            raise ConfigError(f"other users can read {token.file}; run `chmod go= {token.file}`")
-        secret = token.file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"cannot read the token in {token.file}: {problem}") from None
-    if len(secret) < MIN_TOKEN_CHARS:
-        raise ConfigError(
-            f"the token in {token.file} is too short: it needs at least {MIN_TOKEN_CHARS} characters"
-        )
-    return ConfiguredToken(token.name, secret, token.tenant, token.user, frozenset(token.scopes))
 
 
 def _api_dependencies(
@@ -108,6 +83,7 @@ def _api_dependencies(
     from evoclaw.observe.audit.service import AuditService
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.metrics import MetricsReader
+    from evoclaw.orchestrator.overview.readiness import readiness_checks
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.oversight import stop_board
@@ -117,6 +93,17 @@ def _api_dependencies(
     run_factory, writer = runtime.run_factory, runtime.governance.audit
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
     audit = None if writer is None else AuditService(writer, runtime.home, env)
+    checks = readiness_checks(
+        runtime.stores.database,
+        runtime.home,
+        runtime.orchestrator,
+        lambda: runtime.providers.problem(runtime.default_agent.model),
+    )
+
+    async def metrics() -> bytes:
+        await runtime.gauges.refresh(checks)
+        return runtime.metrics.render()
+
     return ApiDependencies(
         access=access,
         settings=settings,
@@ -137,40 +124,10 @@ def _api_dependencies(
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=runtime.memory,
         workflows=runtime.workflows,
-        metrics=partial(_metrics, runtime),
+        metrics=metrics,
         on_response=runtime.metrics.http,
         metrics_reader=MetricsReader(MetricsStore(runtime.stores.database)),
-        checks=_checks(runtime),
+        checks=checks,
         on_refused=ignore_refusal if audit is None else audit.record_refusal,
         extra_routes=[*channel_routes(runtime.channel_dispatcher, webhooks), *dashboard_routes()],
     )
-
-
-async def _metrics(runtime: Runtime) -> bytes:
-    """The metrics in the format of Prometheus."""
-    await runtime.gauges.refresh(_checks(runtime))
-    return runtime.metrics.render()
-
-
-def _checks(runtime: Runtime) -> dict[str, ReadinessCheck]:
-    """The readiness checks: each returns a problem, or an empty text."""
-
-    async def store() -> str:
-        await runtime.stores.database.write(lambda connection: None)
-        # An empty commit also succeeds on a full disk.
-        free = shutil.disk_usage(runtime.home).free
-        return (
-            ""
-            if free >= MIN_FREE_DISK_BYTES
-            else f"the disk of {runtime.home} is full: free some space"
-        )
-
-    async def broker() -> str:
-        return (
-            "" if runtime.orchestrator.report_receiver.is_connected else "the broker is unreachable"
-        )
-
-    async def provider() -> str:
-        return runtime.providers.problem(runtime.default_agent.model)
-
-    return {"store": store, "broker": broker, "provider": provider}
