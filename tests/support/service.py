@@ -64,7 +64,6 @@ from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
 from evoclaw.wiring.pairing import edge_pairing
-from evoclaw.wiring.policies_adapter import PoliciesAdapter
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
@@ -220,7 +219,7 @@ class ServiceHarness:
             skills=SkillRegistry([self.folder / "skills"]),
             stops=StopRegistry(StopFile(self.folder / "stops.json")),
             canvases=self.canvases,
-            policies=PoliciesAdapter(self.judged, {AGENT.name: AGENT}),
+            policies=self.judged.explainer({AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
             memory=self.memory,
             workflows=self.workflows,

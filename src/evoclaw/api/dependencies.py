@@ -5,19 +5,16 @@ from __future__ import annotations
 from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
-from msgspec import Struct
+from typing import Any
 
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
-from evoclaw.core.messages import JSON
-from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.orchestrator.agents.memory import Memory
+from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
 from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
@@ -30,78 +27,6 @@ from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.trust.pairing import Devices
 from evoclaw.workflows.workflows import Workflows
-
-
-class RuleView(Struct, frozen=True):
-    """One rule of the command policy."""
-
-    name: str
-    verdict: str
-    """`allow`, `ask` or `deny`."""
-    summary: str
-    source: str
-    """`shipped`, or the path of the owner's rule file."""
-
-
-class PolicyView(Struct, frozen=True):
-    """The policies and settings that judge tool calls."""
-
-    level: str
-    """The autonomy level of the default agent."""
-    presets: tuple[str, ...]
-    """The information-flow presets; `settings` says which one is in force."""
-    rules: tuple[RuleView, ...]
-    settings: dict[str, JSON]
-    pipelines: dict[str, tuple[DeclaredStep, ...]] = {}
-    """The steps that a call passes through, in order: on the orchestrator, and on an edge."""
-
-
-class PolicyQuestion(Struct, frozen=True):
-    """A tool call to explain; it is not run, counted or recorded."""
-
-    tool: str
-    arguments: dict[str, JSON]
-    agent: str = ""
-    """The calling agent; empty: the default agent."""
-    level: str = ""
-    """Overrides the agent's autonomy level."""
-
-
-class PolicyStepView(Struct, frozen=True):
-    """The verdict of one policy."""
-
-    policy: str
-    verdict: str
-    code: str = ""
-    reason: str = ""
-
-
-class PolicyAnswer(Struct, frozen=True):
-    """The verdict on a tool call, and the policy that decided it."""
-
-    verdict: Literal["allow", "deny", "ask"]
-    code: str
-    reason: str
-    """For people."""
-    reason_for_model: str
-    by: str
-    """The policy that decided; empty if no policy objects."""
-    steps: tuple[PolicyStepView, ...]
-    """The verdict of each policy, in order."""
-    effects: dict[str, JSON]
-    """The effects of the call, as far as they are known."""
-
-
-class PolicyExplainer(Protocol):
-    """Shows the policies, and explains their verdicts."""
-
-    async def describe(self) -> PolicyView:
-        """The rules and settings that are in force now."""
-        ...
-
-    async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
-        """Judge a call without running it; None for an unknown tool."""
-        ...
 
 
 def ignore_refusal(refusal: RefusedRequest) -> None:

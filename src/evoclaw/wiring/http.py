@@ -12,8 +12,11 @@ import msgspec
 if TYPE_CHECKING:
     from evoclaw.api.dependencies import ApiDependencies
     from evoclaw.api.settings import ServerSettings
+    from evoclaw.core.agent import Agent
+    from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
     from evoclaw.orchestrator.people.access import AccessControl, ConfiguredToken
     from evoclaw.store.databases.database import Database
+    from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.runtime import Runtime
 
 API_LOGIN_FILE = "api.json"
@@ -74,6 +77,27 @@ def access_for(
     return AccessControl(TokenStore(database), configured=fixed, external=signed)
 
 
+def policy_explainer(run_factory: RunFactory, agents: Mapping[str, Agent]) -> PolicyExplainer:
+    """Explains the policies of the runs that a factory builds."""
+    from evoclaw.orchestrator.agents.policy_explainer import GovernanceSettings, PolicyExplainer
+    from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
+
+    def settings() -> GovernanceSettings:
+        found = run_factory.governance.settings
+        return GovernanceSettings(
+            found.policy, found.flow, found.network, found.rates, found.sandbox_settings
+        )
+
+    return PolicyExplainer(
+        agents=agents,
+        tools=run_factory.tools,
+        policies=run_factory.policies,
+        settings=settings,
+        pipelines=(service_pipeline(), edge_pipeline()),
+        forwarded=run_factory.governance.forwarded,
+    )
+
+
 def _api_dependencies(
     runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
 ) -> ApiDependencies:
@@ -88,7 +112,6 @@ def _api_dependencies(
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.pairing import edge_pairing
-    from evoclaw.wiring.policies_adapter import PoliciesAdapter
 
     run_factory, writer = runtime.run_factory, runtime.governance.audit
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
@@ -120,7 +143,7 @@ def _api_dependencies(
         skills=run_factory.toolbox.skill_registry,
         stops=stop_board(env, runtime.stores.database),
         canvases=run_factory.canvases,
-        policies=PoliciesAdapter(run_factory, runtime.agents),
+        policies=policy_explainer(run_factory, runtime.agents),
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=runtime.memory,
         workflows=runtime.workflows,
