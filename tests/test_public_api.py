@@ -27,7 +27,7 @@ def test_the_type_stub_matches_the_public_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    offered = {f"evoclaw.{where}.{name}" for name, where in vars(evoclaw)["_WHERE"].items()}
+    offered = {f"evoclaw.{where}.{name}" for name, where in vars(evoclaw)["_MODULE_OF"].items()}
     assert typed == offered
 
 

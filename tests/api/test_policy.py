@@ -77,8 +77,8 @@ async def test_an_explanation_has_every_policy_step_but_rate_limits(
     async with running_service(tmp_path) as up:
         found = await explained(await up.client_with("tools:read"), "read", path="a.txt")
     assert [one["policy"] for one in found["steps"]] == [
-        "Stops", "ToolStatus", "Recordable", "Autonomy", "Permissions", "CommandRules", "Domains",
-        "Flow",
+        "Stops", "ToolStatus", "Recordable", "Autonomy", "Permissions", "CommandRules",
+        "NetworkPolicy", "Flow",
     ]  # fmt: skip
     assert found["verdict"] == "allow"
 

@@ -278,7 +278,7 @@ async def _timed(client: Client, *paths: str) -> Sequence[float]:
 async def test_fault_64_hostile_http_requests_do_not_harm_the_service(
     up: UpProcess,
 ) -> None:
-    """The shapes themselves are in tests/api/test_middleware.py; here it is the process that counts."""
+    """The shapes themselves are in tests/api/test_middleware.py; these run a real process."""
     owner = await up.start()
     await wait_for_state(owner, await start_run(owner, "say warm"))
     before = up.memory_mb()

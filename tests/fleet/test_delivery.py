@@ -628,7 +628,7 @@ async def test_a_request_id_already_sent_to_another_edge_is_refused(
         assert (await here.run_tool("mark", "pi", text="a", request_id=request_id)).error is None
         other = await here.run_tool("mark", "desk", text="a", request_id=request_id)
         assert other.error is ErrorKind.INTERNAL
-        assert "asked of 'pi'" in other.text
+        assert "is for agent 'pi'" in other.text
         assert here.marks.made == ["a"]
 
 

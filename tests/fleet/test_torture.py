@@ -27,7 +27,13 @@ SEEDS = range(int(os.environ.get("EVOCLAW_TORTURE", "5")))
 STEPS = 60
 EDGES = ("pi", "desk")
 LIMITS = msgspec.structs.replace(
-    QUICK, resend_delay_s=0.05, hello_retry_delay_s=0.05, max_hello_delay_s=0.01, accepted_delay_s=0.005, heartbeat_s=0.2, queue=20
+    QUICK,
+    resend_delay_s=0.05,
+    hello_retry_delay_s=0.05,
+    max_hello_delay_s=0.01,
+    accepted_delay_s=0.005,
+    heartbeat_s=0.2,
+    queue=20,
 )
 NEVER_BEGAN = (ErrorKind.EXPIRED, ErrorKind.QUEUE_FULL, ErrorKind.CONFLICT, ErrorKind.TOO_LARGE)
 

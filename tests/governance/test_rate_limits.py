@@ -170,11 +170,11 @@ async def test_processes_that_share_a_rate_never_exceed_it(tmp_path: Path) -> No
     script = """
 import asyncio, sys
 from pathlib import Path
-from evoclaw.governance.rate_limits import Rates, RateSettings
+from evoclaw.governance.rate_limits import RateLimits, RateSettings
 from tests.governance.test_rate_limits import allowed
 
 settings = RateSettings(per_minute=50, burst=0, shared=True)
-print(asyncio.run(allowed(Rates(settings, folder=Path(sys.argv[1])), 100)))
+print(asyncio.run(allowed(RateLimits(settings, folder=Path(sys.argv[1])), 100)))
 """
     children = [
         await asyncio.create_subprocess_exec(

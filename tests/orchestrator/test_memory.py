@@ -400,7 +400,7 @@ async def test_recall_returns_nothing_when_the_memory_store_fails() -> None:
 async def test_expired_and_explicitly_deleted_notes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, tidied = [NOW], announced(monkeypatch, "forget_before")
+    now, tidied = [NOW], announced(monkeypatch, "delete_before")
     async with remembering(tmp_path, lambda: now[0], keep_days=10) as memory:
         for day, id_ in ((0, "a"), (5, "b")):
             stamped = replace(note(f"kettle {id_}"), id=id_, timestamp=NOW + day * 86_400)

@@ -70,10 +70,10 @@ def test_other_vendors_are_found_in_the_price_table() -> None:
 def test_the_price_table_is_loaded_only_on_first_use() -> None:
     code = (
         "import sys; from evoclaw.core.messages import Usage;"
-        "from evoclaw.providers.prices import prices;"
-        "assert prices('ollama/x')('x', Usage(1)) == 0;"
+        "from evoclaw.providers.prices import price_function;"
+        "assert price_function('ollama/x')('x', Usage(1)) == 0;"
         "assert not {'pydantic', 'genai_prices'} & set(sys.modules);"
         "sys.modules['genai_prices'] = None;"
-        "assert prices('openai/gpt-4o')('gpt-4o', Usage(1)) is None"
+        "assert price_function('openai/gpt-4o')('gpt-4o', Usage(1)) is None"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -143,10 +143,13 @@ async def test_a_running_orchestrator_applies_approvals_made_at_another(place: P
             await there.approve("pi", NOW)
             await until_offered(fleet, "read", "bash")
             assert fleet.member("pi").problem == ""
+            fleet.on_life_sign("pi", "boot", 1)
             await there.revoke("pi", NOW)
             await until_offered(fleet)
             assert "revoked" in fleet.member("pi").problem
-            # Invited anew it is asked what it has, not believed what it had.
+            # Without waiting for the broker's will: the broker may have been restarted meanwhile.
+            await until(lambda: not fleet.is_online("pi"), 30)
+            # After a new invitation its tools are fetched again.
             assert not fleet.outdated("pi")
             await there.invite("pi", NOW)
             await until(lambda: fleet.outdated("pi"), 30)

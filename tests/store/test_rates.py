@@ -30,12 +30,18 @@ from tests.support.stores import ROOT
 
 RACER = """
 import asyncio, sys, time
-from evoclaw.store.governance.rates import SCHEMA, RateCounts
+from evoclaw.store.governance.rates import SCHEMA, RateStore
 from tests.support.databases import Place
 
 async def main(at, schema, marks, per_minute, burst, refusals):
     database = await Place.of(at, schema).open(SCHEMA)
-    counts = RateCounts(database, wait=False)
+    try:
+        await race(database, marks, per_minute, burst, refusals)
+    finally:
+        await database.close()  # its thread would keep a failed process alive
+
+async def race(database, marks, per_minute, burst, refusals):
+    counts = RateStore(database, wait=False)
     print("ready", flush=True)
     sys.stdin.readline()
     left = int(refusals)
@@ -50,7 +56,6 @@ async def main(at, schema, marks, per_minute, burst, refusals):
             else:
                 left -= 1
                 await asyncio.sleep(min(refused[0], 0.005))
-    await database.close()
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -56,6 +56,12 @@ async def spend(books, path, name, wanted, file):
 
 async def main(at, schema, name, marks):
     database = await Place.of(at, schema).open(ledger.SCHEMA)
+    try:
+        await spend_all(database, name, marks)
+    finally:
+        await database.close()  # its thread would keep a failed process alive
+
+async def spend_all(database, name, marks):
     books = StoredLedger(database, clock_of(database), wait=False)
     paths = [
         (TENANT, CLERK, "run:root"),
@@ -64,7 +70,7 @@ async def main(at, schema, name, marks):
         (TENANT, "run:other", "run:other/below"),
     ]
     async with books:
-        await books.begin()
+        await books.start()
         for one, limit in LIMITS.items():
             await books.open(one, {"calls": limit}, {})
         print("ready", flush=True)
@@ -80,7 +86,6 @@ async def main(at, schema, name, marks):
                 ]
                 number += 1
                 refused = 0 if any(await asyncio.gather(*some)) else refused + 1
-    await database.close()
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -298,7 +298,7 @@ PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 from evoclaw.workflows.definition import ToolStep, WaitStep, Workflow
-from evoclaw.workflows.scripted import ScriptedTools, said
+from evoclaw.workflows.scripted import ScriptedTools, text_result
 from tests.support.workflows import ANNE, ended, house, step_of
 
 folder = Path(sys.argv[1])
@@ -309,19 +309,19 @@ def tool(name):
             file.write(f"{name} {asked.request_id}\\n")
         os.write(1, f"{name}\\n".encode())
         await asyncio.sleep(0.05 if sys.argv[2] == "first" else 0)
-        return said(asked, name)
+        return text_result(asked, name)
     return do
 
 names = [f"{kind}{number}" for number in range(3) for kind in ("read", "write")]
 tools = ScriptedTools({name: tool(name) for name in names},
-    harmless=[name for name in names if name.startswith("read")])
+    idempotent=[name for name in names if name.startswith("read")])
 flow = Workflow("flow", tuple(ToolStep(name, tool=name) for name in names))
 
 async def main():
     async with house(folder, flow, tools=tools) as made:
         id_ = (await made.start(ANNE, "flow", {}, key="k")).id
         while True:
-            view = await made.look("local", id_)
+            view = await made.get("local", id_)
             unknown = [step.name for step in view.steps if step.state == "unknown"]
             if unknown or view.state in ("succeeded", "failed"):
                 break

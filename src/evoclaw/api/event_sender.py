@@ -29,7 +29,7 @@ class EventSender:
 
         Args:
             send: The ASGI send function of the response.
-            beat: Seconds without a frame after which a heartbeat is sent.
+            heartbeat_s: Seconds without a frame after which a heartbeat is sent.
         """
         self._send, self._heartbeat_s = send, heartbeat_s
         self._loop = asyncio.get_running_loop()

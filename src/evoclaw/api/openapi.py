@@ -32,8 +32,8 @@ from evoclaw.api.openapi_schemas import use_msgspec_schemas
 from evoclaw.core.messages import JSON
 from evoclaw.core.version import VERSION
 
-DESCRIPTION = """EvoClaw runs LLM agents and their tools on your machines. Every tool call is checked by
-policies before it runs, sandboxed while it runs, recorded, and never run twice.
+DESCRIPTION = """EvoClaw runs LLM agents and their tools on your machines. Every tool call is
+checked by policies before it runs, sandboxed while it runs, recorded, and never run twice.
 
 Send a token as `Authorization: Bearer ec_…`; a token opens the data of one tenant.
 The data of other tenants and users is answered with 404, as if it did not exist."""

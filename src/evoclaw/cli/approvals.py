@@ -95,7 +95,8 @@ async def _print_all(opened: CallApprovals, *, as_json: bool) -> None:
         print_out(f"{asking.id}  {clean(asking.scope.tool):12} {shown}  ({_hours(left)} left)")
     for case in wide:
         print_out(
-            f"{case.request.id}  in force, used {case.uses}×: {clean(case.request.scope.description)}"
+            f"{case.request.id}  in force, used {case.uses}×: "
+            f"{clean(case.request.scope.description)}"
         )
     if waiting:
         print_out("see `evoclaw approvals show ID`, then approve ID or deny ID")

@@ -94,7 +94,7 @@ class ServiceClient:
             body: Sent as JSON, unless it is None.
             query: The query parameters; empty ones are left out.
             key: The `Idempotency-Key`.
-            also: Further status codes that are no refusal.
+            accepted_statuses: Further status codes that are no refusal.
         """
         data = await self.request_bytes(
             method, path, body, query=query, key=key, accepted_statuses=accepted_statuses

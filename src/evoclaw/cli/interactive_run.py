@@ -35,7 +35,7 @@ class InteractiveRun:
 
         Args:
             client: The service of the run.
-            face: Shows its records.
+            renderer: Shows its records.
             screen: Where prompts and notes are written.
             keyboard: The file descriptor to read from; None without a user.
         """

@@ -134,11 +134,13 @@ def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
         return
     stop, reason = text_of(run, "stop"), text_of(run, "reason")
     print_out(
-        f"{text_of(run, 'run_id')}: {stop or text_of(run, 'state')}{f' ({clean(reason)})' * bool(reason)}"
+        f"{text_of(run, 'run_id')}: {stop or text_of(run, 'state')}"
+        f"{f' ({clean(reason)})' * bool(reason)}"
     )
     print_out(f"session {clean(text_of(run, 'session_id'))}, agent {clean(text_of(run, 'agent'))}")
     print_out(
-        f"started {format_time(run.get('began_at'))}, ended {format_time(run.get('ended_at')) or '—'}"
+        f"started {format_time(run.get('began_at'))}, "
+        f"ended {format_time(run.get('ended_at')) or '—'}"
     )
     print_out(f"{usage_lines(run)}")
     print_out(f"asked: {clean(text_of(run, 'asked'))}")

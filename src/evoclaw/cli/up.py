@@ -123,7 +123,8 @@ async def _up(options: UpOptions) -> int:
         print_err(f"broker on {house.broker_url}")
         if house.api_url:
             print_err(
-                f"service on {house.api_url}, API docs on {house.api_url}/docs; start with `evoclaw chat`"
+                f"service on {house.api_url}, API docs on {house.api_url}/docs; "
+                "start with `evoclaw chat`"
             )
             print_err(
                 f"dashboard on {house.api_url}/; `evoclaw page` prints a link that logs you in"

@@ -167,7 +167,8 @@ def _print_one(found: dict[str, JSON], *, as_json: bool) -> None:
         return
     error = text_of(found, "error")
     print_out(
-        f"{clean(text_of(found, 'id'))}: {text_of(found, 'state')}{f' ({clean(error)})' * bool(error)}"
+        f"{clean(text_of(found, 'id'))}: {text_of(found, 'state')}"
+        f"{f' ({clean(error)})' * bool(error)}"
     )
     print_out(f"{clean(text_of(found, 'name'))}, started {format_time(found.get('started_at'))}")
     steps = found.get("steps")

@@ -47,7 +47,8 @@ _NAMED_VALUE = (
     r"[\\\"'\]]{0,4}[ \t]{0,4}(?:=>|:=|=|:)[ \t]{0,4}(?P<open>\\{0,2}[\"'])?"
 )
 _FLAG_VALUE = (
-    rf"(?i)(?<![A-Za-z0-9_-])--?[a-z0-9-]{{0,30}}?(?:{_SECRET_NAMES}|pwd|token|credentials)[ \t]{{1,4}}"
+    rf"(?i)(?<![A-Za-z0-9_-])--?[a-z0-9-]{{0,30}}?(?:{_SECRET_NAMES}|pwd|token|credentials)"
+    r"[ \t]{1,4}"
     r"(?P<open>[\"'])?"
 )
 _UNQUOTED_VALUE = r"[^\s\"'\\&,;<>(){}\[\]|]{1,1024}"

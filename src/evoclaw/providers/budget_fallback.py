@@ -52,7 +52,7 @@ class BudgetFallback:
             remaining_share,
             tuple(cheaper),
         )
-        self._profile = _common_profile(provider.profile, [model.profile for model in cheaper])
+        self._profile = _shared_profile(provider.profile, [model.profile for model in cheaper])
         self._shorter_below, self._cheaper_below = shorter_below, cheaper_below
         self._shortened_at = shorter_below + SHORTEN_STEP_SHARE
 
@@ -103,7 +103,7 @@ async def _context_too_long(left: float) -> AsyncGenerator[ReplyEvent, None]:
     raise ProviderError(ProviderErrorKind.CONTEXT_TOO_LONG, text)
 
 
-def _common_profile(first: Profile, others: Sequence[Profile]) -> Profile:
+def _shared_profile(first: Profile, others: Sequence[Profile]) -> Profile:
     """The smallest limits of all models: what fits them fits every model."""
     profiles = (first, *others)
     return Profile(

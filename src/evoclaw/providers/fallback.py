@@ -72,7 +72,7 @@ class Fallback:
         self._providers = tuple(providers)
         self._health = tuple(ProviderHealth(provider.model) for provider in providers)
         self._clock, self._failures, self._cool_down = clock, failures, cool_down
-        self._profile = _common_profile([provider.profile for provider in providers])
+        self._profile = _shared_profile([provider.profile for provider in providers])
 
     @property
     def model(self) -> str:
@@ -175,7 +175,7 @@ def _summary(failed: Sequence[_Failure]) -> ProviderError:
     return summary
 
 
-def _common_profile(profiles: Sequence[Profile]) -> Profile:
+def _shared_profile(profiles: Sequence[Profile]) -> Profile:
     styles = [profile.calls for profile in profiles]
     weakest = next((s for s in (CallStyle.NONE, CallStyle.TEXT) if s in styles), CallStyle.NATIVE)
     return Profile(

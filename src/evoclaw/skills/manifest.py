@@ -237,7 +237,10 @@ def _problem_with_binary(declared: ToolTable) -> str:
             else f"binary {declared.binary!r} must be a bare name when on_path is set"
         )
     if declared.binary.startswith(("/", "~")) or {"", ".", "..", ".git"} & set(parts):
-        return f"binary {declared.binary!r} must be a path inside the skill's folder, such as 'bin/run'"
+        return (
+            f"binary {declared.binary!r} must be a path inside the skill's folder, "
+            "such as 'bin/run'"
+        )
     return ""
 
 

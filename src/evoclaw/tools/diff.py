@@ -27,8 +27,8 @@ def unified_diff(path: str, old: str, new: str) -> str:
 
 def _one_hunk(path: str, before: list[str], after: list[str]) -> list[str]:
     """One hunk from the first change to the last: linear time, where difflib could take minutes."""
-    start = _common_prefix_length(before, after)
-    end = _common_prefix_length(
+    start = _equal_prefix_length(before, after)
+    end = _equal_prefix_length(
         before[: start - len(before) - 1 : -1], after[: start - len(after) - 1 : -1]
     )
     top = max(0, start - CONTEXT_LINES)
@@ -46,7 +46,7 @@ def _one_hunk(path: str, before: list[str], after: list[str]) -> list[str]:
     ]
 
 
-def _common_prefix_length(first: list[str], second: list[str]) -> int:
+def _equal_prefix_length(first: list[str], second: list[str]) -> int:
     count = 0
     for left, right in zip(first, second, strict=False):
         if left != right:
@@ -79,7 +79,7 @@ def diff_bytes(path: str, old: bytes, new: bytes) -> str:
         return unified_diff(path, old.decode(), new.decode())
     start = _first_difference(old, new)
     top = old.rfind(b"\n", 0, start) + 1
-    same = _common_suffix_bytes(old, new, top)
+    same = _equal_suffix_bytes(old, new, top)
     end = _line_end(old, len(old) - same, new, len(new) - same)
     tail = len(old) - end
     above = _lines_above(old, top)
@@ -111,7 +111,7 @@ def _first_difference(old: bytes, new: bytes) -> int:
     return min(at, shorter)
 
 
-def _common_suffix_bytes(old: bytes, new: bytes, start: int) -> int:
+def _equal_suffix_bytes(old: bytes, new: bytes, start: int) -> int:
     """How many bytes after `start` both versions have in common at their end."""
     limit = min(len(old), len(new)) - start
     same = 0

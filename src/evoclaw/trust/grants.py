@@ -90,7 +90,8 @@ class Signer:
     def sign(self, grant: Grant) -> str:
         """The grant as text: payload and signature in base64url, separated by a dot."""
         payload = msgspec.json.encode(grant)
-        return f"{encode_base64url(payload)}.{encode_base64url(self._key.sign(_SIGNATURE_CONTEXT + payload))}"
+        signature = self._key.sign(_SIGNATURE_CONTEXT + payload)
+        return f"{encode_base64url(payload)}.{encode_base64url(signature)}"
 
 
 class Verifier:

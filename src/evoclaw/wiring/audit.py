@@ -37,7 +37,7 @@ async def open_audit(
         folder: The data folder.
         settings: The audit settings.
         env: The environment; its secrets are redacted.
-        keeps_on: This process is long-running: it ships records to the cold tier as they come.
+        long_running: This process is long-running: it ships records to the cold tier as they come.
     """
     if not settings.enabled:
         yield None

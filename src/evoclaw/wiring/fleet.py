@@ -180,7 +180,8 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
         ) from None
     except (OSError, msgspec.DecodeError) as problem:
         raise ConfigError(
-            f"cannot read {home / BROKER_LOGIN_FILE}: {problem}; restart `evoclaw up` to write it again"
+            f"cannot read {home / BROKER_LOGIN_FILE}: {problem}; "
+            "restart `evoclaw up` to write it again"
         ) from None
     tls = None if login.ca_file is None else TlsSettings(login.ca_file)
     address = parse_url(login.url, tls=tls)

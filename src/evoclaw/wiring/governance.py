@@ -190,7 +190,7 @@ async def open_governance(
     Args:
         env: Says where the settings are.
         agent: The agent that is governed.
-        keeps_on: This process is long-running and ships the audit to the cold tier.
+        long_running: This process is long-running and ships the audit to the cold tier.
         ledger: Where spending is counted, if it is open already.
         database: Where calls are counted, if it is open already.
     """

@@ -72,7 +72,8 @@ async def open_conversations(
         tools_here = _pipeline(toolbox, None, capabilities, governance.steps()).tools
         rules = governance.rules(level, capabilities, workspace, tools_here)
         factory = _LocalRunFactory(
-            provider, governance.steps(), signer, rules, approver, toolbox, tools_for_model(name, tools),
+            provider, governance.steps(), signer, rules, approver, toolbox,
+            tools_for_model(name, tools),
             has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip
         conversations = Conversations(

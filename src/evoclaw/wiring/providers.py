@@ -41,7 +41,7 @@ class ProviderCache:
             env: Where keys and addresses are.
             default: The model of requests that name none; empty if no model was found.
             stack: Closes the providers.
-            settle: Waits until the store is on disk; awaited before every request.
+            flush: Waits until the store is on disk; awaited before every request.
         """
         self._http, self._env, self.default = http, env, default
         self._stack, self._flush = stack, flush

@@ -162,7 +162,8 @@ async def _build_runtime(
     return Runtime(
         settings=settings, home=home, stores=stores, orchestrator=orchestrator, agents=agents,
         governance=governance, providers=providers, run_factory=run_factory, approvals=approvals,
-        conversations=conversations, runs=runs, memory=memory, workflows=workflows, channel_dispatcher=dispatcher,
+        conversations=conversations, runs=runs, memory=memory, workflows=workflows,
+        channel_dispatcher=dispatcher,
         channels=channels, metrics=metrics, gauges=gauges,
     )  # fmt: skip
 

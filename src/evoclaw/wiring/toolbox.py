@@ -74,7 +74,7 @@ async def open_toolbox(
         workspace: The folder of files and commands.
         env: The environment: keys of search engines, paths of programs.
         key: Names the run or session: its browser, its canvas.
-        given: Further dependencies, by Protocol; they override those found here.
+        dependencies: Further dependencies, by Protocol; they override those found here.
     """
     from evoclaw.config.paths import default_data_folder
     from evoclaw.governance.network import NetworkPolicy

@@ -101,7 +101,7 @@ async def die(call, progress):
     os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
-    ledger = await StoredLedger.open_file(Path(sys.argv[1]), alone=True, durable=True)
+    ledger = await StoredLedger.open_file(Path(sys.argv[1]), exclusive=True, durable=True)
     metered = Pipeline([Table((RELAY, die))], [MeterDevice(DeviceBudget(ledger, TOGGLES))])
     await metered.execute(call(RELAY, int(sys.argv[2]), action="toggle"), print)
 

@@ -162,7 +162,7 @@ class StoredMachine(LedgerMachine):
     async def _tell_and_lose(self, id: str) -> None:
         # Without a moment between: on a busy machine the timer is over in the next one.
         self.ledger.settle(id, {})
-        self.ledger._behind.clear()
+        self.ledger._pending.clear()
 
     @rule(data=st.data(), alone=st.booleans())
     def cut_off_and_reopen(self, data: Any, alone: bool) -> None:

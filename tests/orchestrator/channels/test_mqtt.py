@@ -201,7 +201,7 @@ async def test_a_message_to_an_unknown_agent_fails_with_the_known_agents(tmp_pat
         (told,) = await ann.hears(1)
 
     assert (told.state, told.reason) == (MailboxState.FAILED, "no_agent")
-    assert "known: cook, baker" in told.text
+    assert "known agents: cook, baker" in told.text
 
 
 async def test_each_agent_answers_from_its_own_mailbox(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class ChatAnswerReader:
 
         Args:
             run_id: The id of the run.
-            after: The calls that the caller sent results for: earlier responses reported
+            answered: The calls that the caller sent results for: earlier responses reported
                 everything before these results.
         """
         self._run_id, self._unseen_results = run_id, set(answered)

@@ -192,7 +192,10 @@ async def _records(parts: ApiDependencies, caller: Caller, run_id: str) -> Seque
         async for record in records:
             found.append(record)
             if len(found) > MAX_RECORDS:
-                text = f"The run has more than {MAX_RECORDS} records. Read /v1/runs/{run_id}/records instead."
+                text = (
+                    f"The run has more than {MAX_RECORDS} records. "
+                    f"Read /v1/runs/{run_id}/records instead."
+                )
                 raise ApiError(409, "too_long", text)
     return found
 

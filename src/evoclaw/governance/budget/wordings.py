@@ -42,7 +42,8 @@ def refusal_for_model(refusal: InsufficientFunds) -> str:
         what = f"the {'time' if kind == SECONDS else kind} that this run and its sub-runs have "
         return f"{what}together are used up. Answer with what you have."
     left = format_amount(kind, refusal.left)
-    return f"only {left} left, and it takes up to {format_amount(kind, refusal.wanted)}. Do less at once."
+    wanted = format_amount(kind, refusal.wanted)
+    return f"only {left} left, and it takes up to {wanted}. Do less at once."
 
 
 def refusal_for_people(refusal: InsufficientFunds) -> str:

@@ -72,7 +72,8 @@ class WebhookSignatures:
         if self.has_timestamp and abs(now - int(timestamp)) > self._window_s:
             raise MessageRefused(
                 "stale",
-                f"the signed timestamp differs by more than {self._window_s:g} s from the time here; "
+                f"the signed timestamp differs by more than {self._window_s:g} s from the time "
+                "here; "
                 "check both clocks and sign the request again",
             )
 

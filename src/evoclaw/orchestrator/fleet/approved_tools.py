@@ -64,8 +64,11 @@ async def watch_approvals(
                     device = devices.get(agent_id)
                     if device is not None and device.state is DeviceState.INVITED:
                         fleet.refetch_tools(agent_id)  # the tools that it has now count as invited
-                    else:
-                        fleet.reapply_permit(agent_id, approved.recheck)
+                        continue
+                    fleet.reapply_permit(agent_id, approved.recheck)
+                    if device is not None and device.state is DeviceState.REVOKED:
+                        # Its account is gone; a broker that restarts sends no will for it.
+                        fleet.mark_offline(agent_id)
             except EvoClawError as problem:
                 # Without the store, nothing is sent to edges either.
                 logger.warning("reading the approvals of edges failed: %s", problem)

@@ -70,14 +70,16 @@ async def fetch_artifact(
             piece = await _request_chunk(edge, handle, copy.size, length)
             if piece.total_bytes > max_bytes:
                 raise FetchFailed(
-                    f"the artifact has {piece.total_bytes:,} bytes; at most {max_bytes:,} can be copied"
+                    f"the artifact has {piece.total_bytes:,} bytes; at most {max_bytes:,} "
+                    "can be copied"
                 )
             await asyncio.to_thread(copy.add, piece.data)
             if copy.size >= piece.total_bytes:
                 break
             if not piece.data:
                 raise FetchFailed(
-                    f"the edge sent no more data at byte {copy.size:,} of {piece.total_bytes:,}; try again"
+                    f"the edge sent no more data at byte {copy.size:,} of "
+                    f"{piece.total_bytes:,}; try again"
                 )
         await asyncio.to_thread(copy.finish, match[1], path)
     finally:

@@ -233,6 +233,12 @@ class Fleet:
             ):
                 self._set_online(member, online=False)
 
+    def mark_offline(self, agent_id: str) -> None:
+        """Mark an edge as offline until its next sign of life."""
+        member = self._members.get(agent_id)
+        if member is not None:
+            self._set_online(member, online=False)
+
     async def wait_for_change(self) -> None:
         """Wait until an edge changes."""
         if self._next_change is None:

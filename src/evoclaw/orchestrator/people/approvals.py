@@ -285,7 +285,8 @@ def _has_decision(case: ApprovalCase, decision: Decision) -> bool:
 
 def _instructions(request: ApprovalRequest) -> str:
     return (
-        f"{request.scope.tool} waits for a person: `evoclaw approvals approve {request.id}` or deny, "
+        f"{request.scope.tool} waits for a person: `evoclaw approvals approve {request.id}` "
+        "or deny, "
         f"within {_duration(request.expires_at - request.asked_at)}"
     )
 

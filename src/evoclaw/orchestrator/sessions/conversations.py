@@ -320,7 +320,8 @@ class Conversations:
         run = SessionRun(
             self.store, session, stored, state, settings,
             deadline or Deadline(agent.settings.max_seconds), family, capabilities,
-            seq=last_used_seq(records), stored_messages=len(earlier), steering_taken=steering_count(records),
+            seq=last_used_seq(records), stored_messages=len(earlier),
+            steering_taken=steering_count(records),
             driver=driver, defer_commits=self._defer_commits, approvals=self.approvals,
             subrun_slots=asyncio.Semaphore(self.limits.max_concurrent_per_run),
         )  # fmt: skip

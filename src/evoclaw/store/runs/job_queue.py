@@ -42,7 +42,8 @@ AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs WHERE queueing_lock = {0} AND s
 """
 SESSIONS_WITHOUT_JOB = f"""
 SELECT DISTINCT tenant, session_id FROM runs AS r
-WHERE {IS_OPEN} AND {CAN_CONTINUE} AND (holder = '' OR lease_until <= ?3) AND holder <> ?4 AND {IS_FIRST_OF_SESSION}
+WHERE {IS_OPEN} AND {CAN_CONTINUE} AND (holder = '' OR lease_until <= ?3)
+    AND holder <> ?4 AND {IS_FIRST_OF_SESSION}
     AND {HAS_NO_JOB.format("(r.tenant || '/' || r.session_id)")} LIMIT {MAX_SESSIONS_PER_SWEEP}
 """
 DEFER_JOB = f"""
@@ -83,7 +84,8 @@ SELECT 'worker', w.id::text, '' FROM procrastinate_workers AS w
 UNION ALL
 SELECT 'job', j.id::text, '' FROM procrastinate_jobs AS j
 LEFT JOIN procrastinate_workers AS w ON w.id = j.worker_id
-WHERE j.status = 'doing' AND (w.id IS NULL OR {HEARTBEAT_EXPIRED}) AND j.worker_id IS DISTINCT FROM ?2
+WHERE j.status = 'doing' AND (w.id IS NULL OR {HEARTBEAT_EXPIRED})
+    AND j.worker_id IS DISTINCT FROM ?2
 UNION ALL
 SELECT 'session', m.tenant, m.session_id FROM ({SESSIONS_WITHOUT_JOB}) AS m
 """
