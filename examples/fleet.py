@@ -22,7 +22,7 @@ from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import ScriptStep
 from evoclaw.wiring.application import open_application
-from evoclaw.wiring.pairing import invite_edge, join_fleet
+from evoclaw.wiring.pairing import edge_pairing, join_fleet
 
 EVERYTHING = frozenset({"*"})
 GPIO = '#!/bin/sh\necho "GPIO $2: level=1 fsel=0 func=INPUT"\n'
@@ -42,7 +42,7 @@ class Device:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def join(self, orchestrator_env: dict[str, str]) -> None:
-        invited = invite_edge(self.name, 60.0, orchestrator_env)
+        invited = edge_pairing(orchestrator_env).invite(self.name, 60.0)
         print(f"  {self.name}: evoclaw edge join {invited.url} --token {invited.token[:12]}…")
         env = {**os.environ, "EVOCLAW_HOME": str(self.folder)}
         await join_fleet(invited.url, invited.token, self.folder / "agent.toml", ["*"], env)

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import cast
 
+from evoclaw.core.canvases import Canvas, CanvasSheet
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.store.sessions.deletion import delete_expired_sessions
-from evoclaw.tools.canvas import Canvas, Sheet
 from tests.support.service import Client, RunningService, running_service
 
 
@@ -27,7 +27,7 @@ async def test_the_canvas_of_a_session_is_visible_to_its_owner_only(tmp_path: Pa
         path = f"/v1/sessions/{session}/canvas"
         empty = await ann.get(path)
         assert (empty.status, empty.code) == (404, "not_found")
-        sheet = Sheet("<b>tea</b><script>x</script>", "html", "Plan")
+        sheet = CanvasSheet("<b>tea</b><script>x</script>", "html", "Plan")
         await canvas(up, session).show(sheet)
         found = (await ann.get(path)).json
         assert abs(found.pop("at") - time.time()) < 60
@@ -44,7 +44,7 @@ async def test_deleting_a_session_deletes_its_canvas(tmp_path: Path) -> None:
         ann = await up.client_with("sessions:read", "sessions:write")
         gone, stays = await opened(ann), await opened(ann)
         for session in (gone, stays):
-            await canvas(up, session).show(Sheet("x", "markdown"))
+            await canvas(up, session).show(CanvasSheet("x", "markdown"))
         assert len(list((tmp_path / "canvas").iterdir())) == 4
         assert (await ann.ask("DELETE", f"/v1/sessions/{gone}")).status == 204
         assert len(list((tmp_path / "canvas").iterdir())) == 2
@@ -55,7 +55,7 @@ async def test_deleting_a_session_deletes_its_canvas(tmp_path: Path) -> None:
 async def test_deleting_old_sessions_deletes_their_canvas(tmp_path: Path) -> None:
     async with running_service(tmp_path, Scripted(says("hi"))) as up:
         session = await opened(await up.client_with("sessions:write"))
-        await canvas(up, session).show(Sheet("x", "html"))
+        await canvas(up, session).show(CanvasSheet("x", "html"))
 
         async def clear(tenant: str, session_id: str) -> None:
             await up.house.canvases.of(tenant, session_id).clear()

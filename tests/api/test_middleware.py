@@ -164,6 +164,18 @@ async def test_every_path_but_health_and_docs_requires_a_token(tmp_path: Path) -
             assert (await nobody.get(RUNS, authorization=shown)).code == "unauthorized"
 
 
+async def test_every_operation_of_the_openapi_document_has_a_declared_tag(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        document = (await up.client("").get("/openapi.json")).json
+        declared = {tag["name"] for tag in document["tags"]}
+        operations = [
+            operation for item in document["paths"].values() for operation in item.values()
+        ]
+        assert {tag for operation in operations for tag in operation["tags"]} <= declared
+        page = (await up.client("").get("/docs")).body.decode()
+        assert "/v1/events" in page and "/v1/figures" in page
+
+
 async def test_the_docs_page_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
     async with running_service(tmp_path) as up:
         page = (await up.client("").get("/docs")).body.decode()

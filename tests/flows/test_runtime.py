@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.api.dependencies import PolicyQuestion
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.history import History
 from evoclaw.core.ports import Ask
 from evoclaw.core.tools import Call
+from evoclaw.orchestrator.agents.policy_explainer import PolicyQuestion
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import UserPrompter
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
-from evoclaw.wiring.policies_adapter import PoliciesAdapter
+from evoclaw.wiring.http import policy_explainer
 from evoclaw.wiring.providers import MAX_CACHED_MODELS
 from evoclaw.wiring.runtime import Runtime, open_runtime
 from evoclaw.wiring.settings_reload import reload_settings
@@ -118,7 +118,7 @@ async def test_the_canvas_of_a_session_is_visible_to_no_other_session(tmp_path: 
 
 async def test_policy_explanations_use_the_policy_chain_of_real_runs(tmp_path: Path) -> None:
     async with brain(tmp_path) as (made, env):
-        shown = PoliciesAdapter(made.run_factory, made.agents)
+        shown = policy_explainer(made.run_factory, made.agents)
         ports = made.run_factory.ports(
             made.default_agent, Session("s", "one"), {History: History()}
         )

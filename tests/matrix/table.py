@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from evoclaw.core.canvases import Canvas
 from evoclaw.core.messages import JSON
 from evoclaw.tools.browser import Browser
-from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.image import Vision
 from evoclaw.tools.nodes import Nodes
 from evoclaw.tools.question import UserPrompter

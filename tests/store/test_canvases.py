@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from evoclaw.core.canvases import Canvas
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.store.sessions.canvases import SCHEMA, StoredCanvas, StoredCanvases
-from evoclaw.tools.canvas import Canvas, canvas
+from evoclaw.tools.canvas import canvas
 from tests.support.databases import Place
 
 

@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from litestar import Litestar
 
 from evoclaw.api.app import create_app
-from evoclaw.api.dependencies import ApiDependencies, RefusedRequest
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent
@@ -26,7 +26,7 @@ from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.governance.stops import StopFile
-from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -63,15 +63,7 @@ from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
-from evoclaw.wiring.api_adapters import (
-    AuditAdapter,
-    CanvasesAdapter,
-    DevicesAdapter,
-    SkillsAdapter,
-    StopsAdapter,
-    ToolsAdapter,
-)
-from evoclaw.wiring.policies_adapter import PoliciesAdapter
+from evoclaw.wiring.pairing import edge_pairing
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
@@ -220,15 +212,16 @@ class ServiceHarness:
             approvals=self.approvals,
             orchestrator=orchestrator,
             ledger=self.ledger,
-            devices=DevicesAdapter(Devices(self.folder), {"EVOCLAW_HOME": str(self.folder)}),
-            audit=AuditAdapter(self.audit, self.folder, AuditSettings(), {}),
-            tools=ToolsAdapter(lambda: [question.tool], list),
-            skills=SkillsAdapter(SkillRegistry([self.folder / "skills"])),
-            stops=StopsAdapter(StopRegistry(StopFile(self.folder / "stops.json"))),
-            canvases=CanvasesAdapter(self.canvases),
-            policies=PoliciesAdapter(self.judged, {AGENT.name: AGENT}),
+            devices=Devices(self.folder),
+            pairing=edge_pairing({"EVOCLAW_HOME": str(self.folder)}),
+            audit=AuditService(self.audit, self.folder, {}),
+            tools=lambda: [question.tool],
+            skills=SkillRegistry([self.folder / "skills"]),
+            stops=StopRegistry(StopFile(self.folder / "stops.json")),
+            canvases=self.canvases,
+            policies=self.judged.explainer({AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
-            memory=self.memory.of,
+            memory=self.memory,
             workflows=self.workflows,
             metrics=lambda: "evoclaw_test 1\n",
             metrics_reader=MetricsReader(MetricsStore(self.database)),

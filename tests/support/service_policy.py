@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +10,14 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Tool
+from evoclaw.governance.autonomy import Level
 from evoclaw.observe.audit.writer import Audit, Recordable
 from evoclaw.orchestrator.agents.definitions import level_of
+from evoclaw.orchestrator.agents.policy_explainer import GovernanceSettings, PolicyExplainer
 from evoclaw.tools.sets import named
 from evoclaw.wiring.governance import Governance
 from evoclaw.wiring.oversight import stops_and_rates
+from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
 from evoclaw.wiring.settings import orchestrator_settings
 
 
@@ -28,11 +31,26 @@ class MachinePolicies:
     def tools(self, agent: Agent) -> Sequence[Tool]:
         return [bound.tool for bound in named(("read", "canvas"))]
 
-    def policies(self, agent: Agent) -> tuple[Policy, ...]:
+    def policies(self, agent: Agent, level: Level | None = None) -> tuple[Policy, ...]:
+        if level is not None:
+            return self.governance.rules(level, agent.capabilities, None, list)
         if agent.name not in self.made:
             made = self.governance.rules(level_of(agent), agent.capabilities, None, list)
             self.made[agent.name] = made
         return self.made[agent.name]
+
+    def explainer(self, agents: Mapping[str, Agent]) -> PolicyExplainer:
+        found = self.governance.settings
+        settings = GovernanceSettings(
+            found.policy, found.flow, found.network, found.rates, found.sandbox_settings
+        )
+        return PolicyExplainer(
+            agents=agents,
+            tools=self.tools,
+            policies=self.policies,
+            settings=lambda: settings,
+            pipelines=(service_pipeline(), edge_pipeline()),
+        )
 
 
 def machine_policies(folder: Path, ledger: Ledger, audit: Audit) -> MachinePolicies:

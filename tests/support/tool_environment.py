@@ -17,6 +17,7 @@ from PIL import Image
 
 from evoclaw.core.agent import Agent
 from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.canvases import Canvas
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON, ToolResult
@@ -47,7 +48,6 @@ from evoclaw.skills.disclosure import RegistrySkillReader
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.browser import Browser
-from evoclaw.tools.canvas import Canvas
 from evoclaw.tools.define import tool
 from evoclaw.tools.image import RunModelVision, Vision
 from evoclaw.tools.nodes import Nodes

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from evoclaw.core.canvases import Canvas
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.canvases import FileCanvas
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.tools.canvas import Canvas, canvas
+from evoclaw.tools.canvas import canvas
 
 
 async def use(path: Path, **arguments: JSON) -> ToolResult:

@@ -5,307 +5,28 @@ from __future__ import annotations
 from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
-from msgspec import Struct
-
-from evoclaw.api.errors import DependencyMissing
 from evoclaw.api.settings import ServerSettings
+from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
-from evoclaw.core.messages import JSON
-from evoclaw.core.pipeline import DeclaredStep
 from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.governance.shared_stops import StopRegistry
+from evoclaw.observe.audit.service import AuditService, RefusedRequest
+from evoclaw.orchestrator.agents.memory import Memory
+from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
+from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
+from evoclaw.orchestrator.overview.readiness import ReadinessCheck
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.skills.registry import SkillRegistry
+from evoclaw.trust.pairing import Devices
 from evoclaw.workflows.workflows import Workflows
-
-T = TypeVar("T")
-
-
-class RefusedRequest(Struct, frozen=True):
-    """A request that was refused: not authenticated, or not authorized."""
-
-    status: int
-    method: str
-    path: str
-    address: str
-    tenant: str = ""
-    user: str = ""
-    token: str = ""
-    """The id of the token."""
-    why: str = ""
-    """The error code."""
-
-
-class PairedDevice(Protocol):
-    """A paired edge."""
-
-    @property
-    def agent_id(self) -> str:
-        """The id of the edge."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """Whether the edge may be used: `pending`, `approved` or `revoked`."""
-        ...
-
-    @property
-    def approved(self) -> Mapping[str, str]:
-        """The approved tools, each with the hash that was approved."""
-        ...
-
-    @property
-    def waiting(self) -> Mapping[str, str]:
-        """The tools that wait for a person's approval, each with its hash."""
-        ...
-
-    @property
-    def surface(self) -> str:
-        """A hash of all approved and waiting tools, as a person sees them before approving."""
-        ...
-
-
-class DeviceRegistry(Protocol):
-    """The paired edges, and invitations for new ones."""
-
-    def all(self) -> Sequence[PairedDevice]:
-        """All paired edges."""
-        ...
-
-    def get(self, agent_id: str) -> PairedDevice | None:
-        """A paired edge by its id."""
-        ...
-
-    async def approve(self, agent_id: str, seen: str = "") -> PairedDevice:
-        """Approve the waiting tools; fails if they differ from the surface that was `seen`."""
-        ...
-
-    async def revoke(self, agent_id: str) -> None:
-        """Revoke the access of an edge."""
-        ...
-
-    def invite(self, agent_id: str, seconds: float) -> tuple[str, str]:
-        """Invite a new edge: the broker's URL, and a token that works once."""
-        ...
-
-
-class AuditReader(Protocol):
-    """The audit log."""
-
-    async def search(self, tenant: str, query: Mapping[str, JSON]) -> Sequence[dict[str, JSON]]:
-        """The newest matching records of a tenant, the oldest first."""
-        ...
-
-    async def verify(self) -> Mapping[str, JSON]:
-        """Verify the hash chain: `ok`, `findings` and the number of records."""
-        ...
-
-
-class ToolDirectory(Protocol):
-    """The tools of this orchestrator."""
-
-    def offered(self) -> Sequence[Tool]:
-        """The available tools."""
-        ...
-
-    def absent(self) -> Sequence[UnavailableTool]:
-        """The unavailable tools, each with the reason."""
-        ...
-
-
-class SkillView(Struct, frozen=True, omit_defaults=True):
-    """A skill: its purpose and its tools."""
-
-    name: str
-    version: str
-    description: str
-    digest: str
-    approved: bool
-    tools: tuple[str, ...] = ()
-    allowed_tools: tuple[str, ...] | None = None
-    """The tools that it works with; null: all."""
-    references: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    instructions: str = ""
-    """Only in the response for a single skill."""
-
-
-class SkillProblem(Struct, frozen=True):
-    """A skill that is not available."""
-
-    path: str
-    reason: str
-    refused: bool
-    """False if the skill only does not support this machine."""
-
-
-class SkillDirectory(Protocol):
-    """The skills of this orchestrator."""
-
-    def all(self) -> Sequence[SkillView]:
-        """The available skills."""
-        ...
-
-    def find(self, name: str) -> SkillView | None:
-        """A skill by name, with its instructions."""
-        ...
-
-    def problems(self) -> Sequence[SkillProblem]:
-        """The skills that are not available, each with the reason."""
-        ...
-
-
-class StopView(Struct, frozen=True, omit_defaults=True):
-    """An emergency stop, in force until a person releases it."""
-
-    kind: str
-    """`all`, `agent`, `tool` or `network`."""
-    name: str = ""
-    """The name of the agent or tool."""
-    reason: str = ""
-    by: str = ""
-    at: float = 0.0
-
-
-class EmergencyStops(Protocol):
-    """The emergency stop."""
-
-    def all(self) -> Sequence[StopView]:
-        """The stops in force."""
-        ...
-
-    async def put(self, stop: StopView) -> None:
-        """Add a stop."""
-        ...
-
-    async def release(self, kind: str, name: str) -> StopView | None:
-        """Release a stop; None if there was none."""
-        ...
-
-
-class CanvasView(Struct, frozen=True):
-    """The canvas of a session."""
-
-    title: str
-    format: Literal["html", "markdown"]
-    content: str
-    """Written by a model: show it in a sandboxed frame."""
-    at: float
-    """When it was written; Unix seconds."""
-
-
-class CanvasViews(Protocol):
-    """The canvases of sessions."""
-
-    async def get(self, tenant: str, session_id: str) -> CanvasView | None:
-        """The canvas of a session; None if it is empty."""
-        ...
-
-    async def clear(self, tenant: str, session_id: str) -> None:
-        """Clear the canvas of a session."""
-        ...
-
-
-class RuleView(Struct, frozen=True):
-    """One rule of the command policy."""
-
-    name: str
-    verdict: str
-    """`allow`, `ask` or `deny`."""
-    summary: str
-    source: str
-    """`shipped`, or the path of the owner's rule file."""
-
-
-class PolicyView(Struct, frozen=True):
-    """The policies and settings that judge tool calls."""
-
-    level: str
-    """The autonomy level of the default agent."""
-    presets: tuple[str, ...]
-    """The information-flow presets; `settings` says which one is in force."""
-    rules: tuple[RuleView, ...]
-    settings: dict[str, JSON]
-    pipelines: dict[str, tuple[DeclaredStep, ...]] = {}
-    """The steps that a call passes through, in order: on the orchestrator, and on an edge."""
-
-
-class PolicyQuestion(Struct, frozen=True):
-    """A tool call to explain; it is not run, counted or recorded."""
-
-    tool: str
-    arguments: dict[str, JSON]
-    agent: str = ""
-    """The calling agent; empty: the default agent."""
-    level: str = ""
-    """Overrides the agent's autonomy level."""
-
-
-class PolicyStepView(Struct, frozen=True):
-    """The verdict of one policy."""
-
-    policy: str
-    verdict: str
-    code: str = ""
-    reason: str = ""
-
-
-class PolicyAnswer(Struct, frozen=True):
-    """The verdict on a tool call, and the policy that decided it."""
-
-    verdict: Literal["allow", "deny", "ask"]
-    code: str
-    reason: str
-    """For people."""
-    reason_for_model: str
-    by: str
-    """The policy that decided; empty if no policy objects."""
-    steps: tuple[PolicyStepView, ...]
-    """The verdict of each policy, in order."""
-    effects: dict[str, JSON]
-    """The effects of the call, as far as they are known."""
-
-
-class PolicyExplainer(Protocol):
-    """Shows the policies, and explains their verdicts."""
-
-    async def describe(self) -> PolicyView:
-        """The rules and settings that are in force now."""
-        ...
-
-    async def explain(self, question: PolicyQuestion) -> PolicyAnswer | None:
-        """Judge a call without running it; None for an unknown tool."""
-        ...
-
-
-class UserMemory(Protocol):
-    """The memory of one user."""
-
-    async def search(
-        self,
-        query: str,
-        level: Any = ...,
-        top_k: int = ...,
-        *,
-        agent: str = ...,
-        session_id: str = ...,
-    ) -> Sequence[Any]:
-        """The notes that match a query, the best first; each a Struct."""
-        ...
-
-    async def forget(self, session_id: str) -> int:
-        """Delete the notes of a session; returns how many there were."""
-        ...
-
-
-ReadinessCheck = Callable[[], Awaitable[str]]
-"""Returns what is wrong with a component; empty if it is ready."""
 
 
 def ignore_refusal(refusal: RefusedRequest) -> None:
@@ -329,20 +50,26 @@ class ApiDependencies:
     approvals: CallApprovals | None = None
     orchestrator: Orchestrator | None = None
     """The fleet."""
-    devices: DeviceRegistry | None = None
+    devices: Devices | None = None
+    """The paired edges."""
+    pairing: EdgePairing | None = None
+    """Invites and revokes edges."""
     ledger: Ledger | None = None
-    audit: AuditReader | None = None
-    tools: ToolDirectory | None = None
-    skills: SkillDirectory | None = None
-    stops: EmergencyStops | None = None
-    canvases: CanvasViews | None = None
+    audit: AuditService | None = None
+    tools: Callable[[], Sequence[Tool]] | None = None
+    """The available tools of this orchestrator."""
+    unavailable_tools: Callable[[], Sequence[UnavailableTool]] = tuple
+    """The unavailable tools of this orchestrator, each with the reason."""
+    skills: SkillRegistry | None = None
+    stops: StopRegistry | None = None
+    canvases: Canvases | None = None
     policies: PolicyExplainer | None = None
     receipts: ReceiptArchive | None = None
     """The signed receipts of devices."""
     replay_slots: Semaphore = field(default_factory=lambda: Semaphore(2))
     """Limits concurrent replays, forks and comparisons: each takes a processor."""
-    memory: Callable[[str, str], UserMemory] | None = None
-    """Returns the memory of a tenant's user."""
+    memory: Memory | None = None
+    """The memory of one user; `of` gives that of another."""
     workflows: Workflows | None = None
     metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
     """Renders all metrics in the Prometheus format."""
@@ -358,12 +85,3 @@ class ApiDependencies:
     """The tenant that owns this machine: only it may see the fleet, the policies and the stops."""
     extra_routes: Sequence[Any] = ()
     """Further routes, such as those of channels and the dashboard."""
-    extras: Mapping[type, object] = field(default_factory=dict[type, object])
-    """The dependencies of the extra routes, by type."""
-
-    def get(self, kind: type[T]) -> T:
-        """A dependency of an extra route; `DependencyMissing` if this process does not have it."""
-        found = self.extras.get(kind)
-        if not isinstance(found, kind):
-            raise DependencyMissing(f"This process does not provide {kind.__name__}.")
-        return found

@@ -19,6 +19,7 @@ from evoclaw.core.errors import (
     ProviderErrorKind,
 )
 from evoclaw.core.messages import JSON
+from evoclaw.governance.shared_stops import StopNotShared
 from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.requests import (
     Draining,
@@ -53,10 +54,6 @@ class ErrorBody(Struct, frozen=True):
     """The body of every error response."""
 
     error: Problem
-
-
-class DependencyMissing(EvoClawError):
-    """This process has no dependency that an extra route needs."""
 
 
 class ApiError(EvoClawError):
@@ -138,8 +135,8 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     ConfigError: (422, "invalid"),
     RunQueueFull: (429, "too_many"),
     Draining: (503, "draining"),
-    DependencyMissing: (503, "unavailable"),
     StoreError: (503, "store"),
+    StopNotShared: (503, "store"),
 }
 """The status and code of each error class; a class that is not listed has its base class's."""
 _STATUS_BY_PROVIDER_ERROR: Mapping[ProviderErrorKind, tuple[int, str]] = {

@@ -15,12 +15,13 @@ import msgspec
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from evoclaw.api.auth import PUBLIC_PATHS, is_public, unauthorized
-from evoclaw.api.dependencies import ApiDependencies, RefusedRequest
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, to_api_error
 from evoclaw.api.limits import BoundedBody, RequestRateLimiter, too_large
 from evoclaw.api.server import own_origins
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tracing import read_traceparent, use_trace
+from evoclaw.observe.audit.service import RefusedRequest
 from evoclaw.orchestrator.people.access import Caller
 
 LOG = logging.getLogger("evoclaw.api")

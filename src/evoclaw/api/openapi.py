@@ -48,6 +48,8 @@ TAGS = {
     "approvals": "Tool calls and questions that wait for a person.",
     "workflows": "Multi-step workflows that call agents and tools.",
     "channels": "Webhooks that deliver messages to agents, and failed deliveries.",
+    "events": "Changes of edges, runs, approvals and questions, as a stream.",
+    "figures": "Metrics of runs and tool calls, from stored records.",
     "fleet": "Edges: status, pairing and tools.",
     "tools": "The tools of this orchestrator.",
     "skills": "The skills of this orchestrator.",

@@ -7,8 +7,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.people.access import ConfiguredToken
 from evoclaw.orchestrator.people.jwt_access import JwtSettings
 
+MIN_TOKEN_CHARS = 32
+"""Characters of a configured token."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -25,6 +29,21 @@ class TokenFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The user on whose behalf it acts."""
     scopes: tuple[str, ...]
     """The scopes of the token."""
+
+    def read(self) -> ConfiguredToken:
+        """Read the token; `ConfigError` if the file is unreadable, not private or too short."""
+        try:
+            if self.file.stat().st_mode & 0o077:
+                raise ConfigError(f"other users can read {self.file}; run `chmod go= {self.file}`")
+            secret = self.file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ConfigError(f"cannot read the token in {self.file}: {problem}") from None
+        if len(secret) < MIN_TOKEN_CHARS:
+            raise ConfigError(
+                f"the token in {self.file} is too short: it needs at least {MIN_TOKEN_CHARS} "
+                "characters"
+            )
+        return ConfiguredToken(self.name, secret, self.tenant, self.user, frozenset(self.scopes))
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -48,9 +48,9 @@ def _show(agent: str, *, as_json: bool) -> int:
 @click.option("--minutes", type=POSITIVE, default=15, metavar="N", help="Expire after N minutes")
 @click.option("--qr", is_flag=True, help="Print the link as a QR code too")
 def _invite(agent: str, *, minutes: int, qr: bool) -> int:
-    from evoclaw.wiring.pairing import invite_edge
+    from evoclaw.wiring.pairing import edge_pairing
 
-    invited = invite_edge(agent, minutes * 60.0, os.environ)
+    invited = edge_pairing(os.environ).invite(agent, minutes * 60.0)
     print_out(f"evoclaw edge join {invited.url} --token {invited.token}")
     link = join_link(invited.url, invited.token, agent)
     print_err(f"or, with a link: {join_command(link)}")
@@ -92,11 +92,11 @@ async def _approve_tools(agent_id: str) -> None:
 
 
 async def _remove(agent_id: str) -> None:
-    from evoclaw.wiring.pairing import revoke_edge
+    from evoclaw.wiring.pairing import edge_pairing
     from evoclaw.wiring.store import open_devices
 
     async with open_devices(os.environ) as devices:
-        await revoke_edge(agent_id, os.environ, devices)
+        await edge_pairing(os.environ).revoke(agent_id, devices)
     print_out(f"{agent_id}: revoked")
 
 

@@ -10,7 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+
+from evoclaw.core.canvases import CanvasSheet
 
 _PAGE = """<!doctype html>
 <html><head><meta charset="utf-8"><title>{title}</title>
@@ -23,14 +24,6 @@ _INNER = """<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Secur
  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
 img-src data:; font-src data:">
 {heading}{body}"""
-
-
-class _CanvasSheet(Struct, frozen=True):
-    """What a tool shows; the same shape as the tool's own."""
-
-    content: str
-    format: str
-    title: str = ""
 
 
 class FileCanvas:
@@ -46,18 +39,18 @@ class FileCanvas:
         self._path, self._kept = path, path.with_suffix(".json")
         self._seen_at = seen_at or path.as_uri()
 
-    async def show(self, sheet: _CanvasSheet) -> str:
+    async def show(self, sheet: CanvasSheet) -> str:
         """Show this instead of what was there; where it is to be seen."""
         await asyncio.to_thread(self._write, sheet)
         return self._seen_at
 
-    async def current(self) -> _CanvasSheet | None:
+    async def current(self) -> CanvasSheet | None:
         """What is shown now."""
         try:
             data = await asyncio.to_thread(self._kept.read_bytes)
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(data, type=_CanvasSheet)
+        return msgspec.json.decode(data, type=CanvasSheet)
 
     async def changed_at(self) -> float:
         """When that was put there; Unix seconds, 0 for nothing."""
@@ -71,11 +64,11 @@ class FileCanvas:
         for path in (self._kept, self._path):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
-    def _write(self, sheet: _CanvasSheet) -> None:
+    def _write(self, sheet: CanvasSheet) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _replace(self._path, page(sheet).encode(errors="replace"))
         _replace(
-            self._kept, msgspec.json.encode(_CanvasSheet(sheet.content, sheet.format, sheet.title))
+            self._kept, msgspec.json.encode(CanvasSheet(sheet.content, sheet.format, sheet.title))
         )
 
 
@@ -93,7 +86,7 @@ class CanvasFolder:
         return FileCanvas(self._folder / f"{name}.html", self._seen_at)
 
 
-def page(sheet: _CanvasSheet) -> str:
+def page(sheet: CanvasSheet) -> str:
     """A whole page that shows a sheet and lets it do nothing else."""
     heading = f"<h1>{html.escape(sheet.title)}</h1>" if sheet.title else ""
     is_html = sheet.format == "html"

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from evoclaw.core.bound_tools import ToolOutput
+from evoclaw.core.canvases import Canvas, CanvasSheet
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, TextBlock
 from evoclaw.tools.define import tool
 
 MAX_CONTENT_CHARS = 500_000
 """Of one sheet."""
-
-
-class Sheet(Struct, frozen=True):
-    """The page that a canvas shows."""
-
-    content: str
-    format: str
-    """`html` or `markdown`."""
-    title: str = ""
-
-
-class Canvas(Protocol):
-    """The page that the user sees beside the conversation; one for each session."""
-
-    async def show(self, sheet: Sheet) -> str:
-        """Replace the page; returns where the user can see it."""
-        ...
-
-    async def current(self) -> Sheet | None:
-        """The current page; None if the canvas is empty."""
-        ...
-
-    async def clear(self) -> None:
-        """Remove the page."""
-        ...
 
 
 @tool("ui", timeout=10, max_timeout=60, resources=(), acts=False)
@@ -64,7 +40,7 @@ async def canvas(
         case "show":
             if not content.strip():
                 raise ToolFailure(ErrorKind.INVALID_PARAMS, "Give the `content` to show.")
-            where = await board.show(Sheet(content, format, title))
+            where = await board.show(CanvasSheet(content, format, title))
             return _text_output(f"shown at {where}", where=where)
         case "clear":
             await board.clear()

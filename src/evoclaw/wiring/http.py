@@ -1,29 +1,24 @@
-"""Builds the HTTP service of `evoclaw up`: access tokens, API dependencies and readiness checks."""
+"""Builds the HTTP service of `evoclaw up`: access tokens and the dependencies of the API."""
 
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from evoclaw.core.errors import ConfigError
-
 if TYPE_CHECKING:
-    from evoclaw.api.dependencies import ApiDependencies, ReadinessCheck
-    from evoclaw.api.settings import ServerSettings, TokenFile
+    from evoclaw.api.dependencies import ApiDependencies
+    from evoclaw.api.settings import ServerSettings
+    from evoclaw.core.agent import Agent
+    from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
     from evoclaw.orchestrator.people.access import AccessControl, ConfiguredToken
     from evoclaw.store.databases.database import Database
+    from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.runtime import Runtime
 
-MIN_TOKEN_CHARS = 32
-"""Characters of a configured token."""
-MIN_FREE_DISK_BYTES = 1 << 20
-"""Free bytes on disk below which the store is not ready."""
 API_LOGIN_FILE = "api.json"
 """In the data folder: `evoclaw up` writes address and token of the service, for this user."""
 
@@ -78,53 +73,60 @@ def access_for(
     from evoclaw.store.governance.tokens import TokenStore
 
     signed = None if settings.jwt is None else JwtVerifier(settings.jwt)
-    fixed = (*own, *(_read_token_file(token) for token in settings.tokens))
+    fixed = (*own, *(token.read() for token in settings.tokens))
     return AccessControl(TokenStore(database), configured=fixed, external=signed)
 
 
-def _read_token_file(token: TokenFile) -> ConfiguredToken:
-    """Read a configured token from its file."""
-    from evoclaw.orchestrator.people.access import ConfiguredToken
+def policy_explainer(run_factory: RunFactory, agents: Mapping[str, Agent]) -> PolicyExplainer:
+    """Explains the policies of the runs that a factory builds."""
+    from evoclaw.orchestrator.agents.policy_explainer import GovernanceSettings, PolicyExplainer
+    from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
 
-    try:
-        if token.file.stat().st_mode & 0o077:
-            raise ConfigError(f"other users can read {token.file}; run `chmod go= {token.file}`")
-        secret = token.file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"cannot read the token in {token.file}: {problem}") from None
-    if len(secret) < MIN_TOKEN_CHARS:
-        raise ConfigError(
-            f"the token in {token.file} is too short: "
-            f"it needs at least {MIN_TOKEN_CHARS} characters"
+    def settings() -> GovernanceSettings:
+        found = run_factory.governance.settings
+        return GovernanceSettings(
+            found.policy, found.flow, found.network, found.rates, found.sandbox_settings
         )
-    return ConfiguredToken(token.name, secret, token.tenant, token.user, frozenset(token.scopes))
+
+    return PolicyExplainer(
+        agents=agents,
+        tools=run_factory.tools,
+        policies=run_factory.policies,
+        settings=settings,
+        pipelines=(service_pipeline(), edge_pipeline()),
+        forwarded=run_factory.governance.forwarded,
+    )
 
 
 def _api_dependencies(
     runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
 ) -> ApiDependencies:
-    from evoclaw.api.dependencies import ApiDependencies
+    from evoclaw.api.dependencies import ApiDependencies, ignore_refusal
     from evoclaw.api.routes.channels import channel_routes
     from evoclaw.dashboard.static_files import dashboard_routes
+    from evoclaw.observe.audit.service import AuditService
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.metrics import MetricsReader
+    from evoclaw.orchestrator.overview.readiness import readiness_checks
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
-    from evoclaw.wiring.api_adapters import (
-        AuditAdapter,
-        CanvasesAdapter,
-        DevicesAdapter,
-        SkillsAdapter,
-        StopsAdapter,
-        ToolsAdapter,
-        refusal_recorder,
-    )
     from evoclaw.wiring.oversight import stop_board
-    from evoclaw.wiring.policies_adapter import PoliciesAdapter
+    from evoclaw.wiring.pairing import edge_pairing
 
-    run_factory, audit, memory = runtime.run_factory, runtime.governance.audit, runtime.memory
+    run_factory, writer = runtime.run_factory, runtime.governance.audit
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
-    audit_settings = runtime.settings.audit
+    audit = None if writer is None else AuditService(writer, runtime.home, env)
+    checks = readiness_checks(
+        runtime.stores.database,
+        runtime.home,
+        runtime.orchestrator,
+        lambda: runtime.providers.problem(runtime.default_agent.model),
+    )
+
+    async def metrics() -> bytes:
+        await runtime.gauges.refresh(checks)
+        return runtime.metrics.render()
+
     return ApiDependencies(
         access=access,
         settings=settings,
@@ -132,54 +134,23 @@ def _api_dependencies(
         conversations=runtime.conversations,
         approvals=runtime.approvals,
         orchestrator=runtime.orchestrator,
-        devices=DevicesAdapter(runtime.stores.devices, env),
+        devices=runtime.stores.devices,
+        pairing=edge_pairing(env),
         ledger=runtime.governance.ledger,
-        audit=None if audit is None else AuditAdapter(audit, runtime.home, audit_settings, env),
-        tools=ToolsAdapter(
-            lambda: run_factory.tools(runtime.default_agent),
-            lambda: run_factory.toolbox.unavailable,
-        ),
-        skills=SkillsAdapter(run_factory.toolbox.skill_registry),
-        stops=StopsAdapter(stop_board(env, runtime.stores.database)),
-        canvases=CanvasesAdapter(run_factory.canvases),
-        policies=PoliciesAdapter(run_factory, runtime.agents),
+        audit=audit,
+        tools=lambda: run_factory.tools(runtime.default_agent),
+        unavailable_tools=lambda: run_factory.toolbox.unavailable,
+        skills=run_factory.toolbox.skill_registry,
+        stops=stop_board(env, runtime.stores.database),
+        canvases=run_factory.canvases,
+        policies=policy_explainer(run_factory, runtime.agents),
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
-        memory=None if memory is None else memory.of,
+        memory=runtime.memory,
         workflows=runtime.workflows,
-        metrics=partial(_metrics, runtime),
+        metrics=metrics,
         on_response=runtime.metrics.http,
         metrics_reader=MetricsReader(MetricsStore(runtime.stores.database)),
-        checks=_checks(runtime),
-        on_refused=refusal_recorder(audit),
+        checks=checks,
+        on_refused=ignore_refusal if audit is None else audit.record_refusal,
         extra_routes=[*channel_routes(runtime.channel_dispatcher, webhooks), *dashboard_routes()],
     )
-
-
-async def _metrics(runtime: Runtime) -> bytes:
-    """The metrics in the format of Prometheus."""
-    await runtime.gauges.refresh(_checks(runtime))
-    return runtime.metrics.render()
-
-
-def _checks(runtime: Runtime) -> dict[str, ReadinessCheck]:
-    """The readiness checks: each returns a problem, or an empty text."""
-
-    async def store() -> str:
-        await runtime.stores.database.write(lambda connection: None)
-        # An empty commit also succeeds on a full disk.
-        free = shutil.disk_usage(runtime.home).free
-        return (
-            ""
-            if free >= MIN_FREE_DISK_BYTES
-            else f"the disk of {runtime.home} is full: free some space"
-        )
-
-    async def broker() -> str:
-        return (
-            "" if runtime.orchestrator.report_receiver.is_connected else "the broker is unreachable"
-        )
-
-    async def provider() -> str:
-        return runtime.providers.problem(runtime.default_agent.model)
-
-    return {"store": store, "broker": broker, "provider": provider}

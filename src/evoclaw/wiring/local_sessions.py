@@ -161,9 +161,9 @@ class _LocalRunFactory:
 
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
+        from evoclaw.core.canvases import Canvas
         from evoclaw.executors.receipt_step import SignReceipt
         from evoclaw.skills.disclosure import ActiveSkillTools
-        from evoclaw.tools.canvas import Canvas
 
         injected = dict(dependencies)
         injected[Canvas] = self.canvases.of(session.tenant, session.id)

@@ -1,14 +1,12 @@
-"""Invites, joins and revokes edges."""
+"""Builds the pairing of edges, and joins this machine to a fleet as an edge."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
@@ -16,43 +14,22 @@ from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
     from evoclaw.edge.joining import JoinReply
-    from evoclaw.trust.pairing import Devices
-
-TOKEN_SEPARATOR = "."
-"""Between the agent id and the secret of a token."""
+    from evoclaw.orchestrator.fleet.pairing import EdgePairing
 
 
-class JoinCredentials(Struct, frozen=True):
-    """What a new edge needs to join: the address of the broker, and a token."""
-
-    url: str
-    token: str
-
-
-def invite_edge(agent_id: str, seconds: float, env: Mapping[str, str]) -> JoinCredentials:
-    """Create a broker account whose token works once."""
+def edge_pairing(env: Mapping[str, str]) -> EdgePairing:
+    """Invites and revokes the edges of this machine's broker."""
     from evoclaw.config import default_data_folder
+    from evoclaw.orchestrator.fleet.pairing import EdgePairing
     from evoclaw.transport.broker_accounts import BrokerAccounts
-    from evoclaw.transport.topics import ID_RULE, is_agent_id
     from evoclaw.trust.pairing import Invitations
     from evoclaw.wiring.fleet import find_broker, has_own_broker
 
     home = default_data_folder(env)
-    if not is_agent_id(agent_id):
-        raise ConfigError(f"{agent_id!r} is not a valid agent id: {ID_RULE}")
-    if not has_own_broker(home):
-        raise ConfigError(
-            "no broker of `evoclaw up` runs on this machine, so no edge can be invited. With a "
-            f"broker of your own: create the account {agent_id!r}, write the agent.toml of the "
-            "edge with that account and the key that `evoclaw agents key` prints, start the edge, "
-            f"and approve it with `evoclaw agents approve {agent_id}`"
-        )
-    address = find_broker(home, env)
-    token = Invitations(home / "pairing").create(agent_id, seconds, time.time())
-    BrokerAccounts(home / "broker").renew(agent_id, password=token)
-    kind = "mqtt" if address.tls is None else "mqtts"
-    return JoinCredentials(
-        f"{kind}://{address.host}:{address.port}", f"{agent_id}{TOKEN_SEPARATOR}{token}"
+    return EdgePairing(
+        Invitations(home / "pairing"),
+        BrokerAccounts(home / "broker"),
+        lambda: find_broker(home, env) if has_own_broker(home) else None,
     )
 
 
@@ -68,6 +45,7 @@ async def join_fleet(
     """Join a fleet and write the `agent.toml` of this edge; returns its agent id."""
     from evoclaw.config import default_data_folder, write_agent_toml
     from evoclaw.edge.joining import JoiningEdge
+    from evoclaw.orchestrator.fleet.pairing import TOKEN_SEPARATOR
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.transport.broker_accounts import write_private
     from evoclaw.transport.mqtt import MqttLink
@@ -118,14 +96,3 @@ def public_key(env: Mapping[str, str], file: str | None = None) -> str:
         # Creating a key for a mistyped name would give one that no orchestrator has.
         raise ConfigError(f"there is no key {path}; the first `evoclaw up` creates one")
     return Signer.load_or_create(path).public_key
-
-
-async def revoke_edge(agent_id: str, env: Mapping[str, str], devices: Devices) -> None:
-    """Revoke an edge: remove its broker account and the approval of its tools."""
-    from evoclaw.config import default_data_folder
-    from evoclaw.transport.broker_accounts import BrokerAccounts
-
-    accounts = BrokerAccounts(default_data_folder(env) / "broker")
-    if any(account.name == agent_id for account in accounts.all()):
-        accounts.remove(agent_id)
-    await devices.revoke(agent_id, time.time())

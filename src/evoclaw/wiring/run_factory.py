@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipt_step import Sign
+    from evoclaw.governance.autonomy import Level
     from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinity, FleetExecutor
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.sessions.canvases import StoredCanvases
@@ -60,7 +61,7 @@ class RunFactory:
 
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
-        from evoclaw.tools.canvas import Canvas
+        from evoclaw.core.canvases import Canvas
 
         agent = self._fit_to_model(agent)
         injected = dict(dependencies)
@@ -94,16 +95,20 @@ class RunFactory:
             return agent
         return replace(agent, tools=frozenset(tools))
 
-    def policies(self, agent: Agent) -> tuple[Policy, ...]:
-        """The policies of an agent, shared by its runs: a rate counts the calls of all of them."""
+    def policies(self, agent: Agent, level: Level | None = None) -> tuple[Policy, ...]:
+        """The policies of an agent, shared by its runs: a rate counts the calls of all of them.
+
+        With a `level` other than the agent's own, they are new and not shared.
+        """
         from evoclaw.orchestrator.agents.definitions import level_of
 
+        # Not the tools of the first run: they may be narrowed, and the run must be freed.
+        tools = partial(self.tools, agent)
+        if level is not None:
+            return self.governance.rules(level, agent.capabilities, None, tools)
         if agent.name not in self._policies:
-            level = level_of(agent)
-            # Not the tools of the first run: they may be narrowed, and the run must be freed.
-            tools = partial(self.tools, agent)
             self._policies[agent.name] = self.governance.rules(
-                level, agent.capabilities, None, tools
+                level_of(agent), agent.capabilities, None, tools
             )
         return self._policies[agent.name]
 

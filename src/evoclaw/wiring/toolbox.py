@@ -150,12 +150,12 @@ def _find_dependencies(
 ) -> tuple[dict[type, object], dict[type, str]]:
     """The dependencies that this machine has, by Protocol, and why the others are missing."""
     from evoclaw.config.paths import default_data_folder
+    from evoclaw.core.canvases import Canvas
     from evoclaw.executors.canvases import FileCanvas
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.executors.web_search import search_from
-    from evoclaw.tools.canvas import Canvas
     from evoclaw.tools.nodes import Nodes
     from evoclaw.tools.question import UserPrompter
     from evoclaw.tools.sessions import Sessions

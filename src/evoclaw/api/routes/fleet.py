@@ -15,7 +15,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
-from evoclaw.api.dependencies import ApiDependencies, DeviceRegistry, PairedDevice
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.parameters import PathId
 from evoclaw.api.routes.tools_skills_memory import ToolView, tool_view
@@ -23,6 +23,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.edge.invitations import join_command, join_link, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
 from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.trust.pairing import Device, Devices
 
 TAGS = ["fleet"]
 SeenSurface = Annotated[
@@ -105,7 +106,7 @@ class EdgeInvitation(Struct, frozen=True):
     """The link as a QR code: rows of `0` (light) and `1` (dark), with the quiet zone."""
 
 
-def edge_view(name: str, member: Member | None, device: PairedDevice | None) -> EdgeView:
+def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeView:
     """The view of an edge."""
     beat = None if member is None else member.heartbeat
     return EdgeView(
@@ -131,7 +132,7 @@ def edge_view(name: str, member: Member | None, device: PairedDevice | None) -> 
     )
 
 
-def paired_devices(parts: ApiDependencies) -> dict[str, PairedDevice]:
+def paired_devices(parts: ApiDependencies) -> dict[str, Device]:
     """The paired edges by id."""
     found = () if parts.devices is None else parts.devices.all()
     return {device.agent_id: device for device in found}
@@ -157,8 +158,8 @@ def _edge(parts: ApiDependencies, caller: Caller, agent_id: str) -> EdgeView:
     return edge_view(agent_id, member, device)
 
 
-def _registry_with(parts: ApiDependencies, caller: Caller, agent_id: str) -> DeviceRegistry:
-    """The device registry, after checking that the edge is paired."""
+def _devices_with(parts: ApiDependencies, caller: Caller, agent_id: str) -> Devices:
+    """The paired edges, after checking that the edge is one of them."""
     _edge(parts, caller, agent_id)
     devices = require(parts.devices, "device pairing")
     if devices.get(agent_id) is None:
@@ -208,13 +209,13 @@ async def approve_tools(
         raise ApiError(
             403, "forbidden", "Only a person may approve tools: the token needs the scope 'human'."
         )
-    devices = _registry_with(parts, caller, agent_id)
+    devices = _devices_with(parts, caller, agent_id)
     device = devices.get(agent_id)
     if seen and device is not None and seen != device.surface:
         raise ApiError(
             409, "changed", "The edge's tools changed since you looked. Look again, then approve."
         )
-    await devices.approve(agent_id, seen)
+    await devices.approve(agent_id, time.time(), seen=seen)
     return _edge(parts, caller, agent_id)
 
 
@@ -223,7 +224,8 @@ async def revoke_edge(
     parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
 ) -> EdgeView:
     """Revoke the access of an edge."""
-    await _registry_with(parts, caller, agent_id).revoke(agent_id)
+    devices = _devices_with(parts, caller, agent_id)
+    await require(parts.pairing, "device pairing").revoke(agent_id, devices)
     return _edge(parts, caller, agent_id)
 
 
@@ -234,12 +236,12 @@ async def invite_edge(
     """Invite a new edge: returns the command to run on it."""
     if caller.tenant != parts.operator_tenant:
         raise ApiError(403, "forbidden", "Only the operator's tenant may invite edges.")
-    devices = require(parts.devices, "device pairing")
+    pairing = require(parts.pairing, "device pairing")
     try:
-        url, token = devices.invite(data.agent_id, data.minutes * 60)
-        link = join_link(url, token, data.agent_id)
+        invited = pairing.invite(data.agent_id, data.minutes * 60)
+        link = join_link(invited.url, invited.token, data.agent_id)
         rows = await asyncio.to_thread(qr_rows, link)
-        return EdgeInvitation(url, token, link, join_command(link), rows)
+        return EdgeInvitation(invited.url, invited.token, link, join_command(link), rows)
     except ConfigError as problem:
         raise ApiError(409, "cannot_invite", str(problem)) from None
 

@@ -13,12 +13,15 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
-from evoclaw.api.dependencies import ApiDependencies, StopView
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.parameters import ID_PATTERN, NO_NUL_PATTERN, PathId, Reason
 from evoclaw.api.routes.runs import own_run
 from evoclaw.core.ledgers import UNITS_PER_KIND, Account
 from evoclaw.core.messages import JSON
+from evoclaw.governance.shared_stops import StopRegistry
+from evoclaw.governance.stops import Stop, StopKind
+from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 AuditFilter = Annotated[str, QueryParameter(max_length=200, pattern=NO_NUL_PATTERN)]
@@ -113,6 +116,18 @@ StopRequest: TypeAlias = StopAll | StopNetwork | StopAgent | StopTool
 """The body of an emergency stop."""
 
 
+class StopView(Struct, frozen=True, omit_defaults=True):
+    """An emergency stop, in force until a person releases it."""
+
+    kind: str
+    """`all`, `agent`, `tool` or `network`."""
+    name: str = ""
+    """The name of the agent or tool."""
+    reason: str = ""
+    by: str = ""
+    at: float = 0.0
+
+
 class StopList(Struct, frozen=True):
     """The stops in force."""
 
@@ -135,21 +150,19 @@ async def search_audit(
     limit: Annotated[int, QueryParameter(ge=1, le=1_000)] = 100,
 ) -> AuditPage:
     """Search the audit log: the newest matching records of your tenant."""
-    query: dict[str, JSON] = {
-        "kind": kind, "user": user, "agent_id": agent, "run_id": run_id, "tool": tool,
-        "verdict": verdict, "text": text, "since": since or None, "until": until or None,
-        "limit": limit,
-    }  # fmt: skip
-    found = await require(parts.audit, "audit records").search(caller.tenant, query)
-    return AuditPage(tuple(found))
+    query = AuditQuery(
+        kind=kind, tenant=caller.tenant, user=user, agent_id=agent, run_id=run_id, tool=tool,
+        verdict=verdict, text=text, since=since or None, until=until or None, limit=limit,
+    )  # fmt: skip
+    return AuditPage(tuple(await require(parts.audit, "audit records").search(query)))
 
 
 @get("/v1/audit/verify", scope=TokenScope.AUDIT_READ, tags=["audit"])
 async def verify_audit(parts: InjectedDependencies, caller: InjectedCaller) -> AuditReport:
     """Verify the hash chain of the audit log. Only for the operator's tenant."""
     check_operator(parts, caller)
-    found = await require(parts.audit, "audit records").verify()
-    return msgspec.convert(found, AuditReport)
+    report = await require(parts.audit, "audit records").verify()
+    return msgspec.convert(report, AuditReport, from_attributes=True)
 
 
 def check_operator(parts: ApiDependencies, caller: Caller) -> None:
@@ -210,7 +223,7 @@ def _spending_view(account: Account, kind: str, now: float) -> SpendingView:
 async def list_stops(parts: InjectedDependencies, caller: InjectedCaller) -> StopList:
     """List the stops in force."""
     check_operator(parts, caller)
-    return StopList(tuple(require(parts.stops, "stops").all()))
+    return _stop_list(require(parts.stops, "stops"))
 
 
 @post("/v1/stops", scope=TokenScope.ADMIN, tags=["stops"])
@@ -220,10 +233,10 @@ async def create_stop(
     """Add an emergency stop; it is in force until a person releases it."""
     check_operator(parts, caller)
     stops = require(parts.stops, "stops")
-    kind, by = str(data.__struct_config__.tag), caller.principal.user or caller.token
+    kind, by = StopKind(str(data.__struct_config__.tag)), caller.principal.user or caller.token
     name = data.name if isinstance(data, StopAgent | StopTool) else ""
-    await stops.put(StopView(kind, name, data.reason, by, time.time()))
-    return StopList(tuple(stops.all()))
+    await stops.put(Stop(kind, name, data.reason, by, time.time()))
+    return _stop_list(stops)
 
 
 @delete("/v1/stops/{kind:str}", scope=TokenScope.ADMIN, tags=["stops"], status_code=200)
@@ -245,9 +258,18 @@ async def release_stop(
             403, "forbidden", "Only a person may release a stop: the token needs the scope 'human'."
         )
     stops = require(parts.stops, "stops")
-    if await stops.release(kind, name) is None:
+    if await stops.release(StopKind(kind), name) is None:
         raise not_found("stop")
-    return StopList(tuple(stops.all()))
+    return _stop_list(stops)
+
+
+def _stop_list(stops: StopRegistry) -> StopList:
+    return StopList(
+        tuple(
+            StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+            for stop in stops.stops()
+        )
+    )
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (

@@ -12,12 +12,13 @@ from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from evoclaw.api.auth import PUBLIC, InjectedCaller, InjectedDependencies
-from evoclaw.api.dependencies import ApiDependencies, ReadinessCheck
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.middleware import RequestGate
 from evoclaw.api.routes.governance import check_operator
 from evoclaw.api.sse import watchers_of
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.version import VERSION
+from evoclaw.orchestrator.overview.readiness import ReadinessCheck
 from evoclaw.orchestrator.people.access import TokenScope
 
 LOG = logging.getLogger("evoclaw.api")

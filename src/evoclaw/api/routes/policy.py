@@ -11,11 +11,15 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
-from evoclaw.api.dependencies import PolicyAnswer, PolicyQuestion, PolicyView
 from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.governance import check_operator
 from evoclaw.api.routes.parameters import OptionalId
 from evoclaw.core.messages import JSON
+from evoclaw.orchestrator.agents.policy_explainer import (
+    PolicyAnswer,
+    PolicyQuestion,
+    PolicyView,
+)
 from evoclaw.orchestrator.people.access import TokenScope
 
 TAGS = ["policy"]

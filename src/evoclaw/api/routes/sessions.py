@@ -5,7 +5,7 @@ The route of a session's canvas.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
@@ -13,7 +13,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
-from evoclaw.api.dependencies import ApiDependencies, CanvasView
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.parameters import (
     NO_NUL_PATTERN,
@@ -265,9 +265,9 @@ async def delete_session(
     deleted = await _conversations(parts, caller).delete(session_id)
     if parts.canvases is not None:
         for deleted_id in deleted:
-            await parts.canvases.clear(caller.tenant, deleted_id)
+            await parts.canvases.of(caller.tenant, deleted_id).clear()
     if parts.memory is not None:
-        memory = parts.memory(caller.tenant, session.owner)
+        memory = parts.memory.of(caller.tenant, session.owner)
         for deleted_id in deleted:
             await memory.forget(deleted_id)
 
@@ -284,16 +284,29 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
 )
 
 
+class CanvasView(Struct, frozen=True):
+    """The canvas of a session."""
+
+    title: str
+    format: Literal["html", "markdown"]
+    content: str
+    """Written by a model: show it in a sandboxed frame."""
+    at: float
+    """When it was written; Unix seconds."""
+
+
 @get("/v1/sessions/{session_id:str}/canvas", scope=TokenScope.SESSIONS_READ, tags=["sessions"])
 async def show_canvas(
     parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
 ) -> CanvasView:
     """Show the canvas of a session. A model wrote it: render it in a sandboxed frame."""
     session = await own_session(parts, caller, session_id)
-    canvas = await require(parts.canvases, "canvases").get(caller.tenant, session.id)
-    if canvas is None:
+    canvas = require(parts.canvases, "canvases").of(caller.tenant, session.id)
+    sheet, at = await canvas.current(), await canvas.changed_at()
+    if sheet is None:
         raise not_found("canvas in this session")
-    return canvas
+    is_html = sheet.format == "html"
+    return CanvasView(sheet.title, "html" if is_html else "markdown", sheet.content, at)
 
 
 CANVAS_ROUTES: tuple[HTTPRouteHandler, ...] = (show_canvas,)

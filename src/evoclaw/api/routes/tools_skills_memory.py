@@ -11,12 +11,12 @@ from litestar.params import QueryParameter
 from msgspec import Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
-from evoclaw.api.dependencies import SkillProblem, SkillView
 from evoclaw.api.errors import not_found, require
 from evoclaw.api.routes.parameters import NO_NUL_PATTERN, IdFilter, PathId
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.people.access import TokenScope
+from evoclaw.skills.loading import Skill
 
 
 class ToolView(Struct, frozen=True):
@@ -54,6 +54,32 @@ class ToolList(Struct, frozen=True):
     absent: tuple[UnavailableToolView, ...]
 
 
+class SkillView(Struct, frozen=True, omit_defaults=True):
+    """A skill: its purpose and its tools."""
+
+    name: str
+    version: str
+    description: str
+    digest: str
+    approved: bool
+    tools: tuple[str, ...] = ()
+    allowed_tools: tuple[str, ...] | None = None
+    """The tools that it works with; null: all."""
+    references: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    instructions: str = ""
+    """Only in the response for a single skill."""
+
+
+class SkillProblem(Struct, frozen=True):
+    """A skill that is not available."""
+
+    path: str
+    reason: str
+    refused: bool
+    """False if the skill only does not support this machine."""
+
+
 class SkillList(Struct, frozen=True):
     """The available skills, and the unavailable ones with the reason."""
 
@@ -85,20 +111,20 @@ def tool_view(tool: Tool) -> ToolView:
 @get("/v1/tools", scope=TokenScope.TOOLS_READ, tags=["tools"])
 async def list_tools(parts: InjectedDependencies, caller: InjectedCaller) -> ToolList:
     """List the tools of this orchestrator, and the unavailable ones with the reason."""
-    tools = require(parts.tools, "tools")
+    tools = require(parts.tools, "tools")()
     absent = tuple(
         UnavailableToolView(
             tool.name, reason, tool.description, tool.parameters, tuple(sorted(tool.permissions))
         )
-        for tool, reason in ((found.tool, found.why) for found in tools.absent())
+        for tool, reason in ((found.tool, found.why) for found in parts.unavailable_tools())
     )
-    return ToolList(tuple(tool_view(tool) for tool in tools.offered()), absent)
+    return ToolList(tuple(tool_view(tool) for tool in tools), absent)
 
 
 @get("/v1/tools/{name:str}", scope=TokenScope.TOOLS_READ, tags=["tools"])
 async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> ToolView:
     """Show one tool."""
-    for tool in require(parts.tools, "tools").offered():
+    for tool in require(parts.tools, "tools")():
         if tool.name == name:
             return tool_view(tool)
     raise not_found("tool")
@@ -108,7 +134,12 @@ async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: P
 async def list_skills(parts: InjectedDependencies, caller: InjectedCaller) -> SkillList:
     """List the skills of this orchestrator, and the unavailable ones with the reason."""
     skills = require(parts.skills, "skills")
-    return SkillList(tuple(skills.all()), tuple(skills.problems()))
+    problems = (
+        SkillProblem(problem.path.name, problem.reason, problem.refused)
+        for problem in skills.problems()
+    )
+    items = (_skill_view(skill, approved=skills.pinned(skill)) for skill in skills.skills())
+    return SkillList(tuple(items), tuple(problems))
 
 
 @get("/v1/skills/{name:str}", scope=TokenScope.SKILLS_READ, tags=["skills"])
@@ -116,10 +147,26 @@ async def show_skill(
     parts: InjectedDependencies, caller: InjectedCaller, name: PathId
 ) -> SkillView:
     """Show one skill with its instructions."""
-    found = require(parts.skills, "skills").find(name)
-    if found is None:
+    skills = require(parts.skills, "skills")
+    skill = skills.find(name)
+    if skill is None:
         raise not_found("skill")
-    return found
+    view = _skill_view(skill, approved=skills.pinned(skill))
+    return msgspec.structs.replace(view, instructions=skill.instructions)
+
+
+def _skill_view(skill: Skill, *, approved: bool) -> SkillView:
+    return SkillView(
+        skill.name,
+        skill.version,
+        skill.description,
+        skill.digest,
+        approved,
+        tuple(program.tool.name for program in skill.programs),
+        None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
+        tuple(skill.references),
+        tuple(skill.notes),
+    )
 
 
 @get("/v1/memory", scope=TokenScope.SESSIONS_READ, tags=["memory"])
@@ -140,7 +187,7 @@ async def search_memory(
     session_id: IdFilter = "",
 ) -> MemoryList:
     """Search the notes that your agents keep between sessions."""
-    memory = require(parts.memory, "memories")(caller.tenant, caller.principal.user)
+    memory = require(parts.memory, "memories").of(caller.tenant, caller.principal.user)
     found = await memory.search(memory_query, level, top_k, agent=agent, session_id=session_id)
     return MemoryList(tuple(msgspec.to_builtins(note) for note in found))
 

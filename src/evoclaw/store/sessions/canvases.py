@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from msgspec import Struct
 
+from evoclaw.core.canvases import CanvasSheet
 from evoclaw.store.databases.database import Database, Schema, add_checksum, verify_checksum
 
 SCHEMA = Schema(
@@ -32,14 +32,6 @@ DO UPDATE SET sheet = excluded.sheet, changed_at = excluded.changed_at
 KEY_CONDITION = "tenant = ? AND session_id = ?"
 
 
-class _StoredSheet(Struct, frozen=True):
-    """The content of a canvas; the same fields as that of the tool."""
-
-    content: str
-    format: str
-    title: str = ""
-
-
 class StoredCanvas:
     """The canvas of one session, the same on every orchestrator."""
 
@@ -54,20 +46,20 @@ class StoredCanvas:
         self._database, self._key, self._view_url = database, (tenant, session_id), view_url
         self._clock = clock
 
-    async def show(self, sheet: _StoredSheet) -> str:
+    async def show(self, sheet: CanvasSheet) -> str:
         """Replace the content; returns where to see it."""
-        blob = msgspec.json.encode(_StoredSheet(sheet.content, sheet.format, sheet.title))
+        blob = msgspec.json.encode(CanvasSheet(sheet.content, sheet.format, sheet.title))
         values = (*self._key, add_checksum(blob), self._clock())
         await self._database.write(lambda c: c.execute(PUT_SHEET, values))
         return self._view_url
 
-    async def current(self) -> _StoredSheet | None:
+    async def current(self) -> CanvasSheet | None:
         """The current content."""
         find = f"SELECT sheet FROM sheets WHERE {KEY_CONDITION}"
         row = await self._database.read(lambda c: c.execute(find, self._key).fetchone())
         if row is None:
             return None
-        return msgspec.json.decode(verify_checksum(row[0], self._database.name), type=_StoredSheet)
+        return msgspec.json.decode(verify_checksum(row[0], self._database.name), type=CanvasSheet)
 
     async def changed_at(self) -> float:
         """When the content changed, in Unix seconds; 0 without content."""
