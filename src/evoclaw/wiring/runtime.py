@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -42,8 +39,6 @@ if TYPE_CHECKING:
     from evoclaw.wiring.store import Stores
     from evoclaw.workflows.workflows import Workflows
 
-logger = logging.getLogger(__name__)
-RETENTION_INTERVAL_S, DAY_S = 3_600.0, 86_400.0
 EDGE_GATHER_TIMEOUT_S = 3.0
 """Seconds to wait for known edges before interrupted runs are resumed."""
 CANVAS_LOCATION = "the dashboard, beside the conversation"
@@ -84,6 +79,8 @@ async def open_runtime(
     orchestrator: Orchestrator, stores: Stores, env: Mapping[str, str]
 ) -> AsyncGenerator[Runtime]:
     """Build the runtime, resume unfinished runs, and serve until the block ends."""
+    from evoclaw.orchestrator.sessions.retention import SessionRetention
+
     async with AsyncExitStack() as stack:
         brain = await _build_runtime(orchestrator, stores, env, stack)
         if brain.memory is not None:
@@ -97,34 +94,11 @@ async def open_runtime(
         alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(brain.workflows.serving(alone=alone))
         await stack.enter_async_context(brain.channel_dispatcher.serving())
-        if days := brain.settings.store.keep_days:
-            canvases = brain.run_factory.canvases
-            retention = asyncio.create_task(_run_retention(stores.database, days * DAY_S, canvases))
-            stack.push_async_callback(_cancel_task, retention)
+        retention = SessionRetention(
+            stores.database, brain.run_factory.canvases, brain.settings.store.keep_days
+        )
+        await stack.enter_async_context(retention.serving())
         yield brain
-
-
-async def _run_retention(
-    database: Database, max_age_s: float, canvases: CanvasFolder | StoredCanvases
-) -> None:
-    """Delete sessions past their retention time, now and every hour."""
-    from evoclaw.store.databases.database import StoreError
-    from evoclaw.store.sessions.deletion import delete_expired_sessions
-
-    async def clear(tenant: str, session_id: str) -> None:
-        await canvases.of(tenant, session_id).clear()
-
-    while True:
-        try:
-            await delete_expired_sessions(database, time.time() - max_age_s, clear)
-        except (StoreError, OSError) as problem:
-            logger.warning("retention failed, trying again in an hour: %s", problem)
-        await asyncio.sleep(RETENTION_INTERVAL_S)
-
-
-async def _cancel_task(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 async def _build_runtime(
