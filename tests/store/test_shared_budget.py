@@ -37,7 +37,6 @@ import asyncio, random, sys
 from evoclaw.core.ledgers import Reservation
 from evoclaw.store.governance import ledger
 from evoclaw.store.governance.ledger import StoredLedger
-from evoclaw.wiring.store import clock_of
 from tests.support.databases import Place
 from tests.store.test_shared_budget import LIMITS
 
@@ -56,7 +55,7 @@ async def spend(books, path, name, wanted, file):
 
 async def main(at, schema, name, marks):
     database = await Place.of(at, schema).open(ledger.SCHEMA)
-    books = StoredLedger(database, clock_of(database), wait=False)
+    books = StoredLedger(database, database.time, wait=False)
     paths = [
         (TENANT, CLERK, "run:root"),
         (TENANT, CLERK, "run:root", f"run:root/{name}"),
@@ -64,7 +63,7 @@ async def main(at, schema, name, marks):
         (TENANT, "run:other", "run:other/below"),
     ]
     async with books:
-        await books.begin()
+        await books.start()
         for one, limit in LIMITS.items():
             await books.open(one, {"calls": limit}, {})
         print("ready", flush=True)

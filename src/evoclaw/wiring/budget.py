@@ -20,12 +20,12 @@ async def open_ledger(
 ) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
     from evoclaw.store.governance.ledger import SCHEMA, StoredLedger
-    from evoclaw.wiring.store import clock_of, connect_database
+    from evoclaw.wiring.store import connect_database
 
     # A reservation need not survive a power cut: the work that it reserves for does not either.
     async with (
         connect_database(env, SCHEMA, existing=database, durable=False) as connected,
-        StoredLedger(connected, clock_of(connected)) as ledger,
+        StoredLedger(connected, connected.time) as ledger,
     ):
         await ledger.start()
         yield ledger

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.gauges import GaugeReader
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providers import Flush, ProviderCache
+    from evoclaw.wiring.providers import ProviderCache
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.store import Stores
     from evoclaw.workflows.workflows import Workflows
@@ -120,10 +120,9 @@ async def _build_runtime(
     governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
     agents = dict(agents_of(settings))
     approvals = _approvals(settings, stores, env)
-    flush = _flush_of(stores.database)
-    providers = await _providers(env, stack, flush)
+    providers = await _providers(env, stack, stores.database)
     run_factory = await _run_factory(
-        orchestrator, governance, providers, approvals, stores.database, flush, env, stack
+        orchestrator, governance, providers, approvals, stores.database, env, stack
     )
     memory = _memory(settings, stores, env)
     gauges = GaugeReader(orchestrator, stores.database, home, lambda: runs.active_count)
@@ -165,21 +164,16 @@ def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | Stor
     return StoredCanvases(database, CANVAS_LOCATION)
 
 
-def _flush_of(database: Database) -> Flush:
-    async def flush() -> None:
-        await database.write(lambda connection: None)
-
-    return flush
-
-
-async def _providers(env: Mapping[str, str], stack: AsyncExitStack, flush: Flush) -> ProviderCache:
+async def _providers(
+    env: Mapping[str, str], stack: AsyncExitStack, database: Database
+) -> ProviderCache:
     from evoclaw.providers.http import Http
     from evoclaw.wiring.models import find_model
     from evoclaw.wiring.providers import ProviderCache
 
     http = await stack.enter_async_context(Http())
     default, _ = await find_model(env)
-    return ProviderCache(http, env, default, stack, flush)
+    return ProviderCache(http, env, default, stack, database.flush)
 
 
 async def _run_factory(
@@ -188,7 +182,6 @@ async def _run_factory(
     providers: ProviderCache,
     approvals: CallApprovals,
     database: Database,
-    flush: Flush,
     env: Mapping[str, str],
     stack: AsyncExitStack,
 ) -> RunFactory:
@@ -203,7 +196,7 @@ async def _run_factory(
     toolbox = await stack.enter_async_context(open_toolbox(workspace, env, key="up"))
     signer = await stack.enter_async_context(open_signer(env, database=database))
     return RunFactory(
-        orchestrator, providers, governance, approvals.approver, toolbox, signer, flush,
+        orchestrator, providers, governance, approvals.approver, toolbox, signer, database.flush,
         _canvases(database, env),
     )  # fmt: skip
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +54,8 @@ async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
     ):
         approvals = ApprovalStore(database)
         await approvals.prune()
-        # No wait for the disk here: `flush` in runtime.py waits before the reserved work starts.
-        async with StoredLedger(database, clock_of(database), wait=False) as ledger:
+        # No wait for the disk here: `Database.flush` is awaited before the reserved work starts.
+        async with StoredLedger(database, database.time, wait=False) as ledger:
             await ledger.start()
             yield Stores(
                 database,
@@ -67,15 +66,6 @@ async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
                 ReceiptStore(database),
                 devices,
             )
-
-
-def clock_of(database: Database) -> Callable[[], float]:
-    """The clock of a database: the PostgreSQL server's, or that of this machine for SQLite."""
-    if database.dialect == "sqlite":
-        return time.time
-    from evoclaw.store.databases.postgres import PostgresDatabase
-
-    return database.time if isinstance(database, PostgresDatabase) else time.time
 
 
 @asynccontextmanager
