@@ -1,4 +1,4 @@
-"""The run factory of `evoclaw up`: provider, call pipeline and approver of each run."""
+"""The run factory of `evoclaw up`: provider, call pipeline, approver and sinks of each run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
-from evoclaw.core.ports import Approver, Policy, Ports
+from evoclaw.core.ports import Approver, Policy, Ports, Sink
 from evoclaw.core.routes import Place, Route
 from evoclaw.core.tools import Tool
 from evoclaw.wiring.fleet import ANY_EDGE, EVERY_EDGE, fleet_tools
@@ -21,12 +21,16 @@ from evoclaw.wiring.toolbox import with_dependencies
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
+    from evoclaw.core.events import Record
+    from evoclaw.core.messages import Message
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipt_step import Sign
+    from evoclaw.observe.metrics import Metrics
+    from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinity, FleetExecutor
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.sessions.canvases import StoredCanvases
-    from evoclaw.store.sessions.sessions import Session
+    from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.providers import Flush, ProviderCache
     from evoclaw.wiring.toolbox import Toolbox
@@ -51,6 +55,8 @@ class RunFactory:
     """Waits until the store has written everything to disk; called before a local call runs."""
     canvases: CanvasFolder | StoredCanvases
     """The canvases of sessions."""
+    memory: Memory | None
+    metrics: Metrics
     _policies: dict[str, tuple[Policy, ...]] = field(
         default_factory=dict[str, "tuple[Policy, ...]"]
     )
@@ -75,6 +81,19 @@ class RunFactory:
             self.approver(session.id),
             Principal(agent=agent.name),
         )
+
+    def sinks(self, session: Session, records: Sequence[Record]) -> Sequence[Sink]:
+        """The sinks of one run: the audit, the traces, the metrics and the memory."""
+        principal = Principal(session.tenant, session.owner, session.agent)
+        sinks = [
+            *self.governance.sinks(session.id, records, principal),
+            self.metrics.sink(session.agent),
+        ]
+        return sinks if self.memory is None else [*sinks, self.memory.sink(session, records)]
+
+    async def recall(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
+        """The notes in memory that may matter for a run."""
+        return () if self.memory is None else await self.memory.recall(session, run.message)
 
     def use_governance(self, governance: Governance) -> None:
         """Use other settings for new runs; active runs keep theirs."""

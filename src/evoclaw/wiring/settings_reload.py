@@ -40,7 +40,6 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
     """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
     from evoclaw.orchestrator.sessions.subruns import RunLimits
-    from evoclaw.wiring.runtime import approval_settings
     from evoclaw.wiring.settings import orchestrator_settings
 
     old, new = runtime.run_factory.governance.settings, orchestrator_settings(env)
@@ -58,7 +57,7 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
     runtime.conversations.limits = RunLimits(budget=settings.budget)
     names = settings.orchestrator.cheaper_models
     runtime.conversations.cheaper = tuple(runtime.providers.get(name) for name in names)
-    runtime.approvals.settings = approval_settings(settings)
+    runtime.approvals.settings = settings.approvals.for_service()
     changed = tuple(name for name in different if name in LIVE_TABLES)
     return ReloadResult(changed, tuple(name for name in different if name not in LIVE_TABLES))
 
