@@ -14,7 +14,7 @@ from evoclaw.observe.audit.writer import Audit, Recordable
 from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.tools.sets import named
 from evoclaw.wiring.governance import Governance
-from evoclaw.wiring.oversight import stops_and_rates
+from evoclaw.wiring.oversight import rate_limits, stops_for
 from evoclaw.wiring.settings import orchestrator_settings
 
 
@@ -38,7 +38,7 @@ class MachinePolicies:
 def machine_policies(folder: Path, ledger: Ledger, audit: Audit) -> MachinePolicies:
     """The rules of a machine whose data is in a folder."""
     env = {"EVOCLAW_HOME": str(folder)}
-    stops, rates = stops_and_rates(env)
+    stops, rates = stops_for(env), rate_limits(env, None)
     settings = orchestrator_settings(env)
     governance = Governance(settings, stops, (rates, Recordable(audit)), ledger, audit)
     return MachinePolicies(governance)

@@ -190,14 +190,14 @@ async def open_governance(
     Args:
         env: Says where the settings are.
         agent: The agent that is governed.
-        keeps_on: This process is long-running and ships the audit to the cold tier.
+        long_running: Whether this process is a service, which ships the audit to the cold tier.
         ledger: Where spending is counted, if it is open already.
         database: Where calls are counted, if it is open already.
     """
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.wiring.audit import audit_location, open_audit
     from evoclaw.wiring.budget import ledger_for
-    from evoclaw.wiring.oversight import open_rate_counts, stops_and_rates
+    from evoclaw.wiring.oversight import open_rate_counts, rate_limits, stops_for
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.tracing import open_tracing
 
@@ -212,10 +212,9 @@ async def open_governance(
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
         counts = await stack.enter_async_context(open_rate_counts(env, database=database))
-        stops, rates = stops_and_rates(env, agent, counts)
-        yield Governance(
-            settings, stops, (rates, *recordable), ledger, audit, agent, tracing=tracing
-        )
+        guards = (rate_limits(env, counts), *recordable)
+        stops = stops_for(env, agent)
+        yield Governance(settings, stops, guards, ledger, audit, agent, tracing=tracing)
 
 
 def quarantine(provider: Provider) -> tuple[Step, Route]:
