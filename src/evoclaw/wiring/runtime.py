@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
     from evoclaw.orchestrator.channels.inbound import Channel
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.people.approvals import CallApprovals
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.store.databases.database import Database
     from evoclaw.store.sessions.canvases import StoredCanvases
-    from evoclaw.wiring.gauges import GaugeReader
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.providers import ProviderCache
     from evoclaw.wiring.run_factory import RunFactory
@@ -101,8 +101,8 @@ async def _build_runtime(
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.definitions import agents_of
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+    from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.runs.runs import Runs
-    from evoclaw.wiring.gauges import GaugeReader
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.settings import orchestrator_settings
