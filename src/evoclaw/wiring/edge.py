@@ -31,11 +31,11 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
+    from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.transport.broker_accounts import client_id
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.edge_runtime import open_edge_runtime
-    from evoclaw.wiring.tracing import open_tracing
 
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD_VARIABLE)

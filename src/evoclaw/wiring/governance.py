@@ -195,11 +195,11 @@ async def open_governance(
         database: Where calls are counted, if it is open already.
     """
     from evoclaw.observe.audit.writer import Recordable
+    from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.wiring.audit import audit_location, open_audit
     from evoclaw.wiring.budget import ledger_for
     from evoclaw.wiring.oversight import open_rate_counts, rate_limits, stops_for
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.tracing import open_tracing
 
     settings = orchestrator_settings(env)
     home, audit_settings = audit_location(env)
