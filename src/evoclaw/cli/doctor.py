@@ -81,7 +81,7 @@ async def _tools() -> list[CheckResult]:
 
 
 def _settings(env: Mapping[str, str]) -> tuple[bool, str]:
-    from evoclaw.wiring.audit import audit_location
+    from evoclaw.wiring.settings import audit_location
 
     path = data_folder(env) / "evoclaw.toml"
     try:

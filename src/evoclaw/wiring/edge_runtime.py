@@ -44,12 +44,11 @@ async def open_edge_runtime(
     from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
-    from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.wiring.audit import open_audit
+    from evoclaw.observe.audit.writer import Recordable, serving_audit
 
     stops = _stops(config, env)
     audit = await stack.enter_async_context(
-        open_audit(config.data, config.audit, env, long_running=True)
+        serving_audit(config.data, config.audit, env, long_running=True)
     )
     guards: tuple[Policy, ...] = (stops, RateLimits(config.rates))
     notes = None

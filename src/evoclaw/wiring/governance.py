@@ -194,19 +194,18 @@ async def open_governance(
         ledger: Where spending is counted, if it is open already.
         database: Where calls are counted, if it is open already.
     """
-    from evoclaw.observe.audit.writer import Recordable
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.observe.audit.writer import Recordable, serving_audit
     from evoclaw.observe.tracing.tracing import open_tracing
-    from evoclaw.wiring.audit import audit_location, open_audit
     from evoclaw.wiring.budget import ledger_for
     from evoclaw.wiring.oversight import open_rate_counts, rate_limits, stops_for
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env)
-    home, audit_settings = audit_location(env)
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw"))
         audit = await stack.enter_async_context(
-            open_audit(home, audit_settings, env, long_running=long_running)
+            serving_audit(default_data_folder(env), settings.audit, env, long_running=long_running)
         )
         if ledger is None:
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
