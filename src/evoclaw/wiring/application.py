@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.wiring.fleet import BrokerLogin, open_fleet, write_broker_login
 from evoclaw.wiring.store import open_stores
@@ -100,10 +98,9 @@ async def open_application(
     from evoclaw.wiring.settings import orchestrator_settings
 
     home, settings = default_data_folder(env), orchestrator_settings(env)
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = not settings.broker.is_configured
     async with AsyncExitStack() as stack:
-        stack.callback(os.close, _lock_data_folder(home))
+        stack.enter_context(_lock_data_folder(home))
         broker = _OwnBroker(home, host, port, engine, tls)
         url = await broker.start(stack) if own else settings.broker.url
         stored = await stack.enter_async_context(open_stores(env))
@@ -128,19 +125,15 @@ async def open_application(
         yield Application(url, orchestrator, at, brain, env)
 
 
-def _lock_data_folder(home: Path) -> int:
+def _lock_data_folder(home: Path) -> AbstractContextManager[None]:
     """Lock the data folder: a second orchestrator would resume the runs of this one."""
-    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        text = (
-            f"another `evoclaw up` runs with the data folder {home}; stop it, or set EVOCLAW_HOME "
-            "to another folder"
-        )
-        raise ConfigError(text) from None
-    return lock
+    from evoclaw.store.folder_lock import locked_folder
+
+    text = (
+        f"another `evoclaw up` runs with the data folder {home}; stop it, or set EVOCLAW_HOME "
+        "to another folder"
+    )
+    return locked_folder(home, text)
 
 
 class _OwnBroker:
