@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import sys
 import time
@@ -26,10 +24,7 @@ if TYPE_CHECKING:
     from evoclaw.trust.pairing import Devices
     from evoclaw.wiring.runtime import Runtime
 
-logger = logging.getLogger(__name__)
 ORCHESTRATOR_USERNAME = "orchestrator"
-EDGE_RESTART_DELAY_S = 2.0
-"""Seconds before an edge process that ended is restarted."""
 
 
 class Application(Struct, frozen=True):
@@ -175,10 +170,15 @@ async def _start_edge(
     orchestrator: Orchestrator,
     stack: AsyncExitStack,
 ) -> None:
+    """Run the edge on this machine as a process of its own."""
+    from evoclaw.transport.child_process import supervised
+
     config = await _write_agent_toml(local, home, broker.login, broker.running)
     await _pin_edge_key(orchestrator, local.agent_id, config.parent)
-    edge = asyncio.create_task(_supervise_edge(config))
-    stack.push_async_callback(_cancel_task, edge)
+    command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
+    telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
+    edge = supervised("the edge on this machine", config.parent, *command, env=telemetry)
+    await stack.enter_async_context(edge)
 
 
 async def _pin_edge_key(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
@@ -243,31 +243,6 @@ async def _write_agent_toml(
     path = folder / "agent.toml"
     write_agent_toml(path, values, replace=True)
     return path
-
-
-async def _supervise_edge(config: Path) -> None:
-    """Run the edge as a process of its own, and restart it if it ends."""
-    from evoclaw.transport.child_process import ChildProcess
-
-    telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
-    while True:
-        command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
-        child = await ChildProcess.start(config.parent, *command, env=telemetry)
-        try:
-            await child.ended.wait()
-        finally:
-            await child.stop()
-        logger.error(
-            "the edge on this machine ended, restarting in %.0f s: %s",
-            EDGE_RESTART_DELAY_S,
-            await child.last_words(),
-        )
-        await asyncio.sleep(EDGE_RESTART_DELAY_S)
-
-
-async def _cancel_task(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def _remove_broker_login(home: Path) -> None:
