@@ -96,9 +96,9 @@ def toolbox_routes(toolbox: Toolbox, names: Sequence[str] | None) -> Sequence[Ex
     """
     from evoclaw.core.ops import ExecOps
     from evoclaw.executors.local import LocalExecutor
+    from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
     from evoclaw.skills.programs import Sandboxes
     from evoclaw.skills.skill_executor import SkillExecutor
-    from evoclaw.wiring.sandboxes import SandboxedProcesses
 
     tools = toolbox.tools
     if names is not None:

@@ -45,12 +45,10 @@ class Toolbox:
 
     async def check_sandboxes(self) -> list[tuple[str, bool, str]]:
         """The sandbox engines: name, whether its self-test passed, and a remark."""
-        from evoclaw.sandbox.engines.native.engine import NativeEngine
-        from evoclaw.sandbox.engines.registry import package_engines
-        from evoclaw.wiring.sandboxes import SandboxedProcesses, self_test_engines
+        from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
 
         sandboxed = cast("SandboxedProcesses", self.dependencies[SandboxedProcesses])
-        return await self_test_engines(sandboxed, {**package_engines(), "native": NativeEngine()})
+        return await sandboxed.sandboxes.check_engines()
 
     def problems(self) -> dict[str, str]:
         """The tools, skills and servers that cannot be used, and why."""
@@ -74,15 +72,16 @@ async def open_toolbox(
         workspace: The folder of files and commands.
         env: The environment: keys of search engines, paths of programs.
         key: Names the run or session: its browser, its canvas.
-        given: Further dependencies, by Protocol; they override those found here.
+        dependencies: Further dependencies, by Protocol; they override those found here.
     """
     from evoclaw.config.paths import default_data_folder
     from evoclaw.governance.network import NetworkPolicy
+    from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
     from evoclaw.skills.disclosure import RegistrySkillReader
     from evoclaw.skills.programs import Sandboxes
     from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.mcp_connections import connect_mcp_servers
-    from evoclaw.wiring.sandboxes import SandboxedProcesses, open_sandboxes
+    from evoclaw.wiring.sandboxes import open_sandboxes
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import skill_registry, skills_folder
 
