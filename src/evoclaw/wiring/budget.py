@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.store.databases.database import Database
 
+MAX_CACHED_PRICES = 256
+"""Models whose price is cached; callers may name any model."""
+
 
 @asynccontextmanager
 async def open_ledger(
@@ -61,3 +64,16 @@ def price_for(name: str) -> Price:
         return lambda _, usage: price(model.partition("/")[2], usage)
 
     return highest_price([priced(model.strip()) for model in name.split(",")])
+
+
+def price_of_any_model() -> Price:
+    """The maximum price of a reply, for any model."""
+    known: dict[str, Price] = {}
+
+    def price(model: str, usage: Usage) -> float | None:
+        price_of_model = known.get(model) or price_for(model)
+        if len(known) < MAX_CACHED_PRICES:
+            known[model] = price_of_model
+        return price_of_model(model, usage)
+
+    return price

@@ -76,8 +76,8 @@ async def _ports(
 ) -> tuple[Ports, bool]:
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.permissions import PermittedTools
+    from evoclaw.providers.registry import open_provider
     from evoclaw.providers.scripted import Scripted
-    from evoclaw.wiring.models import open_provider
     from evoclaw.wiring.pipelines import edge_pipeline
 
     config.workspace.mkdir(parents=True, exist_ok=True)

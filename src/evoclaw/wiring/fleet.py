@@ -108,9 +108,9 @@ async def fleet_ports(
 ) -> AsyncGenerator[Ports]:
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+    from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
-    from evoclaw.wiring.models import choose_model, open_provider
 
     name = await choose_model(model, env)
     capabilities = capabilities_for_level(level, env)
@@ -180,7 +180,8 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
         ) from None
     except (OSError, msgspec.DecodeError) as problem:
         raise ConfigError(
-            f"cannot read {home / BROKER_LOGIN_FILE}: {problem}; restart `evoclaw up` to write it again"
+            f"cannot read {home / BROKER_LOGIN_FILE}: {problem}; "
+            "restart `evoclaw up` to write it again"
         ) from None
     tls = None if login.ca_file is None else TlsSettings(login.ca_file)
     address = parse_url(login.url, tls=tls)

@@ -246,7 +246,7 @@ async def governed_ports(
     from evoclaw.governance.budget.notices import BudgetNotice
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.budget_fallback import BudgetFallback
-    from evoclaw.wiring.models import open_provider
+    from evoclaw.providers.registry import open_provider
     from evoclaw.wiring.pipelines import local_pipeline
 
     async with AsyncExitStack() as stack:

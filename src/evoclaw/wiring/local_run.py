@@ -31,16 +31,12 @@ async def local_ports(
 ) -> AsyncGenerator[Ports]:
     """The ports of a run on this machine; closed, with every process, when the block ends."""
     from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.orchestrator.agents.offer_steps import tools_for_model
+    from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.wiring.governance import governed_ports, open_governance
-    from evoclaw.wiring.models import (
-        choose_model,
-        open_provider,
-        tools_for_model,
-        vision_dependency,
-    )
     from evoclaw.wiring.receipts import open_signer
-    from evoclaw.wiring.toolbox import open_toolbox
+    from evoclaw.wiring.toolbox import open_toolbox, vision_dependency
 
     capabilities = capabilities_for_level(level, env)
     name = await choose_model(model, env)

@@ -37,11 +37,13 @@ def local_pipeline() -> PipelineSpec:
         "local",
         offer=(PermittedTools, ActiveSkillTools, FlowFlags, Quarantine, RunTools),
         before=(
-            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules, NetworkPolicy,
-            ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
+            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
+            NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
         ),
         around=(CancelOnStop, TraceCall, Quarantine),
-        after=(SignReceipt, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice),
+        after=(
+            SignReceipt, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice,
+        ),
     )  # fmt: skip
 
 
@@ -75,8 +77,8 @@ def service_pipeline() -> PipelineSpec:
             RunTools,
         ),
         before=(
-            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules, NetworkPolicy,
-            ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
+            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
+            NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
         ),
         around=(TraceCall,),
         after=(SignReceipt, ActiveSkillTools, MarkHiddenText, SessionLabels, BudgetNotice),
@@ -103,8 +105,8 @@ def edge_pipeline() -> PipelineSpec:
         "edge",
         offer=(PermittedTools, FlowFlags, GenomeTimeouts),
         before=(
-            Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules, NetworkPolicy,
-            EdgeFlow, DeviceBudget,
+            Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules,
+            NetworkPolicy, EdgeFlow, DeviceBudget,
         ),
         around=(KeepLargeOutput, MeterDevice),
     )  # fmt: skip

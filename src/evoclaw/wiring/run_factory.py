@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from msgspec.structs import replace
-
 from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
@@ -29,10 +27,11 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinity, FleetExecutor
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.providers.cache import ProviderCache
+    from evoclaw.providers.write_barrier import Flush
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providers import Flush, ProviderCache
     from evoclaw.wiring.toolbox import Toolbox
 
 FLEET_TOOL_NAMES = ("edge_call", "jobs", "nodes")
@@ -66,9 +65,10 @@ class RunFactory:
 
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
+        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
         from evoclaw.tools.canvas import Canvas
 
-        agent = self._fit_to_model(agent)
+        agent = fit_to_model(agent, self.providers.default)
         injected = dict(dependencies)
         history = cast("History", injected.pop(History))
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
@@ -102,16 +102,10 @@ class RunFactory:
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
         """The tools that a run of an agent would be offered now."""
-        return self._pipeline(self._fit_to_model(agent), "", {}, History()).tools()
+        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
 
-    def _fit_to_model(self, agent: Agent) -> Agent:
-        """The agent, with fewer tools if its model is small: many tools confuse a small model."""
-        from evoclaw.wiring.models import tools_for_model
-
-        tools = tools_for_model(agent.model or self.providers.default, None)
-        if tools is None or agent.tools is not None:
-            return agent
-        return replace(agent, tools=frozenset(tools))
+        agent = fit_to_model(agent, self.providers.default)
+        return self._pipeline(agent, "", {}, History()).tools()
 
     def policies(self, agent: Agent) -> tuple[Policy, ...]:
         """The policies of an agent, shared by its runs: a rate counts the calls of all of them."""

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.people.approvals import CallApprovals
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.orchestrator.sessions.conversations import Conversations
+    from evoclaw.providers.cache import ProviderCache
     from evoclaw.store.databases.database import Database
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providers import ProviderCache
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.store import Stores
     from evoclaw.wiring.toolbox import Toolbox
@@ -156,9 +156,9 @@ def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | Stor
 async def _providers(
     env: Mapping[str, str], stack: AsyncExitStack, database: Database
 ) -> ProviderCache:
+    from evoclaw.providers.cache import ProviderCache
     from evoclaw.providers.http import Http
-    from evoclaw.wiring.models import find_model
-    from evoclaw.wiring.providers import ProviderCache
+    from evoclaw.providers.registry import find_model
 
     http = await stack.enter_async_context(Http())
     default, _ = await find_model(env)
@@ -194,7 +194,7 @@ def _conversations(
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.orchestrator.sessions.subruns import RunLimits
-    from evoclaw.wiring.providers import price_of_any_model
+    from evoclaw.wiring.budget import price_of_any_model
 
     governance, fleet = run_factory.governance, run_factory.orchestrator.fleet
     settings, skills = governance.settings, run_factory.toolbox.skill_registry.skills

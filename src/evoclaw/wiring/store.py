@@ -184,8 +184,8 @@ async def connect_database(
 
     Args:
         env: Says where the settings of the store are.
-        parts: The schemas that are used.
-        given: A connection that is open already; it is not closed here.
+        schemas: The schemas that are used.
+        existing: A connection that is open already; it is not closed here.
         durable: Whether a write survives a power cut once it has returned.
     """
     if existing is not None:

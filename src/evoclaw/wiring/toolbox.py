@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.ports import Provider
 from evoclaw.core.tools import Tool, UnavailableTool
 
 if TYPE_CHECKING:
@@ -201,6 +202,15 @@ def _vision() -> dict[type, object | str]:
     from evoclaw.tools.image_preparation import why_unavailable
 
     return {Vision: why_unavailable() or "the model of this run does not read images"}
+
+
+def vision_dependency(provider: Provider) -> dict[type, object]:
+    """The `Vision` dependency: the model of the run itself, if it reads images."""
+    from evoclaw.tools.image import RunModelVision, Vision
+    from evoclaw.tools.image_preparation import why_unavailable
+
+    able = provider.profile.images and not why_unavailable()
+    return {Vision: RunModelVision(model_sees_images=True)} if able else {}
 
 
 def _unavailable_tool(
