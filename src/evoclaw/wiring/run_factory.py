@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,9 +11,8 @@ from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Sink
-from evoclaw.core.routes import Place, Route
+from evoclaw.core.routes import Route
 from evoclaw.core.tools import Tool
-from evoclaw.wiring.fleet import ANY_EDGE, EVERY_EDGE, fleet_tools
 from evoclaw.wiring.toolbox import with_dependencies
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from evoclaw.executors.receipt_step import Sign
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
-    from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinity, FleetExecutor
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.providers.write_barrier import Flush
@@ -33,11 +30,6 @@ if TYPE_CHECKING:
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
-
-FLEET_TOOL_NAMES = ("edge_call", "jobs", "nodes")
-"""Tools of the orchestrator that concern the whole fleet."""
-MAX_STICKY_SESSIONS = 10_000
-"""Sessions whose choice of edges is remembered."""
 
 
 @dataclass(slots=True)
@@ -58,9 +50,6 @@ class RunFactory:
     metrics: Metrics
     _policies: dict[str, tuple[Policy, ...]] = field(
         default_factory=dict[str, "tuple[Policy, ...]"]
-    )
-    _sticky: OrderedDict[str, EdgeAffinity] = field(
-        default_factory=OrderedDict[str, "EdgeAffinity"]
     )
 
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
@@ -125,14 +114,16 @@ class RunFactory:
     ) -> Pipeline:
         from evoclaw.executors.local import LocalExecutor
         from evoclaw.executors.receipt_step import SignReceipt
+        from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
         from evoclaw.skills.disclosure import ActiveSkillTools
         from evoclaw.wiring.pipelines import service_pipeline
 
         toolbox = with_dependencies(self.toolbox, injected)
-        tools = [bound for bound in toolbox.tools if bound.name in self._orchestrator_tool_names()]
+        names = orchestrator_tool_names()
+        tools = [bound for bound in toolbox.tools if bound.name in names]
         executors = [LocalExecutor(tools, given=toolbox.dependencies), *toolbox.mcp_servers]
         routes = [Route(executor, ready=self.flush) for executor in executors]
-        routes += self._fleet_routes(agent, session)
+        routes += session_routes(self.orchestrator, agent, session)
         steps = [
             *self._offer_steps(agent, toolbox),
             ActiveSkillTools(toolbox.skill_registry, history),
@@ -156,32 +147,3 @@ class RunFactory:
         if timeout_ms is not None:
             steps.append(DefaultTimeout(timeout_ms / 1000))
         return steps
-
-    def _fleet_routes(self, agent: Agent, session: str) -> list[Route]:
-        """The routes to the edges that the agent works on."""
-        target = agent.on or ANY_EDGE
-        if target not in (ANY_EDGE, EVERY_EDGE):
-            return [Route(self.orchestrator.edge(target), Place.EDGE)]
-        routes = fleet_tools(self.orchestrator, agent.capabilities)
-        if target == EVERY_EDGE:
-            return routes
-        return [*routes, Route(self._delegated(session), Place.EDGE)]
-
-    @staticmethod
-    def _orchestrator_tool_names() -> frozenset[str]:
-        """Tools that need the stores of the orchestrator; all others run on edges."""
-        from evoclaw.tools.catalogue import RunsOn, entries_on
-
-        names = (entry.name for entry in entries_on(RunsOn.ORCHESTRATOR))
-        return frozenset(names) - {*FLEET_TOOL_NAMES}
-
-    def _delegated(self, session: str) -> FleetExecutor:
-        """An executor that keeps to the edges of the session; each run has its own tools."""
-        delegated = self.orchestrator.delegated(
-            [*self._orchestrator_tool_names(), *FLEET_TOOL_NAMES]
-        )
-        delegated.affinity = self._sticky.pop(session, delegated.affinity)
-        self._sticky[session] = delegated.affinity
-        while len(self._sticky) > MAX_STICKY_SESSIONS:
-            self._sticky.popitem(last=False)
-        return delegated
