@@ -26,7 +26,6 @@ class LocalPolicies(Struct, frozen=True):
 
 def local_policies(workspace: Path, env: Mapping[str, str]) -> LocalPolicies:
     """The policies of a run in this folder at the level `supervised`."""
-    from evoclaw.core.tools import ALL_PERMISSIONS
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.memory_ledger import MemoryLedger
     from evoclaw.governance.rules.command_rules import rules_file
@@ -41,8 +40,8 @@ def local_policies(workspace: Path, env: Mapping[str, str]) -> LocalPolicies:
     governance = Governance(settings, stops_for(env), (), MemoryLedger(), None)
 
     def policies() -> Sequence[Policy]:
-        everything_granted = frozenset({ALL_PERMISSIONS})
-        return governance.rules(Level.SUPERVISED, everything_granted, workspace, lambda: tools)
+        level = Level.SUPERVISED
+        return governance.rules(level, level.capabilities, workspace, lambda: tools)
 
     file = rules_file(settings.policy.rules, settings.data)
     home = Path(os.environ.get("HOME", "/"))

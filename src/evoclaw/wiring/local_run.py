@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Executor, Ports
-from evoclaw.core.tools import ALL_PERMISSIONS
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -74,14 +73,12 @@ def capabilities_for_level(level: Level, env: Mapping[str, str]) -> frozenset[st
     Never more than `permissions` grants, and none if the tool loop is disabled.
     """
     from evoclaw.core.agent import intersect_capabilities
-    from evoclaw.governance.autonomy import Level
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env).orchestrator
     if not settings.tool_loop_enabled:
         return frozenset()
-    held = frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL_PERMISSIONS})
-    granted = settings.tools.granted
+    held, granted = level.capabilities, settings.tools.granted
     return held if granted is None else intersect_capabilities(held, granted)
 
 
