@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from evoclaw.core.bound_tools import BoundTool
-from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Executor, Policy, Ports
@@ -130,19 +129,12 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
 def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
     from evoclaw.tools.catalogue import RunsOn, entries_on, with_program
     from evoclaw.tools.device import device, notify
+    from evoclaw.tools.sets import select
 
     built_in = with_program(entry.load() for entry in entries_on(RunsOn.EDGE))
     tools = (*built_in, device, *((notify,) if notifies else ()))
     names = config.tools.only
-    if names is None:
-        return tools
-    known = {tool.name for tool in tools}
-    if unknown := [name for name in names if name not in known]:
-        available = ", ".join(sorted(known))
-        raise ConfigError(
-            f"unknown tool {', '.join(map(repr, unknown))} in [tools] only; available: {available}"
-        )
-    return tuple(tool for tool in tools if tool.name in names)
+    return tools if names is None else select(tools, names, setting="[tools] only")
 
 
 def _rules(config: EdgeConfig) -> tuple[Policy, ...]:

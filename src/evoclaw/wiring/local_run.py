@@ -92,18 +92,14 @@ def toolbox_routes(toolbox: Toolbox, names: Sequence[str] | None) -> Sequence[Ex
     from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
     from evoclaw.skills.programs import Sandboxes
     from evoclaw.skills.skill_executor import SkillExecutor
+    from evoclaw.tools.sets import select
 
     tools = toolbox.tools
     if names is not None:
-        known = {tool.name for tool in tools}
-        unavailable = {tool.name: tool.why for tool in toolbox.unavailable}
-        for name in names:
-            if name in unavailable:
-                raise ConfigError(f"the tool {name!r} cannot be used here: {unavailable[name]}")
-            if name not in known:
-                available = ", ".join(sorted(known))
-                raise ConfigError(f"unknown tool {name!r}; available tools: {available}")
-        tools = tuple(tool for tool in tools if tool.name in names)
+        for tool in toolbox.unavailable:
+            if tool.name in names:
+                raise ConfigError(f"the tool {tool.name!r} cannot be used here: {tool.why}")
+        tools = select(tools, names)
     sandboxed = cast("SandboxedProcesses", toolbox.dependencies[SandboxedProcesses])
     built_in = LocalExecutor(tools, given=toolbox.dependencies, exec_for=sandboxed.exec_for)
     if names is not None:
