@@ -23,7 +23,6 @@ async def open_approvals(
     settings: ApprovalSettings | None = None,
     face: Approver | None = None,
     absent: str = "nobody is there to approve it",
-    database: Database | None = None,
 ) -> AsyncGenerator[CallApprovals]:
     """The approvals of this machine; `face` answers them, if a user is present."""
     from evoclaw.core.redaction import Redactor, secrets_in
@@ -32,8 +31,8 @@ async def open_approvals(
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
-    async with connect_database(env, SCHEMA, existing=database) as connected:
-        store = ApprovalStore(connected)
+    async with connect_database(env, SCHEMA) as database:
+        store = ApprovalStore(database)
         await store.prune()
         redactor = Redactor(secrets_in(env))
         settings = settings or orchestrator_settings(env).approvals
