@@ -212,6 +212,6 @@ def test_fault_54_a_process_started_by_an_agent_is_never_a_person_in_any_session
 
 async def test_fault_54_a_command_in_a_pid_namespace_is_not_a_person(tmp_path: Path) -> None:
     processes = await make_processes(tmp_path, "pid-namespace")
-    code = "from evoclaw.cli.approvals import person_here; print(person_here().kind)"
+    code = "from evoclaw.cli.approvals import identify_answerer; print(identify_answerer().kind)"
     done = await processes.run([sys.executable, "-c", code])
     assert (done.stdout, done.stderr) == (b"agent\n", b"")
