@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database
     from evoclaw.transport.address import Address
+    from evoclaw.transport.broker_accounts import BrokerAccounts
     from evoclaw.trust.pairing import Devices
 
 BROKER_LOGIN_FILE = "orchestrator.json"
@@ -163,6 +164,20 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
 def has_own_broker(home: Path) -> bool:
     """Whether `evoclaw up` runs a broker of its own on this machine now."""
     return (home / BROKER_LOGIN_FILE).exists()
+
+
+def own_broker_accounts(env: Mapping[str, str]) -> BrokerAccounts:
+    """The accounts of the broker that `evoclaw up` runs on this machine."""
+    from evoclaw.config import default_data_folder
+    from evoclaw.transport.broker_accounts import BrokerAccounts
+
+    home = default_data_folder(env)
+    if not has_own_broker(home):
+        raise ConfigError(
+            "no broker of `evoclaw up` runs on this machine: start it, or create the account "
+            "at the broker that you use"
+        )
+    return BrokerAccounts(home / "broker")
 
 
 def write_broker_login(home: Path, login: BrokerLogin) -> None:
