@@ -169,7 +169,7 @@ async def test_a_token_with_fewer_scopes_is_refused_with_an_explanation(tmp_path
         revoked = await here.type("token", "revoke", made["id"])
         here.env["EVOCLAW_TOKEN"] = made["token"]
         shut_out = await here.type("runs")
-    assert human.code == 2 and "cannot give what you do not hold" in human.err
+    assert human.code == 2 and "cannot grant scopes that you do not hold" in human.err
     assert "ci" in listed.out and made["token"] not in listed.out
     assert "scope" in may_not.err and may_not.code != 0
     assert "unknown" in status["edges"] and "unknown" not in status["runs"]
