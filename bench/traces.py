@@ -31,8 +31,8 @@ from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
 from evoclaw.executors.trace_step import TraceCall
 from evoclaw.observe.tracing.attributes import TracedRun
+from evoclaw.observe.tracing.tracing import open_tracing
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.wiring.tracing import open_tracing
 
 ROUNDS, RUNS, TURNS = 15, 40, 20
 DELAY = 1.0

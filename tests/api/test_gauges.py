@@ -18,11 +18,11 @@ from evoclaw.core.labels import Principal
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.observe.metrics import Metrics
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.overview.gauges import GaugeReader
 from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.databases.database import StoreError
 from evoclaw.transport.wire import Heartbeat, Status
-from evoclaw.wiring.gauges import GaugeReader
 from tests.api.test_events import parts_of
 from tests.api.test_runs import begun
 from tests.support.service import (

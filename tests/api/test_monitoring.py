@@ -37,9 +37,9 @@ def lived() -> Metrics:
     number = float
     metrics = Metrics(
         Gauges(
-            live_runs=number, queued_runs=number, watchers=number, edges_online=number,
-            edges=lambda: [EdgeGauges("lamp", True)], outbox_depth=number,
-            approvals_waiting=number, approval_wait=number, deliveries_waiting=number,
+            live_runs=number, queued_runs=number, edges_online=number,
+            edges=lambda: [EdgeGauges("lamp", True)],
+            approvals_waiting=number, approval_wait=number,
             link_reconnects=number, store_busy=number, store_commits=number, disk_free=number,
             ready=lambda: {"store": True},
             counts={"reception": lambda: {"disconnected": 1}},

@@ -15,6 +15,7 @@ from evoclaw.core.messages import Reply, ToolCall
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.rules.command_rules import CommandRules
+from evoclaw.governance.stops import STOPS_FILE_NAME, Stop, StopFile, StopKind
 from evoclaw.store.sessions.recordings import Recording
 from evoclaw.wiring.local_policies import LocalPolicies
 from tests.support.programs.governed_commands import main
@@ -29,8 +30,8 @@ RULE = '[[rules]]\nname = "r"\nthen = "deny"\nprograms = ["{0}"]\ndenies = ["{0}
 def here(folder: Path) -> LocalPolicies:
     """What calls are judged by in a folder."""
     home = folder / "home"
-    rules = CommandRules(None, folder)
-    return LocalPolicies((Autonomy(Level.FULL), rules), TOOLS, None, folder, home, folder / "runs")
+    policies = (Autonomy(Level.FULL), CommandRules(None, folder))
+    return LocalPolicies(lambda: policies, TOOLS, None, folder, home, folder / "runs")
 
 
 def explained(folder: Path, *words: str, as_json: bool = False) -> int:
@@ -115,3 +116,13 @@ def test_policy_commands_use_the_rules_of_this_machine(
     assert "deny rule:keys-and-passwords" in capsys.readouterr().out
     assert main(tmp_path, "policy", "diff", "shipped", "shipped") == 2
     assert "no recordings" in capsys.readouterr().err
+
+
+def test_explain_judges_a_network_stop_as_a_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    StopFile(tmp_path / STOPS_FILE_NAME).put(Stop(StopKind.NETWORK))
+    assert main(tmp_path, "policy", "explain", "ls") == 0
+    # The sandbox of a command has no network, so a run would let it pass.
+    assert "Stops          allow" in capsys.readouterr().out

@@ -16,11 +16,11 @@ from evoclaw.core.ports import Ask
 from evoclaw.core.tools import Call
 from evoclaw.orchestrator.agents.policy_explainer import PolicyQuestion
 from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.providers.cache import MAX_CACHED_MODELS
 from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.question import UserPrompter
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.wiring.http import policy_explainer
-from evoclaw.wiring.providers import MAX_CACHED_MODELS
 from evoclaw.wiring.runtime import Runtime, open_runtime
 from evoclaw.wiring.settings_reload import reload_settings
 from evoclaw.wiring.store import open_stores

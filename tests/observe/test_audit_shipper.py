@@ -21,7 +21,7 @@ from evoclaw.observe.audit.shipper import Delivery, Shipper
 from evoclaw.observe.audit.sink import AuditContext
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import SHIPPED_FILE, day_files, read_head, read_shipped, spool_size
-from evoclaw.wiring.audit import open_audit
+from evoclaw.observe.audit.writer import serving_audit
 from tests.support.audit import (
     DAY,
     NOON,
@@ -510,7 +510,7 @@ def test_shipped_lines_equal_the_local_lines(tmp_path: Path) -> None:
 
 async def test_closing_the_audit_closes_the_cold_tier_file(tmp_path: Path) -> None:
     settings = AuditSettings(ship_seconds=0.01)
-    async with open_audit(tmp_path, settings, {}, long_running=True) as audit:
+    async with serving_audit(tmp_path, settings, {}, long_running=True) as audit:
         assert audit is not None
         audit.record("policy_loaded", AuditContext(principal=LOCAL_PRINCIPAL, agent_id="a"))
         await until(lambda: bool(_open_files(tmp_path)))

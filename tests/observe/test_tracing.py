@@ -48,13 +48,14 @@ from evoclaw.observe.tracing import content, spans
 from evoclaw.observe.tracing.attributes import TracedRun
 from evoclaw.observe.tracing.tracing import (
     CAPTURE_VARIABLE,
+    FINAL_EXPORT_TIMEOUT_S,
     Tracing,
     configured_exporters,
+    open_tracing,
 )
 from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.providers.registry import ENDPOINTS
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.wiring.tracing import FINAL_EXPORT_TIMEOUT_S, open_tracing
 from tests.support.loop import DenyingPolicy, Table, echo, fail, tool
 from tests.support.otlp_collector import Collector, Span, collector
 

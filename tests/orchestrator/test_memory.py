@@ -378,6 +378,12 @@ class Full:
     async def write(self, work: Any, *, wait: bool = True, notices: Any = ()) -> Any:
         raise StoreError("no room")
 
+    def time(self) -> float:
+        return 0.0
+
+    async def flush(self) -> None:
+        raise StoreError("no room")
+
     async def read(self, work: Any, *, allow_stale: bool = False) -> Any:
         raise StoreError("no room")
 

@@ -36,6 +36,12 @@ class FullDisk:
             self.tried.set()
         raise StoreFull("here")
 
+    def time(self) -> float:
+        return 0.0
+
+    async def flush(self) -> None:
+        await self.write(lambda connection: None)
+
     async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
         return await self.write(work)
 

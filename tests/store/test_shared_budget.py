@@ -37,7 +37,6 @@ import asyncio, random, sys
 from evoclaw.core.ledgers import Reservation
 from evoclaw.store.governance import ledger
 from evoclaw.store.governance.ledger import StoredLedger
-from evoclaw.wiring.store import clock_of
 from tests.support.databases import Place
 from tests.store.test_shared_budget import LIMITS
 
@@ -62,7 +61,7 @@ async def main(at, schema, name, marks):
         await database.close()  # its thread would keep a failed process alive
 
 async def spend_all(database, name, marks):
-    books = StoredLedger(database, clock_of(database), wait=False)
+    books = StoredLedger(database, database.time, wait=False)
     paths = [
         (TENANT, CLERK, "run:root"),
         (TENANT, CLERK, "run:root", f"run:root/{name}"),

@@ -16,7 +16,7 @@ from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.orchestrator.agents.policy_explainer import GovernanceSettings, PolicyExplainer
 from evoclaw.tools.sets import named
 from evoclaw.wiring.governance import Governance
-from evoclaw.wiring.oversight import stops_and_rates
+from evoclaw.wiring.oversight import rate_limits, stops_for
 from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
 from evoclaw.wiring.settings import orchestrator_settings
 
@@ -56,7 +56,7 @@ class MachinePolicies:
 def machine_policies(folder: Path, ledger: Ledger, audit: Audit) -> MachinePolicies:
     """The rules of a machine whose data is in a folder."""
     env = {"EVOCLAW_HOME": str(folder)}
-    stops, rates = stops_and_rates(env)
+    stops, rates = stops_for(env), rate_limits(env, None)
     settings = orchestrator_settings(env)
     governance = Governance(settings, stops, (rates, Recordable(audit)), ledger, audit)
     return MachinePolicies(governance)

@@ -112,6 +112,12 @@ class Mortal:
     def listening(self) -> AbstractAsyncContextManager[None]:
         return self._inner.listening()
 
+    def time(self) -> float:
+        return self._inner.time()
+
+    async def flush(self) -> None:
+        await self.write(lambda connection: None)
+
     async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         self._live()
         self._left -= 1

@@ -161,7 +161,7 @@ def _key() -> int:
 
 def _audit_location() -> tuple[Path, AuditSettings]:
     """The data folder, and the audit settings."""
-    from evoclaw.wiring.audit import audit_location
+    from evoclaw.wiring.settings import audit_location
 
     return audit_location(os.environ)
 

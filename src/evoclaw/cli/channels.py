@@ -50,10 +50,10 @@ def _list(*, as_json: bool) -> int:
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
 @json_option()
 def _user(name: str, *, as_json: bool) -> int:
-    from evoclaw.wiring.broker_users import add_broker_user
+    from evoclaw.wiring.fleet import own_broker_accounts
 
     _check_person()
-    password = add_broker_user(name, os.environ)
+    password = own_broker_accounts(os.environ).renew_user(name)
     if as_json:
         print_out({"name": name, "password": password})
         return exits.OK
@@ -68,10 +68,10 @@ def _user(name: str, *, as_json: bool) -> int:
 @channels.command("remove-user", help="Delete a person's broker account")
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
 def _remove_user(name: str) -> int:
-    from evoclaw.wiring.broker_users import remove_broker_user
+    from evoclaw.wiring.fleet import own_broker_accounts
 
     _check_person()
-    if not remove_broker_user(name, os.environ):
+    if not own_broker_accounts(os.environ).remove_user(name):
         raise ConfigError(f"the broker has no account {name!r} of a person")
     print_err(f"{name}: account deleted")
     return exits.OK

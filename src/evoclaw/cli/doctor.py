@@ -81,7 +81,7 @@ async def _tools() -> list[CheckResult]:
 
 
 def _settings(env: Mapping[str, str]) -> tuple[bool, str]:
-    from evoclaw.wiring.audit import audit_location
+    from evoclaw.wiring.settings import audit_location
 
     path = data_folder(env) / "evoclaw.toml"
     try:
@@ -157,7 +157,7 @@ async def _broker(data: Path) -> tuple[bool, str]:
 
 
 async def _model() -> tuple[bool, str]:
-    from evoclaw.wiring.models import find_model
+    from evoclaw.providers.registry import find_model
 
     name, how = await find_model(os.environ)
     return bool(name), name or how

@@ -13,7 +13,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.core.errors import ConfigError
-from evoclaw.store.databases.export_import import ExportManifest
+from evoclaw.store.databases.export_import import ExportManifest, export_to, import_from
 
 
 @click.command(cls=CliCommand)
@@ -44,17 +44,19 @@ def import_command(file: Path, *, keep: bool, as_json: bool) -> int:
 
 
 async def _write(file: Path, tenant: str) -> ExportManifest:
-    from evoclaw.wiring.store import open_store_transfer
+    from evoclaw.wiring.store import all_schemas, connect_database
 
-    async with open_store_transfer(os.environ) as moving:
-        return await moving.export_to(file, tenant=tenant)
+    schemas = all_schemas()
+    async with connect_database(os.environ, *schemas) as database:
+        return await export_to(file, database, schemas, tenant=tenant)
 
 
 async def _read(file: Path, *, keep: bool) -> ExportManifest:
-    from evoclaw.wiring.store import open_store_transfer
+    from evoclaw.wiring.store import all_schemas, connect_database
 
-    async with open_store_transfer(os.environ) as moving:
-        return await moving.import_from(file, existing="keep" if keep else "refuse")
+    schemas = all_schemas()
+    async with connect_database(os.environ, *schemas) as database:
+        return await import_from(file, database, schemas, existing="keep" if keep else "refuse")
 
 
 def _report(file: Path, moved: ExportManifest, note: str, *, as_json: bool) -> None:

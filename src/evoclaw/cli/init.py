@@ -71,7 +71,7 @@ def init(model: str, *, force: bool, as_json: bool) -> int:
 
 
 def _found_model(env: Mapping[str, str]) -> str:
-    from evoclaw.wiring.models import find_model
+    from evoclaw.providers.registry import find_model
 
     name, how = asyncio.run(find_model(env))
     if not name:

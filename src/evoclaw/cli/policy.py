@@ -109,9 +109,10 @@ async def explain_call(local: LocalPolicies, words: Sequence[str], *, as_json: b
     from evoclaw.wiring.pipelines import local_pipeline
 
     call = read_call_text(words, local.tools)
-    explained = await explain(local.policies, call)
+    policies = local.policies()
+    explained = await explain(policies, call)
     verdicts: list[dict[str, JSON]] = [msgspec.to_builtins(step) for step in explained.steps]
-    in_use = next((rule for rule in local.policies if isinstance(rule, CommandRules)), None)
+    in_use = next((rule for rule in policies if isinstance(rule, CommandRules)), None)
     if in_use is not None:
         rules = in_use.load()
     else:

@@ -40,6 +40,10 @@ _TOOLS_TABLE_KEYS = {
 """`[tools]` is another documented table for these keys."""
 _EMPTY_AGENTS_TABLE = re.compile(r"^[ \t]*\[agents\][ \t]*$(?=\s*\[\[agents\]\])", re.MULTILINE)
 """Also documented, though invalid TOML: `[agents]` above `[[agents]]`."""
+LIVE_TABLES = frozenset(
+    {"agents", "approvals", "budget", "flow", "network", "orchestrator", "policy", "rates"}
+)
+"""Tables that new runs use after a reload; active runs keep theirs."""
 _PASSWORD_HINT = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [broker]"
 
 
@@ -135,6 +139,25 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
         if tools.sandbox_engine is None:
             return self.sandbox
         return replace(self.sandbox, engine=str(tools.sandbox_engine))
+
+    def reloaded(self, new: EvoClawConfig) -> ReloadedConfig:
+        """These settings, with the tables of other ones that need no restart."""
+        names = [
+            name for name in self.__struct_fields__ if getattr(self, name) != getattr(new, name)
+        ]
+        changed = tuple(name for name in names if name in LIVE_TABLES)
+        config = replace(self, **{name: getattr(new, name) for name in changed})
+        return ReloadedConfig(config, changed, tuple(name for name in names if name not in changed))
+
+
+class ReloadedConfig(Struct, frozen=True):
+    """The settings after a reload, and the tables of `evoclaw.toml` that differ."""
+
+    config: EvoClawConfig
+    changed: tuple[str, ...]
+    """Tables that are in use now."""
+    needs_restart: tuple[str, ...]
+    """Tables that take effect after a restart."""
 
 
 def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, is_array, is_object
@@ -37,6 +38,10 @@ class ApprovalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds that a run waits for an answer before `nobody` applies."""
     most: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
     """Maximum number of pending approval requests of a tenant; the next one is refused."""
+
+    def for_service(self) -> ApprovalSettings:
+        """The same for runs of `evoclaw up`: they wait, unless `nobody` is set."""
+        return replace(self, nobody="wait") if self.nobody is None else self
 
 
 class Answerer(Struct, frozen=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
-from evoclaw.core.tools import Call, Effect
+from evoclaw.core.tools import ALL_PERMISSIONS, Call, Effect
 
 
 class Level(StrEnum):
@@ -15,6 +15,11 @@ class Level(StrEnum):
     READ_ONLY = "read_only"
     SUPERVISED = "supervised"
     FULL = "full"
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What an agent holds that is defined by its level only."""
+        return frozenset({"file_read" if self is Level.READ_ONLY else ALL_PERMISSIONS})
 
 
 class WorkspaceWrites(StrEnum):

@@ -41,18 +41,12 @@ class Gauges:
 
     live_runs: Gauge | None = None
     queued_runs: Gauge | None = None
-    watchers: Gauge | None = None
-    """Of runs, over server-sent events."""
     edges_online: Gauge | None = None
     edges: Callable[[], Iterable[EdgeGauges]] | None = None
     """All known edges."""
-    outbox_depth: Gauge | None = None
-    """Commands that wait for an edge."""
     approvals_waiting: Gauge | None = None
     approval_wait: Gauge | None = None
     """Seconds since the oldest of them was requested."""
-    deliveries_waiting: Gauge | None = None
-    """Answers that a channel has not delivered yet."""
     link_reconnects: Gauge | None = None
     store_busy: Gauge | None = None
     """Seconds in which the store wrote or read."""

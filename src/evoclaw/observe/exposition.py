@@ -167,13 +167,10 @@ def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
     for name, what, read in (
         ("runs_live", "Runs in progress.", gauges.live_runs),
         ("runs_queued", "Runs that have not started yet.", gauges.queued_runs),
-        ("sse_watchers", "Watchers of runs over server-sent events.", gauges.watchers),
         ("edges_online", "Edges that are online.", gauges.edges_online),
-        ("outbox_depth", "Commands that wait for an edge.", gauges.outbox_depth),
         ("approvals_waiting", "Calls that wait for a person.", gauges.approvals_waiting),
         ("approval_wait_seconds", "Since the oldest was requested.", gauges.approval_wait),
         ("disk_free_bytes", "Free on the disk of the store.", gauges.disk_free),
-        ("deliveries_waiting", "Answers not delivered yet.", gauges.deliveries_waiting),
     ):
         if read is not None:
             yield GaugeMetricFamily(f"evoclaw_{name}", what, value=read())

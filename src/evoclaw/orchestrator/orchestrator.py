@@ -23,7 +23,7 @@ from evoclaw.orchestrator.fleet.artifacts import fetch_artifact
 from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup, ExpirableCommands
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, permit_all
-from evoclaw.orchestrator.fleet.fleet_executor import FleetExecutor
+from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinities, FleetExecutor
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, JobCommands, find_job
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.fleet.report_receiver import EdgeCommands, ReportReceiver
@@ -98,6 +98,7 @@ class Orchestrator:
         )
         self.report_receiver = ReportReceiver(link, self.fleet, self.requests, store)
         self._command_cleanup = CommandCleanup(store, self.requests)
+        self._affinities = EdgeAffinities()
         self._listeners: list[Callable[[PresenceChange], None]] = []
 
     @asynccontextmanager
@@ -172,9 +173,15 @@ class Orchestrator:
         """The tool that calls any edge on behalf of an agent with these capabilities."""
         return EdgeCall(self.fleet, self.requests, held=held, grants=self._grants)
 
-    def delegated(self, excluded: Collection[str] = ()) -> FleetExecutor:
-        """The tools of all edges except these names; a call runs on an edge that has the tool."""
-        return FleetExecutor(self.fleet, self.edge, self.requests.agent_of, excluded=excluded)
+    def delegated(self, excluded: Collection[str] = (), *, session: str = "") -> FleetExecutor:
+        """The tools of all edges except these names; a call runs on an edge that has the tool.
+
+        The runs of one session keep to the same edges.
+        """
+        affinity = self._affinities.of(session) if session else None
+        return FleetExecutor(
+            self.fleet, self.edge, self.requests.agent_of, excluded=excluded, affinity=affinity
+        )
 
     async def start_job(
         self,

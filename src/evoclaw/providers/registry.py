@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
@@ -130,6 +131,22 @@ def provider_for(
 
         return TextCallProvider(provider)
     return provider
+
+
+@asynccontextmanager
+async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
+    """The provider of a model, closed when the block ends; `A,B` falls back to B."""
+    from evoclaw.providers.closable import close
+    from evoclaw.providers.fallback import Fallback
+    from evoclaw.providers.http import Http
+
+    async with Http() as http:
+        providers = [provider_for(part.strip(), http=http, env=env) for part in name.split(",")]
+        provider = providers[0] if len(providers) == 1 else Fallback(providers)
+        try:
+            yield provider
+        finally:
+            await close(provider)
 
 
 def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
@@ -263,6 +280,22 @@ def _get(url: str, timeout: float) -> bytes | None:
             return answer.read(2**20)
     except (OSError, HTTPException, ValueError):
         return None
+
+
+async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
+    """The model that the caller asked for, or the first one found on this machine."""
+    name = asked or env.get("EVOCLAW_MODEL") or await find_default_model(env)
+    if not name:
+        raise ConfigError(model_setup_help())
+    return name
+
+
+async def find_model(env: Mapping[str, str]) -> tuple[str, str]:
+    """The model that a run would use and an empty text; or no model and how to get one."""
+    try:
+        return await choose_model(None, env), ""
+    except ConfigError as problem:
+        return "", str(problem)
 
 
 def model_setup_help() -> str:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import TypeAlias
 
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 
+Flush: TypeAlias = Callable[[], Awaitable[None]]
+"""Returns when every earlier write of the store is on disk."""
+
 
 class WriteBarrierProvider:
     """Waits for earlier writes to be durable before each request."""
 
-    def __init__(self, inner: Provider, flush: Callable[[], Awaitable[None]]) -> None:
-        """`flush` returns when everything that was written before is on the disk."""
+    def __init__(self, inner: Provider, flush: Flush) -> None:
         self._inner, self._flush = inner, flush
 
     @property

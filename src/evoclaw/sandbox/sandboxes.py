@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from evoclaw.core.errors import ToolFailure
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
@@ -87,6 +88,26 @@ class LocalSandboxes:
     def exec_for(self, tool: str, *, tenant: str = "local", trusted: bool = True) -> ExecOps:
         """Processes for one tool, inside the engine that the settings give it."""
         return self.exec_in(self._tools.get(tool, ""), tenant=tenant, trusted=trusted)
+
+    async def check_engines(self) -> list[tuple[str, bool, str]]:
+        """Each engine: its name, whether it works, and a remark; only the one in use is tested."""
+        results: list[tuple[str, bool, str]] = []
+        for name, engine in self._engines.items():
+            if name == self.default:
+                results.append((name, *await self._check_default()))
+            elif name != NO_ENGINE:
+                why = engine.missing()
+                results.append((name, not why, why or "installed; not in use"))
+        return results
+
+    async def _check_default(self) -> tuple[bool, str]:
+        if self.default == NO_ENGINE:
+            return False, 'commands run without a sandbox, because [sandbox] sets engine = "none"'
+        try:
+            await self.exec_in().run(("true",))
+        except ToolFailure as failure:
+            return False, failure.message
+        return True, "in use; it passed the self-test: every known escape was tried and blocked"
 
     def _sandbox(self, name: str, tenant: str, trusted: bool) -> EngineSandbox:
         key = (name, tenant, trusted)

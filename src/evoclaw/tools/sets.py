@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.errors import ConfigError
 from evoclaw.tools.catalogue import CATALOGUE, load
 
 TOOL_NAMES = tuple(CATALOGUE)
@@ -17,6 +18,26 @@ _GIT = ("git_status", "git_diff", "git_log", "git_commit", "git_branch")
 def named(names: Sequence[str]) -> tuple[BoundTool, ...]:
     """The tools of these names; `KeyError` for an unknown name."""
     return load(names)
+
+
+def select(
+    tools: Sequence[BoundTool], names: Collection[str], *, setting: str = ""
+) -> tuple[BoundTool, ...]:
+    """Those of the tools that are named; `ConfigError` for an unknown name.
+
+    Args:
+        tools: All tools, which decide the order.
+        names: The names.
+        setting: Where the names come from, for the error.
+    """
+    known = {tool.name for tool in tools}
+    if unknown := [name for name in names if name not in known]:
+        where = f" in {setting}" if setting else ""
+        raise ConfigError(
+            f"unknown tool {', '.join(map(repr, unknown))}{where}; "
+            f"available tools: {', '.join(sorted(known))}"
+        )
+    return tuple(tool for tool in tools if tool.name in names)
 
 
 def read_only() -> tuple[BoundTool, ...]:

@@ -129,6 +129,25 @@ class BrokerAccounts:
                 raise ConfigError(f"there is no account {name!r}; {_listed(known)}")
             write_private(self.path, msgspec.json.encode(kept))
 
+    def renew_user(self, name: str) -> str:
+        """Create the account of a person, or give it another password; returns the password."""
+        role = self._role_of(name)
+        if role is not None and role is not BrokerRole.USER:
+            raise ConfigError(
+                f"{name!r} is the account of an edge or orchestrator; use another name"
+            )
+        return self.renew(name, BrokerRole.USER)
+
+    def remove_user(self, name: str) -> bool:
+        """Remove the account of a person; False if there is none."""
+        if self._role_of(name) is not BrokerRole.USER:
+            return False
+        self.remove(name)
+        return True
+
+    def _role_of(self, name: str) -> BrokerRole | None:
+        return next((account.role for account in self.all() if account.name == name), None)
+
     def _put(self, name: str, role: BrokerRole, *, new: bool, password: str = "") -> str:
         with locked(self.path):
             known = {account.name: account for account in self.all()}

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self, cast
 
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 """Seconds between asking it to end and killing it."""
+RESTART_DELAY_S = 2.0
+"""Seconds before a supervised program that ended is restarted."""
 
 # Run first in the process that becomes the program: have the kernel kill it when we die, and do
 # not start if we died meanwhile. Python is certainly installed; `setpriv` is not everywhere.
@@ -125,6 +127,40 @@ class ChildProcess(asyncio.SubprocessProtocol):
         finally:
             # Kills it if we were told to stop waiting.
             self._transport.close()
+
+
+@asynccontextmanager
+async def supervised(
+    name: str, folder: Path, *command: str, env: Mapping[str, str] | None = None
+) -> AsyncGenerator[None]:
+    """Run a program until the block ends, and restart it whenever it ends by itself.
+
+    Args:
+        name: The program in the log.
+        folder: Where it runs.
+        command: The program and its arguments.
+        env: See `ChildProcess.start`.
+    """
+    task = asyncio.create_task(_keep_running(name, folder, command, env))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _keep_running(
+    name: str, folder: Path, command: tuple[str, ...], env: Mapping[str, str] | None
+) -> None:
+    while True:
+        child = await ChildProcess.start(folder, *command, env=env)
+        try:
+            await child.ended.wait()
+        finally:
+            await child.stop()
+        text = await child.last_words()
+        logger.error("%s ended, restarting in %.0f s: %s", name, RESTART_DELAY_S, text)
+        await asyncio.sleep(RESTART_DELAY_S)
 
 
 def _environment() -> dict[str, str]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import logging
 import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.wiring.fleet import BrokerLogin, open_fleet, write_broker_login
 from evoclaw.wiring.store import open_stores
@@ -28,10 +24,7 @@ if TYPE_CHECKING:
     from evoclaw.trust.pairing import Devices
     from evoclaw.wiring.runtime import Runtime
 
-logger = logging.getLogger(__name__)
 ORCHESTRATOR_USERNAME = "orchestrator"
-EDGE_RESTART_DELAY_S = 2.0
-"""Seconds before an edge process that ended is restarted."""
 
 
 class Application(Struct, frozen=True):
@@ -100,10 +93,9 @@ async def open_application(
     from evoclaw.wiring.settings import orchestrator_settings
 
     home, settings = default_data_folder(env), orchestrator_settings(env)
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = not settings.broker.is_configured
     async with AsyncExitStack() as stack:
-        stack.callback(os.close, _lock_data_folder(home))
+        stack.enter_context(_lock_data_folder(home))
         broker = _OwnBroker(home, host, port, engine, tls)
         url = await broker.start(stack) if own else settings.broker.url
         stored = await stack.enter_async_context(open_stores(env))
@@ -128,19 +120,15 @@ async def open_application(
         yield Application(url, orchestrator, at, brain, env)
 
 
-def _lock_data_folder(home: Path) -> int:
+def _lock_data_folder(home: Path) -> AbstractContextManager[None]:
     """Lock the data folder: a second orchestrator would resume the runs of this one."""
-    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        text = (
-            f"another `evoclaw up` runs with the data folder {home}; stop it, or set EVOCLAW_HOME "
-            "to another folder"
-        )
-        raise ConfigError(text) from None
-    return lock
+    from evoclaw.store.folder_lock import locked_folder
+
+    text = (
+        f"another `evoclaw up` runs with the data folder {home}; stop it, or set EVOCLAW_HOME "
+        "to another folder"
+    )
+    return locked_folder(home, text)
 
 
 class _OwnBroker:
@@ -182,10 +170,15 @@ async def _start_edge(
     orchestrator: Orchestrator,
     stack: AsyncExitStack,
 ) -> None:
+    """Run the edge on this machine as a process of its own."""
+    from evoclaw.transport.child_process import supervised
+
     config = await _write_agent_toml(local, home, broker.login, broker.running)
     await _pin_edge_key(orchestrator, local.agent_id, config.parent)
-    edge = asyncio.create_task(_supervise_edge(config))
-    stack.push_async_callback(_cancel_task, edge)
+    command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
+    telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
+    edge = supervised("the edge on this machine", config.parent, *command, env=telemetry)
+    await stack.enter_async_context(edge)
 
 
 async def _pin_edge_key(orchestrator: Orchestrator, agent_id: str, folder: Path) -> None:
@@ -250,31 +243,6 @@ async def _write_agent_toml(
     path = folder / "agent.toml"
     write_agent_toml(path, values, replace=True)
     return path
-
-
-async def _supervise_edge(config: Path) -> None:
-    """Run the edge as a process of its own, and restart it if it ends."""
-    from evoclaw.transport.child_process import ChildProcess
-
-    telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
-    while True:
-        command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
-        child = await ChildProcess.start(config.parent, *command, env=telemetry)
-        try:
-            await child.ended.wait()
-        finally:
-            await child.stop()
-        logger.error(
-            "the edge on this machine ended, restarting in %.0f s: %s",
-            EDGE_RESTART_DELAY_S,
-            await child.last_words(),
-        )
-        await asyncio.sleep(EDGE_RESTART_DELAY_S)
-
-
-async def _cancel_task(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def _remove_broker_login(home: Path) -> None:

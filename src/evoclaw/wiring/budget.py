@@ -11,30 +11,28 @@ if TYPE_CHECKING:
     from evoclaw.core.messages import Usage
     from evoclaw.governance.budget.cost_estimator import Price
     from evoclaw.governance.budget.settings import BudgetSettings
-    from evoclaw.store.databases.database import Database
+
+MAX_CACHED_PRICES = 256
+"""Models whose price is cached; callers may name any model."""
 
 
 @asynccontextmanager
-async def open_ledger(
-    env: Mapping[str, str], *, database: Database | None = None
-) -> AsyncGenerator[Ledger]:
+async def open_ledger(env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
     """The ledger that all processes of this machine share."""
     from evoclaw.store.governance.ledger import SCHEMA, StoredLedger
-    from evoclaw.wiring.store import clock_of, connect_database
+    from evoclaw.wiring.store import connect_database
 
     # A reservation need not survive a power cut: the work that it reserves for does not either.
     async with (
-        connect_database(env, SCHEMA, existing=database, durable=False) as connected,
-        StoredLedger(connected, clock_of(connected)) as ledger,
+        connect_database(env, SCHEMA, durable=False) as database,
+        StoredLedger(database, database.time) as ledger,
     ):
         await ledger.start()
         yield ledger
 
 
 @asynccontextmanager
-async def ledger_for(
-    settings: BudgetSettings, env: Mapping[str, str], *, database: Database | None = None
-) -> AsyncGenerator[Ledger]:
+async def ledger_for(settings: BudgetSettings, env: Mapping[str, str]) -> AsyncGenerator[Ledger]:
     """Where a run's spending is counted.
 
     A budget of a single run is counted in memory, and rebuilt from its records after a crash. A
@@ -47,7 +45,7 @@ async def ledger_for(
     if not settings.actions and all(kinds == AccountLimits() for kinds in shared):
         yield MemoryLedger()
         return
-    async with open_ledger(env, database=database) as ledger:
+    async with open_ledger(env) as ledger:
         yield ledger
 
 
@@ -61,3 +59,16 @@ def price_for(name: str) -> Price:
         return lambda _, usage: price(model.partition("/")[2], usage)
 
     return highest_price([priced(model.strip()) for model in name.split(",")])
+
+
+def price_of_any_model() -> Price:
+    """The maximum price of a reply, for any model."""
+    known: dict[str, Price] = {}
+
+    def price(model: str, usage: Usage) -> float | None:
+        price_of_model = known.get(model) or price_for(model)
+        if len(known) < MAX_CACHED_PRICES:
+            known[model] = price_of_model
+        return price_of_model(model, usage)
+
+    return price

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
@@ -31,16 +27,16 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
+    from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.transport.broker_accounts import client_id
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.edge_runtime import open_edge_runtime
-    from evoclaw.wiring.tracing import open_tracing
 
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD_VARIABLE)
     async with AsyncExitStack() as stack:
-        stack.callback(os.close, _lock_data_folder(config.data))
+        stack.enter_context(_lock_data_folder(config.data))
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw-edge"))
         journal = await stack.enter_async_context(await _open_journal(config.data))
         clock = OrchestratorClock()
@@ -84,20 +80,15 @@ async def _open_journal(folder: Path) -> Journal:
     return journal
 
 
-def _lock_data_folder(folder: Path) -> int:
+def _lock_data_folder(folder: Path) -> AbstractContextManager[None]:
     """Lock the data folder: a second edge would treat calls of this one as interrupted."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        text = (
-            f"another edge runs with the data folder {folder}; stop it, or set `data` in "
-            "agent.toml to another folder"
-        )
-        raise ConfigError(text) from None
-    return lock
+    from evoclaw.store.folder_lock import locked_folder
+
+    text = (
+        f"another edge runs with the data folder {folder}; stop it, or set `data` in "
+        "agent.toml to another folder"
+    )
+    return locked_folder(folder, text)
 
 
 def _link(config: EdgeConfig, password: str) -> Link:

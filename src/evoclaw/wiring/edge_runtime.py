@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from evoclaw.core.bound_tools import BoundTool
-from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Executor, Policy, Ports
@@ -44,12 +43,11 @@ async def open_edge_runtime(
     from evoclaw.edge.audit import CallAudit
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
-    from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.wiring.audit import open_audit
+    from evoclaw.observe.audit.writer import Recordable, serving_audit
 
     stops = _stops(config, env)
     audit = await stack.enter_async_context(
-        open_audit(config.data, config.audit, env, long_running=True)
+        serving_audit(config.data, config.audit, env, long_running=True)
     )
     guards: tuple[Policy, ...] = (stops, RateLimits(config.rates))
     notes = None
@@ -77,8 +75,8 @@ async def _ports(
 ) -> tuple[Ports, bool]:
     from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.permissions import PermittedTools
+    from evoclaw.providers.registry import open_provider
     from evoclaw.providers.scripted import Scripted
-    from evoclaw.wiring.models import open_provider
     from evoclaw.wiring.pipelines import edge_pipeline
 
     config.workspace.mkdir(parents=True, exist_ok=True)
@@ -131,19 +129,12 @@ async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
 def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
     from evoclaw.tools.catalogue import RunsOn, entries_on, with_program
     from evoclaw.tools.device import device, notify
+    from evoclaw.tools.sets import select
 
     built_in = with_program(entry.load() for entry in entries_on(RunsOn.EDGE))
     tools = (*built_in, device, *((notify,) if notifies else ()))
     names = config.tools.only
-    if names is None:
-        return tools
-    known = {tool.name for tool in tools}
-    if unknown := [name for name in names if name not in known]:
-        available = ", ".join(sorted(known))
-        raise ConfigError(
-            f"unknown tool {', '.join(map(repr, unknown))} in [tools] only; available: {available}"
-        )
-    return tuple(tool for tool in tools if tool.name in names)
+    return tools if names is None else select(tools, names, setting="[tools] only")
 
 
 def _rules(config: EdgeConfig) -> tuple[Policy, ...]:

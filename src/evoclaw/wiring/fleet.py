@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Ports
-from evoclaw.core.routes import Place, Route
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.store.databases.database import Database
     from evoclaw.transport.address import Address
+    from evoclaw.transport.broker_accounts import BrokerAccounts
     from evoclaw.trust.pairing import Devices
 
 BROKER_LOGIN_FILE = "orchestrator.json"
 """In the data folder: `evoclaw up` writes the login of its broker here, readable by this user."""
 PASSWORD_VARIABLE = "EVOCLAW_BROKER_PASSWORD"
-ANY_EDGE, EVERY_EDGE = "any", "*"
-"""Instead of an edge id: any edge that has the tool; or every edge, chosen by the model."""
 
 
 class BrokerLogin(Struct, frozen=True):
@@ -107,10 +105,11 @@ async def fleet_ports(
     timeout_s: float,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
+    from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+    from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
-    from evoclaw.wiring.models import choose_model, open_provider
 
     name = await choose_model(model, env)
     capabilities = capabilities_for_level(level, env)
@@ -134,32 +133,6 @@ async def fleet_ports(
                 env=env,
             )
         )
-
-
-async def fleet_routes(
-    orchestrator: Orchestrator, on: str, capabilities: frozenset[str], timeout_s: float
-) -> list[Route]:
-    """The routes to one edge, to any edge that has the tool, or to the whole fleet."""
-    if on not in (ANY_EDGE, EVERY_EDGE):
-        await orchestrator.wait_for(on, timeout_s)
-        return [Route(orchestrator.edge(on), Place.EDGE)]
-    await orchestrator.wait_until_settled(timeout_s)
-    if on == EVERY_EDGE:
-        return fleet_tools(orchestrator, capabilities)
-    return [Route(orchestrator.delegated(), Place.EDGE)]
-
-
-def fleet_tools(orchestrator: Orchestrator, capabilities: frozenset[str]) -> list[Route]:
-    """The tools about the whole fleet: call a tool on any edge, and list devices and jobs."""
-    from evoclaw.executors.local import LocalExecutor
-    from evoclaw.orchestrator.fleet.nodes import FleetNodes
-    from evoclaw.tools.jobs import DeviceJobs, jobs
-    from evoclaw.tools.nodes import Nodes, nodes
-
-    edge_call = orchestrator.edge_call(capabilities)
-    injected = {Nodes: FleetNodes(orchestrator.fleet, edge_call), DeviceJobs: orchestrator.jobs()}
-    devices = LocalExecutor([nodes, jobs], given=injected)
-    return [Route(edge_call, Place.EDGE), Route(devices, Place.EDGE)]
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:
@@ -191,6 +164,20 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
 def has_own_broker(home: Path) -> bool:
     """Whether `evoclaw up` runs a broker of its own on this machine now."""
     return (home / BROKER_LOGIN_FILE).exists()
+
+
+def own_broker_accounts(env: Mapping[str, str]) -> BrokerAccounts:
+    """The accounts of the broker that `evoclaw up` runs on this machine."""
+    from evoclaw.config import default_data_folder
+    from evoclaw.transport.broker_accounts import BrokerAccounts
+
+    home = default_data_folder(env)
+    if not has_own_broker(home):
+        raise ConfigError(
+            "no broker of `evoclaw up` runs on this machine: start it, or create the account "
+            "at the broker that you use"
+        )
+    return BrokerAccounts(home / "broker")
 
 
 def write_broker_login(home: Path, login: BrokerLogin) -> None:

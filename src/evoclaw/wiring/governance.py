@@ -190,32 +190,30 @@ async def open_governance(
     Args:
         env: Says where the settings are.
         agent: The agent that is governed.
-        long_running: This process is long-running and ships the audit to the cold tier.
+        long_running: Whether this process is a service, which ships the audit to the cold tier.
         ledger: Where spending is counted, if it is open already.
         database: Where calls are counted, if it is open already.
     """
-    from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.wiring.audit import audit_location, open_audit
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.observe.audit.writer import Recordable, serving_audit
+    from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.wiring.budget import ledger_for
-    from evoclaw.wiring.oversight import open_rate_counts, stops_and_rates
+    from evoclaw.wiring.oversight import open_rate_counts, rate_limits, stops_for
     from evoclaw.wiring.settings import orchestrator_settings
-    from evoclaw.wiring.tracing import open_tracing
 
     settings = orchestrator_settings(env)
-    home, audit_settings = audit_location(env)
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw"))
         audit = await stack.enter_async_context(
-            open_audit(home, audit_settings, env, long_running=long_running)
+            serving_audit(default_data_folder(env), settings.audit, env, long_running=long_running)
         )
         if ledger is None:
             ledger = await stack.enter_async_context(ledger_for(settings.budget, env))
         recordable = () if audit is None else (Recordable(audit),)
         counts = await stack.enter_async_context(open_rate_counts(env, database=database))
-        stops, rates = stops_and_rates(env, agent, counts)
-        yield Governance(
-            settings, stops, (rates, *recordable), ledger, audit, agent, tracing=tracing
-        )
+        guards = (rate_limits(env, counts), *recordable)
+        stops = stops_for(env, agent)
+        yield Governance(settings, stops, guards, ledger, audit, agent, tracing=tracing)
 
 
 def quarantine(provider: Provider) -> tuple[Step, Route]:
@@ -248,7 +246,7 @@ async def governed_ports(
     from evoclaw.governance.budget.notices import BudgetNotice
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.budget_fallback import BudgetFallback
-    from evoclaw.wiring.models import open_provider
+    from evoclaw.providers.registry import open_provider
     from evoclaw.wiring.pipelines import local_pipeline
 
     async with AsyncExitStack() as stack:

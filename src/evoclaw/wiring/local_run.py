@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, Executor, Ports
-from evoclaw.core.tools import ALL_PERMISSIONS
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -31,16 +30,12 @@ async def local_ports(
 ) -> AsyncGenerator[Ports]:
     """The ports of a run on this machine; closed, with every process, when the block ends."""
     from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.orchestrator.agents.offer_steps import tools_for_model
+    from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.wiring.governance import governed_ports, open_governance
-    from evoclaw.wiring.models import (
-        choose_model,
-        open_provider,
-        tools_for_model,
-        vision_dependency,
-    )
     from evoclaw.wiring.receipts import open_signer
-    from evoclaw.wiring.toolbox import open_toolbox
+    from evoclaw.wiring.toolbox import open_toolbox, vision_dependency
 
     capabilities = capabilities_for_level(level, env)
     name = await choose_model(model, env)
@@ -78,14 +73,12 @@ def capabilities_for_level(level: Level, env: Mapping[str, str]) -> frozenset[st
     Never more than `permissions` grants, and none if the tool loop is disabled.
     """
     from evoclaw.core.agent import intersect_capabilities
-    from evoclaw.governance.autonomy import Level
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env).orchestrator
     if not settings.tool_loop_enabled:
         return frozenset()
-    held = frozenset({"file_read"}) if level is Level.READ_ONLY else frozenset({ALL_PERMISSIONS})
-    granted = settings.tools.granted
+    held, granted = level.capabilities, settings.tools.granted
     return held if granted is None else intersect_capabilities(held, granted)
 
 
@@ -96,21 +89,17 @@ def toolbox_routes(toolbox: Toolbox, names: Sequence[str] | None) -> Sequence[Ex
     """
     from evoclaw.core.ops import ExecOps
     from evoclaw.executors.local import LocalExecutor
+    from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
     from evoclaw.skills.programs import Sandboxes
     from evoclaw.skills.skill_executor import SkillExecutor
-    from evoclaw.wiring.sandboxes import SandboxedProcesses
+    from evoclaw.tools.sets import select
 
     tools = toolbox.tools
     if names is not None:
-        known = {tool.name for tool in tools}
-        unavailable = {tool.name: tool.why for tool in toolbox.unavailable}
-        for name in names:
-            if name in unavailable:
-                raise ConfigError(f"the tool {name!r} cannot be used here: {unavailable[name]}")
-            if name not in known:
-                available = ", ".join(sorted(known))
-                raise ConfigError(f"unknown tool {name!r}; available tools: {available}")
-        tools = tuple(tool for tool in tools if tool.name in names)
+        for tool in toolbox.unavailable:
+            if tool.name in names:
+                raise ConfigError(f"the tool {tool.name!r} cannot be used here: {tool.why}")
+        tools = select(tools, names)
     sandboxed = cast("SandboxedProcesses", toolbox.dependencies[SandboxedProcesses])
     built_in = LocalExecutor(tools, given=toolbox.dependencies, exec_for=sandboxed.exec_for)
     if names is not None:

@@ -13,10 +13,11 @@ from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Provider, Sink
+from evoclaw.orchestrator.agents.offer_steps import tools_for_model
+from evoclaw.providers.registry import choose_model, open_provider
 from evoclaw.tools.question import UserPrompter
 from evoclaw.wiring.local_run import capabilities_for_level, toolbox_routes
-from evoclaw.wiring.models import choose_model, open_provider, tools_for_model, vision_dependency
-from evoclaw.wiring.toolbox import open_toolbox, with_dependencies
+from evoclaw.wiring.toolbox import open_toolbox, vision_dependency, with_dependencies
 
 if TYPE_CHECKING:
     from evoclaw.core.events import Record

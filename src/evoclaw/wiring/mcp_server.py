@@ -55,9 +55,10 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
     from evoclaw.governance.client_calls import CancelOnStop, PerCallBudget
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.governance.stops import cancel_on_stop
+    from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
     from evoclaw.skills.disclosure import ActiveSkillTools
-    from evoclaw.wiring.fleet import fleet_routes, open_fleet
+    from evoclaw.wiring.fleet import open_fleet
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.local_run import capabilities_for_level, toolbox_routes
     from evoclaw.wiring.pipelines import local_pipeline

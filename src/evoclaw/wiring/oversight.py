@@ -23,7 +23,6 @@ async def open_approvals(
     settings: ApprovalSettings | None = None,
     face: Approver | None = None,
     absent: str = "nobody is there to approve it",
-    database: Database | None = None,
 ) -> AsyncGenerator[CallApprovals]:
     """The approvals of this machine; `face` answers them, if a user is present."""
     from evoclaw.core.redaction import Redactor, secrets_in
@@ -32,8 +31,8 @@ async def open_approvals(
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
-    async with connect_database(env, SCHEMA, existing=database) as connected:
-        store = ApprovalStore(connected)
+    async with connect_database(env, SCHEMA) as database:
+        store = ApprovalStore(database)
         await store.prune()
         redactor = Redactor(secrets_in(env))
         settings = settings or orchestrator_settings(env).approvals
@@ -121,17 +120,22 @@ async def open_rate_counts(
         yield RateStore(connected, wait=database is None)
 
 
-def stops_and_rates(
-    env: Mapping[str, str], agent: str = "", counts: SharedRateCounts | None = None
-) -> tuple[Stops, RateLimits]:
-    """The first policies of a pipeline: the stops of this machine, and the rates."""
-    from evoclaw.config.paths import default_data_folder
-    from evoclaw.governance.rate_limits import RateLimits
+def stops_for(env: Mapping[str, str], agent: str = "") -> Stops:
+    """The stops that the calls of an agent on this machine obey."""
     from evoclaw.governance.stops import Stops
     from evoclaw.wiring.settings import orchestrator_settings
 
     settings = orchestrator_settings(env)
-    rates = RateLimits(settings.rates, folder=default_data_folder(env) / "rates", counts=counts)
     # A sandbox without egress needs no network stop.
     offline = not settings.network.commands and settings.sandbox_settings.engine != "none"
-    return Stops(*stop_files(env), agent=agent, shell_offline=offline), rates
+    return Stops(*stop_files(env), agent=agent, shell_offline=offline)
+
+
+def rate_limits(env: Mapping[str, str], counts: SharedRateCounts | None) -> RateLimits:
+    """The rates of this machine, or of all orchestrators that share counts."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.governance.rate_limits import RateLimits
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    rates = orchestrator_settings(env).rates
+    return RateLimits(rates, folder=default_data_folder(env) / "rates", counts=counts)

@@ -42,8 +42,7 @@ def local_pipeline() -> PipelineSpec:
         ),
         around=(CancelOnStop, TraceCall, Quarantine),
         after=(
-            SignReceipt, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels,
-            BudgetNotice,
+            SignReceipt, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice,
         ),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -23,9 +23,7 @@ REPAIR_WINDOW_S = 3600.0
 
 
 @asynccontextmanager
-async def open_receipts(
-    env: Mapping[str, str], *, database: Database | None = None
-) -> AsyncGenerator[ReceiptArchive]:
+async def open_receipts(env: Mapping[str, str]) -> AsyncGenerator[ReceiptArchive]:
     """The archive of receipts with their commands."""
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.calls import command_tables, receipts
@@ -33,23 +31,20 @@ async def open_receipts(
     from evoclaw.wiring.store import connect_database
 
     parts = (receipts.SCHEMA, command_tables.SCHEMA)
-    async with connect_database(env, *parts, existing=database) as connected:
-        yield ReceiptArchive(receipts.ReceiptStore(connected), CommandStore(connected))
+    async with connect_database(env, *parts) as database:
+        yield ReceiptArchive(receipts.ReceiptStore(database), CommandStore(database))
 
 
 @asynccontextmanager
 async def open_receipt_verifier(
-    commands: CommandStore,
-    *,
-    required: bool = False,
-    on_breach: Callable[[ReceiptBreach], None] | None = None,
+    commands: CommandStore, *, required: bool
 ) -> AsyncGenerator[ReceiptVerifier]:
     """The verifier of receipts, after repairing what a crash left out."""
     from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
     from evoclaw.store.calls.receipts import ReceiptStore
 
     store = ReceiptStore(commands.database)
-    verifier = ReceiptVerifier(store, required=required, on_breach=on_breach or _warn)
+    verifier = ReceiptVerifier(store, required=required, on_breach=_warn)
     await verifier.repair(time.time() - REPAIR_WINDOW_S)
     try:
         yield verifier

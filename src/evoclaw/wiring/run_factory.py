@@ -1,41 +1,36 @@
-"""The run factory of `evoclaw up`: provider, call pipeline and approver of each run."""
+"""The run factory of `evoclaw up`: provider, call pipeline, approver and sinks of each run."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from msgspec.structs import replace
-
 from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
-from evoclaw.core.ports import Approver, Policy, Ports
-from evoclaw.core.routes import Place, Route
+from evoclaw.core.ports import Approver, Policy, Ports, Sink
+from evoclaw.core.routes import Route
 from evoclaw.core.tools import Tool
-from evoclaw.wiring.fleet import ANY_EDGE, EVERY_EDGE, fleet_tools
 from evoclaw.wiring.toolbox import with_dependencies
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
+    from evoclaw.core.events import Record
+    from evoclaw.core.messages import Message
     from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.executors.receipt_step import Sign
     from evoclaw.governance.autonomy import Level
-    from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinity, FleetExecutor
+    from evoclaw.observe.metrics import Metrics
+    from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.providers.cache import ProviderCache
+    from evoclaw.providers.write_barrier import Flush
     from evoclaw.store.sessions.canvases import StoredCanvases
-    from evoclaw.store.sessions.sessions import Session
+    from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.providers import Flush, ProviderCache
     from evoclaw.wiring.toolbox import Toolbox
-
-FLEET_TOOL_NAMES = ("edge_call", "jobs", "nodes")
-"""Tools of the orchestrator that concern the whole fleet."""
-MAX_STICKY_SESSIONS = 10_000
-"""Sessions whose choice of edges is remembered."""
 
 
 @dataclass(slots=True)
@@ -52,18 +47,18 @@ class RunFactory:
     """Waits until the store has written everything to disk; called before a local call runs."""
     canvases: CanvasFolder | StoredCanvases
     """The canvases of sessions."""
+    memory: Memory | None
+    metrics: Metrics
     _policies: dict[str, tuple[Policy, ...]] = field(
         default_factory=dict[str, "tuple[Policy, ...]"]
-    )
-    _sticky: OrderedDict[str, EdgeAffinity] = field(
-        default_factory=OrderedDict[str, "EdgeAffinity"]
     )
 
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
         from evoclaw.core.canvases import Canvas
+        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
 
-        agent = self._fit_to_model(agent)
+        agent = fit_to_model(agent, self.providers.default)
         injected = dict(dependencies)
         history = cast("History", injected.pop(History))
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
@@ -77,6 +72,19 @@ class RunFactory:
             Principal(agent=agent.name),
         )
 
+    def sinks(self, session: Session, records: Sequence[Record]) -> Sequence[Sink]:
+        """The sinks of one run: the audit, the traces, the metrics and the memory."""
+        principal = Principal(session.tenant, session.owner, session.agent)
+        sinks = [
+            *self.governance.sinks(session.id, records, principal),
+            self.metrics.sink(session.agent),
+        ]
+        return sinks if self.memory is None else [*sinks, self.memory.sink(session, records)]
+
+    async def recall(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
+        """The notes in memory that may matter for a run."""
+        return () if self.memory is None else await self.memory.recall(session, run.message)
+
     def use_governance(self, governance: Governance) -> None:
         """Use other settings for new runs; active runs keep theirs."""
         self.governance = governance
@@ -84,16 +92,10 @@ class RunFactory:
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
         """The tools that a run of an agent would be offered now."""
-        return self._pipeline(self._fit_to_model(agent), "", {}, History()).tools()
+        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
 
-    def _fit_to_model(self, agent: Agent) -> Agent:
-        """The agent, with fewer tools if its model is small: many tools confuse a small model."""
-        from evoclaw.wiring.models import tools_for_model
-
-        tools = tools_for_model(agent.model or self.providers.default, None)
-        if tools is None or agent.tools is not None:
-            return agent
-        return replace(agent, tools=frozenset(tools))
+        agent = fit_to_model(agent, self.providers.default)
+        return self._pipeline(agent, "", {}, History()).tools()
 
     def policies(self, agent: Agent, level: Level | None = None) -> tuple[Policy, ...]:
         """The policies of an agent, shared by its runs: a rate counts the calls of all of them.
@@ -117,14 +119,16 @@ class RunFactory:
     ) -> Pipeline:
         from evoclaw.executors.local import LocalExecutor
         from evoclaw.executors.receipt_step import SignReceipt
+        from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
         from evoclaw.skills.disclosure import ActiveSkillTools
         from evoclaw.wiring.pipelines import service_pipeline
 
         toolbox = with_dependencies(self.toolbox, injected)
-        tools = [bound for bound in toolbox.tools if bound.name in self._orchestrator_tool_names()]
+        names = orchestrator_tool_names()
+        tools = [bound for bound in toolbox.tools if bound.name in names]
         executors = [LocalExecutor(tools, given=toolbox.dependencies), *toolbox.mcp_servers]
         routes = [Route(executor, ready=self.flush) for executor in executors]
-        routes += self._fleet_routes(agent, session)
+        routes += session_routes(self.orchestrator, agent, session)
         steps = [
             *self._offer_steps(agent, toolbox),
             ActiveSkillTools(toolbox.skill_registry, history),
@@ -148,32 +152,3 @@ class RunFactory:
         if timeout_ms is not None:
             steps.append(DefaultTimeout(timeout_ms / 1000))
         return steps
-
-    def _fleet_routes(self, agent: Agent, session: str) -> list[Route]:
-        """The routes to the edges that the agent works on."""
-        target = agent.on or ANY_EDGE
-        if target not in (ANY_EDGE, EVERY_EDGE):
-            return [Route(self.orchestrator.edge(target), Place.EDGE)]
-        routes = fleet_tools(self.orchestrator, agent.capabilities)
-        if target == EVERY_EDGE:
-            return routes
-        return [*routes, Route(self._delegated(session), Place.EDGE)]
-
-    @staticmethod
-    def _orchestrator_tool_names() -> frozenset[str]:
-        """Tools that need the stores of the orchestrator; all others run on edges."""
-        from evoclaw.tools.catalogue import RunsOn, entries_on
-
-        names = (entry.name for entry in entries_on(RunsOn.ORCHESTRATOR))
-        return frozenset(names) - {*FLEET_TOOL_NAMES}
-
-    def _delegated(self, session: str) -> FleetExecutor:
-        """An executor that keeps to the edges of the session; each run has its own tools."""
-        delegated = self.orchestrator.delegated(
-            [*self._orchestrator_tool_names(), *FLEET_TOOL_NAMES]
-        )
-        delegated.affinity = self._sticky.pop(session, delegated.affinity)
-        self._sticky[session] = delegated.affinity
-        while len(self._sticky) > MAX_STICKY_SESSIONS:
-            self._sticky.popitem(last=False)
-        return delegated

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import LoopSettings
+    from evoclaw.observe.audit.settings import AuditSettings
 
 SETTINGS_FILE = "evoclaw.toml"
 """The settings file, in the data folder."""
@@ -42,3 +44,10 @@ def orchestrator_settings(env: Mapping[str, str]) -> EvoClawConfig:
 
     path = default_data_folder(env) / SETTINGS_FILE
     return read_evoclaw_toml(path if path.exists() else None, env)
+
+
+def audit_location(env: Mapping[str, str]) -> tuple[Path, AuditSettings]:
+    """The data folder, and the audit settings."""
+    from evoclaw.config.paths import default_data_folder
+
+    return default_data_folder(env), orchestrator_settings(env).audit

@@ -6,48 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-from msgspec import Struct
-
 if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
+    from evoclaw.config.evoclaw_toml import ReloadedConfig
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.runtime import Runtime
 
-LIVE_TABLES = (
-    "agents",
-    "approvals",
-    "budget",
-    "flow",
-    "network",
-    "orchestrator",
-    "policy",
-    "rates",
-)
-"""Tables of `evoclaw.toml` that new runs use after a reload; active runs keep theirs."""
 
-
-class ReloadResult(Struct, frozen=True):
-    """The tables of `evoclaw.toml` that differ after a reload."""
-
-    changed: tuple[str, ...]
-    """Tables that are in use now."""
-    needs_restart: tuple[str, ...]
-    """Tables that take effect after a restart."""
-
-
-def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
+def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
     """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
     from evoclaw.orchestrator.sessions.subruns import RunLimits
-    from evoclaw.wiring.runtime import approval_settings
     from evoclaw.wiring.settings import orchestrator_settings
 
-    old, new = runtime.run_factory.governance.settings, orchestrator_settings(env)
-    different = [name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)]
-    agents = agents_of(new)
-    live = {name: getattr(new, name) for name in LIVE_TABLES}
-    settings = msgspec.structs.replace(old, **live)
+    reloaded = runtime.run_factory.governance.settings.reloaded(orchestrator_settings(env))
+    settings = reloaded.config
+    agents = agents_of(settings)
     governance = _governance_with(runtime, settings)
     for agent in agents.values():
         # Build the policies now, so that an error in the rules is reported now.
@@ -58,9 +32,8 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
     runtime.conversations.limits = RunLimits(budget=settings.budget)
     names = settings.orchestrator.cheaper_models
     runtime.conversations.cheaper = tuple(runtime.providers.get(name) for name in names)
-    runtime.approvals.settings = approval_settings(settings)
-    changed = tuple(name for name in different if name in LIVE_TABLES)
-    return ReloadResult(changed, tuple(name for name in different if name not in LIVE_TABLES))
+    runtime.approvals.settings = settings.approvals.for_service()
+    return reloaded
 
 
 def _governance_with(runtime: Runtime, settings: EvoClawConfig) -> Governance:

@@ -30,10 +30,10 @@ async def ssh_ports(
     from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
     from evoclaw.executors.ssh.files import SshFiles
     from evoclaw.executors.ssh.processes import SshProcesses
+    from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.tools.sets import remote
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
-    from evoclaw.wiring.models import choose_model, open_provider
 
     target = parse_ssh_url(url)
     capabilities = capabilities_for_level(level, env)

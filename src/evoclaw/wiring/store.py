@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Required, TypedDict
 
 if TYPE_CHECKING:
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
     from evoclaw.store.databases.database import Database, Schema
-    from evoclaw.store.databases.export_import import ExportManifest
     from evoclaw.store.governance.approvals import ApprovalStore
     from evoclaw.store.governance.ledger import StoredLedger
     from evoclaw.store.sessions.sessions import SessionStore
@@ -55,8 +53,8 @@ async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
     ):
         approvals = ApprovalStore(database)
         await approvals.prune()
-        # No wait for the disk here: `flush` in runtime.py waits before the reserved work starts.
-        async with StoredLedger(database, clock_of(database), wait=False) as ledger:
+        # No wait for the disk here: `Database.flush` is awaited before the reserved work starts.
+        async with StoredLedger(database, database.time, wait=False) as ledger:
             await ledger.start()
             yield Stores(
                 database,
@@ -67,15 +65,6 @@ async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
                 ReceiptStore(database),
                 devices,
             )
-
-
-def clock_of(database: Database) -> Callable[[], float]:
-    """The clock of a database: the PostgreSQL server's, or that of this machine for SQLite."""
-    if database.dialect == "sqlite":
-        return time.time
-    from evoclaw.store.databases.postgres import PostgresDatabase
-
-    return database.time if isinstance(database, PostgresDatabase) else time.time
 
 
 @asynccontextmanager
@@ -121,36 +110,6 @@ async def open_metrics(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
 
     async with connect_database(env, session_tables.SCHEMA, metrics_tables.SCHEMA) as database:
         yield MetricsReader(MetricsStore(database))
-
-
-@asynccontextmanager
-async def open_store_transfer(env: Mapping[str, str]) -> AsyncGenerator[StoreTransfer]:
-    """The whole store, to be exported or imported."""
-    parts = all_schemas()
-    async with connect_database(env, *parts) as database:
-        yield StoreTransfer(database, parts)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTransfer:
-    """Exports and imports the whole store."""
-
-    database: Database
-    parts: tuple[Schema, ...]
-
-    async def export_to(self, file: Path, *, tenant: str = "") -> ExportManifest:
-        """Write everything, or the data of one tenant, into a new file."""
-        from evoclaw.store.databases.export_import import export_to
-
-        return await export_to(file, self.database, self.parts, tenant=tenant)
-
-    async def import_from(
-        self, file: Path, *, existing: Literal["refuse", "keep"] = "refuse"
-    ) -> ExportManifest:
-        """Read a file that `export_to` wrote: all of it, or nothing."""
-        from evoclaw.store.databases.export_import import import_from
-
-        return await import_from(file, self.database, self.parts, existing=existing)
 
 
 def all_schemas() -> tuple[Schema, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.ports import Provider
 from evoclaw.core.tools import Tool, UnavailableTool
 
 if TYPE_CHECKING:
@@ -45,12 +46,10 @@ class Toolbox:
 
     async def check_sandboxes(self) -> list[tuple[str, bool, str]]:
         """The sandbox engines: name, whether its self-test passed, and a remark."""
-        from evoclaw.sandbox.engines.native.engine import NativeEngine
-        from evoclaw.sandbox.engines.registry import package_engines
-        from evoclaw.wiring.sandboxes import SandboxedProcesses, self_test_engines
+        from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
 
         sandboxed = cast("SandboxedProcesses", self.dependencies[SandboxedProcesses])
-        return await self_test_engines(sandboxed, {**package_engines(), "native": NativeEngine()})
+        return await sandboxed.sandboxes.check_engines()
 
     def problems(self) -> dict[str, str]:
         """The tools, skills and servers that cannot be used, and why."""
@@ -78,11 +77,12 @@ async def open_toolbox(
     """
     from evoclaw.config.paths import default_data_folder
     from evoclaw.governance.network import NetworkPolicy
+    from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
     from evoclaw.skills.disclosure import RegistrySkillReader
     from evoclaw.skills.programs import Sandboxes
     from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.mcp_connections import connect_mcp_servers
-    from evoclaw.wiring.sandboxes import SandboxedProcesses, open_sandboxes
+    from evoclaw.wiring.sandboxes import open_sandboxes
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import skill_registry, skills_folder
 
@@ -202,6 +202,15 @@ def _vision() -> dict[type, object | str]:
     from evoclaw.tools.image_preparation import why_unavailable
 
     return {Vision: why_unavailable() or "the model of this run does not read images"}
+
+
+def vision_dependency(provider: Provider) -> dict[type, object]:
+    """The `Vision` dependency: the model of the run itself, if it reads images."""
+    from evoclaw.tools.image import RunModelVision, Vision
+    from evoclaw.tools.image_preparation import why_unavailable
+
+    able = provider.profile.images and not why_unavailable()
+    return {Vision: RunModelVision(model_sees_images=True)} if able else {}
 
 
 def _unavailable_tool(

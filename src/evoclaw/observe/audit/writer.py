@@ -7,20 +7,24 @@ audit cannot be written, `note` raises, and a run that cannot be audited is stop
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import ALLOW, Deny, Verdict
-from evoclaw.core.redaction import Redactor
+from evoclaw.core.redaction import Redactor, secrets_in
 from evoclaw.core.tools import Call
 from evoclaw.observe.audit.checkpoints import AuditKey
 from evoclaw.observe.audit.records import ENCODING_ERRORS, Fields, SealedRecord, plain, stamp
@@ -28,6 +32,10 @@ from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditError, AuditSe
 from evoclaw.observe.audit.sink import AuditContext, AuditDraft, AuditSink, read_arguments
 from evoclaw.observe.audit.warm import WarmTier, spool_size
 
+if TYPE_CHECKING:
+    from evoclaw.observe.audit.shipper import Shipper
+
+logger = logging.getLogger(__name__)
 MAX_PENDING_DRAFTS = 10_000
 """With more unwritten drafts the disk is too slow, and `note` raises."""
 MAX_BATCH_DRAFTS = 500
@@ -41,6 +49,8 @@ WRITE_RETRY_DELAY_S = 0.5
 """After a write that failed."""
 CLOSE_TIMEOUT_S = 10.0
 """For the thread to write what is left."""
+FINAL_SHIP_TIMEOUT_S = 2.0
+"""To ship the last records when a process ends; the next process ships the rest."""
 
 TRUSTED_FIELDS = frozenset(
     {
@@ -245,6 +255,69 @@ def open_audit(
         raise ConfigError(f"cannot create the audit folder: {problem}") from None
     redactor = Redactor(secrets, key=key.secret_for("redaction"))
     return Audit(warm, settings, redactor, clock=clock, monotonic=monotonic)
+
+
+@asynccontextmanager
+async def serving_audit(
+    folder: Path, settings: AuditSettings, env: Mapping[str, str], *, long_running: bool = False
+) -> AsyncGenerator[Audit | None]:
+    """The audit in a folder, signed and shipped when the block ends; None if it is disabled.
+
+    Args:
+        folder: The data folder.
+        settings: The audit settings.
+        env: The environment; its secrets are redacted.
+        long_running: Whether to ship records to the cold tier as they come, too.
+    """
+    if not settings.enabled:
+        yield None
+        return
+    audit = open_audit(folder, settings, secrets=secrets_in(env))
+    shipping = asyncio.create_task(_keep_shipping(audit, folder, env)) if long_running else None
+    try:
+        yield audit
+    finally:
+        if shipping is not None:
+            shipping.cancel()
+            await asyncio.wait([shipping])
+        await asyncio.to_thread(audit.close)
+        await _ship_remaining(audit, folder, env)
+
+
+async def _keep_shipping(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
+    # Wait first: an idle device then never loads the shipper.
+    await asyncio.sleep(audit.settings.ship_seconds)
+    async with _shipper(audit, folder, env) as shipper:
+        if shipper is not None:
+            await shipper.keep_shipping()
+
+
+async def _ship_remaining(audit: Audit, folder: Path, env: Mapping[str, str]) -> None:
+    try:
+        async with _shipper(audit, folder, env) as shipper, asyncio.timeout(FINAL_SHIP_TIMEOUT_S):
+            if shipper is not None:
+                await shipper.ship()
+    except (TimeoutError, AuditError) as problem:
+        logger.info(
+            "audit not shipped to the cold tier yet, the next process ships it: %s", problem
+        )
+
+
+@asynccontextmanager
+async def _shipper(
+    audit: Audit, folder: Path, env: Mapping[str, str]
+) -> AsyncGenerator[Shipper | None]:
+    from evoclaw.observe.audit.cold import open_cold
+    from evoclaw.observe.audit.shipper import Shipper
+
+    cold = open_cold(folder, audit.settings, env)
+    if cold is None:
+        yield None
+        return
+    try:
+        yield Shipper(audit.warm, cold, audit.settings)
+    finally:
+        await cold.close()
 
 
 @dataclass(frozen=True, slots=True)

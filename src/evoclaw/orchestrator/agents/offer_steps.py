@@ -7,14 +7,32 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from evoclaw.core.agent import Agent
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
+from evoclaw.providers.registry import LOCAL_MODEL
 from evoclaw.skills.disclosure import restrict_tools
 from evoclaw.skills.loading import Skill
 
 WAITING_PERMISSIONS = frozenset({"interact", "session"})
 """Permissions of tools that wait for people or other runs, and keep their own timeout."""
+SMALL_MODEL_TOOLS = ("read",)
+"""The default tools of the small embedded model: more than one confuses it."""
+
+
+def tools_for_model(model: str, tools: Sequence[str] | None) -> Sequence[str] | None:
+    """The tools that the caller asked for, or those a small model can handle; None is all."""
+    small = model.partition("/")[0] == LOCAL_MODEL
+    return SMALL_MODEL_TOOLS if tools is None and small else tools
+
+
+def fit_to_model(agent: Agent, default_model: str) -> Agent:
+    """The agent, with fewer tools if its model is small: many tools confuse a small model."""
+    tools = tools_for_model(agent.model or default_model, None)
+    if tools is None or agent.tools is not None:
+        return agent
+    return replace(agent, tools=frozenset(tools))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from evoclaw.orchestrator.fleet.members import find_tool, load
 
 MAX_REMEMBERED_HANDLES = 1_000
 """Outputs whose edge is remembered."""
+MAX_REMEMBERED_SESSIONS = 10_000
+"""Sessions whose choice of edges is remembered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +37,21 @@ class EdgeAffinity:
             del self.edge_by_handle[next(iter(self.edge_by_handle))]
 
 
+class EdgeAffinities:
+    """The affinity of each session; the least recently used sessions are forgotten."""
+
+    def __init__(self) -> None:
+        self._by_session: OrderedDict[str, EdgeAffinity] = OrderedDict()
+
+    def of(self, session: str) -> EdgeAffinity:
+        """The affinity of a session."""
+        affinity = self._by_session.setdefault(session, EdgeAffinity())
+        self._by_session.move_to_end(session)
+        while len(self._by_session) > MAX_REMEMBERED_SESSIONS:
+            self._by_session.popitem(last=False)
+        return affinity
+
+
 class FleetExecutor:
     """Runs calls on the least loaded edge that has the tool, on the same edge within a session."""
 
@@ -44,6 +62,7 @@ class FleetExecutor:
         edge_of_request: Callable[[str], Awaitable[str | None]],
         *,
         excluded: Collection[str] = (),
+        affinity: EdgeAffinity | None = None,
     ) -> None:
         """Make an executor for one run.
 
@@ -52,14 +71,14 @@ class FleetExecutor:
             edge: Gives the executor of one edge.
             edge_of_request: The edge that a request was sent to before, if it was.
             excluded: Names of tools that are not offered, as other tools have them.
+            affinity: The edges of the session, which its runs share.
         """
         self._fleet, self._edge, self._edge_of_request = fleet, edge, edge_of_request
         self._excluded = frozenset(excluded)
         self._version = -1
         self._tools: Toolset = Toolset()
         self._originals: dict[str, Tool] = {}
-        self.affinity = EdgeAffinity()
-        """Passed on to the next run of the session."""
+        self.affinity = affinity or EdgeAffinity()
 
     def tools(self) -> Sequence[Tool]:
         """The tools of all online edges; of two with the same name, that of the first edge."""

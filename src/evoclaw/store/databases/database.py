@@ -137,6 +137,10 @@ class Database(Protocol):
         """The notices that this process sends and receives."""
         ...
 
+    def time(self) -> float:
+        """Unix seconds: by the clock of the server, or of this machine for a file."""
+        ...
+
     async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         """Run a function in a transaction; when this returns, it is committed.
 
@@ -151,6 +155,10 @@ class Database(Protocol):
             notices: Delivered in this process when this returns, and with the commit to all
                 processes that share the database.
         """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until every earlier write is committed."""
         ...
 
     async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:

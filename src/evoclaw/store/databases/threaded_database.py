@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -87,6 +88,10 @@ class ThreadedDatabase:
         """Seconds spent executing; stale reads are not counted."""
         return self._writer.busy_s
 
+    def time(self) -> float:
+        """Unix seconds by the clock of this machine."""
+        return time.time()
+
     async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         """Run a function in a transaction; see `Database.write`."""
         sent = self.notices.outgoing(notices) if notices else ()
@@ -97,6 +102,10 @@ class ThreadedDatabase:
         finally:
             if notices:
                 self.notices.deliver(notices)
+
+    async def flush(self) -> None:
+        """Wait until every earlier write is committed: an empty write comes after them."""
+        await self.write(lambda connection: None)
 
     async def announce(self, notices: Sequence[Notice]) -> None:
         """Send notices without writing anything; see `Database.announce`."""

@@ -1,26 +1,26 @@
-"""Builds the providers of a service: each one once, when its model is first used."""
+"""The providers of a service: each one created once, when its model is first used."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
-
-Flush: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when every earlier write of the store is on disk."""
-
-MAX_CACHED_MODELS = 256
-"""Models whose provider and price are cached; callers may name any model."""
+from evoclaw.providers.closable import close
+from evoclaw.providers.direct import DIRECT_MODEL, DirectProvider
+from evoclaw.providers.fallback import Fallback
+from evoclaw.providers.registry import LOCAL_MODEL, model_setup_help, provider_for
+from evoclaw.providers.write_barrier import Flush, WriteBarrierProvider
 
 if TYPE_CHECKING:
-    from evoclaw.core.messages import Usage
-    from evoclaw.governance.budget.cost_estimator import Price
     from evoclaw.providers.http import Http
+
+MAX_CACHED_MODELS = 256
+"""Models whose provider is cached; callers may name any model."""
 
 
 class ProviderCache:
@@ -56,9 +56,8 @@ class ProviderCache:
         try:
             provider = self._make(name)
         except ConfigError as problem:
-            return UnavailableModel(
-                name, str(problem)
-            )  # not cached: the key may be set the next time
+            # Not cached: the key may be set the next time.
+            return UnavailableModel(name, str(problem))
         if len(self._cached) < MAX_CACHED_MODELS:
             self._cached[name] = provider
         return provider
@@ -69,11 +68,6 @@ class ProviderCache:
         return provider.reason if isinstance(provider, UnavailableModel) else ""
 
     def _make(self, name: str) -> Provider:
-        from evoclaw.providers import model_setup_help
-        from evoclaw.providers.direct import DIRECT_MODEL, DirectProvider
-        from evoclaw.providers.fallback import Fallback
-        from evoclaw.providers.write_barrier import WriteBarrierProvider
-
         if not name:
             raise ConfigError(model_setup_help())
         if name == DIRECT_MODEL:
@@ -84,10 +78,6 @@ class ProviderCache:
 
     def _provider_of(self, name: str) -> Provider:
         """The provider of one model. All embedded models share one provider: it is a process."""
-        from evoclaw.providers import provider_for
-        from evoclaw.providers.closable import close
-        from evoclaw.providers.registry import LOCAL_MODEL
-
         if name.partition("/")[0] != LOCAL_MODEL:
             return provider_for(name, http=self._http, env=self._env)
         if self._embedded is None:
@@ -116,18 +106,3 @@ class UnavailableModel:
         """Raise the reason."""
         raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, self.reason)
         yield
-
-
-def price_of_any_model() -> Price:
-    """The maximum price of a reply, for any model."""
-    from evoclaw.wiring.budget import price_for
-
-    known: dict[str, Price] = {}
-
-    def price(model: str, usage: Usage) -> float | None:
-        price_of_model = known.get(model) or price_for(model)
-        if len(known) < MAX_CACHED_MODELS:
-            known[model] = price_of_model
-        return price_of_model(model, usage)
-
-    return price

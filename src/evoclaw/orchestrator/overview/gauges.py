@@ -7,17 +7,13 @@ import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from evoclaw.core.errors import EvoClawError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from evoclaw.observe.counters import EdgeGauges, Gauges
-    from evoclaw.orchestrator.orchestrator import Orchestrator
-    from evoclaw.store.databases.database import Database
-    from evoclaw.store.metrics.store import StoreBacklog
+from evoclaw.observe.counters import EdgeGauges, Gauges
+from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.store.databases.database import Database
+from evoclaw.store.metrics.store import StoreBacklog, backlog_of
 
 CHECK_TIMEOUT_S = 2.0
 """For the check of one part."""
@@ -42,8 +38,6 @@ class GaugeReader:
 
     def gauges(self) -> Gauges:
         """The gauges, each read when the metrics are rendered."""
-        from evoclaw.observe.counters import Gauges
-
         fleet, reception = self._orchestrator.fleet, self._orchestrator.report_receiver
         return Gauges(
             live_runs=self._live,
@@ -78,8 +72,6 @@ class GaugeReader:
             return False  # the metrics name the part; its log has the reason
 
     async def _fetch_backlog(self) -> StoreBacklog | None:
-        from evoclaw.store.metrics.store import backlog_of
-
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 return await backlog_of(self._database, self._clock())
@@ -94,8 +86,6 @@ class GaugeReader:
         return 0.0 if oldest is None else max(self._clock() - oldest, 0.0)
 
     def _edges(self) -> Iterator[EdgeGauges]:
-        from evoclaw.observe.counters import EdgeGauges
-
         for member in self._orchestrator.fleet.members():
             beat = member.heartbeat
             if beat is None or not member.online:

@@ -1,0 +1,54 @@
+"""Deletes sessions past their retention time while the service runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from evoclaw.executors.canvases import CanvasFolder
+from evoclaw.store.databases.database import Database, StoreError
+from evoclaw.store.sessions.canvases import StoredCanvases
+from evoclaw.store.sessions.deletion import delete_expired_sessions
+
+logger = logging.getLogger(__name__)
+RETENTION_INTERVAL_S = 3_600.0
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRetention:
+    """Deletes sessions that ended more than so many days ago, with their canvases."""
+
+    database: Database
+    canvases: CanvasFolder | StoredCanvases
+    keep_days: float
+    """0 keeps every session."""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Delete now and every hour, until the block ends."""
+        if not self.keep_days:
+            yield
+            return
+        task = asyncio.create_task(self._keep_deleting())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _keep_deleting(self) -> None:
+        while True:
+            before = time.time() - self.keep_days * DAY_S
+            try:
+                await delete_expired_sessions(self.database, before, self._clear_canvas)
+            except (StoreError, OSError) as problem:
+                logger.warning("retention failed, trying again in an hour: %s", problem)
+            await asyncio.sleep(RETENTION_INTERVAL_S)
+
+    async def _clear_canvas(self, tenant: str, session_id: str) -> None:
+        await self.canvases.of(tenant, session_id).clear()
