@@ -19,7 +19,7 @@ from evoclaw.core.events import Replied, ReplyEvent, TextDelta
 from evoclaw.core.messages import Reply, Usage
 from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports, Provider, Request
 from evoclaw.core.profile import Profile
-from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.core.tools import Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.runs.runs import Runs
@@ -114,9 +114,6 @@ class ChatHarness:
     def offered(self) -> Sequence[Tool]:
         return self.executor().tools()
 
-    def absent(self) -> Sequence[UnavailableTool]:
-        return ()
-
 
 @asynccontextmanager
 async def serve_agents(
@@ -139,7 +136,11 @@ async def serve_agents(
         access = AccessControl(TokenStore(database))
         app = create_app(
             ApiDependencies(
-                access=access, settings=settings, runs=runs, conversations=talks, tools=house
+                access=access,
+                settings=settings,
+                runs=runs,
+                conversations=talks,
+                tools=house.offered,
             )
         )
         await stack.enter_async_context(runs.serving())

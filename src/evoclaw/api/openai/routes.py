@@ -98,7 +98,7 @@ class _ChatContext:
 
     def tool_names(self, agent: Agent) -> Sequence[str]:
         """The names of the agent's own tools."""
-        offered = self.parts.tools.offered() if self.parts.tools is not None else ()
+        offered = self.parts.tools() if self.parts.tools is not None else ()
         held = agent.capabilities
         return [tool.name for tool in offered if not missing_permissions(tool, held)]
 
