@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.commands import CommandState
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup
-from evoclaw.store.calls.command_states import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
 from tests.support.fleet import QUICK, BadLink, Fault, FleetHarness, new_id, open_fleet
@@ -27,7 +27,13 @@ SEEDS = range(int(os.environ.get("EVOCLAW_TORTURE", "5")))
 STEPS = 60
 EDGES = ("pi", "desk")
 LIMITS = msgspec.structs.replace(
-    QUICK, resend_delay_s=0.05, hello_retry_delay_s=0.05, max_hello_delay_s=0.01, accepted_delay_s=0.005, heartbeat_s=0.2, queue=20
+    QUICK,
+    resend_delay_s=0.05,
+    hello_retry_delay_s=0.05,
+    max_hello_delay_s=0.01,
+    accepted_delay_s=0.005,
+    heartbeat_s=0.2,
+    queue=20,
 )
 NEVER_BEGAN = (ErrorKind.EXPIRED, ErrorKind.QUEUE_FULL, ErrorKind.CONFLICT, ErrorKind.TOO_LARGE)
 
