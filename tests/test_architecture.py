@@ -169,7 +169,7 @@ def test_the_import_rule_rejects_forbidden_imports() -> None:
     assert not allowed("cli/run.py", "config")
     assert not allowed("api/app.py", "wiring.http")
     assert not allowed("api/app.py", "store.recordings")
-    assert not allowed("workflows/agents.py", "orchestrator.invoke")
+    assert not allowed("workflows/driver.py", "orchestrator.runs.runs")
     assert allowed("executors/edge.py", "transport.link")
     assert not allowed("executors/local.py", "transport.link")
     assert allowed("sandbox/sandbox.py", "executors.processes")
