@@ -6,7 +6,7 @@ The one bridge between rooms of this floor: it knows the wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -35,14 +35,8 @@ JOB_START_TIMEOUT_S = 20.0
 """Seconds in which an edge that got a job says so."""
 EDGE_GRACE_S = 2 * OUTCOME_GRACE_S
 """Seconds beside queue and timeout before the loop itself gives up waiting for an edge."""
-
-
-class Grants(Protocol):
-    """Who signs what an edge is asked to do."""
-
-    def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
-        """The grant for one command; empty when none are given here."""
-        ...
+Grants: TypeAlias = Callable[[str, Command, Call | None], str]
+"""Signs what an edge is asked to do: the grant for an agent, a command and its call, if any."""
 
 
 def ungranted(agent_id: str, command: Command, call: Call | None) -> str:
