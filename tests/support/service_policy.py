@@ -12,7 +12,7 @@ from evoclaw.core.ports import Policy
 from evoclaw.core.tools import Tool
 from evoclaw.observe.audit.writer import Audit, Recordable
 from evoclaw.orchestrator.agents.definitions import level_of
-from evoclaw.tools.sets import named
+from evoclaw.tools.catalogue import load
 from evoclaw.wiring.governance import Governance
 from evoclaw.wiring.oversight import stops_and_rates
 from evoclaw.wiring.settings import orchestrator_settings
@@ -26,7 +26,7 @@ class MachinePolicies:
     made: dict[str, tuple[Policy, ...]] = field(default_factory=dict[str, tuple[Policy, ...]])
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
-        return [bound.tool for bound in named(("read", "canvas"))]
+        return [bound.tool for bound in load(("read", "canvas"))]
 
     def policies(self, agent: Agent) -> tuple[Policy, ...]:
         if agent.name not in self.made:

@@ -16,7 +16,6 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import current_traceparent
-from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import OUTCOME_GRACE_S, CommandTimeouts, Requests
 from evoclaw.transport.wire import (
@@ -77,7 +76,7 @@ class EdgeExecutor:
         for _ in range(1, MAX_READ_ONLY_ATTEMPTS):
             if not _worth_another(call, outcome):
                 break
-            call = next_attempt(call)
+            call = _next_attempt(call)
             outcome = await self._ask(call, call.request_id, progress)
         result = to_result(outcome, call.id, call.name)
         return replace(result, details={**result.details, "agent": self._agent_id})
@@ -129,3 +128,11 @@ class EdgeExecutor:
 
 def _worth_another(call: Call, outcome: Outcome) -> bool:
     return outcome.error_type == ErrorKind.UNKNOWN and call.safe_to_repeat
+
+
+def _next_attempt(call: Call) -> Call:
+    """The same call under the request id of its next attempt, so no journal answers for it."""
+    stem, _, attempt = call.request_id.rpartition(".")
+    if not stem or not attempt.isdigit():
+        return call
+    return replace(call, request_id=f"{stem}.{int(attempt) + 1}")

@@ -42,14 +42,6 @@ class SkillApprovalFile:
         file.skills.pop(name, None)
         self._write(file)
 
-    def stamp(self) -> tuple[int, ...]:
-        """A value that changes when the file changes."""
-        try:
-            about = self.path.stat()
-        except OSError:
-            return ()
-        return (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-
     def _read(self) -> _ApprovalRecord:
         try:
             with self.path.open("rb") as file:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.approvals import ApprovalSettings
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
-    from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
-    from evoclaw.orchestrator.channels.inbound import Channel
+    from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.people.approvals import CallApprovals
     from evoclaw.orchestrator.runs.runs import Runs
