@@ -143,7 +143,7 @@ async def _build_runtime(
         open_governance(env, long_running=True, ledger=stores.ledger, database=stores.database)
     )
     governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
-    agents = dict(agents_of(settings))
+    agents = dict(agents_of(settings.agents, settings.run_defaults))
     approvals = _approvals(settings, stores, env)
     flush = _flush_of(stores.database)
     providers = await _providers(env, stack, flush)

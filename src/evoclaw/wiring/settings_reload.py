@@ -45,7 +45,7 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
 
     old, new = runtime.run_factory.governance.settings, orchestrator_settings(env)
     different = [name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)]
-    agents = agents_of(new)
+    agents = agents_of(new.agents, new.run_defaults)
     live = {name: getattr(new, name) for name in LIVE_TABLES}
     settings = msgspec.structs.replace(old, **live)
     governance = _governance_with(runtime, settings)
