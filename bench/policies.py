@@ -39,7 +39,7 @@ from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.flow.policy import Flow
 from evoclaw.shell.commands import clear_command_cache
-from evoclaw.tools.sets import named
+from evoclaw.tools.catalogue import load
 from evoclaw.wiring.budget import price_for
 from evoclaw.wiring.governance import Governance, open_governance
 
@@ -49,7 +49,7 @@ ENOUGH = 500
 SETTINGS = "[rates]\nper_minute = 100000\nburst = 100000\n"
 """Or they would be what is measured."""
 MODEL = "openai/gpt-4o"
-TOOLS = {one.name: one.tool for one in named(("read", "write", "bash", "webfetch"))}
+TOOLS = {one.name: one.tool for one in load(("read", "write", "bash", "webfetch"))}
 EDGE_CALL = Tool(
     "edge_call",
     "Call an edge agent.",

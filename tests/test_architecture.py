@@ -177,7 +177,7 @@ def test_the_import_rule_rejects_forbidden_imports() -> None:
     assert not allowed("api/app.py", "executors.canvases")
     assert allowed("api/app.py", "governance.stops")
     assert not allowed("dashboard/static_files.py", "governance.stops")
-    assert not allowed("workflows/agents.py", "orchestrator.invoke")
+    assert not allowed("workflows/driver.py", "orchestrator.runs.runs")
     assert allowed("executors/edge.py", "transport.link")
     assert not allowed("executors/local.py", "transport.link")
     assert allowed("sandbox/sandbox.py", "executors.processes")

@@ -20,14 +20,14 @@ from evoclaw.observe.audit.reader import audit_files, search
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.warm import WarmTier
 from evoclaw.shell.commands import clear_command_cache
-from evoclaw.tools.sets import named
+from evoclaw.tools.catalogue import load
 
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000)}
 ENTRIES = {True: (1_000, 10_000, 50_000), False: (1_000, 10_000, 100_000, 1_000_000)}
 WHOLE = 100_000
 """The most entries that are verified: that goes through all of them."""
 NOW = 1_700_000_000.0
-TOOLS = {one.name: one.tool for one in named(("read", "bash"))}
+TOOLS = {one.name: one.tool for one in load(("read", "bash"))}
 CALLS = {
     "a command": ("bash", {"command": "cd src && grep -rn 'def ' . | sort > ../out.txt"}),
     "a file": ("read", {"path": "src/evoclaw/core/loop.py"}),

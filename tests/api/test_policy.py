@@ -9,7 +9,7 @@ from evoclaw.core.chain import Chain
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
 from evoclaw.governance.rate_limits import ProcessRateWindows, RateLimits
-from evoclaw.tools.sets import named
+from evoclaw.tools.catalogue import load
 from tests.support.service import AGENT, Client, running_service
 
 RULES = """
@@ -107,7 +107,7 @@ async def test_an_explanation_has_no_side_effects(tmp_path: Path) -> None:
         await asyncio.to_thread(up.house.audit.flush)
         records = await (await up.client_with("audit:read")).get("/v1/audit")
         assert records.json["items"] == []
-        call = Call("1", named(("read",))[0].tool, {"path": "a"}, "r.1.0.1", 1.0)
+        call = Call("1", load(("read",))[0].tool, {"path": "a"}, "r.1.0.1", 1.0)
         await Chain(judged.policies(AGENT)).judge(call)
         assert len(windows) == 1, "the same rates count what runs do"
 

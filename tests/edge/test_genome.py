@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,30 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.edge.genome import GENOME_RULES, Genome, Genomes, GenomeUnreadable, VersionStore
+from evoclaw.edge.genome import GENOME_RULES, Genome, Genomes, GenomeUnreadable
 from evoclaw.store.calls.journal import Journal, Version
 
 
-class Shelf:
+class Shelf(Journal):
     """A store in memory; it can be full, and it lets others in before it answers."""
 
     def __init__(self) -> None:
         self.kept: list[bytes] = []
         self.full = False
 
-    async def remember_version(self, key: str, value: bytes) -> int:
+    async def remember_version(self, key: str, value: bytes, *, keep: int = 100) -> int:
         await asyncio.sleep(0)
         if self.full:
             raise OSError("no space left on device")
         self.kept.append(value)
         return len(self.kept)
 
-    async def versions(self, key: str) -> Sequence[Version]:
+    async def versions(self, key: str, limit: int = 100) -> list[Version]:
         await asyncio.sleep(0)
         return [Version(n, value, 0.0) for n, value in enumerate(self.kept, 1)][::-1]
 
 
-async def opened(shelf: VersionStore, first: Genome | None = None) -> Genomes:
+async def opened(shelf: Journal, first: Genome | None = None) -> Genomes:
     genomes = Genomes(shelf, first)
     await genomes.load()
     return genomes

@@ -19,7 +19,7 @@ from evoclaw.executors.ssh import connection as ssh
 from evoclaw.executors.ssh.connection import SshConnection, SshTarget, SshUnreachable, parse_ssh_url
 from evoclaw.executors.ssh.files import SshFiles
 from evoclaw.executors.ssh.processes import SshProcesses
-from evoclaw.tools.sets import remote
+from evoclaw.tools.sets import coding
 from tests.executors.test_local_files import names_in
 from tests.support.processes import alive, cancelled_when_ready, unique_seconds
 from tests.support.sshd import Sshd, sshd
@@ -588,7 +588,7 @@ async def test_an_sftp_only_account_refuses_commands_and_still_writes_files(tmp_
 async def test_every_file_tool_and_bash_work_over_ssh(
     files: SshFiles, strict: SshProcesses, tmp_path: Path
 ) -> None:
-    tools = {bound.name: bound for bound in remote()}
+    tools = {bound.name: bound for bound in coding()}
     (tmp_path / ".gitignore").write_text("*.log\n")
     (tmp_path / "noise.log").write_text("needle\n")
     setup = "git init -qb main; git config user.name n; git config user.email n@example.org"

@@ -14,8 +14,9 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.web import FetchedPage
 from evoclaw.executors.url_guard import UrlGuard, UrlTarget
-from evoclaw.executors.web_fetch import FetchedPage, FetchLimits, WebFetcher, pinned
+from evoclaw.executors.web_fetch import FetchLimits, WebFetcher, pinned
 
 HERE = ("127.0.0.1",)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

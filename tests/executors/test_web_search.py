@@ -10,13 +10,13 @@ from aiohttp import web
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.web import SearchHit
 from evoclaw.executors.web_search import (
     BRAVE_KEY,
     GITHUB_KEY,
     SEARXNG_URL,
     Brave,
     GitHubCode,
-    SearchHit,
     SearchOffer,
     Searxng,
     search_from,

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.calls.command_states import QueueFull
+from evoclaw.store.calls.commands import QueueFull
 from evoclaw.tools.define import tool
 from tests.support.light_edges import light_edge
 from tests.support.process_fleet import ProcessFleet, mark, new_id, open_process_fleet

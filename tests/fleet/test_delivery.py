@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from evoclaw.core.commands import CommandRow, CommandState, SettleResult
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.store.calls.command_states import CommandRow, CommandState, SettleResult
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import CallState
 from evoclaw.store.databases.sqlite import StoreError

@@ -11,7 +11,6 @@ from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.fleet_executor import FleetExecutor
-from evoclaw.orchestrator.fleet.routing import StickyRouting, rendezvous
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Heartbeat
 from tests.support.fleet import EffectCounter, FleetHarness, new_id, open_fleet
@@ -111,31 +110,3 @@ async def test_a_call_fails_as_agent_offline_when_no_edge_has_the_tool(tmp_path:
             await run(executor, asked)
         assert raised.value.kind is ErrorKind.AGENT_OFFLINE
         assert EffectCounter().made == here.marks.made == []
-
-
-def test_rendezvous_hashing_moves_few_senders_when_edges_join_or_leave() -> None:
-    edges = [f"edge-{n}" for n in range(10)]
-    senders = [f"user-{n}" for n in range(1_000)]
-    before = {sender: rendezvous(sender, edges) for sender in senders}
-    assert before == {sender: rendezvous(sender, edges[::-1]) for sender in senders}
-    fewer = {sender: rendezvous(sender, edges[1:]) for sender in senders}
-    moved = [sender for sender in senders if before[sender] != fewer[sender]]
-    assert {before[sender] for sender in moved} == {"edge-0"}, "only those whose edge is gone"
-    more = {sender: rendezvous(sender, [*edges, "edge-10"]) for sender in senders}
-    assert 40 < sum(before[sender] != more[sender] for sender in senders) < 180
-    shares = [list(before.values()).count(edge) for edge in edges]
-    assert min(shares) > 50
-    assert rendezvous("user", []) is None
-
-
-def test_a_session_keeps_one_edge_unless_it_requests_another() -> None:
-    routes = StickyRouting()
-    first = routes.route("s", ["a", "b", "c"])
-    assert first is not None
-    assert routes.route("s", ["a", "b", "c", "d", "e"]) == first
-    others = [name for name in ("a", "b", "c") if name != first]
-    assert routes.route("s", ["a", "b", "c"], asked=others[0]) == others[0]
-    assert routes.route("s", ["a", "b", "c"]) == first
-    assert routes.route("s", others) in others
-    assert routes.route("s", others, asked=first) is None
-    assert StickyRouting().route("s", []) is None

@@ -14,8 +14,7 @@ from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.tools import Tool
 from evoclaw.edge.commands import ALL_COMMANDS
 from evoclaw.orchestrator.sanitizing import one_line, plain_text, quoted
-from evoclaw.store.calls.command_states import QueueFull
-from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore, QueueFull
 from evoclaw.store.calls.journal import CallState
 from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES

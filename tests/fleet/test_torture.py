@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.commands import CommandState
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup
-from evoclaw.store.calls.command_states import CommandState
 from evoclaw.tools.define import tool
 from evoclaw.transport.wire import Outcome
 from tests.support.fleet import QUICK, BadLink, Fault, FleetHarness, new_id, open_fleet

@@ -17,7 +17,6 @@ from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.runs.invoke import Invoker
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.sets import coding
-from evoclaw.workflows.agents import invoke_agent
 
 WORKER = Agent(
     "worker",
@@ -77,19 +76,6 @@ async def test_32_the_iterative_answer_has_the_documented_shape(tmp_path: Path) 
         "tools_used": ("read",),
         "termination_reason": "completed",
     }
-
-
-async def test_33_a_workflow_uses_the_agent_loop_when_the_agent_has_tools(tmp_path: Path) -> None:
-    looped = Scripted(says("done"), says("COMPLETED: done"))
-    assert await invoke_agent(invoker(looped, tmp_path), "worker", {}) == {"answer": "done"}
-    assert len(looped.requests) == 2
-
-    without_tools = Scripted(says("done"))
-    assert await invoke_agent(invoker(without_tools, tmp_path), "talker", {}) == {"result": "done"}
-
-    told = Scripted(says("done"))
-    await invoke_agent(invoker(told, tmp_path), "worker", {}, iterative=False)
-    assert len(told.requests) == 1
 
 
 async def test_an_unknown_agent_error_lists_the_known_agents(tmp_path: Path) -> None:

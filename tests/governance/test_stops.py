@@ -30,8 +30,8 @@ from evoclaw.governance.stops import (
     cancel_on_stop,
 )
 from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.tools.catalogue import load
 from evoclaw.tools.define import tool
-from evoclaw.tools.sets import named
 
 READ = Tool("read", "", {}, effect=Effect.READ, aliases=("cat",))
 BASH = Tool("bash", "", {}, frozenset({"shell"}))
@@ -292,7 +292,7 @@ async def test_a_stopped_tool_is_denied_and_the_run_continues(tmp_path: Path) ->
     file(tmp_path).put(Stop(StopKind.TOOL, "read", "broken"))
     (tmp_path / "a.txt").write_text("hello")
     model = Scripted(calls(("read", {"path": "a.txt"})), says("It is stopped."))
-    executor = LocalExecutor(named(("read",)), files=LocalFiles(tmp_path))
+    executor = LocalExecutor(load(("read",)), files=LocalFiles(tmp_path))
     ports = Ports(model, executor, Stops(file(tmp_path)))
     result = await run("read it", ports)
     assert result.text == "It is stopped."
@@ -335,7 +335,7 @@ async def test_fault_55_an_agent_cannot_change_its_rules_stops_approvals_or_skil
         calls(("write", written), ("apply_patch", {"patch": added}), ("edit", edited)),
         says("I may not."),
     )
-    tools = named(("read", "write", "edit", "apply_patch"))
+    tools = load(("read", "write", "edit", "apply_patch"))
     ports = Ports(model, LocalExecutor(tools, files=LocalFiles(work)), Chain(()))
     before = _all_files(tmp_path)
     results = [

@@ -15,13 +15,13 @@ from evoclaw.tools.image import Vision
 from evoclaw.tools.nodes import Nodes
 from evoclaw.tools.question import UserPrompter
 from evoclaw.tools.sessions import Sessions
-from evoclaw.tools.sets import everything, remote
+from evoclaw.tools.sets import coding, everything
 from evoclaw.tools.skill import SkillReader
 from evoclaw.tools.todos import Todo, TodoList
 from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
 
 TOOLS = {bound.name: bound for bound in everything()}
-REMOTE = tuple(bound.name for bound in remote())
+REMOTE = tuple(bound.name for bound in coding())
 HELD = frozenset(one for bound in TOOLS.values() for one in bound.tool.permissions)
 """Every permission that a tool needs."""
 TODO = Todo("water the plants")

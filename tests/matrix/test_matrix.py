@@ -25,7 +25,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.tools.sets import TOOL_NAMES, remote
+from evoclaw.tools.sets import TOOL_NAMES, coding
 from tests.matrix.table import HELD, REMOTE, TABLE, TOOLS, changed, lacking, not_made
 from tests.support.fleet import open_fleet
 from tests.support.tool_calls import call_of
@@ -214,7 +214,7 @@ async def test_an_edge_policy_refuses_calls_the_orchestrator_allows(
             return await super().execute(call, progress)
 
     files, processes = LocalFiles(grounds.workspace), LocalProcesses(grounds.workspace)
-    device = Noting(remote(), files=files, exec=processes)
+    device = Noting(coding(), files=files, exec=processes)
     refusing = Permissions(frozenset({"ui"}))
     wrong = list[str]()
     async with open_fleet(tmp_path, executor=device, policy=refusing) as home:

@@ -34,7 +34,8 @@ def made(tmp_path: Path) -> Made:
     def one(text: str = "", model: str = "") -> Mapping[str, Agent]:
         path = tmp_path / "evoclaw.toml"
         path.write_text(text)
-        return agents_of(read_evoclaw_toml(path, {"HOME": "/home/pi"}), model=model)
+        config = read_evoclaw_toml(path, {"HOME": "/home/pi"})
+        return agents_of(config.agents, config.run_defaults, model=model)
 
     return one
 

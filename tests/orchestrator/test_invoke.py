@@ -11,13 +11,12 @@ import pytest
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
 from evoclaw.core.errors import AgentNotFound, ProviderError, ProviderErrorKind
 from evoclaw.core.events import RunFinished, RunStarted, StopReason
-from evoclaw.core.messages import Reply, UserMessage
+from evoclaw.core.messages import JSON, Reply, UserMessage
 from evoclaw.core.ports import Request
 from evoclaw.orchestrator.agents.definitions import InvalidAgentInputs
-from evoclaw.orchestrator.runs.invoke import Invocations, NoAnswer
+from evoclaw.orchestrator.runs.invoke import InvocationOutcome, Invocations, NoAnswer
 from evoclaw.orchestrator.runs.runs import KeyReused, RunSettings, RunStatus
 from evoclaw.providers.scripted import calls, says
-from evoclaw.workflows.agents import invoke_agent
 from tests.support.databases import Place
 from tests.support.runs import WHO, Gate, RunServiceHarness, open_run_service
 
@@ -37,6 +36,13 @@ def asks(house: RunServiceHarness) -> Invocations:
     return Invocations(house.runs, house.talks.agents)
 
 
+async def invoked(
+    house: RunServiceHarness, name: str, inputs: dict[str, JSON], *, single: bool = False
+) -> InvocationOutcome:
+    view = await asks(house).start(WHO, name, inputs, single=single)
+    return await asks(house).outcome(WHO.tenant, view)
+
+
 def works(agent: str, request: Request) -> Reply:
     """Use the tool if there is one, then answer, then confirm."""
     said = request.history.to_tuple()
@@ -50,7 +56,7 @@ async def test_invoke_iterative_uses_tools_confirms_and_stores_the_run(tmp_path:
     place = Place(tmp_path / "e.db")
     async with open_run_service(place, agents=AGENTS) as house, asyncio.timeout(30):
         house.answer = works
-        answer = await asks(house).for_principal(WHO).invoke_iterative("worker", {"task": "x"})
+        answer = (await invoked(house, "worker", {"task": "x"})).iterative_response()
         assert (answer.output, answer.tools_used) == ({"answer": "done"}, ("work",))
         assert (answer.iterations, answer.termination_reason) == (3, StopReason.COMPLETED)
         assert answer.model == "scripted/model"
@@ -65,7 +71,7 @@ async def test_a_single_shot_invocation_has_no_tools_and_no_confirmation(tmp_pat
         asyncio.timeout(30),
     ):
         house.answer = works
-        answer = await asks(house).for_principal(WHO).invoke("worker", {"task": "x"})
+        answer = (await invoked(house, "worker", {"task": "x"}, single=True)).single_response()
         assert (answer.output, answer.tokens_used) == ({"answer": "done"}, 15)
         assert house.ran == []
 
@@ -122,12 +128,11 @@ async def test_a_provider_failure_raises_provider_error_and_a_cancel_no_answer(
             raise ProviderError(ProviderErrorKind.SERVER_ERROR, "it is down")
 
         house.answer = fails
-        for way in (
-            asks(house).for_principal(WHO).invoke,
-            asks(house).for_principal(WHO).invoke_iterative,
-        ):
+        for answer in (InvocationOutcome.single_response, InvocationOutcome.iterative_response):
+            single = answer is InvocationOutcome.single_response
+            outcome = await invoked(house, "talker", {}, single=single)
             with pytest.raises(ProviderError, match="it is down") as down:
-                await way("talker", {})
+                answer(outcome)
             assert down.value.kind is ProviderErrorKind.SERVER_ERROR
         house.answer, house.gate = works, Gate()
         view = await asks(house).start(WHO, "talker", {}, single=True)
@@ -138,19 +143,6 @@ async def test_a_provider_failure_raises_provider_error_and_a_cancel_no_answer(
             outcome.single_response()
         assert none.value.result.stop is StopReason.CANCELLED
         assert outcome.iterative_response().termination_reason == "cancelled"
-
-
-async def test_a_workflow_invokes_an_agent_with_tools_iteratively(tmp_path: Path) -> None:
-    async with (
-        open_run_service(Place(tmp_path / "e.db"), agents=AGENTS) as house,
-        asyncio.timeout(30),
-    ):
-        house.answer = works
-        asked = asks(house).for_principal(WHO)
-        assert await invoke_agent(asked, "worker", {"task": "x"}) == {"answer": "done"}
-        assert house.ran == ["it"]
-        assert await invoke_agent(asked, "talker", {}) == {"result": "done"}
-        assert [run.turns for run in await house.runs.list("local")] == [1, 3]
 
 
 async def test_an_invocation_returns_an_answer_larger_than_the_watcher_buffer(
@@ -169,15 +161,13 @@ async def test_an_invocation_returns_an_answer_larger_than_the_watcher_buffer(
         asyncio.TaskGroup() as group,
     ):
         house.answer, house.gate = rush, Gate()
-        asked = group.create_task(
-            asks(house).for_principal(WHO).invoke_iterative("worker", {"task": "x"})
-        )
+        asked = group.create_task(invoked(house, "worker", {"task": "x"}))
         assert await house.gate.next() == "calls"
         (view,) = await house.runs.list("local")
         async with aclosing(house.runs.watch("local", view.run_id)) as records:
             assert isinstance((await anext(records)).event, RunStarted)
         house.gate.wide = True
         house.gate.open("calls")
-        answer = await asked
+        answer = (await asked).iterative_response()
         assert answer.iterations == 3
         assert answer.raw_response.endswith("word 499")

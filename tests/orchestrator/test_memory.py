@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.events import Record
@@ -37,18 +36,16 @@ from evoclaw.store.databases.database import Dialect, StoreError
 from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.databases.notices import Notices
 from evoclaw.store.memory import SCHEMA, MemoryStore
+from evoclaw.store.sessions.sessions import Session
 from evoclaw.tools.define import tool
 
 NOW = 1_800_000_000.0
 
 
-class Talk(Struct, frozen=True):
-    """A session."""
-
-    id: str = "now"
-    agent: str = "lead"
-    owner: str = "ann"
-    tenant: str = LOCAL_PRINCIPAL.tenant
+def session_of(
+    id_: str = "now", agent: str = "lead", owner: str = "ann", tenant: str = LOCAL_PRINCIPAL.tenant
+) -> Session:
+    return Session(id_, agent, owner, tenant=tenant)
 
 
 @tool("file_read", effect="read")
@@ -89,12 +86,12 @@ async def talk(
     memory: Memory,
     provider: Scripted,
     *opening: Message,
-    session: Talk | None = None,
+    session: Session | None = None,
     policy: Policy | None = None,
 ) -> Sequence[Record]:
     """One run that is remembered; its records."""
     kept = Kept()
-    sink = memory.sink(session or Talk("before"))
+    sink = memory.sink(session or session_of("before"))
     ports = Ports(provider, LocalExecutor(TOOLS), policy or AllowAll())
     await run(opening, ports, sinks=(sink, kept))
     return kept.records
@@ -216,18 +213,20 @@ async def test_recall_quotes_notes_of_other_sessions_as_data(tmp_path: Path) -> 
     async with remembering(tmp_path) as memory:
         provider = Scripted(says('The "kettle" is\n\x1b[31mblue.'))
         await talk(memory, provider, user("what colour is the kettle?"))
-        await talk(memory, Scripted(says("kettle, kettle")), user("kettle?"), session=Talk("now"))
+        await talk(
+            memory, Scripted(says("kettle, kettle")), user("kettle?"), session=session_of("now")
+        )
         await memory.flush()
-        (message,) = await memory.recall(Talk("now"), "the kettle, please")
+        (message,) = await memory.recall(session_of("now"), "the kettle, please")
         assert message.text.startswith("From memory: notes of earlier conversations")
         quoted = "\"Asked: what colour is the kettle? Answered: The 'kettle' is [31mblue.\""
         assert re.search(r"\n- \d{4}-\d\d-\d\d, llm_response: ", message.text)
         assert message.text.endswith(quoted)
         assert len(message.blocks) == 1
-        assert await memory.recall(Talk("now", agent="other"), "kettle") == ()
-        assert await memory.recall(Talk("now", owner="bob"), "kettle") == ()
-        assert await memory.recall(Talk("now", tenant="acme"), "kettle") == ()
-        assert await memory.recall(Talk("now"), "zebra") == ()
+        assert await memory.recall(session_of("now", agent="other"), "kettle") == ()
+        assert await memory.recall(session_of("now", owner="bob"), "kettle") == ()
+        assert await memory.recall(session_of("now", tenant="acme"), "kettle") == ()
+        assert await memory.recall(session_of("now"), "zebra") == ()
 
 
 async def test_notes_derived_from_untrusted_text_stay_untrusted(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ async def test_notes_derived_from_untrusted_text_stay_untrusted(tmp_path: Path) 
         found = await memory.of("local", "ann").search("kettle look page", "full", 10)
         untrusted = {one.content.split()[0]: one.label.untrusted for one in found}
         assert untrusted == {"look": False, "page": True, "Asked:": True, "Called:": False}
-        (message,) = await memory.recall(Talk(), "kettle page done")
+        (message,) = await memory.recall(session_of(), "kettle page done")
         assert any(block.label.untrusted for block in message.blocks)
         for block in message.blocks:
             assert isinstance(block, TextBlock)
@@ -255,7 +254,7 @@ async def test_untrusted_and_private_notes_are_not_recalled_by_default(tmp_path:
         for word, label in (("secret", Label(private=True)), ("open", CLEAN)):
             note = Observation(word, "s", "lead", EventType.DECISION, f"kettle {word}", label=label)
             await memory.of("local", "ann").record(note)
-        (message,) = await memory.recall(Talk(), "kettle done")
+        (message,) = await memory.recall(session_of(), "kettle done")
         assert "open" in message.text
         assert "eve@" not in message.text and "secret" not in message.text
         assert not any(block.label.untrusted or block.label.private for block in message.blocks)
@@ -312,7 +311,7 @@ async def test_a_resumed_run_stores_no_duplicate_notes_and_keeps_its_label(tmp_p
         await memory.flush()
         mine = memory.of("local", "ann")
         before = await mine.search("kettle page", "full", 10)
-        again = memory.sink(Talk("before"), records[:-2])
+        again = memory.sink(session_of("before"), records[:-2])
         for record in records[-2:]:
             again.receive(record)
         await memory.flush()
@@ -343,7 +342,9 @@ async def test_memory_stores_notes_while_serving_and_on_shutdown(
             await talk(memory, Scripted(says("first kettle")), user("kettle"))
             await stored.wait()
             assert len(await ann.search("first")) == 1
-            await talk(memory, Scripted(says("second kettle")), user("kettle"), session=Talk("b"))
+            await talk(
+                memory, Scripted(says("second kettle")), user("kettle"), session=session_of("b")
+            )
         assert len(await ann.search("second")) == 1
 
 
@@ -399,7 +400,7 @@ class Full:
 
 async def test_recall_returns_nothing_when_the_memory_store_fails() -> None:
     memory = Memory(MemoryStore(Full()))
-    assert await memory.recall(Talk(), "kettle") == ()
+    assert await memory.recall(session_of(), "kettle") == ()
     assert "no room" in memory.problem
 
 
@@ -434,7 +435,7 @@ async def test_disabled_memory_stores_and_recalls_nothing(tmp_path: Path) -> Non
         await talk(memory, Scripted(says("kettle")), user("kettle"))
         await memory.flush()
         assert await memory.of("local", "ann").search("kettle") == []
-        assert await memory.recall(Talk(), "kettle") == ()
+        assert await memory.recall(session_of(), "kettle") == ()
 
 
 async def test_long_notes_are_truncated(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.orchestrator.runs.hub import Hub, SingleFlight, WatcherTooSlow
+from evoclaw.orchestrator.runs.views import StoredRecords
 from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 from tests.support.databases import Place
@@ -31,7 +32,7 @@ KEY = ("local", "run")
 DELTA, TURN = TextDelta("x"), TurnStarted(1)
 
 
-class Shelf:
+class Shelf(StoredRecords):
     """The records of a run that are kept; reading them takes as long as a test wants."""
 
     def __init__(self) -> None:
@@ -421,7 +422,9 @@ async def test_a_waiting_run_is_polled_at_growing_intervals() -> None:
     looks: list[float] = []
     enough = asyncio.Event()
 
-    class Waiting:
+    class Waiting(StoredRecords):
+        def __init__(self) -> None: ...
+
         async def stop_reason(self) -> StopReason | None:
             looks.append(asyncio.get_running_loop().time())
             if len(looks) == 6:  # after 5, 10, 20, 40 and 80 ms at the least

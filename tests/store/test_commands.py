@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.calls.command_states import (
+from evoclaw.core.commands import (
     CommandPutKind,
     CommandPutResult,
     CommandRow,
     CommandState,
-    QueueFull,
     SettleResult,
 )
 from evoclaw.store.calls.command_tables import SCHEMA
-from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore, QueueFull
 from evoclaw.store.databases.sqlite import StoreError, StoreFull
 from tests.support.databases import Place
 from tests.support.stores import child, fill, output, small_disk

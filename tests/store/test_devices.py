@@ -13,6 +13,7 @@ from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.fleet.approved_tools import ApprovedTools, watch_approvals
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.shared_devices import SharedDeviceRepository
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governance.devices import SCHEMA, DeviceStore
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
@@ -23,7 +24,6 @@ from evoclaw.trust.pairing import (
     ToolsChange,
     ToolsComparison,
 )
-from evoclaw.trust.shared_devices import SharedDeviceRepository
 from tests.support.databases import Place
 from tests.support.waiting import until
 

@@ -8,11 +8,11 @@ from secrets import token_hex
 
 import pytest
 
+from evoclaw.core.commands import CommandPutKind
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.ledgers import Limit, Reservation
 from evoclaw.core.messages import Reply, user
-from evoclaw.store.calls.command_states import CommandPutKind, QueueFull
-from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore, QueueFull
 from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Database
 from evoclaw.store.databases.export_import import (

@@ -25,8 +25,7 @@ from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.observe.audit.reader import search
 from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
 from evoclaw.store.calls import command_tables, receipts
-from evoclaw.store.calls.command_states import QueueFull
-from evoclaw.store.calls.commands import CommandStore, StoreError
+from evoclaw.store.calls.commands import CommandStore, QueueFull, StoreError
 from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 from evoclaw.store.databases.database import Connection, Database, Schema
 from evoclaw.store.databases.sqlite import SqliteDatabase

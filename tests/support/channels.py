@@ -13,12 +13,10 @@ from evoclaw.core.ports import Ports
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
+from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
 from evoclaw.orchestrator.channels.inbound import (
-    Channel,
     ChannelAnswer,
     InboundMessage,
-    MessageHandler,
     MessageState,
     Undelivered,
 )
@@ -58,7 +56,7 @@ class MemoryChannel:
         self.fails: Callable[[ChannelAnswer], Undelivered | None] = lambda _: None
         self._heard = asyncio.Condition()
 
-    async def serve(self, handler: MessageHandler) -> None:
+    async def serve(self, handler: ChannelDispatcher) -> None:
         await asyncio.Event().wait()
 
     async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:

@@ -22,8 +22,8 @@ from evoclaw.providers.scripted import Scripted
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
-from evoclaw.tools.sessions import session_tools
 from evoclaw.tools.todos import todoread, todowrite
+from tests.support.tool_calls import session_tools
 
 ALL = frozenset({"*"})
 LEAD = Agent("lead", "scripted/model", "You lead.", ALL)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ports import Policy, Ports, Provider
@@ -27,7 +28,6 @@ from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.calls.artifacts import ArtifactStore
-from evoclaw.store.calls.command_states import CommandRow
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool

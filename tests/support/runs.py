@@ -26,8 +26,8 @@ from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
-from evoclaw.tools.sessions import session_tools
 from tests.support.databases import Place
+from tests.support.tool_calls import session_tools
 
 WHO = Principal(user="ann")
 QUICK = RunSettings(look_s=0.02, lease_s=2.0)

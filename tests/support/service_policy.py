@@ -14,7 +14,7 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.observe.audit.writer import Audit, Recordable
 from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.orchestrator.agents.policy_explainer import GovernanceSettings, PolicyExplainer
-from evoclaw.tools.sets import named
+from evoclaw.tools.catalogue import load
 from evoclaw.wiring.governance import Governance
 from evoclaw.wiring.oversight import rate_limits, stops_for
 from evoclaw.wiring.pipelines import edge_pipeline, service_pipeline
@@ -29,7 +29,7 @@ class MachinePolicies:
     made: dict[str, tuple[Policy, ...]] = field(default_factory=dict[str, tuple[Policy, ...]])
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
-        return [bound.tool for bound in named(("read", "canvas"))]
+        return [bound.tool for bound in load(("read", "canvas"))]
 
     def policies(self, agent: Agent, level: Level | None = None) -> tuple[Policy, ...]:
         if level is not None:

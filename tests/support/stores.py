@@ -14,8 +14,7 @@ from typing import IO
 
 import pytest
 
-from evoclaw.store.calls.command_states import QueueFull
-from evoclaw.store.calls.commands import CommandStore
+from evoclaw.store.calls.commands import CommandStore, QueueFull
 from evoclaw.store.calls.journal import CallState, Journal, JournalEntry
 from evoclaw.store.databases.database import Connection, Schema, add_checksum
 from evoclaw.store.databases.sqlite import SqliteDatabase

@@ -14,6 +14,22 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
+from evoclaw.tools.catalogue import load
+
+
+def session_tools() -> tuple[BoundTool, ...]:
+    """The tools that list, read, start and message sessions."""
+    return load(
+        (
+            "task",
+            "sessions_list",
+            "sessions_history",
+            "sessions_send",
+            "sessions_spawn",
+            "session_status",
+            "agents_list",
+        )
+    )
 
 
 def call_of(bound: BoundTool, **arguments: JSON) -> Call:

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import io
 import shutil
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Approval, Approver, Ask, Decision, Executor, Ports, Progress
-from evoclaw.core.tools import Call
+from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.browser.chromium import Chromium
 from evoclaw.executors.browser.program import find_browser
 from evoclaw.executors.canvases import FileCanvas
@@ -35,7 +35,6 @@ from evoclaw.executors.ssh.processes import SshProcesses
 from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.executors.web_fetch import WebFetcher
 from evoclaw.executors.web_search import Brave, Searxng
-from evoclaw.executors.wrapped import Wrapper
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.fleet.nodes import FleetNodes
@@ -53,7 +52,7 @@ from evoclaw.tools.image import RunModelVision, Vision
 from evoclaw.tools.nodes import Nodes
 from evoclaw.tools.question import ScriptedUser, UserPrompter
 from evoclaw.tools.sessions import Sessions
-from evoclaw.tools.sets import everything, remote, usable
+from evoclaw.tools.sets import coding, everything, usable
 from evoclaw.tools.skill import SkillReader
 from evoclaw.tools.todos import TodoList
 from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher
@@ -67,16 +66,19 @@ from tests.support.web_pages import PageServer, answer, serve_pages
 HERE = "127.0.0.1"
 
 
-class Counting(Wrapper):
+class Counting:
     """Notes every call that reaches the tools."""
 
     def __init__(self, inner: Executor) -> None:
-        super().__init__(inner)
+        self.inner = inner
         self.reached: list[str] = []
+
+    def tools(self) -> Sequence[Tool]:
+        return self.inner.tools()
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         self.reached.append(call.name)
-        return await super().execute(call, progress)
+        return await self.inner.execute(call, progress)
 
 
 @dataclass
@@ -129,7 +131,7 @@ async def open_tool_servers(folder: Path, *, ssh: bool) -> AsyncGenerator[Shared
     )
     blinks: list[int] = []
     device = LocalExecutor(
-        [*remote(), _blink(blinks)], files=LocalFiles(workspace), exec=LocalProcesses(workspace)
+        [*coding(), _blink(blinks)], files=LocalFiles(workspace), exec=LocalProcesses(workspace)
     )
     async with AsyncExitStack() as stack:
         site = await stack.enter_async_context(serve_pages(_pages()))
@@ -190,7 +192,7 @@ async def _over_ssh(folder: Path, stack: AsyncExitStack) -> Executor | str:
     connection = await stack.enter_async_context(server.connection())
     root = str(folder / "workspace")
     files, processes = SshFiles(connection, root), SshProcesses(connection, root)
-    return LocalExecutor(remote(), files=files, exec=processes)
+    return LocalExecutor(coding(), files=files, exec=processes)
 
 
 @dataclass

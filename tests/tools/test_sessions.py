@@ -14,13 +14,12 @@ from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.tools.sessions import (
     session_status,
-    session_tools,
     sessions_history,
     sessions_send,
     task,
 )
 from tests.support.conversations import SessionHarness, agent, open_session_harness, results
-from tests.support.tool_calls import call_of
+from tests.support.tool_calls import call_of, session_tools
 
 
 def test_session_tools_need_the_session_permission_and_have_valid_schemas() -> None:

@@ -10,7 +10,8 @@ from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import Effect
 from evoclaw.core.toolset import Toolset
-from evoclaw.tools.sets import coding, everything, named, read_only, remote, usable
+from evoclaw.tools.catalogue import load
+from evoclaw.tools.sets import coding, everything, read_only, usable
 
 THIRTY = """read write edit glob grep apply_patch websearch webfetch codesearch bash question
 todowrite todoread task skill sessions_list sessions_history sessions_send sessions_spawn
@@ -76,7 +77,6 @@ def test_tool_sets_contain_the_documented_tools() -> None:
     assert [bound.name for bound in read_only()] == ["read", "glob", "grep"]
     here = usable(everything(), {FileOps: None, ExecOps: None})
     assert {bound.name for bound in here} == {bound.name for bound in coding()}
-    assert remote() == coding()
     assert all(bound.tool.effect is Effect.READ for bound in read_only())
 
 
@@ -89,7 +89,7 @@ def test_tool_aliases_are_resolved_but_not_offered() -> None:
 
 
 def test_a_tool_name_takes_precedence_over_an_alias() -> None:
-    (bash,) = named(["bash"])
+    (bash,) = load(["bash"])
     shell = replace(bash.tool, name="shell", aliases=())
     tools = Toolset([bash.tool, shell])
     found = tools.find("shell")

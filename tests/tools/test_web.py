@@ -15,10 +15,11 @@ from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolResult
 from evoclaw.core.tools import Effect
+from evoclaw.core.web import FetchedPage, SearchHit
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.url_guard import UrlGuard
-from evoclaw.executors.web_fetch import FetchedPage, WebFetcher
-from evoclaw.executors.web_search import Brave, SearchHit
+from evoclaw.executors.web_fetch import WebFetcher
+from evoclaw.executors.web_search import Brave
 from evoclaw.tools.page_text import all_text, decode_body, extract_text, is_text
 from evoclaw.tools.web import CodeSearcher, Fetcher, WebSearcher, codesearch, webfetch, websearch
 from tests.support.tool_calls import call_of

@@ -30,14 +30,15 @@ def dt(program: str, words: Sequence[str]) -> int:
         program: `dt-` and the tool's name.
         words: The command line.
     """
-    from evoclaw.tools.sets import TOOL_NAMES, named
+    from evoclaw.tools.catalogue import load
+    from evoclaw.tools.sets import TOOL_NAMES
 
     name = program.removeprefix(PREFIX)
     if name not in TOOL_NAMES:
         return _print_error(
             f"{program}: unknown tool; available tools: {', '.join(sorted(TOOL_NAMES))}"
         )
-    (bound,) = named([name])
+    (bound,) = load([name])
     arguments = _arguments(program, bound.tool, words)
     if problems := describe_problems(compile_schema(bound.tool), arguments):
         return _print_error(f"{program}: {problems}; see {program} --help")

@@ -11,12 +11,12 @@ from typing import TextIO
 from evoclaw.cli import service_api
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, ServiceRefused
-from evoclaw.cli.render import RunRenderer
 from evoclaw.cli.service_api import get_run, watch_records
 from evoclaw.cli.terminal import TerminalApprover, TerminalPerson, read_line
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import CallJudged, Record, RunFinished, StopReason
 from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Sink
 from evoclaw.tools.question import Question, answer_problem
 
 APPROVAL_PROMPT_DELAY_S = 0.5
@@ -29,7 +29,7 @@ class InteractiveRun:
     """A run that is shown to its user, who can steer it and answer it."""
 
     def __init__(
-        self, client: ServiceClient, renderer: RunRenderer, screen: TextIO, keyboard: int | None
+        self, client: ServiceClient, renderer: Sink, screen: TextIO, keyboard: int | None
     ) -> None:
         """Create it; no run is started yet.
 

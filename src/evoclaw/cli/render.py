@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import msgspec
 
@@ -32,17 +32,10 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import JSON, ToolResult
+from evoclaw.core.ports import Sink
 from evoclaw.store.sessions.recordings import encode_record
 
 _STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
-
-class RunRenderer(Protocol):
-    """Shows the records of a run."""
-
-    def receive(self, record: Record) -> None:
-        """Show one record."""
-        ...
 
 
 class JsonLinesRenderer:
@@ -194,7 +187,7 @@ def _value(value: JSON) -> str:
     return one_line(msgspec.json.encode(value).decode())
 
 
-def renderer(*, json: bool) -> RunRenderer:
+def renderer(*, json: bool) -> Sink:
     """The renderer for this process: JSON lines, or text for a terminal."""
     if json:
         return JsonLinesRenderer(sys.stdout)

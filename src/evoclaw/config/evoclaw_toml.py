@@ -23,6 +23,7 @@ from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.orchestrator.agents.definitions import RunDefaults
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.runs.requests import RunSettings
@@ -129,6 +130,18 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     channels: tuple[ChannelSettings, ...] = ()
     data: Path
     """The data folder."""
+
+    @property
+    def run_defaults(self) -> RunDefaults:
+        """What applies to the runs of all agents."""
+        general = self.orchestrator
+        return RunDefaults(
+            tool_loop_enabled=general.tool_loop_enabled,
+            max_tool_iterations=general.max_tool_iterations,
+            tool_error_limit=general.tool_error_limit,
+            evidence=general.evidence,
+            granted=general.tools.granted,
+        )
 
     @property
     def sandbox_settings(self) -> SandboxSettings:

@@ -7,8 +7,8 @@ in one place changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,6 +16,7 @@ from msgspec.structs import fields, replace
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
+from evoclaw.store.calls.journal import Journal
 
 MAX_STRATEGY_BYTES = 16 * 1024
 MAX_STRATEGY_DEPTH = 32
@@ -60,32 +61,6 @@ GENOME_RULES: Mapping[str, str] = {  # the same in words, for what can be set
 }
 
 
-class KeptVersion(Protocol):
-    """One of the values that a key had."""
-
-    @property
-    def n(self) -> int:
-        """Its number, from 1."""
-        ...
-
-    @property
-    def value(self) -> bytes:
-        """What was kept."""
-        ...
-
-
-class VersionStore(Protocol):
-    """Keeps values by key, each in its versions; the oldest may be forgotten."""
-
-    async def remember_version(self, key: str, value: bytes) -> int:
-        """Keep another version, for good, and say its number."""
-        ...
-
-    async def versions(self, key: str) -> Sequence[KeptVersion]:
-        """The versions there are, in any order."""
-        ...
-
-
 class GenomeUnreadable(EvoClawError):
     """A stored version is damaged, or of a kind that this release does not know."""
 
@@ -99,9 +74,7 @@ class GenomeUnreadable(EvoClawError):
 class Genomes:
     """The current genome and its versions."""
 
-    def __init__(
-        self, store: VersionStore, first: Genome | None = None, *, key: str = "genome"
-    ) -> None:
+    def __init__(self, store: Journal, first: Genome | None = None, *, key: str = "genome") -> None:
         """`first` is version 0: what the device is configured with."""
         self._store, self._key = store, key
         self._first = replace(first or Genome(), version=0, restored=None)

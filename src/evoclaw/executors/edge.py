@@ -6,7 +6,7 @@ The one bridge between rooms of this floor: it knows the wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -16,7 +16,6 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import current_traceparent
-from evoclaw.executors.wrapped import next_attempt
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import OUTCOME_GRACE_S, CommandTimeouts, Requests
 from evoclaw.transport.wire import (
@@ -35,14 +34,8 @@ JOB_START_TIMEOUT_S = 20.0
 """Seconds in which an edge that got a job says so."""
 EDGE_GRACE_S = 2 * OUTCOME_GRACE_S
 """Seconds beside queue and timeout before the loop itself gives up waiting for an edge."""
-
-
-class Grants(Protocol):
-    """Who signs what an edge is asked to do."""
-
-    def __call__(self, agent_id: str, command: Command, call: Call | None) -> str:
-        """The grant for one command; empty when none are given here."""
-        ...
+Grants: TypeAlias = Callable[[str, Command, Call | None], str]
+"""Signs what an edge is asked to do: the grant for an agent, a command and its call, if any."""
 
 
 def ungranted(agent_id: str, command: Command, call: Call | None) -> str:
@@ -83,7 +76,7 @@ class EdgeExecutor:
         for _ in range(1, MAX_READ_ONLY_ATTEMPTS):
             if not _worth_another(call, outcome):
                 break
-            call = next_attempt(call)
+            call = _next_attempt(call)
             outcome = await self._ask(call, call.request_id, progress)
         result = to_result(outcome, call.id, call.name)
         return replace(result, details={**result.details, "agent": self._agent_id})
@@ -135,3 +128,11 @@ class EdgeExecutor:
 
 def _worth_another(call: Call, outcome: Outcome) -> bool:
     return outcome.error_type == ErrorKind.UNKNOWN and call.safe_to_repeat
+
+
+def _next_attempt(call: Call) -> Call:
+    """The same call under the request id of its next attempt, so no journal answers for it."""
+    stem, _, attempt = call.request_id.rpartition(".")
+    if not stem or not attempt.isdigit():
+        return call
+    return replace(call, request_id=f"{stem}.{int(attempt) + 1}")

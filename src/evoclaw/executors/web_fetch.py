@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.web import FetchedPage
 from evoclaw.executors.url_guard import UrlGuard, UrlTarget
 
 if TYPE_CHECKING:
@@ -49,20 +50,6 @@ class FetchLimits(Struct, frozen=True):
     seconds: float = 120.0
     """From the first lookup to the last byte, at most."""
     connect_seconds: float = 10.0
-
-
-class FetchedPage(Struct, frozen=True):
-    """The response of a URL."""
-
-    url: str
-    """The URL after redirects."""
-    status: int
-    content_type: str
-    """As the server sent it; may be empty."""
-    body: bytes
-    """Decompressed; of an error only the beginning."""
-    retry_after: str = ""
-    """The Retry-After header."""
 
 
 class WebFetcher:

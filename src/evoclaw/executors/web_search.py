@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, is_object
+from evoclaw.core.web import FetchedPage, SearchHit
 from evoclaw.executors.url_guard import ANY_NETWORK, UrlGuard
-from evoclaw.executors.web_fetch import FetchedPage, FetchLimits, WebFetcher
+from evoclaw.executors.web_fetch import FetchLimits, WebFetcher
 
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
 GITHUB_URL = "https://api.github.com/search/code"
@@ -32,15 +33,6 @@ CODE_SITES = (
 )
 """The sites that Brave searches for code and documentation by default."""
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-
-
-class SearchHit(Struct, frozen=True):
-    """One search result."""
-
-    title: str
-    url: str
-    text: str = ""
-    date: str = ""
 
 
 def to_server() -> WebFetcher:

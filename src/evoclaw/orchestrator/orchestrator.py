@@ -7,7 +7,6 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -20,18 +19,17 @@ from evoclaw.core.tools import Context, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.fleet.artifacts import fetch_artifact
-from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup, ExpirableCommands
+from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, permit_all
 from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinities, FleetExecutor
-from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, JobCommands, find_job
+from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, find_job
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.fleet.report_receiver import EdgeCommands, ReportReceiver
+from evoclaw.orchestrator.fleet.report_receiver import ReportReceiver
 from evoclaw.orchestrator.sanitizing import one_line
-from evoclaw.store.calls.command_states import QueueFull
+from evoclaw.store.calls.commands import CommandStore, QueueFull
 from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S
 from evoclaw.transport.link import Link
-from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import DEFAULT_JOB_TIMEOUT_S, Command, Outcome
 
@@ -49,21 +47,13 @@ class EdgeOffline(EvoClawError):
         super().__init__(f"agent {agent_id!r} is not online; online: {names}")
 
 
-class FleetStore(Outbox, EdgeCommands, ExpirableCommands, Protocol):
-    """The store for commands to edges."""
-
-    def of(self, tenant: str) -> JobCommands:
-        """The commands of one tenant."""
-        ...
-
-
 class Orchestrator:
     """The fleet of edges, and how to run tools, commands and jobs on them."""
 
     def __init__(
         self,
         link: Link,
-        store: FleetStore,
+        store: CommandStore,
         *,
         grants: Grants = ungranted,
         heartbeat: float = 30.0,

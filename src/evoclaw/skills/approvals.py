@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -14,14 +13,6 @@ from evoclaw.core.errors import ConfigError
 MAX_APPROVAL_FILE_BYTES = 1 << 20
 MAX_DIGESTS_PER_SKILL = 20
 """Several versions of one skill may be installed side by side."""
-
-
-class SkillApprovals(Protocol):
-    """The digests that the user approved."""
-
-    def digests(self, name: str) -> tuple[str, ...]:
-        """The approved digests of a skill; empty if it was never approved."""
-        ...
 
 
 class _ApprovalRecord(Struct, forbid_unknown_fields=True):
@@ -50,14 +41,6 @@ class SkillApprovalFile:
         file = self._read()
         file.skills.pop(name, None)
         self._write(file)
-
-    def stamp(self) -> tuple[int, ...]:
-        """A value that changes when the file changes."""
-        try:
-            about = self.path.stat()
-        except OSError:
-            return ()
-        return (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
     def _read(self) -> _ApprovalRecord:
         try:

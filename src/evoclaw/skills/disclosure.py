@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, Message, ToolResult
@@ -18,6 +17,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.skills.folders import MAX_TEXT_BYTES, SkillRefused, read_bytes, to_text
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.names import unknown_name
+from evoclaw.skills.registry import SkillRegistry
 
 MAX_LISTED_DESCRIPTION_CHARS = 300
 """Of each description in the list of skills."""
@@ -29,18 +29,6 @@ SKILL_TOOL = "skill"
 _INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co")
 """Unicode categories that a reader does not see: control, format (zero-width, bidi, tags),
 surrogate, private use."""
-
-
-class SkillSource(Protocol):
-    """The skills that are installed."""
-
-    def skills(self) -> Sequence[Skill]:
-        """The skills in use."""
-        ...
-
-    def find(self, name: str) -> Skill | None:
-        """The skill of this name or `name@version`; None if there is none."""
-        ...
 
 
 def skill_list(skills: Iterable[Skill]) -> str:
@@ -134,7 +122,7 @@ def _one_line(text: str) -> str:
 class RegistrySkillReader:
     """Reads skills of a registry for the tool `skill`."""
 
-    def __init__(self, skills: SkillSource) -> None:
+    def __init__(self, skills: SkillRegistry) -> None:
         self._skills = skills
 
     async def catalogue(self) -> str:
@@ -166,7 +154,7 @@ class ActiveSkillTools(OfferStep, ResultStep):
     A skill is active once the model has read its instructions.
     """
 
-    def __init__(self, skills: SkillSource, history: Iterable[Message] = ()) -> None:
+    def __init__(self, skills: SkillRegistry, history: Iterable[Message] = ()) -> None:
         """Activate the skills whose instructions are in the history already."""
         self._skills = skills
         self.active: tuple[Skill, ...] = ()

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ConfigError
-from evoclaw.skills.approvals import SkillApprovals
+from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.folders import FolderEntry, SkillRefused, list_folder
 from evoclaw.skills.loading import (
     Skill,
@@ -43,7 +43,7 @@ class SkillRegistry:
         self,
         roots: Sequence[Path],
         *,
-        approvals: SkillApprovals | None = None,
+        approvals: SkillApprovalFile | None = None,
         strict: bool = False,
         reserved: Mapping[str, str] | None = None,
         poll_interval: float = POLL_INTERVAL_S,

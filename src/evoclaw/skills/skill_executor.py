@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
@@ -13,14 +12,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import outcome_unknown, tool_not_found
-
-
-class SkillToolSource(Protocol):
-    """Supplies the tools of the skills in use."""
-
-    def tools(self) -> Sequence[BoundTool]:
-        """The tools of the skills in use now."""
-        ...
+from evoclaw.skills.registry import SkillRegistry
 
 
 class SkillExecutor:
@@ -28,7 +20,7 @@ class SkillExecutor:
 
     def __init__(
         self,
-        registry: SkillToolSource,
+        registry: SkillRegistry,
         exec: ExecOps,
         *,
         dependencies: Mapping[type, object] | None = None,

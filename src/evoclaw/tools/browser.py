@@ -13,6 +13,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import FileOps
 from evoclaw.core.tools import Call
+from evoclaw.core.web import PageView
 from evoclaw.tools.define import tool
 from evoclaw.tools.truncate import truncate_line
 
@@ -31,35 +32,6 @@ Action: TypeAlias = Literal[
 Ref = Annotated[str, Meta(pattern=r"^((f[0-9]{1,6})?e[0-9]{1,9})?$")]
 
 
-class PageSnapshot(Protocol):
-    """A page as text. All of it is untrusted: the page wrote it, or it quotes the page."""
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The elements, one line each, with a `ref` for those that can be acted on."""
-        ...
-
-    @property
-    def status(self) -> int:
-        """The HTTP status, if the page was just requested; 0 otherwise."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Other events, such as a dialog or a download."""
-        ...
-
-
 class Browser(Protocol):
     """The browser of one session, isolated from the browsers of other sessions.
 
@@ -72,23 +44,23 @@ class Browser(Protocol):
         """The sandbox in which the pages run."""
         ...
 
-    async def open(self, url: str, *, seconds: float) -> PageSnapshot:
+    async def open(self, url: str, *, seconds: float) -> PageView:
         """Navigate to a URL."""
         ...
 
-    async def snapshot(self, *, seconds: float) -> PageSnapshot:
+    async def snapshot(self, *, seconds: float) -> PageView:
         """Read the current page."""
         ...
 
-    async def click(self, ref: str, *, seconds: float) -> PageSnapshot:
+    async def click(self, ref: str, *, seconds: float) -> PageView:
         """Click an element of the last snapshot."""
         ...
 
-    async def type(self, ref: str, text: str, *, submit: bool, seconds: float) -> PageSnapshot:
+    async def type(self, ref: str, text: str, *, submit: bool, seconds: float) -> PageView:
         """Fill a field of the last snapshot."""
         ...
 
-    async def back(self, *, seconds: float) -> PageSnapshot:
+    async def back(self, *, seconds: float) -> PageView:
         """Navigate back to the previous page."""
         ...
 
@@ -216,7 +188,7 @@ def _saved_output(web: Browser, path: str, data: bytes) -> ToolOutput:
     return ToolOutput((TextBlock(text),), _details(web, "kept", path=path, bytes=len(data)))
 
 
-def _page_output(web: Browser, seen: PageSnapshot, offset: int = 1) -> ToolOutput:
+def _page_output(web: Browser, seen: PageView, offset: int = 1) -> ToolOutput:
     lines = seen.text.splitlines() or ["(the page is empty)"]
     if offset > len(lines):
         raise ToolFailure(

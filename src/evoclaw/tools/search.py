@@ -23,7 +23,7 @@ from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_to_regex
 from evoclaw.tools.regex_literals import required_literal
 from evoclaw.tools.tree_scan import TreeScanner
 from evoclaw.tools.tree_search import (
-    LocalTree,
+    GrepOutput,
     NameMatch,
     NameQuery,
     SearchBudget,
@@ -115,35 +115,16 @@ async def grep(
     literal = b"" if ignore_case else _encoded(required_literal(pattern))
     is_literal = literal == _encoded(pattern)
     query = GrepQuery(regex, context, max_lines, mode == "files", literal, is_literal)
-    output = _GrepOutput(mode, limit)
+    output = GrepOutput(mode, limit)
     about = await ops.stat(path)
     if about.kind == "dir" and isinstance(ops, TreeScanner):
-        tree = cast("LocalTree", ops)
-        await find_lines(tree, about.path, wanted, query, output, budget)
+        await find_lines(ops, about.path, wanted, query, output, budget)
     else:
         await _walk_lines(ops, about, wanted, query, output, budget)
     if not output.remaining:
         budget.stopped = budget.stopped or f"the limit of {limit} was met"
     hint = "Try another pattern, ignore_case, or another path; .gitignore is respected."
     return _list_output(output.lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
-
-
-class _GrepOutput:
-    """Collects matches as lines for the model."""
-
-    def __init__(self, mode: str, limit: int) -> None:
-        self._mode, self.remaining = mode, limit
-        self.lines: list[str] = []
-
-    def add(self, found: FileMatches) -> None:
-        self.remaining -= found.count if self._mode == "content" else 1
-        if self._mode == "files":
-            self.lines.append(found.path)
-        elif self._mode == "count":
-            self.lines.append(f"{found.path}:{found.count}")
-        else:
-            self.lines += ["--"] if self.lines and found.separate_groups else []
-            self.lines += found.lines
 
 
 async def _walk_names(ops: FileOps, query: NameQuery, budget: SearchBudget) -> list[NameMatch]:
@@ -165,7 +146,7 @@ async def _walk_lines(
     about: FileStat,
     wanted: Regex | None,
     query: GrepQuery,
-    gathered: _GrepOutput,
+    gathered: GrepOutput,
     budget: SearchBudget,
 ) -> None:
     """Like `find_lines`, several files concurrently, for files that are not on this machine."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from evoclaw.core.bound_tools import BoundTool, ToolOutput
+from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.tools import Call
@@ -326,19 +326,6 @@ async def agents_list(sessions: Sessions) -> ToolOutput:
     ]
     text = "\n".join(lines) or "There is nobody to ask."
     return ToolOutput((TextBlock(text),), {"agents": msgspec.to_builtins(agents)})
-
-
-def session_tools() -> tuple[BoundTool, ...]:
-    """All tools of this module."""
-    return (
-        task,
-        sessions_list,
-        sessions_history,
-        sessions_send,
-        sessions_spawn,
-        session_status,
-        agents_list,
-    )
 
 
 def _names(tools: list[str] | None) -> tuple[str, ...] | None:

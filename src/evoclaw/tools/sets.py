@@ -15,11 +15,6 @@ _CODING = ("read", "write", "edit", "glob", "grep", "apply_patch", "bash")
 _GIT = ("git_status", "git_diff", "git_log", "git_commit", "git_branch")
 
 
-def named(names: Sequence[str]) -> tuple[BoundTool, ...]:
-    """The tools of these names; `KeyError` for an unknown name."""
-    return load(names)
-
-
 def select(
     tools: Sequence[BoundTool], names: Collection[str], *, setting: str = ""
 ) -> tuple[BoundTool, ...]:
@@ -42,22 +37,20 @@ def select(
 
 def read_only() -> tuple[BoundTool, ...]:
     """Tools that read files and change nothing."""
-    return named(_READ_ONLY)
+    return load(_READ_ONLY)
 
 
 def coding() -> tuple[BoundTool, ...]:
-    """Tools that read, change and run the files of a workspace."""
-    return named((*_CODING, *_GIT))
+    """Tools that read, change and run the files of a workspace.
 
-
-def remote() -> tuple[BoundTool, ...]:
-    """Tools that need only files and processes, and so work on any machine."""
-    return coding()
+    They need only files and processes, and so work on any machine.
+    """
+    return load((*_CODING, *_GIT))
 
 
 def everything() -> tuple[BoundTool, ...]:
     """All built-in tools; most need more than files and processes."""
-    return named(TOOL_NAMES)
+    return load(TOOL_NAMES)
 
 
 def usable(

@@ -11,6 +11,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from evoclaw.core.ops import FileOps
 from evoclaw.tools.gitignore import MAX_GITIGNORE_BYTES, GitignoreMatcher, GitignoreRules
 
 GITIGNORE_FILE = ".gitignore"
@@ -42,8 +43,8 @@ FolderVisitor: TypeAlias = Callable[[ScannedFolder], Iterator[str]]
 
 
 @runtime_checkable
-class TreeScanner(Protocol):
-    """Files that can be scanned as a tree in one thread."""
+class TreeScanner(FileOps, Protocol):
+    """Files of this machine, which can be scanned as a tree in one thread."""
 
     async def scan_tree(self, path: str, visit: FolderVisitor) -> None:
         """Call the visitor for this folder and all below, in a thread; re-raise its exceptions."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.core.ops import FileOps
 from evoclaw.tools.file_search import SNIFF_BYTES, UNBOUNDED, FileMatches, GrepQuery, scan_file
 from evoclaw.tools.gitignore import GitignoreMatcher
 from evoclaw.tools.patterns import Regex
@@ -47,8 +46,24 @@ class SearchBudget:
         return bool(self.stopped)
 
 
-class LocalTree(FileOps, TreeScanner, Protocol):
-    """The files of this machine: they can be scanned as a tree."""
+class GrepOutput:
+    """Collects matches as lines for the model."""
+
+    def __init__(self, mode: str, limit: int) -> None:
+        self._mode, self.remaining = mode, limit
+        """How many more lines, or files, are wanted; 0 ends the search."""
+        self.lines: list[str] = []
+
+    def add(self, found: FileMatches) -> None:
+        """Add the matches of one file."""
+        self.remaining -= found.count if self._mode == "content" else 1
+        if self._mode == "files":
+            self.lines.append(found.path)
+        elif self._mode == "count":
+            self.lines.append(f"{found.path}:{found.count}")
+        else:
+            self.lines += ["--"] if self.lines and found.separate_groups else []
+            self.lines += found.lines
 
 
 class NameMatch(NamedTuple):
@@ -95,7 +110,7 @@ def relative_path(path: str, start: str) -> bytes:
     return path.encode(errors="surrogateescape")
 
 
-async def find_names(files: LocalTree, query: NameQuery, budget: SearchBudget) -> list[NameMatch]:
+async def find_names(files: TreeScanner, query: NameQuery, budget: SearchBudget) -> list[NameMatch]:
     """Find matching names; up to `max_results` + 1, so that the caller can tell there are more."""
     unignored = await UnignoredEntries.load(GitignoreMatcher(files, query.start))
     found: list[NameMatch] = []
@@ -118,25 +133,12 @@ async def find_names(files: LocalTree, query: NameQuery, budget: SearchBudget) -
     return found
 
 
-class MatchCollector(Protocol):
-    """Collects the matches of a search."""
-
-    @property
-    def remaining(self) -> int:
-        """How many more lines, or files, are wanted; 0 ends the search."""
-        ...
-
-    def add(self, found: FileMatches) -> None:
-        """Add the matches of one file."""
-        ...
-
-
 async def find_lines(
-    files: LocalTree,
+    files: TreeScanner,
     start: str,
     wanted: Regex | None,
     query: GrepQuery,
-    lines: MatchCollector,
+    lines: GrepOutput,
     budget: SearchBudget,
 ) -> None:
     """Search the files below a folder in sorted order."""
@@ -166,7 +168,7 @@ def _search(
     name: str,
     path: str,
     query: GrepQuery,
-    lines: MatchCollector,
+    lines: GrepOutput,
     budget: SearchBudget,
 ) -> FileMatches | None:
     """Search one file; None if its first bytes show that it has no match."""

@@ -13,6 +13,7 @@ from msgspec import Meta
 from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
+from evoclaw.core.web import FetchedPage, SearchHit
 from evoclaw.tools.define import tool
 from evoclaw.tools.files import image_type
 from evoclaw.tools.truncate import truncate_line
@@ -35,66 +36,18 @@ Format = Literal["markdown", "text", "html"]
 Milliseconds = Annotated[int, Meta(ge=1)]
 
 
-class FetchResult(Protocol):
-    """The response of a URL."""
-
-    @property
-    def url(self) -> str:
-        """The address after redirects."""
-        ...
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        ...
-
-    @property
-    def content_type(self) -> str:
-        """The `Content-Type` header; may be empty."""
-        ...
-
-    @property
-    def body(self) -> bytes:
-        """The decompressed bytes; of an error response only the beginning."""
-        ...
-
-
 class Fetcher(Protocol):
     """Fetches pages; checks every address before it connects, and limits size and time."""
 
-    async def fetch(self, url: str, *, seconds: float) -> FetchResult:
+    async def fetch(self, url: str, *, seconds: float) -> FetchedPage:
         """Fetch a URL; `ToolFailure` if it is not allowed or fails."""
-        ...
-
-
-class SearchResult(Protocol):
-    """One result of a search."""
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """A snippet of the page."""
-        ...
-
-    @property
-    def date(self) -> str:
-        """The publication date; empty if unknown."""
         ...
 
 
 class WebSearcher(Protocol):
     """Searches the web."""
 
-    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchResult]:
+    async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchHit]:
         """Find pages, best first; `ToolFailure` if the search fails."""
         ...
 
@@ -104,7 +57,7 @@ class CodeSearcher(Protocol):
 
     async def search_code(
         self, query: str, *, language: str, count: int, seconds: float
-    ) -> Sequence[SearchResult]:
+    ) -> Sequence[SearchHit]:
         """Find pages or files, best first; `ToolFailure` if the search fails."""
         ...
 
@@ -161,7 +114,7 @@ async def webfetch(
     return ToolOutput((TextBlock(_page_text(found, media_type, page)),), details)
 
 
-def _page_text(found: FetchResult, media_type: str, page: PageText) -> str:
+def _page_text(found: FetchedPage, media_type: str, page: PageText) -> str:
     about = f"{found.url} (status {found.status}, {media_type or 'type not said'})"
     if page.title:
         about += f"\nTitle: {page.title}"
@@ -183,7 +136,7 @@ def quote_untrusted(text: str, source: str) -> str:
     )
 
 
-async def _http_error(found: FetchResult, media_type: str, details: dict[str, JSON]) -> ToolFailure:
+async def _http_error(found: FetchedPage, media_type: str, details: dict[str, JSON]) -> ToolFailure:
     quote = ""
     from evoclaw.tools.page_text import extract_text, is_text
 
@@ -200,7 +153,7 @@ async def _http_error(found: FetchResult, media_type: str, details: dict[str, JS
     )
 
 
-def _advice(found: FetchResult) -> str:
+def _advice(found: FetchedPage) -> str:
     match found.status:
         case 401 | 403:
             return ": it is not for everybody. Try another source"
@@ -214,7 +167,7 @@ def _advice(found: FetchResult) -> str:
             return " and no page"
 
 
-def _image_output(found: FetchResult, picture: str, details: dict[str, JSON]) -> ToolOutput:
+def _image_output(found: FetchedPage, picture: str, details: dict[str, JSON]) -> ToolOutput:
     size = len(found.body)
     if size > MAX_IMAGE_BYTES:
         raise ToolFailure(
@@ -285,7 +238,7 @@ async def codesearch(
     return _results_output(query, found[:count])
 
 
-def _results_output(query: str, hits: Sequence[SearchResult]) -> ToolOutput:
+def _results_output(query: str, hits: Sequence[SearchHit]) -> ToolOutput:
     details: dict[str, JSON] = {"query": query, "results": [hit.url for hit in hits]}
     if not hits:
         return ToolOutput((TextBlock("Nothing was found. Try other or fewer words."),), details)
@@ -293,7 +246,7 @@ def _results_output(query: str, hits: Sequence[SearchResult]) -> ToolOutput:
     return ToolOutput((TextBlock(quote_untrusted(text, "a search engine")),), details)
 
 
-def _result_text(number: int, hit: SearchResult) -> str:
+def _result_text(number: int, hit: SearchHit) -> str:
     date = f" ({_line(hit.date, 40)})" if hit.date else ""
     lines = [f"{number}. {_line(hit.title, 200)}{date}", f"   {_line(hit.url, 1_000)}"]
     if hit.text.strip():

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 import msgspec
 
+from evoclaw.core.commands import FINAL_STATES, CommandRow
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import outcome_unknown
 from evoclaw.transport.link import TooLarge
-from evoclaw.transport.outbox import CLOSED_STATES, Outbox, StoredCommand
+from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.outcomes import failed, is_about
 from evoclaw.transport.pending_requests import PendingRequest
 from evoclaw.transport.wire import Command, Outcome
@@ -168,7 +169,7 @@ class Completions:
         except EvoClawError:
             self._counts["the store failed"] += 1
             return
-        if row is not None and row.state in CLOSED_STATES:
+        if row is not None and row.state in FINAL_STATES:
             self._completed(pending.agent_id, pending.command.request_id)
             pending.settle(stored_outcome(row, pending))
 
@@ -185,16 +186,14 @@ class Completions:
         if not ours:
             row = await self._outbox.get(outcome.request_id)
             ours = (
-                row is not None
-                and row.state not in CLOSED_STATES
-                and is_about(outcome, row.payload)
+                row is not None and row.state not in FINAL_STATES and is_about(outcome, row.payload)
             )
         if not ours:
             self._counts["refusals of other messages"] += 1
         return ours
 
 
-def stored_outcome(row: StoredCommand, pending: PendingRequest) -> Outcome:
+def stored_outcome(row: CommandRow, pending: PendingRequest) -> Outcome:
     """The outcome of a closed command."""
     if row.outcome is not None:
         return msgspec.json.decode(row.outcome, type=Outcome)

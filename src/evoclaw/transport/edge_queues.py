@@ -12,9 +12,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 
+from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import EvoClawError
 from evoclaw.transport.link import Link, LinkDown, TooLarge
-from evoclaw.transport.outbox import CommandBacklog, WantedCommand
+from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.topics import TopicKind, topic
 
 PUBLISH_RETRY_DELAYS_S = (2.0, 4.0, 8.0, 15.0)
@@ -70,7 +71,7 @@ class EdgeQueues:
     def __init__(
         self,
         link: Link,
-        backlog: CommandBacklog,
+        backlog: Outbox,
         *,
         reachable: Callable[[str], bool],
         clock: Callable[[], float],
@@ -216,7 +217,7 @@ class EdgeQueues:
         finally:
             queue.feeding = False
 
-    async def _send(self, agent_id: str, queue: _EdgeQueue, rows: Sequence[WantedCommand]) -> None:
+    async def _send(self, agent_id: str, queue: _EdgeQueue, rows: Sequence[CommandRow]) -> None:
         for row in rows:
             request_id = row.request_id
             if any(request_id in some for some in (queue.in_flight, queue.on_edge, queue.jobs)):

@@ -16,6 +16,7 @@ from secrets import token_hex
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.commands import FINAL_STATES, CommandRow
 from evoclaw.core.eager import start_eagerly
 from evoclaw.core.errors import EvoClawError, RunSuspended, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
@@ -31,7 +32,7 @@ from evoclaw.transport.completions import (
 )
 from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S, EdgeQueues
 from evoclaw.transport.link import Link, TooLarge
-from evoclaw.transport.outbox import CLOSED_STATES, Outbox, StoredCommand
+from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.outcomes import failed, job_started, read_outcome
 from evoclaw.transport.pending_requests import PendingRequest
 from evoclaw.transport.wire import (
@@ -188,7 +189,7 @@ class Requests:
         try:
             row = await self._outbox.get(request_id)
             self.edge_queues.completed(agent_id, request_id)
-            if row is None or row.state in CLOSED_STATES:
+            if row is None or row.state in FINAL_STATES:
                 return
             await self._outbox.mark(request_id, "cancelling")
             if row.state == "queued":
@@ -283,7 +284,7 @@ class Requests:
             if direct and not kept:
                 self.edge_queues.completed(agent_id, request_id)
         pending.payload = payload
-        if row is not None and row.state in CLOSED_STATES:
+        if row is not None and row.state in FINAL_STATES:
             self.edge_queues.completed(agent_id, request_id)
             pending.settle(stored_outcome(row, pending))
         elif direct:
@@ -298,7 +299,7 @@ class Requests:
 
     async def _put(
         self, pending: PendingRequest, payload: bytes, *, sent: bool
-    ) -> StoredCommand | None:
+    ) -> CommandRow | None:
         command = pending.command
         try:
             stored = await self._outbox.put(

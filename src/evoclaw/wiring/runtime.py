@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from evoclaw.executors.receipt_step import Sign
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
-    from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
-    from evoclaw.orchestrator.channels.inbound import Channel
+    from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.people.approvals import CallApprovals
@@ -112,7 +111,7 @@ async def _build_runtime(
         open_governance(env, long_running=True, ledger=stores.ledger, database=stores.database)
     )
     governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
-    agents = dict(agents_of(settings))
+    agents = dict(agents_of(settings.agents, settings.run_defaults))
     approvals = _approvals(settings, stores, env)
     providers = await _providers(env, stack, stores.database)
     memory = _memory(settings, stores, env)

@@ -21,7 +21,7 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
 
     reloaded = runtime.run_factory.governance.settings.reloaded(orchestrator_settings(env))
     settings = reloaded.config
-    agents = agents_of(settings)
+    agents = agents_of(settings.agents, settings.run_defaults)
     governance = _governance_with(runtime, settings)
     for agent in agents.values():
         # Build the policies now, so that an error in the rules is reported now.

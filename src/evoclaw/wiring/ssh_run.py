@@ -31,7 +31,7 @@ async def ssh_ports(
     from evoclaw.executors.ssh.files import SshFiles
     from evoclaw.executors.ssh.processes import SshProcesses
     from evoclaw.providers.registry import choose_model, open_provider
-    from evoclaw.tools.sets import remote
+    from evoclaw.tools.sets import coding
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
 
@@ -43,7 +43,7 @@ async def ssh_ports(
     try:
         await files.check()
         processes = SshProcesses(connection, target.path)
-        executor = LocalExecutor(remote(), files=files, exec=processes)
+        executor = LocalExecutor(coding(), files=files, exec=processes)
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(open_governance(env))
             governance = replace(opened, sandboxed=False)

@@ -73,9 +73,9 @@ async def open_devices(
 ) -> AsyncGenerator[Devices]:
     """The edges that joined: in the data folder, or in a shared PostgreSQL."""
     from evoclaw.config.paths import default_data_folder
+    from evoclaw.orchestrator.fleet.shared_devices import SharedDeviceRepository
     from evoclaw.store.governance.devices import SCHEMA, DeviceStore
     from evoclaw.trust.pairing import Devices
-    from evoclaw.trust.shared_devices import SharedDeviceRepository
     from evoclaw.wiring.settings import orchestrator_settings
 
     folder = default_data_folder(env) / "pairing"

@@ -11,12 +11,17 @@ from evoclaw.core.messages import JSON
 from evoclaw.store.workflows.workflows import NewWorkflow, StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import MAX_WORKFLOW_DEPTH, Catalogue
 from evoclaw.workflows.definition import Workflow, WorkflowStep
-from evoclaw.workflows.driver import records_of
 from evoclaw.workflows.errors import BadInputs, UnknownWorkflow
 from evoclaw.workflows.events import CancelAsked, StepFailed, StepFinished, WorkflowStarted
-from evoclaw.workflows.ports import StepWaiting
-from evoclaw.workflows.progress import SUCCEEDED, Plan, Progress, decode_plan, progress_of
-from evoclaw.workflows.step_runner import StepOutcome
+from evoclaw.workflows.ports import StepOutcome, StepWaiting
+from evoclaw.workflows.progress import (
+    SUCCEEDED,
+    Plan,
+    Progress,
+    decode_plan,
+    progress_of,
+    records_of,
+)
 from evoclaw.workflows.validation import input_problem, with_defaults
 
 

@@ -11,7 +11,6 @@ import msgspec
 from evoclaw.core.errors import EvoClawError
 from evoclaw.store.workflows.workflows import (
     LeaseLost,
-    StoredEvent,
     StoredWorkflow,
     WorkflowStore,
     WorkflowUpdate,
@@ -28,15 +27,15 @@ from evoclaw.workflows.events import (
     WorkflowRecord,
 )
 from evoclaw.workflows.planner import plan_next
-from evoclaw.workflows.ports import StepWaiting
+from evoclaw.workflows.ports import StepOutcome, StepWaiting
 from evoclaw.workflows.progress import (
     CANCELLED,
     POSTPONED,
     Progress,
-    decode_event,
     decode_plan,
+    records_of,
 )
-from evoclaw.workflows.step_runner import StepOutcome, StepRunner
+from evoclaw.workflows.step_runner import StepRunner
 
 RUNNING, WAITING = "running", "waiting"
 
@@ -247,11 +246,3 @@ class WorkflowDriver:
             raise LeaseLost(f"workflow {id_!r} was deleted")
         self._wakes = row.wakes
         self._progress.apply(records_of(id_, await self._store.events(id_, self._progress.head)))
-
-
-def records_of(workflow_id: str, events: Sequence[StoredEvent]) -> list[WorkflowRecord]:
-    """Stored events as records."""
-    return [
-        WorkflowRecord(workflow_id, stored.seq, stored.at, decode_event(stored.event))
-        for stored in events
-    ]

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, Label, Principal
 from evoclaw.core.messages import JSON, ToolResult
+from evoclaw.workflows.events import StepFailed, StepFinished, StepUnknown
 
 
 class AgentCall(Struct, frozen=True, kw_only=True):
@@ -73,6 +74,8 @@ class RetrySafety(Struct, frozen=True):
 
 AgentRunOutcome: TypeAlias = AgentRunResult | StepWaiting
 ToolOutcome: TypeAlias = ToolResult | StepWaiting
+StepOutcome: TypeAlias = StepFinished | StepFailed | StepUnknown | StepWaiting
+"""The outcome of a step, or that it waits."""
 
 
 class AgentRuns(Protocol):

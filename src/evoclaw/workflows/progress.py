@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, Label, Principal, join_labels
 from evoclaw.core.messages import JSON
+from evoclaw.store.workflows.workflows import StoredEvent
 from evoclaw.workflows.definition import Workflow, all_steps
 from evoclaw.workflows.events import (
     CancelAsked,
@@ -182,3 +183,11 @@ def progress_of(workflow_id: str, plan: Plan, records: Sequence[WorkflowRecord])
     progress = Progress(workflow_id, plan)
     progress.apply(records)
     return progress
+
+
+def records_of(workflow_id: str, events: Sequence[StoredEvent]) -> list[WorkflowRecord]:
+    """Stored events as records."""
+    return [
+        WorkflowRecord(workflow_id, stored.seq, stored.at, decode_event(stored.event))
+        for stored in events
+    ]

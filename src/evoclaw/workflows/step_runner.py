@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Label
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object, label_of
+from evoclaw.workflows.child_workflows import ChildWorkflows
 from evoclaw.workflows.definition import AgentStep, LeafStep, Retry, ToolStep, WorkflowStep
 from evoclaw.workflows.events import StepFailed, StepFinished, StepUnknown
 from evoclaw.workflows.planner import filled_inputs, templates_of
-from evoclaw.workflows.ports import AgentCall, AgentRuns, StepWaiting, ToolCalls, ToolRequest
+from evoclaw.workflows.ports import (
+    AgentCall,
+    AgentRuns,
+    StepOutcome,
+    StepWaiting,
+    ToolCalls,
+    ToolRequest,
+)
 from evoclaw.workflows.progress import Progress, StepProgress
 from evoclaw.workflows.templates import as_text, references_in
 
 T = TypeVar("T")
-StepOutcome: TypeAlias = StepFinished | StepFailed | StepUnknown | StepWaiting
-"""The outcome of a step, or that it waits."""
-
 MAX_OUTPUT_BYTES = 1_000_000
 """Maximum size of a step's output as JSON."""
 MAX_OUTPUT_DEPTH = 64
@@ -37,20 +42,6 @@ NOT_STARTED_ERRORS = frozenset(
 """Errors before the call ran, which may be temporary."""
 
 
-class ChildWorkflowRuns(Protocol):
-    """The child workflows of workflow steps."""
-
-    async def start_or_poll(
-        self, progress: Progress, step: WorkflowStep, inputs: dict[str, JSON], label: Label
-    ) -> StepOutcome:
-        """Start the child workflow if needed; its outcome, or that the step waits for it."""
-        ...
-
-    async def cancel(self, tenant: str, workflow_id: str, reason: str) -> None:
-        """Cancel a child workflow."""
-        ...
-
-
 class StepRunner:
     """Runs steps through agents, tools and other workflows."""
 
@@ -58,7 +49,7 @@ class StepRunner:
         self,
         agents: AgentRuns,
         tools: ToolCalls,
-        children: ChildWorkflowRuns,
+        children: ChildWorkflows,
         clock: Callable[[], float],
     ) -> None:
         self._agents, self._tools, self._children = agents, tools, children

@@ -20,7 +20,6 @@ from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
 from evoclaw.workflows.child_workflows import ChildWorkflows, new_workflow, request_cancel
 from evoclaw.workflows.definition import all_steps
-from evoclaw.workflows.driver import records_of
 from evoclaw.workflows.errors import (
     BadInputs,
     CannotAnswer,
@@ -37,7 +36,7 @@ from evoclaw.workflows.events import (
     WorkflowRecord,
 )
 from evoclaw.workflows.ports import AgentRuns, ToolCalls
-from evoclaw.workflows.progress import Plan, Progress, decode_plan, progress_of
+from evoclaw.workflows.progress import Plan, Progress, decode_plan, progress_of, records_of
 from evoclaw.workflows.schedules import Schedules, check_key
 from evoclaw.workflows.step_runner import StepRunner
 from evoclaw.workflows.supervisor import WorkflowKey, WorkflowSettings, WorkflowSupervisor

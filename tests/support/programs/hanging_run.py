@@ -17,7 +17,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.governance.stops import StopFile, Stops, cancel_on_stop
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.tools.sets import named
+from evoclaw.tools.catalogue import load
 
 COMMAND = "sleep {0} & (setsid sleep {0} &); sleep {0}; true"
 
@@ -27,7 +27,7 @@ async def main(home: Path, work: Path, mark: str) -> None:
     stops, deadline = Stops(StopFile(home / "stops.json")), Deadline(60)
     model = Scripted(calls(("bash", {"command": COMMAND.format(mark)})), says("?"))
     files, processes = LocalFiles(work), LocalProcesses(work)
-    executor = LocalExecutor(named(("bash",)), files=files, exec=processes)
+    executor = LocalExecutor(load(("bash",)), files=files, exec=processes)
     ports = Ports(model, executor, Chain((stops,)))
     async with cancel_on_stop(stops, deadline.cancel):
         async for record in watch("go", ports, deadline=deadline):

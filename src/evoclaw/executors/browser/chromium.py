@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.web import PageView
 from evoclaw.executors.browser.processes import BrowserMain, end_all, find_main
 from evoclaw.executors.browser.proxy import GuardedProxy, MayVisit
-from evoclaw.executors.browser.session_pages import NO_PAGE_MESSAGE, PageView, SessionPages
+from evoclaw.executors.browser.session_pages import NO_PAGE_MESSAGE, SessionPages
 from evoclaw.executors.url_guard import UrlGuard, read_url
 
 if TYPE_CHECKING:

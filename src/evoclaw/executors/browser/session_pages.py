@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
-
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.web import PageView
 from evoclaw.executors.browser.proxy import GuardedProxy, refused, target_of
 
 if TYPE_CHECKING:
@@ -49,19 +48,6 @@ NO_PAGE_MESSAGE = "No page is open. Use the action 'open' with a url first."
 
 _REF = re.compile(r"\[ref=((?:f\d+)?e\d+)\]")
 _NET = re.compile(r"net::(ERR_\w+)")
-
-
-class PageView(Struct, frozen=True):
-    """The content of a page. All of it is untrusted: the page wrote it, or it quotes the page."""
-
-    url: str
-    title: str
-    text: str
-    """Its accessibility tree, a line for each element, with a `ref` for what can be acted on."""
-    status: int = 0
-    """The HTTP status, if the page was just requested."""
-    notes: tuple[str, ...] = ()
-    """Other events: a dialog dismissed, a download refused."""
 
 
 class SessionPages:

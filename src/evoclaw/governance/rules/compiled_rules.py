@@ -22,7 +22,7 @@ from evoclaw.governance.rules.conditions import (
     match_words,
 )
 from evoclaw.governance.rules.document import Rule, RuleAccess, RuleAction
-from evoclaw.governance.rules.path_resolver import PathResolver
+from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.patterns import is_plain, path_parts
 from evoclaw.shell.calls import SHELL_TOOLS
 from evoclaw.shell.effects import (
@@ -47,7 +47,7 @@ class ResolvedPath(Struct, frozen=True, gc=False):
 
 
 def resolve_paths(
-    effects: Sequence[PathEffect], disk: PathResolver | None
+    effects: Sequence[PathEffect], disk: LocalPathResolver | None
 ) -> tuple[ResolvedPath, ...]:
     """Resolve the paths of a call; each pattern is resolved once."""
     found: dict[str, tuple[CandidatePath, ...] | None] = {"": None}
@@ -60,7 +60,7 @@ def resolve_paths(
     return tuple(resolved)
 
 
-def _candidates(pattern: str, disk: PathResolver | None) -> tuple[CandidatePath, ...] | None:
+def _candidates(pattern: str, disk: LocalPathResolver | None) -> tuple[CandidatePath, ...] | None:
     lexical = path_parts(pattern)
     if lexical is None:
         return None

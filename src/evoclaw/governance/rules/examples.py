@@ -16,7 +16,7 @@ from evoclaw.governance.rules.document import (
     read_rules,
     shipped_rules,
 )
-from evoclaw.governance.rules.path_resolver import PathResolver
+from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.policy import Judgement, RulePolicy
 from evoclaw.shell.effects import names
 
@@ -30,7 +30,7 @@ _READING_TOOLS = names(
 
 
 def load_rules(
-    path: Path | None, *, workspace: str, home: str, disk: PathResolver | None = None
+    path: Path | None, *, workspace: str, home: str, disk: LocalPathResolver | None = None
 ) -> RulePolicy:
     """Load a rules file and check its examples; None loads the shipped rules.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from glob import iglob
 from itertools import islice
-from typing import Protocol
 
 from evoclaw.shell.effects import unescape
 
@@ -14,14 +13,6 @@ MAX_GLOB_RESULTS = 256
 
 _O_PATH: int | None = getattr(os, "O_PATH", None)
 _SPECIAL_NAMES = ("", ".", "..")
-
-
-class PathResolver(Protocol):
-    """Resolves paths in the file system where calls run."""
-
-    def resolve(self, pattern: str) -> tuple[str, ...] | None:
-        """The real paths that an absolute pattern matches now; None if that is unknown."""
-        ...
 
 
 class LocalPathResolver:

@@ -18,7 +18,7 @@ from evoclaw.governance.rules.compiled_rules import (
 )
 from evoclaw.governance.rules.conditions import RuleMatch
 from evoclaw.governance.rules.document import RuleAction, RuleDocument
-from evoclaw.governance.rules.path_resolver import PathResolver
+from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.patterns import path_parts
 from evoclaw.shell.calls import read_call
 from evoclaw.shell.effects import Effects
@@ -77,7 +77,7 @@ class RulePolicy(Policy):
         *,
         workspace: str,
         home: str,
-        resolver: PathResolver | None = None,
+        resolver: LocalPathResolver | None = None,
     ) -> None:
         """Compile the rules.
 

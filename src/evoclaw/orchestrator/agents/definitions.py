@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
@@ -102,56 +102,19 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Who is responsible for it."""
 
 
-class ToolLimits(Protocol):
-    """Limits for the tools of all agents."""
+class RunDefaults(Struct, frozen=True, kw_only=True):
+    """What applies to the runs of all agents."""
 
-    @property
-    def granted(self) -> frozenset[str] | None:
-        """The capabilities that an agent may have at most; None is no limit."""
-        ...
-
-
-class RunDefaults(Protocol):
-    """The defaults of all runs."""
-
-    @property
-    def tool_loop_enabled(self) -> bool:
-        """Whether any agent has tools."""
-        ...
-
-    @property
-    def max_tool_iterations(self) -> int:
-        """The turns of an agent without its own limit."""
-        ...
-
-    @property
-    def tool_error_limit(self) -> int:
-        """Failed turns in a row that end a run."""
-        ...
-
-    @property
-    def evidence(self) -> bool:
-        """Whether an answer must cite receipts."""
-        ...
-
-    @property
-    def tools(self) -> ToolLimits:
-        """The limits of tools."""
-        ...
-
-
-class AgentsConfig(Protocol):
-    """The settings that agents are built from; `EvoClawConfig` is one."""
-
-    @property
-    def orchestrator(self) -> RunDefaults:
-        """The defaults of all agents."""
-        ...
-
-    @property
-    def agents(self) -> Sequence[AgentConfig]:
-        """The defined agents."""
-        ...
+    tool_loop_enabled: bool = True
+    """Whether any agent has tools."""
+    max_tool_iterations: int = 10
+    """The turns of an agent without its own limit."""
+    tool_error_limit: int = 3
+    """Failed turns in a row that end a run."""
+    evidence: bool = False
+    """Whether an answer must cite receipts."""
+    granted: frozenset[str] | None = None
+    """The capabilities that an agent may have at most; None is no limit."""
 
 
 class InputProblem(Struct, frozen=True):
@@ -171,7 +134,8 @@ class InvalidAgentInputs(EvoClawError):
 
 
 def agents_of(
-    config: AgentsConfig,
+    defined: Sequence[AgentConfig],
+    defaults: RunDefaults,
     *,
     model: str = "",
     capabilities: frozenset[str] = frozenset({ALL_PERMISSIONS}),
@@ -179,12 +143,13 @@ def agents_of(
     """Build all agents, by id; the first is the default. `evoclaw` if none is defined.
 
     Args:
-        config: The settings.
+        defined: Their definitions.
+        defaults: What applies to all of them.
         model: The model of agents that name none; if empty, they get one with their provider.
         capabilities: Of `evoclaw`, if no agent is defined.
     """
-    defined = config.agents or (AgentConfig(id=DEFAULT_AGENT, capabilities=capabilities),)
-    return {agent.id: _agent(agent, config.orchestrator, model) for agent in defined}
+    defined = defined or (AgentConfig(id=DEFAULT_AGENT, capabilities=capabilities),)
+    return {agent.id: _agent(agent, defaults, model) for agent in defined}
 
 
 def default_of(agents: Mapping[str, Agent]) -> str:
@@ -295,7 +260,7 @@ def _allowed_capabilities(wanted: frozenset[str], defaults: RunDefaults) -> froz
     """An agent's capabilities within the general limit; none without the tool loop."""
     if not defaults.tool_loop_enabled:
         return frozenset()
-    limit = defaults.tools.granted
+    limit = defaults.granted
     return wanted if limit is None else intersect_capabilities(wanted, limit)
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from evoclaw.store.memory import (
     Observation,
     query_words,
 )
+from evoclaw.store.sessions.models import Session
 
 __all__ = ["EventType", "DetailLevel", "Memory", "MemorySettings", "Observation", "RecalledNote"]
 
@@ -76,30 +77,6 @@ class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recall_labelled: bool = False
     """Whether notes made from untrusted or private text are recalled as well. Such a run is
     restricted as if it had read that text; otherwise only a search finds these notes."""
-
-
-class RememberedSession(Protocol):
-    """The session of a run, as far as the memory needs it."""
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        ...
-
-    @property
-    def agent(self) -> str:
-        """Its agent."""
-        ...
-
-    @property
-    def owner(self) -> str:
-        """Its user."""
-        ...
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of its user."""
-        ...
 
 
 class RecalledNote(Struct, frozen=True, omit_defaults=True):
@@ -220,7 +197,7 @@ class Memory:
             shared.unstored.extend(others)
             return deleted + await self._store.delete_session(session_id)
 
-    def sink(self, session: RememberedSession, records: Iterable[Record] = ()) -> RunObserver:
+    def sink(self, session: Session, records: Iterable[Record] = ()) -> RunObserver:
         """A sink that makes notes of a run; `records` are those before it is resumed."""
         memory = self.of(session.tenant, session.owner)
         return RunObserver(
@@ -232,7 +209,7 @@ class Memory:
             records=records,
         )
 
-    async def recall(self, session: RememberedSession, asked: str) -> tuple[UserMessage, ...]:
+    async def recall(self, session: Session, asked: str) -> tuple[UserMessage, ...]:
         """The message with recalled notes for a run, or none.
 
         If the memory cannot be read, the run continues without it.

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.channels.inbound import (
-    Channel,
     ChannelAnswer,
     InboundMessage,
     Undelivered,
@@ -37,7 +36,8 @@ class DeliveryWorker:
     def __init__(
         self,
         store: ChannelStore,
-        channel: Channel,
+        channel: str,
+        send: Callable[[InboundMessage, ChannelAnswer], Awaitable[None]],
         timeout_s: float,
         counts: Counter[str],
         *,
@@ -47,12 +47,14 @@ class DeliveryWorker:
 
         Args:
             store: Where undelivered answers are stored.
-            channel: Delivers an answer.
+            channel: The name of the channel.
+            send: Delivers an answer, or raises `Undelivered`.
             timeout_s: After which an answer that cannot be delivered becomes a dead letter.
             counts: Counters of the results.
             jitter: Gives numbers from 0 to 1, which spread the retries.
         """
-        self._store, self._channel, self._timeout_s = store, channel, timeout_s
+        self._store, self._channel, self._send = store, channel, send
+        self._timeout_s = timeout_s
         self._counts, self._jitter = counts, jitter
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +86,7 @@ class DeliveryWorker:
             return MAX_RETRY_DELAY_S  # the end of any delivery wakes the worker
         try:
             claimed, next_at = await self._store.claim_deliveries(
-                (self._channel.name,), DELIVERY_LEASE_S, free
+                (self._channel,), DELIVERY_LEASE_S, free
             )
         except EvoClawError:
             # Nothing is lost: the answers are still stored, and the store is asked again soon.
@@ -104,9 +106,7 @@ class DeliveryWorker:
                 self._tasks.discard(task)
                 if (error := task.exception()) is not None:
                     # Its answer is due again when the lease expires; the others go on.
-                    logger.error(
-                        "a delivery on channel %s crashed", self._channel.name, exc_info=error
-                    )
+                    logger.error("a delivery on channel %s crashed", self._channel, exc_info=error)
                     self._counts["not delivered"] += 1
 
     async def _deliver(self, delivery: StoredDelivery) -> None:
@@ -115,7 +115,7 @@ class DeliveryWorker:
         problem: Undelivered | None = None
         try:
             async with asyncio.timeout(DELIVERY_LEASE_S / 2):
-                await self._channel.send(message, answer)
+                await self._send(message, answer)
         except Undelivered as error:
             problem = error
         except TimeoutError:

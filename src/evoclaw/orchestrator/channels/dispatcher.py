@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +24,6 @@ from evoclaw.orchestrator.channels import answers
 from evoclaw.orchestrator.channels.deliveries import DeliveryWorker
 from evoclaw.orchestrator.channels.inbound import (
     AcceptResult,
-    Channel,
     ChannelAnswer,
     InboundMessage,
     MessageRefused,
@@ -69,8 +69,36 @@ class DeadLetter(msgspec.Struct, frozen=True):
     made_at: float
 
 
+class Channel(Protocol):
+    """A way for people to send messages to agents."""
+
+    @property
+    def name(self) -> str:
+        """Its configured name."""
+        ...
+
+    @property
+    def replayable(self) -> bool:
+        """Whether an old message can be replayed; then message ids are stored for ever."""
+        ...
+
+    async def serve(self, handler: ChannelDispatcher) -> None:
+        """Receive messages until cancelled."""
+        ...
+
+    async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
+        """Deliver an answer to the sender of a message; it may have been delivered before.
+
+        Raises `Undelivered` if it could not be delivered.
+        """
+        ...
+
+
 class ChannelDispatcher:
-    """Dispatches the messages of all channels in a process; channels use its `MessageHandler`."""
+    """Dispatches the messages of all channels in a process.
+
+    Channels use `accept`, `resend_answer` and `deliver_now`.
+    """
 
     def __init__(
         self,
@@ -105,7 +133,11 @@ class ChannelDispatcher:
         timeouts = delivery_timeouts_s or {}
         self._deliveries = {
             name: DeliveryWorker(
-                store, channel, timeouts.get(name, DEFAULT_DELIVERY_TIMEOUT_S), self.counts
+                store,
+                name,
+                channel.send,
+                timeouts.get(name, DEFAULT_DELIVERY_TIMEOUT_S),
+                self.counts,
             )
             for name, channel in self._channels.items()
         }
@@ -149,7 +181,12 @@ class ChannelDispatcher:
         return len(self._open)
 
     async def accept(self, message: InboundMessage) -> AcceptResult:
-        """Store a message and start answering it; see `MessageHandler.accept`."""
+        """Store a message and start answering it; answers are sent with `Channel.send`.
+
+        Returns once the message is stored, not once it is answered. Raises `MessageRefused` for a
+        message that is not accepted, and another `EvoClawError` if it could not be stored: then it
+        may be sent again.
+        """
         if not self._is_serving:
             raise MessageRefused(
                 "not_serving", "this process does not accept messages now; try again later"

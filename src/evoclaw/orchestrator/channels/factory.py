@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.orchestrator.channels.inbound import Channel
+from evoclaw.orchestrator.channels.dispatcher import Channel
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.channels.webhooks import WebhookChannel

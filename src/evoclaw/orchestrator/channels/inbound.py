@@ -1,8 +1,6 @@
-"""Inbound messages, and the port of channels: they bring messages in and take answers out."""
+"""Inbound messages of channels, and what becomes of them."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -41,7 +39,7 @@ class InboundMessage(Struct, frozen=True, omit_defaults=True):
 
 
 class AcceptResult(Struct, frozen=True, omit_defaults=True):
-    """What `MessageHandler.accept` did with a message."""
+    """What `ChannelDispatcher.accept` did with a message."""
 
     state: MessageState
     run_id: str = ""
@@ -75,49 +73,3 @@ class Undelivered(EvoClawError):
     ) -> None:
         super().__init__(problem)
         self.final, self.retry_after = final, retry_after
-
-
-class MessageHandler(Protocol):
-    """Takes messages from channels; `ChannelDispatcher` is one."""
-
-    async def accept(self, message: InboundMessage) -> AcceptResult:
-        """Store a message and start answering it; answers are sent with `Channel.send`.
-
-        Returns once the message is stored, not once it is answered. Raises `MessageRefused` for a
-        message that is not accepted, and another `EvoClawError` if it could not be stored: then it
-        may be sent again.
-        """
-        ...
-
-    async def resend_answer(self, message: InboundMessage) -> bool:
-        """Send the last answer to a message once more; False if there is no answer yet."""
-        ...
-
-    async def deliver_now(self, channel: str) -> None:
-        """Deliver the pending answers of a channel now: it is connected again."""
-        ...
-
-
-class Channel(Protocol):
-    """A way for people to send messages to agents."""
-
-    @property
-    def name(self) -> str:
-        """Its configured name."""
-        ...
-
-    @property
-    def replayable(self) -> bool:
-        """Whether an old message can be replayed; then message ids are stored for ever."""
-        ...
-
-    async def serve(self, handler: MessageHandler) -> None:
-        """Receive messages until cancelled."""
-        ...
-
-    async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
-        """Deliver an answer to the sender of a message; it may have been delivered before.
-
-        Raises `Undelivered` if it could not be delivered.
-        """
-        ...

@@ -12,10 +12,10 @@ from secrets import token_hex
 from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError
+from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.inbound import (
     ChannelAnswer,
     InboundMessage,
-    MessageHandler,
     MessageRefused,
     MessageState,
     Undelivered,
@@ -50,13 +50,13 @@ class MqttChannel:
         self.name, self.replayable = settings.name, False
         self._settings, self._link, self._clock = settings, link, clock
         self._client_id = f"orchestrator-inbox-{token_hex(8)}"
-        self._handler: MessageHandler | None = None
+        self._handler: ChannelDispatcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._recent_texts: dict[str, tuple[float, str]] = {}
         self.counts: Counter[str] = Counter()
         """Messages that were dropped or refused, by reason."""
 
-    async def serve(self, handler: MessageHandler) -> None:
+    async def serve(self, handler: ChannelDispatcher) -> None:
         """Receive messages from the inboxes until cancelled."""
         self._handler = handler
         try:

@@ -14,11 +14,11 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.callbacks import Callback
+from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.inbound import (
     AcceptResult,
     ChannelAnswer,
     InboundMessage,
-    MessageHandler,
     MessageRefused,
     Undelivered,
 )
@@ -93,7 +93,7 @@ class WebhookChannel:
         if callback is None and webhook.callback_url:
             callback = Callback(webhook.callback_url, webhook.allow)
         self._callback = callback
-        self._handler: MessageHandler | None = None
+        self._handler: ChannelDispatcher | None = None
         self.counts: Counter[str] = Counter()
         """Requests that were refused or ignored, by reason."""
 
@@ -102,7 +102,7 @@ class WebhookChannel:
         """True without a signed timestamp: anybody who saw a request can post it again."""
         return not self._signatures.has_timestamp
 
-    async def serve(self, handler: MessageHandler) -> None:
+    async def serve(self, handler: ChannelDispatcher) -> None:
         """Accept posted messages until cancelled."""
         self._handler = handler
         try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
 
 from evoclaw.core.errors import EvoClawError
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.requests import OUTCOME_GRACE_S, Requests
 from evoclaw.transport.wire import MAX_JOB_TIMEOUT_S, Command, WireError, read_command
 
@@ -20,45 +19,10 @@ COMMAND_RETENTION_S = 7 * 86_400.0
 """Of closed commands."""
 
 
-class OverdueCommand(Protocol):
-    """A command that should have started, and has no outcome."""
-
-    @property
-    def request_id(self) -> str:
-        """Its id."""
-        ...
-
-    @property
-    def agent_id(self) -> str:
-        """Its edge."""
-        ...
-
-    @property
-    def payload(self) -> bytes:
-        """The encoded command."""
-        ...
-
-
-class ExpirableCommands(Protocol):
-    """The part of the command store that the cleanup needs."""
-
-    async def expire(self, now: float) -> list[str]:
-        """Close commands that are overdue and were never sent."""
-        ...
-
-    async def overdue(self, now: float) -> Sequence[OverdueCommand]:
-        """Commands that were sent, should have started, and have no outcome."""
-        ...
-
-    async def prune(self, older_than: float) -> int:
-        """Delete commands that were closed before a time."""
-        ...
-
-
 class CommandCleanup:
     """Cleans up the command store periodically."""
 
-    def __init__(self, commands: ExpirableCommands, requests: Requests) -> None:
+    def __init__(self, commands: CommandStore, requests: Requests) -> None:
         self._commands, self._requests = commands, requests
 
     async def run(self) -> None:

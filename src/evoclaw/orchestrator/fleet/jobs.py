@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from secrets import token_hex
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.commands import FINAL_STATES, CommandRow
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object
 from evoclaw.core.tools import Call
-from evoclaw.transport.outbox import CLOSED_STATES, StoredCommand
+from evoclaw.store.calls.commands import TenantCommands
 from evoclaw.transport.outcomes import to_result
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, Outcome
@@ -24,18 +24,6 @@ class JobNotFound(EvoClawError):
 
     def __init__(self, agent_id: str, job_id: str) -> None:
         super().__init__(f"agent {agent_id!r} has no job {job_id[:200]!r}")
-
-
-class JobCommands(Protocol):
-    """The commands of one tenant."""
-
-    async def get(self, request_id: str) -> StoredCommand | None:
-        """The command with an id, if it is the tenant's."""
-        ...
-
-    async def known(self, request_ids: Iterable[str]) -> Mapping[str, str]:
-        """The states of those commands that are the tenant's, by id."""
-        ...
 
 
 class EdgeJob(Struct, frozen=True):
@@ -52,7 +40,7 @@ class EdgeJob(Struct, frozen=True):
 
 
 async def find_job(
-    commands: JobCommands, requests: Requests, agent_id: str, job_id: str
+    commands: TenantCommands, requests: Requests, agent_id: str, job_id: str
 ) -> EdgeJob:
     """The status of a job; raise `JobNotFound` if the tenant has no such job on this edge."""
     row = await commands.get(job_id)
@@ -84,7 +72,7 @@ async def _query_edge(requests: Requests, agent_id: str, job_id: str) -> EdgeJob
 class FleetJobs:
     """The jobs of the fleet, for the tool `jobs`."""
 
-    def __init__(self, commands_of: Callable[[str], JobCommands], requests: Requests) -> None:
+    def __init__(self, commands_of: Callable[[str], TenantCommands], requests: Requests) -> None:
         """`commands_of` gives the commands of a tenant: a call sees only its tenant's jobs."""
         self._commands_of, self._requests = commands_of, requests
 
@@ -100,7 +88,7 @@ class FleetJobs:
         """The status of a job, at once or when it has ended."""
 
         async def is_closed() -> bool:
-            return (await self._row(node, job_id, call)).state in CLOSED_STATES
+            return (await self._row(node, job_id, call)).state in FINAL_STATES
 
         if wait:
             await self._requests.closed_waits.wait(job_id, is_closed)
@@ -120,10 +108,10 @@ class FleetJobs:
         state = found.get("state", "unknown")
         return call.ok(f"Job {job_id} is {state}.", **{str(key): found[key] for key in found})
 
-    def _commands(self, call: Call) -> JobCommands:
+    def _commands(self, call: Call) -> TenantCommands:
         return self._commands_of(call.context.principal.tenant)
 
-    async def _row(self, node: str, job_id: str, call: Call) -> StoredCommand:
+    async def _row(self, node: str, job_id: str, call: Call) -> CommandRow:
         row = await self._commands(call).get(job_id)
         if row is None or row.agent_id != node:
             raise _job_not_found(node, job_id)

@@ -10,22 +10,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON
+from evoclaw.transport.broker_accounts import BrokerAccounts
 from evoclaw.transport.wire import Command, Report, WireError, convert
 from evoclaw.trust.pairing import Devices, Invitations, PairingRefused
-
-
-class EdgeAccounts(Protocol):
-    """The broker accounts of edges."""
-
-    def renew(self, name: str, *, password: str = "") -> str:
-        """Set the password of an account."""
-        ...
 
 
 class JoinRequest(Struct, frozen=True):
@@ -52,7 +44,7 @@ class JoinHandler:
         self,
         pairings: Invitations,
         devices: Devices,
-        accounts: EdgeAccounts,
+        accounts: BrokerAccounts,
         send: Callable[[str, Command], Awaitable[bool]],
         public_key: str,
         pin: Callable[[str, str], Awaitable[None]] | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -126,11 +125,6 @@ def _sanitized(beat: Heartbeat) -> Heartbeat:
 
 def _bounded(value: float) -> float:
     return min(max(value, 0), _MAX_NUMBER) if math.isfinite(value) else 0.0
-
-
-def names(members: Sequence[Member]) -> list[str]:
-    """The ids of some edges."""
-    return [member.agent_id for member in members]
 
 
 def find_tool(member: Member, name: str) -> Tool | None:

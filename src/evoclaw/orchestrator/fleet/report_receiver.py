@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from secrets import token_hex
-from typing import Protocol
 
+from evoclaw.core.commands import FINAL_STATES
 from evoclaw.core.eager import start_eagerly
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.tool_discovery import ToolDiscovery
+from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
-from evoclaw.transport.outbox import CLOSED_STATES, CommandBacklog, StoredCommand, WantedCommand
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.topics import BROADCAST, TopicKind, every, read_topic
 from evoclaw.transport.wire import (
@@ -44,35 +45,11 @@ MAX_CONCURRENT_TASKS = 2_000
 """Further messages are dropped; edges repeat what was not answered."""
 
 
-class EdgeCommands(CommandBacklog, Protocol):
-    """The stored commands of edges."""
-
-    async def known(self, request_ids: Sequence[str]) -> Mapping[str, str]:
-        """The states of those commands that are stored, by id."""
-        ...
-
-    async def cancelling(self, agent_id: str) -> Sequence[WantedCommand]:
-        """The commands that an edge must cancel."""
-        ...
-
-    async def get(self, request_id: str) -> StoredCommand | None:
-        """The command with an id."""
-        ...
-
-
-class ReceiptInspector(Protocol):
-    """Verifies and stores receipts; `ReceiptVerifier` is one."""
-
-    async def inspect(self, report: Report, stored_command: StoredCommand | None) -> Report:
-        """The report with the verdict on its receipt, or a refusal in its place."""
-        ...
-
-
 class ReportReceiver:
     """Receives the messages of all edges on the orchestrator's link."""
 
     def __init__(
-        self, link: Link, fleet: Fleet, requests: Requests, commands: EdgeCommands
+        self, link: Link, fleet: Fleet, requests: Requests, commands: CommandStore
     ) -> None:
         self._link, self._fleet, self._requests, self._commands = link, fleet, requests, commands
         self._client_id = f"orchestrator-{token_hex(8)}"
@@ -82,7 +59,7 @@ class ReportReceiver:
         self._tool_discovery = ToolDiscovery(fleet, requests, self.counts)
         self.on_join: Callable[[Report], Coroutine[object, object, None]] | None = None
         """Handles edges that want to join; None if this orchestrator does not pair edges."""
-        self.receipts: ReceiptInspector | None = None
+        self.receipts: ReceiptVerifier | None = None
         """Verifies the receipts of results; None passes them on unverified."""
         self.is_connected = False
         """Whether the broker is connected."""
@@ -180,7 +157,7 @@ class ReportReceiver:
         if unfinished is not None:
             self._spawn(unfinished)
 
-    async def _inspect(self, receipts: ReceiptInspector, report: Report) -> None:
+    async def _inspect(self, receipts: ReceiptVerifier, report: Report) -> None:
         try:
             asked = await self._commands.get(report.request_id)
             report = await receipts.inspect(report, asked)
@@ -231,13 +208,13 @@ class ReportReceiver:
     async def _send_welcome(self, agent_id: str, hello: Hello) -> None:
         reported = {*hello.running, *hello.finished}
         states = await self._commands.known(sorted(reported))
-        cancels = ("cancelling", *CLOSED_STATES)
+        cancels = ("cancelling", *FINAL_STATES)
         welcome = Welcome(
             hello.boot_id,
             hello.counter,
             self._requests.clock(),
             hello.asked,
-            acks=[id_ for id_ in hello.finished if states.get(id_) in CLOSED_STATES],
+            acks=[id_ for id_ in hello.finished if states.get(id_) in FINAL_STATES],
             cancels=[id_ for id_ in hello.running if states.get(id_) in cancels],
         )
         await self._requests.send(agent_id, Command("welcome", as_payload(welcome)))

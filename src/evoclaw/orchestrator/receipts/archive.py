@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
+from evoclaw.core.commands import CommandRow
 from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON
+from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import Pin, ReceiptStore, StoredReceipt, TenantReceipts
-from evoclaw.transport.outbox import Outbox, StoredCommand
 from evoclaw.transport.wire import Outcome, WireError, arguments_of, read_command
 from evoclaw.trust.receipts import ReceiptRefused, read_receipt
 
@@ -38,7 +39,7 @@ class ReceiptArchive:
     It is for the operator of the machine; a tenant gets its own part with `of`.
     """
 
-    def __init__(self, store: ReceiptStore, outbox: Outbox | None = None) -> None:
+    def __init__(self, store: ReceiptStore, outbox: CommandStore | None = None) -> None:
         self.store, self._outbox = store, outbox
 
     def of(self, tenant: str) -> TenantArchive:
@@ -63,7 +64,7 @@ class ReceiptArchive:
 class TenantArchive:
     """The receipts and commands of one tenant."""
 
-    def __init__(self, store: ReceiptStore, outbox: Outbox | None, tenant: str) -> None:
+    def __init__(self, store: ReceiptStore, outbox: CommandStore | None, tenant: str) -> None:
         self.receipts: TenantReceipts = store.of(tenant)
         self._store, self._outbox = store, outbox
 
@@ -114,7 +115,7 @@ def _is_valid(receipt: StoredReceipt, run_id: str, key: str | None) -> bool | No
 
 
 async def _bundle(
-    pins: Iterable[Pin], receipts: Sequence[StoredReceipt], outbox: Outbox | None
+    pins: Iterable[Pin], receipts: Sequence[StoredReceipt], outbox: CommandStore | None
 ) -> AsyncGenerator[dict[str, JSON]]:
     for pin in pins:
         yield {"type": "key", "agent_id": pin.agent_id, "key": pin.key, "trust": pin.trust}
@@ -132,7 +133,7 @@ async def _bundle(
         yield line
 
 
-def _call_of(row: StoredCommand, tenant: str) -> dict[str, JSON]:
+def _call_of(row: CommandRow, tenant: str) -> dict[str, JSON]:
     """The arguments and the result that a receipt is for; empty for another tenant's call."""
     try:
         command = read_command(row.payload)

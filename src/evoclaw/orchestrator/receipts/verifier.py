@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
 from evoclaw.store.calls.receipts import Pin, ReceiptStore, StoredReceipt
-from evoclaw.transport.outbox import StoredCommand
 from evoclaw.transport.wire import (
     Command,
     Outcome,
@@ -131,7 +131,7 @@ class ReceiptVerifier:
             await asyncio.wait(self._writing)
         self._closing.clear()
 
-    async def inspect(self, report: Report, stored_command: StoredCommand | None) -> Report:
+    async def inspect(self, report: Report, stored_command: CommandRow | None) -> Report:
         """Verify the receipt of a result, store it, and add the verdict to the result."""
         payload = report.payload
         if stored_command is None and payload.get("receipt") is None:
@@ -314,7 +314,7 @@ def _tenant_of(command: Command | None) -> str:
     return LOCAL_PRINCIPAL.tenant if command is None else command.tenant or LOCAL_PRINCIPAL.tenant
 
 
-def _command_of(stored_command: StoredCommand) -> Command:
+def _command_of(stored_command: CommandRow) -> Command:
     try:
         return read_command(stored_command.payload)
     except WireError:

@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.orchestrator.runs.views import StoredRecords
 from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
 from evoclaw.orchestrator.sessions.run_ids import TenantKey
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
@@ -92,18 +93,6 @@ class WatcherTooSlow(EvoClawError):
         super().__init__(f"the watcher is too slow and was dropped; reconnect after record {after}")
         self.after = after
         """The last record delivered: a watcher that continues from there misses nothing."""
-
-
-class RecordSource(Protocol):
-    """The stored records of a run."""
-
-    async def stop_reason(self) -> StopReason | None:
-        """Why the run ended, or that it waits; None while it is active."""
-        ...
-
-    async def records(self, after: int, limit: int) -> Sequence[Record]:
-        """The records after a number, at most `limit`."""
-        ...
 
 
 class Topic:
@@ -268,7 +257,7 @@ class Hub:
         await self._announce([Notice(NoticeKind.WATCHED, *due) for due in keys])
 
     async def watch(
-        self, key: TenantKey, source: RecordSource, after: int = 0, *, follow: bool = False
+        self, key: TenantKey, source: StoredRecords, after: int = 0, *, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
         """Every record after a number, each once: first the stored ones, then live.
 
@@ -331,7 +320,7 @@ class Hub:
 class _RecordReader:
     """The position of a watcher in the records of a run."""
 
-    def __init__(self, source: RecordSource, after: int, follow: bool) -> None:
+    def __init__(self, source: StoredRecords, after: int, follow: bool) -> None:
         self._source, self._after, self._follow = source, after, follow
         self.finished = False
         self.has_more = False

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct, json, structs
 
@@ -30,6 +29,7 @@ from evoclaw.core.run import run
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.definitions import iterative_settings, require_inputs
 from evoclaw.orchestrator.runs.requests import RunRequest, RunView
+from evoclaw.orchestrator.runs.runs import Runs
 
 
 class InvokeResponse(Struct, frozen=True):
@@ -73,10 +73,6 @@ class Invoker:
     def __init__(self, agents: Mapping[str, Agent], ports: Ports) -> None:
         self._agents = agents
         self._ports = ports
-
-    def has_tools(self, name: str) -> bool:
-        """Whether an agent has any tool."""
-        return bool(self._narrowed(self._agent(name)).executor.tools())
 
     async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
         """Get one reply without tools."""
@@ -134,24 +130,10 @@ class InvocationOutcome(Struct, frozen=True):
             raise ProviderError(kind, self.failed.reason)
 
 
-class RunStarter(Protocol):
-    """Starts stored runs: `Runs`."""
-
-    async def start(
-        self, principal: Principal, request: RunRequest, *, key: str = "", run_id: str = ""
-    ) -> tuple[RunView, bool]:
-        """Start a run, or return the one that the key started; stored when this returns."""
-        ...
-
-    def records(self, tenant: str, run_id: str) -> AsyncGenerator[Record, None]:
-        """All records of a run, until it ends or waits."""
-        ...
-
-
 class Invocations:
     """Invokes agents by stored runs: a started run is answered, also after a restart."""
 
-    def __init__(self, runs: RunStarter, agents: Mapping[str, Agent]) -> None:
+    def __init__(self, runs: Runs, agents: Mapping[str, Agent]) -> None:
         self._runs, self._agents = runs, agents
 
     def agent(self, name: str) -> Agent:
@@ -208,32 +190,6 @@ class Invocations:
     def watch(self, tenant: str, view: RunView) -> AsyncGenerator[Record, None]:
         """All records of a run, until it ends or waits for a person."""
         return self._runs.records(tenant, view.run_id)
-
-    def for_principal(self, principal: Principal) -> PrincipalInvocations:
-        """The invocations of one principal, as workflows use them."""
-        return PrincipalInvocations(self, principal)
-
-
-@dataclass(frozen=True, slots=True)
-class PrincipalInvocations:
-    """Invokes agents on behalf of one principal."""
-
-    invocations: Invocations
-    principal: Principal
-
-    def has_tools(self, name: str) -> bool:
-        """Whether an agent may use any tool; without one, the loop is one reply."""
-        return bool(self.invocations.agent(name).capabilities)
-
-    async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
-        """Get one reply without tools."""
-        view = await self.invocations.start(self.principal, name, inputs, single=True)
-        return (await self.invocations.outcome(self.principal.tenant, view)).single_response()
-
-    async def invoke_iterative(self, name: str, inputs: dict[str, JSON]) -> IterativeResponse:
-        """Run the loop."""
-        view = await self.invocations.start(self.principal, name, inputs)
-        return (await self.invocations.outcome(self.principal.tenant, view)).iterative_response()
 
 
 class OutcomeReader:

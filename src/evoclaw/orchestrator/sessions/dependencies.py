@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,36 +13,16 @@ from evoclaw.core.ports import Ports
 from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
 from evoclaw.tools.todos import Todo
 
+PortsFactory: TypeAlias = Callable[[Agent, Session, Mapping[type, object]], Ports]
+"""Builds the provider, tools, rules and approver of a session's run.
 
-class PortsFactory(Protocol):
-    """Builds the ports of a session's runs."""
-
-    def __call__(
-        self, agent: Agent, session: Session, dependencies: Mapping[type, object], /
-    ) -> Ports:
-        """Return the provider, tools, rules and approver of a run.
-
-        The session decides on whose behalf the run acts: of the principal of these ports only the
-        agent counts, and the user where the session has no owner.
-
-        Args:
-            agent: The agent, with the model of this run.
-            session: The session and its owner.
-            dependencies: The dependencies of the session's tools, by Protocol: `Todos`, `Person`,
-                `Sessions`; and under `History` the messages before this run.
-        """
-        ...
-
-
-class Recall(Protocol):
-    """Finds notes in the memory that may matter for a run."""
-
-    async def __call__(self, agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
-        """Return messages to put before the user's message; mostly none.
-
-        They are recorded at the start of the run, so a resumed run does not recall again.
-        """
-        ...
+It gets the agent with the model of this run, the session, and the dependencies of the session's
+tools by Protocol: `TodoList`, `UserPrompter`, `Sessions`; and under `History` the messages before
+this run. The session decides on whose behalf the run acts: of the principal of the returned ports
+only the agent counts, and the user where the session has no owner."""
+Recall: TypeAlias = Callable[[Agent, Session, StoredRun], Awaitable[Sequence[Message]]]
+"""Finds notes in the memory that may matter for a run: messages to put before the user's message,
+mostly none. They are recorded at the start of the run, so a resumed run does not recall again."""
 
 
 async def no_recall(agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:

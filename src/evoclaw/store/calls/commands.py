@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.calls.command_states import (
+from evoclaw.core.commands import (
     FINAL_STATES,
     OPEN_STATES,
     CommandPutKind,
@@ -20,9 +19,9 @@ from evoclaw.store.calls.command_states import (
     CommandRow,
     CommandState,
     LateOutcome,
-    QueueFull,
     SettleResult,
 )
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.store.calls.command_tables import NO_OUTCOME, SCHEMA
 from evoclaw.store.databases.database import (
     NO_LIMIT,
@@ -74,6 +73,17 @@ AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER 
 MAX_LATE_OUTCOMES = 20
 BATCH_ROWS = 500
 """Rows that are expired or deleted in one transaction, so that other commands do not wait long."""
+
+
+class QueueFull(StoreError):
+    """An agent has the maximum number of waiting commands of a tenant."""
+
+    def __init__(self, agent_id: str, cap: int) -> None:
+        super().__init__(
+            f"agent {agent_id!r} has {cap:,} commands waiting, which is the maximum; "
+            "wait for some to end, or cancel them, before sending more"
+        )
+        self.agent_id, self.cap = agent_id, cap
 
 
 class CommandStore:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.store.governance.devices import DeviceStore
 from evoclaw.trust.pairing import DEVICES_FILE_NAME, Device, DeviceState
 
 IMPORTED_SUFFIX = ".taken-in"
@@ -20,22 +20,10 @@ IMPORTED_SUFFIX = ".taken-in"
 _DEVICE = msgspec.json.Decoder(Device)
 
 
-class DeviceRows(Protocol):
-    """The devices in the shared store, encoded."""
-
-    async def since(self, revision: int) -> tuple[int, Mapping[str, bytes]]:
-        """The latest revision, and the devices that changed after the given one, by name."""
-        ...
-
-    async def change(self, agent_id: str, work: Callable[[bytes | None], bytes | None]) -> None:
-        """Replace a device with what `work` returns for it; None leaves it unchanged."""
-        ...
-
-
 class SharedDeviceRepository:
     """Devices in a shared store, with a copy in memory."""
 
-    def __init__(self, rows: DeviceRows) -> None:
+    def __init__(self, rows: DeviceStore) -> None:
         self._rows, self._revision = rows, 0
         self._known: Mapping[str, Device] = {}
 

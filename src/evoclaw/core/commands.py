@@ -1,4 +1,4 @@
-"""The states and rows of the command store."""
+"""The values of an outbox: stored commands, their states, and what storing them returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from enum import StrEnum
 from msgspec import Struct
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.databases.database import StoreError
 
 
 class CommandState(StrEnum):
@@ -31,17 +30,6 @@ OPEN_STATES = (
 )
 """In the order in which a command passes through them; it never goes back."""
 FINAL_STATES = (CommandState.SETTLED, CommandState.EXPIRED)
-
-
-class QueueFull(StoreError):
-    """An agent has the maximum number of waiting commands of a tenant."""
-
-    def __init__(self, agent_id: str, cap: int) -> None:
-        super().__init__(
-            f"agent {agent_id!r} has {cap:,} commands waiting, which is the maximum; "
-            "wait for some to end, or cancel them, before sending more"
-        )
-        self.agent_id, self.cap = agent_id, cap
 
 
 class CommandRow(Struct, frozen=True):
