@@ -26,11 +26,11 @@ from msgspec.structs import replace
 from tests.support.postgres import Postgres, why_no_postgres
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.events import Record, TurnStarted
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, user
 from evoclaw.core.ports import Ports
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions

@@ -75,10 +75,10 @@ def policies():
 
 def build():
     from evoclaw.core.agent import LoopSettings
-    from evoclaw.core.bus import Bus, recorded
     from evoclaw.core.loop import run_loop
     from evoclaw.core.messages import user
     from evoclaw.core.ports import Ports
+    from evoclaw.core.run import Bus, recorded
     from evoclaw.core.state import new_run
 
     Fake, executor, policy, sink = fake_provider(), local_executor(), policies(), recorder()
@@ -115,7 +115,7 @@ async def stored(folder: str):
     from evoclaw.core.ports import Ports
     from evoclaw.core.routes import Route
     from evoclaw.orchestrator.sessions.conversations import Conversations
-    from evoclaw.providers.write_barrier import WriteBarrierProvider as SettledProvider
+    from evoclaw.providers.wrappers import WriteBarrierProvider as SettledProvider
     from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}

@@ -18,7 +18,7 @@ from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 
 TRUE = "/usr/bin/true"

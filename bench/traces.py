@@ -22,14 +22,14 @@ from tests.support.otlp_collector import Collector, collector
 from tests.support.up_process import UpProcess, start_run, up_process, wait_for_state
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Ports, Sink
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
-from evoclaw.executors.trace_step import TraceCall
+from evoclaw.executors.call_steps import TraceCall
 from evoclaw.observe.tracing.attributes import TracedRun
 from evoclaw.observe.tracing.tracing import open_tracing
 from evoclaw.providers.scripted import Scripted, calls, says

@@ -28,7 +28,6 @@ from evoclaw.cli import exits
 from evoclaw.cli.main import GROUPS, command_line
 from evoclaw.cli.options import ExclusiveCommand
 from evoclaw.core.agent import ITERATIVE_SETTINGS, Agent, LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import ProviderErrorKind
 from evoclaw.core.events import Event, Record, StopReason
 from evoclaw.core.loop import run_loop
@@ -49,7 +48,7 @@ from evoclaw.core.messages import (
 from evoclaw.core.metrics import RunMetrics
 from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.core.result import RunResult
+from evoclaw.core.run import Bus, RunResult, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.executors.local import LocalExecutor
@@ -60,7 +59,7 @@ from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
 from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.permissions import Permissions
 from evoclaw.governance.rate_limits import RateSettings
-from evoclaw.governance.rules.settings import PolicySettings
+from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 from evoclaw.orchestrator.agents.memory import MemorySettings
@@ -77,7 +76,7 @@ from evoclaw.store.sessions.recordings import encode_record
 from evoclaw.store.settings import StoreSettings
 from evoclaw.tools.device import device, notify
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.jobs import jobs
+from evoclaw.tools.nodes import jobs
 from evoclaw.tools.sets import coding, everything, read_only
 from evoclaw.wiring.pipelines import edge_pipeline, local_pipeline, service_pipeline
 from evoclaw.workflows.supervisor import WorkflowSettings

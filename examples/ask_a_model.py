@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 from evoclaw import EvoClawError, Level, LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.ports import NoApprover
-from evoclaw.core.result import collect_result
+from evoclaw.core.run import Bus, collect_result, recorded
 from evoclaw.core.state import PreparedRun, new_run
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.wiring.local_run import local_ports

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from evoclaw import Approval, Ask, Call, Decision, LoopSettings, Ports, Scripted, calls, says
 from evoclaw.cli.render import TerminalRenderer
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import SystemMessage, user
 from evoclaw.core.replay import Replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import PreparedRun, RunState, new_run
 from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.agents.prompt import system_prompt

@@ -23,7 +23,7 @@ from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store import memory
 from evoclaw.store.calls import command_tables

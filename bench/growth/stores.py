@@ -16,7 +16,7 @@ from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.store.metrics.store import MetricsStore, MetricsWindow, backlog_of
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import RunQueue
-from evoclaw.store.sessions.deletion import delete_expired_sessions
+from evoclaw.store.sessions.changes import delete_expired_sessions
 from evoclaw.store.sessions.sessions import StoredRun
 
 ANN = Principal(user="ann")

@@ -11,12 +11,12 @@ from bench.growth.places import House, Model, house, places, work
 from bench.policies import governed
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.chain import Chain
 from evoclaw.core.labels import Principal
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
 from evoclaw.core.ports import AllowAll, Policy, Ports
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Level

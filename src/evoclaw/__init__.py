@@ -15,8 +15,7 @@ _NAMES = {
     "core.messages": "ErrorKind ImageBlock Message Reply TextBlock ToolResult",
     "core.ports": "Allow Approval Approver Ask Decision Deny Executor Policy Ports Provider "
     "Request Sink",
-    "core.result": "RunResult",
-    "core.run": "run watch",
+    "core.run": "RunResult run watch",
     "core.state": "RunState fold new_run",
     "core.tools": "Call Effect Tool",
     "executors.local": "LocalExecutor",

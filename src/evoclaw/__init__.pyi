@@ -21,8 +21,7 @@ from evoclaw.core.ports import (
     Request,
     Sink,
 )
-from evoclaw.core.result import RunResult
-from evoclaw.core.run import run, watch
+from evoclaw.core.run import RunResult, run, watch
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.executors.local import LocalExecutor

@@ -25,8 +25,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import ALL_PERMISSIONS, Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.mcp.executor import McpExecutor
-from evoclaw.executors.mcp.offers import NoPins
-from evoclaw.executors.mcp.servers import McpServer
+from evoclaw.executors.mcp.offers import McpServer, NoPins
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.tools.define import tool
 from tests.providers.aimock.install import node, npm

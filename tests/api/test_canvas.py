@@ -8,7 +8,7 @@ from typing import cast
 
 from evoclaw.core.canvases import Canvas, CanvasSheet
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.sessions.deletion import delete_expired_sessions
+from evoclaw.store.sessions.changes import delete_expired_sessions
 from tests.support.service import Client, RunningService, running_service
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.edge.invitations import join_link, qr_lines, qr_rows, read_link
+from evoclaw.edge.joining import join_link, qr_lines, qr_rows, read_link
 from evoclaw.wiring.fleet import BrokerLogin, write_broker_login
 from tests.support.service import running_service
 

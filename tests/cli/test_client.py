@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from evoclaw.cli.client import ServiceNotRunning, ServiceRefused, find_service, open_client
+from evoclaw.cli.client import (
+    MAX_EVENT_BYTES,
+    ServerSentEvent,
+    ServiceNotRunning,
+    ServiceRefused,
+    SseParser,
+    find_service,
+    open_client,
+)
 from evoclaw.cli.service_api import watch_records
-from evoclaw.cli.sse import MAX_EVENT_BYTES, ServerSentEvent, SseParser
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
 from tests.support.stub_service import TOKEN, StubRun, serve_stub, write_service_file

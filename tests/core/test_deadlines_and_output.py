@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import Record, StopReason, TurnStarted
 from evoclaw.core.loop import run_loop
@@ -16,7 +15,7 @@ from evoclaw.core.messages import TextBlock, user
 from evoclaw.core.output import parse_output
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.replies import Confirmation, read_confirmation
-from evoclaw.core.result import collect_result
+from evoclaw.core.run import Bus, collect_result, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect
 from evoclaw.core.truncate import truncate_middle

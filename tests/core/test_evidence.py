@@ -8,12 +8,12 @@ from hashlib import sha256
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.events import Prompted, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports, Progress
 from evoclaw.core.replay import Replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.providers.scripted import Scripted, calls, says

@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoclaw.core.bus import Bus
 from evoclaw.core.events import ContextTrimmed, Record
 from evoclaw.core.history import History
 from evoclaw.core.labels import CLEAN, MAX_LABEL_SOURCES, Label, join_labels
@@ -20,6 +19,7 @@ from evoclaw.core.messages import (
     labelled,
     user,
 )
+from evoclaw.core.run import Bus
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Effect
 from evoclaw.core.window import trimmed_view

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, ToolFailure
 from evoclaw.core.events import CallFinished, CallStarted, Record, Replied, RunFinished, StopReason
@@ -23,6 +22,7 @@ from evoclaw.core.messages import ErrorKind, Finish, Reply, ToolCall, ToolResult
 from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Ports, Progress, Verdict
 from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.executors.processes import LocalProcesses

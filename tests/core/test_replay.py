@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
 from evoclaw.core.events import CallStarted, Record, RunFinished, StopReason, TextDelta
@@ -18,6 +17,7 @@ from evoclaw.core.messages import Reply, ToolCall, user
 from evoclaw.core.ports import ALLOW, Ask, Decision, Executor, Policy, Ports, Verdict
 from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.providers.scripted import Scripted, ScriptStep, calls, says
 from evoclaw.store.sessions.recordings import encode_record, read_recording

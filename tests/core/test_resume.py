@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import RecordingError
 from evoclaw.core.events import (
     CallFinished,
@@ -22,6 +21,7 @@ from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ErrorKind, Message, Reply, TextBlock, ToolCall, ToolResult, user
 from evoclaw.core.ports import AllowAll, Deny, Ports, Progress, Verdict
 from evoclaw.core.profile import Profile
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.events import Prompted, Record, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import UserMessage, user
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.replay import Replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.loop import echo_table

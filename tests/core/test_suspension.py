@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import RunSuspended
 from evoclaw.core.events import CallFinished, Record, ReplyEvent, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
 from evoclaw.core.ports import ALLOW, AllowAll, Approval, Ask, Ports, Progress, Request, Verdict
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.providers.scripted import Scripted, calls, says

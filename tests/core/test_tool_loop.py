@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.events import (
     CallFinished,
     CallStarted,
@@ -23,6 +22,7 @@ from evoclaw.core.messages import (
     user,
 )
 from evoclaw.core.ports import AllowAll, Ports
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.loop import DenyingPolicy, Table, echo, echo_table, fail, run, tool

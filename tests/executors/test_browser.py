@@ -14,7 +14,7 @@ import pytest_asyncio
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.chromium import Chromium, SessionBrowser
-from evoclaw.executors.browser.program import find_browser
+from evoclaw.executors.browser.processes import find_browser
 from evoclaw.executors.url_guard import UrlGuard
 from tests.support.web_pages import answer, redirect_to, serve_pages
 

@@ -16,8 +16,7 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.browser.chromium import Chromium
-from evoclaw.executors.browser.processes import belonging, find_main
-from evoclaw.executors.browser.program import find_browser
+from evoclaw.executors.browser.processes import belonging, find_browser, find_main
 from evoclaw.executors.url_guard import UrlGuard
 from tests.support.web_pages import PageServer, serve_pages
 

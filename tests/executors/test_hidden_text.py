@@ -7,11 +7,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from evoclaw.cli.clean import clean
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.executors.hidden_text import MarkHiddenText, hidden_kinds
+from evoclaw.executors.call_steps import MarkHiddenText, hidden_kinds
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool

@@ -10,8 +10,8 @@ from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Executor, Progress
 from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.executors.call_steps import ToolTimeouts
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.tool_timeouts import ToolTimeouts
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.fake import FakeOps

@@ -23,6 +23,7 @@ from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import (
     MAX_TOOL_NAME_CHARS,
     ListedTool,
+    McpServer,
     NoPins,
     ServerTerms,
     ToolPins,
@@ -31,7 +32,6 @@ from evoclaw.executors.mcp.offers import (
     tool_name,
 )
 from evoclaw.executors.mcp.pins import PinFile, ServerPins
-from evoclaw.executors.mcp.servers import McpServer
 from evoclaw.providers.scripted import Scripted
 from tests.support.mcp_servers import command, tool
 from tests.support.processes import alive, unique_seconds

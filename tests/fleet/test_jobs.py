@@ -28,7 +28,7 @@ from evoclaw.orchestrator.fleet.command_cleanup import (
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, JobNotFound
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
-from evoclaw.tools.jobs import DeviceJobs, jobs
+from evoclaw.tools.nodes import DeviceJobs, jobs
 from evoclaw.transport.wire import Command, encode
 from tests.support.fleet import (
     QUICK,

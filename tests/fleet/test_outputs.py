@@ -18,8 +18,7 @@ from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock, ToolRe
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call
-from evoclaw.edge.artifact_tool import artifact_tool
-from evoclaw.edge.outputs import KeepLargeOutput
+from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.orchestrator.fleet.artifacts import FetchFailed

@@ -16,7 +16,7 @@ from evoclaw.core.tools import Context
 from evoclaw.core.toolset import Toolset
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.jobs import JobNotFound
-from evoclaw.tools.jobs import DeviceJobs, jobs
+from evoclaw.tools.nodes import DeviceJobs, jobs
 from tests.support.fleet import FleetHarness, new_id, open_fleet
 
 ACME, UMBRELLA = Principal("acme", "bob"), Principal("umbrella", "bob")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from evoclaw.core.bus import Bus
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Record
 from evoclaw.core.labels import CLEAN
@@ -12,9 +11,10 @@ from evoclaw.core.messages import ErrorKind, Reply, ToolResult, label_of, user
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Executor, Ports
 from evoclaw.core.routes import Place, Route
+from evoclaw.core.run import Bus
 from evoclaw.core.state import fold, new_run
+from evoclaw.executors.call_steps import Quarantine
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.quarantine import Quarantine
 from evoclaw.orchestrator.agents.model_reader import ModelReader
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.tools.define import tool

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import Event, Record
 from evoclaw.core.labels import Label, Principal
@@ -32,6 +31,7 @@ from evoclaw.core.ports import (
     Progress,
     Verdict,
 )
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.observe.audit.reader import audit_files

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from opentelemetry.semconv.attributes import error_attributes, service_attributes
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import CallStarted, Record, ReplyRetried, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Reply, Usage, user
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import AllowAll, Policy, Ports, Progress, Provider
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
 from evoclaw.core.tools import Call, Effect
 from evoclaw.core.tracing import (
@@ -42,9 +42,9 @@ from evoclaw.core.tracing import (
     trace_id_of,
     use_trace,
 )
-from evoclaw.executors.trace_step import TraceCall
+from evoclaw.executors.call_steps import TraceCall
 from evoclaw.observe.tracing import attributes as attrs
-from evoclaw.observe.tracing import content, spans
+from evoclaw.observe.tracing import spans
 from evoclaw.observe.tracing.attributes import TracedRun
 from evoclaw.observe.tracing.tracing import (
     CAPTURE_VARIABLE,
@@ -120,7 +120,7 @@ def words_of(module: object) -> set[str]:
 
 
 def test_every_attribute_name_is_in_the_opentelemetry_registry() -> None:
-    ours = words_of(attrs) | words_of(content) | words_of(spans)
+    ours = words_of(attrs) | words_of(spans)
     known = words_of(REGISTRY) | words_of(error_attributes) | words_of(service_attributes)
     standard = {one for one in ours if one.startswith(("gen_ai.", "error.", "service."))}
     assert len(standard) > 20

@@ -14,7 +14,7 @@ from evoclaw.core.profile import Profile
 from evoclaw.governance.budget.cost_estimator import Price
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.settings import AccountLimits, BudgetSettings
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions.sessions import Session

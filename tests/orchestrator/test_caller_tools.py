@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
 from evoclaw.core.labels import Label
@@ -26,6 +25,7 @@ from evoclaw.core.ports import (
     Ports,
     Verdict,
 )
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor

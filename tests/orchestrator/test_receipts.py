@@ -17,8 +17,8 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call, Tool
+from evoclaw.executors.call_steps import SignReceipt
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.receipt_step import SignReceipt
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.receipts.signer import LOCAL_AGENT_ID, LocalReceiptSigner, agent_id_of
 from evoclaw.orchestrator.receipts.verifier import ReceiptBreach, ReceiptVerifier

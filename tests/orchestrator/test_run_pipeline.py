@@ -9,7 +9,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import ALLOW, Deny, Policy, Ports, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.support.conversations import HELP, LEAD, SessionHarness, results

@@ -22,7 +22,7 @@ from evoclaw.core.events import (
 from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
 from evoclaw.orchestrator.runs.runs import RunStatus
-from evoclaw.orchestrator.sessions.record_buffer import RecordBuffer
+from evoclaw.orchestrator.sessions.run_records import RecordBuffer
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice

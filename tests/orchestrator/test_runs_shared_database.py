@@ -13,8 +13,8 @@ from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
 from evoclaw.core.replay import Replay
 from evoclaw.orchestrator.runs.driver import ActiveRun
-from evoclaw.orchestrator.runs.process_identity import current_process_identity, is_process_dead
 from evoclaw.orchestrator.runs.runs import RunRequest, RunStatus
+from evoclaw.orchestrator.runs.scheduler import current_process_identity, is_process_dead
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.runs.queue import RunQueue, adopt_subrun
 from evoclaw.store.sessions.sessions import Fenced

@@ -22,7 +22,7 @@ from evoclaw.core.events import (
 )
 from evoclaw.orchestrator.runs.hub import Hub, SingleFlight, WatcherTooSlow
 from evoclaw.orchestrator.runs.views import StoredRecords
-from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
+from evoclaw.orchestrator.sessions.run_records import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 from tests.support.databases import Place
 from tests.support.properties import examples

@@ -13,7 +13,7 @@ from evoclaw.core.ports import ALLOW, Approval, Ask, Decision, Deny, Policy, Ver
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.settings import BudgetSettings
 from evoclaw.orchestrator.sessions.conversations import SessionBusy, SessionNotFound
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.store.databases.database import Connection
 from evoclaw.tools.question import UserAnswer

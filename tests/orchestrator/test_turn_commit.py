@@ -18,7 +18,7 @@ from evoclaw.core.routes import Route
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import calls, says
-from evoclaw.providers.write_barrier import WriteBarrierProvider as SettledProvider
+from evoclaw.providers.wrappers import WriteBarrierProvider as SettledProvider
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governance import ledger
 from evoclaw.store.governance.ledger import StoredLedger

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from evoclaw.edge.invitations import qr_rows
+from evoclaw.edge.joining import qr_rows
 from tests.page.house import SECOND, House
 from tests.page.looking import PHONE, Looker
 from tests.support.command_line import Shell

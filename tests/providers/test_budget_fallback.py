@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import ContextTrimmed, Record, ReplyRetried, RunFinished
 from evoclaw.core.loop import run_loop
@@ -13,6 +12,7 @@ from evoclaw.core.messages import Reply, Usage, user
 from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.replay import Replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.memory_ledger import MemoryLedger

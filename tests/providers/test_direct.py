@@ -5,7 +5,7 @@ from __future__ import annotations
 from evoclaw.core.messages import Reply, ToolCall, user
 from evoclaw.core.ports import AllowAll, Ports
 from evoclaw.core.run import run
-from evoclaw.providers.direct import DirectProvider
+from evoclaw.providers.scripted import DirectProvider
 from tests.support.loop import echo_table
 
 

@@ -6,7 +6,7 @@ from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.messages import Reply, user
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.deletion import delete_expired_sessions
+from evoclaw.store.sessions.changes import delete_expired_sessions
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from tests.support.databases import Place
 

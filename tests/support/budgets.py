@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.events import CallFinished, Record, RunFinished
 from evoclaw.core.labels import Principal
 from evoclaw.core.ledgers import Account, Amounts, InsufficientFunds, Ledger, Reservation
@@ -26,6 +25,7 @@ from evoclaw.core.ports import (
     Progress,
     Provider,
 )
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.budget.memory_ledger import MemoryLedger

@@ -17,7 +17,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.sessions.conversations import Conversations
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool

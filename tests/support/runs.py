@@ -16,7 +16,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings, RunStatus, RunView
 from evoclaw.orchestrator.sessions.conversations import Conversations
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import says
 from evoclaw.store.databases.database import Database
 from evoclaw.store.governance import approvals

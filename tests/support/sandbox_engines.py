@@ -12,7 +12,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.executors.protected_paths import protected_paths
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.registry import package_engines
-from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 
 PYTHON = "/usr/bin/python3"

@@ -18,7 +18,7 @@ from evoclaw.executors.processes import LocalProcesses
 from evoclaw.executors.protected_paths import protected_paths
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 
 MB = 1 << 20

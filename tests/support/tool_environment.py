@@ -25,7 +25,7 @@ from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Approval, Approver, Ask, Decision, Executor, Ports, Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.browser.chromium import Chromium
-from evoclaw.executors.browser.program import find_browser
+from evoclaw.executors.browser.processes import find_browser
 from evoclaw.executors.canvases import FileCanvas
 from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor

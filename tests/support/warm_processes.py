@@ -38,7 +38,7 @@ PATIENCE = 120.0
 MODULES = (
     "aiohttp",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
-    "evoclaw.cli.sse",
+    "evoclaw.cli.client",
     "evoclaw.wiring.pipelines",
     "evoclaw.governance.flow",
     "evoclaw.wiring.governance",

@@ -15,7 +15,7 @@ from evoclaw.core.ops import FileOps
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.web import PageView
 from evoclaw.executors.browser.chromium import Chromium
-from evoclaw.executors.browser.program import find_browser
+from evoclaw.executors.browser.processes import find_browser
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.tools.browser import MAX_PAGE_CHARS, UNTRUSTED_NOTICE, Browser, browser

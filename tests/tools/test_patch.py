@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.patch.apply_patch import apply_patch
+from evoclaw.tools.patch.apply_patch import MAX_PATCH_CHARS, apply_patch, parse_patch
 from evoclaw.tools.patch.hunk_location import HunkSearchBudget, apply_hunks
-from evoclaw.tools.patch.parsing import MAX_PATCH_CHARS, parse_patch
 from tests.support.tool_calls import use
 
 TEN = "".join(f"{number}\n" for number in range(1, 11))

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.tools.patterns import Regex
-from evoclaw.tools.regex_literals import required_literal
+from evoclaw.tools.patterns import Regex, required_literal
 from tests.support.properties import examples
 
 

@@ -17,7 +17,7 @@ from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.executors.file_survey import SurveyFolder
 from evoclaw.executors.files import LocalFiles
 from evoclaw.tools.search import glob, grep
-from evoclaw.tools.tree_scan import TreeScanner
+from evoclaw.tools.tree_search import TreeScanner
 from tests.support.tool_calls import use
 
 

@@ -13,7 +13,6 @@ from mcp.server import Server, ServerRequestContext
 from msgspec import Struct
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus
 from evoclaw.core.calls import Turn, run_calls
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
@@ -22,6 +21,7 @@ from evoclaw.core.events import StopReason as Stop
 from evoclaw.core.messages import ErrorKind, Finish, ImageBlock, Reply, ToolCall, ToolResult, user
 from evoclaw.core.ports import Approver, Executor, NoApprover, Policy, Ports, Request, Sink
 from evoclaw.core.profile import Profile
+from evoclaw.core.run import Bus
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect, Tool, failure, missing_permissions
 from evoclaw.core.toolset import Toolset

@@ -10,12 +10,12 @@ import time
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
 from evoclaw.cli.options import FILE, POSITIVE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.edge.invitations import join_command, join_link, qr_lines, qr_rows
+from evoclaw.edge.joining import join_command, join_link, qr_lines, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
 from evoclaw.trust.pairing import Device
 

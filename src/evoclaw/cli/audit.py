@@ -15,10 +15,9 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
 from evoclaw.cli.options import FILE, CommandGroup, F, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import audit_line
+from evoclaw.cli.terminal_text import audit_line, clean
 from evoclaw.core.errors import ConfigError
 from evoclaw.observe.audit.checkpoints import (
     KEY_PREFIX,

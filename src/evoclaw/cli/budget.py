@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.ledgers import Account
 from evoclaw.core.messages import JSON
 from evoclaw.governance.budget.wordings import format_amount, in_display_units

@@ -10,7 +10,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import print_table
+from evoclaw.cli.terminal_text import print_table
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 

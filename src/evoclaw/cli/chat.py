@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.chat_commands import COMMANDS, HELP_HINT, ChatPosition, run_command
-from evoclaw.cli.clean import one_line
 from evoclaw.cli.client import ServiceClient, ServiceRefused, open_client
 from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.interactive_run import InteractiveRun
@@ -24,6 +23,7 @@ from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.render import renderer
 from evoclaw.cli.terminal import is_interactive
+from evoclaw.cli.terminal_text import one_line
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON

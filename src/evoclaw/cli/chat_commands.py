@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evoclaw.cli import service_api, session_api
+from evoclaw.cli import service_api
 from evoclaw.cli.approvals import identify_answerer
-from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.output import print_err
 from evoclaw.cli.service_api import PAUSED_STATES, get_run
-from evoclaw.cli.tables import format_table, text_of
+from evoclaw.cli.terminal_text import clean, format_table, one_line, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Decision
@@ -38,7 +37,7 @@ class ChatPosition(Struct, frozen=True):
         """Find the named session, or start a new one with that title; with its unfinished run."""
         if not self.session:
             return self, None
-        found = await session_api.find_session(client, self.session)
+        found = await service_api.find_session(client, self.session)
         if found is None:
             return ChatPosition(agent=self.agent, title=self.session), None
         where = ChatPosition(
@@ -78,7 +77,7 @@ async def _new(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPo
 
 
 async def _sessions(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
-    for session in await session_api.list_sessions(client, 20):
+    for session in await service_api.list_sessions(client, 20):
         mark = "*" if session.get("id") == where.session else " "
         print_err(f"{mark} {clean(text_of(session, 'id'))}  {one_line(text_of(session, 'title'))}")
     return where
@@ -88,7 +87,7 @@ async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> Cha
     if not rest:
         print_err(f"this is session {where.session or '(new)'}")
         return where
-    found = await session_api.find_session(client, rest)
+    found = await service_api.find_session(client, rest)
     if found is None:
         raise ConfigError(f"there is no session {rest!r}; see /sessions")
     print_err(f"{text_of(found, 'messages') or 0} earlier messages; /history shows them")
@@ -109,14 +108,14 @@ async def _title(client: ServiceClient, rest: str, where: ChatPosition) -> ChatP
         raise ConfigError("type the new title: /title TEXT")
     if not where.session:
         return replace(where, title=rest)
-    await session_api.rename_session(client, where.session, rest)
+    await service_api.rename_session(client, where.session, rest)
     return where
 
 
 async def _history(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
-    found = await session_api.list_messages(client, where.session) if where.session else []
+    found = await service_api.list_messages(client, where.session) if where.session else []
     for number, message in found:
-        print_err(session_api.message_line(number, message))
+        print_err(service_api.message_line(number, message))
     if not found:
         print_err("no messages yet")
     return where
@@ -175,7 +174,7 @@ async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> Chat
         raise ConfigError("this session has no messages yet")
     if rest and not rest.isdecimal():
         raise ConfigError("type the number of the last message to keep: /branch N; see /history")
-    made = await session_api.branch_session(client, where.session, int(rest) if rest else None, "")
+    made = await service_api.branch_session(client, where.session, int(rest) if rest else None, "")
     print_err(f"this is now session {made}; the previous one is {where.session}")
     return ChatPosition(made, where.agent)
 

@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import one_line
 from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import one_line
 from evoclaw.core.messages import JSON
 from evoclaw.core.run_comparison import Difference, compare
 from evoclaw.store.sessions.recordings import read_recording

@@ -16,11 +16,11 @@ import click
 import msgspec
 
 from evoclaw.cli import exits, service_api
-from evoclaw.cli.clean import clean
 from evoclaw.cli.client import open_client
 from evoclaw.cli.data_folder import data_folder, privacy_problem
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.transport.address import parse_url

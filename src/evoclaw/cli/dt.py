@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorBlock, ImageBlock, TextBlock, ToolResult, is_object

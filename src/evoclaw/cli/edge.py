@@ -57,7 +57,7 @@ def _join(
 
 def _invitation(url: str, token: str | None) -> tuple[str, str]:
     """The broker's address and the token, from an invitation link or from both arguments."""
-    from evoclaw.edge.invitations import is_link, read_link
+    from evoclaw.edge.joining import is_link, read_link
 
     if is_link(url):
         if token is not None:

@@ -14,12 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.cli import exits, service_api
-from evoclaw.cli.clean import one_line
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.service_api import get_records, watch_records
-from evoclaw.cli.tables import audit_line
+from evoclaw.cli.terminal_text import audit_line, one_line
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,

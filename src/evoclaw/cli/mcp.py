@@ -15,10 +15,10 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
 from evoclaw.cli.options import FILE, CommandGroup, ExclusiveCommand
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal import TerminalApprover, is_interactive
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Approver, NoApprover
 from evoclaw.governance.approvals import SessionApprovalCache

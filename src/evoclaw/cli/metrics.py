@@ -16,7 +16,7 @@ from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.cli.prometheus import MetricSample, ToolMetricRow, parse_metrics, sum_by_label, sum_of
 from evoclaw.cli.stored_metrics import print_metrics, read_metrics
-from evoclaw.cli.tables import print_table
+from evoclaw.cli.terminal_text import print_table
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 

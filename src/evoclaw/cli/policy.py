@@ -13,9 +13,9 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied
 from evoclaw.core.messages import JSON

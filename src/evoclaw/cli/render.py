@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.events import (
     ApprovalAnswered,
     CallFinished,

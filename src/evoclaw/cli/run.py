@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
 from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.render import renderer
@@ -27,14 +26,15 @@ from evoclaw.cli.terminal import (
     cancel_on_interrupt,
     is_interactive,
 )
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, SystemMessage, user
 from evoclaw.core.ports import Approver, Ports, Sink
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import PreparedRun, RunState, fold, new_run
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level

@@ -12,13 +12,12 @@ from pathlib import Path
 import click
 
 from evoclaw.cli import exits, service_api
-from evoclaw.cli.clean import clean
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.render import renderer
 from evoclaw.cli.service_api import get_run, watch_records
-from evoclaw.cli.tables import format_time, print_table, text_of
+from evoclaw.cli.terminal_text import clean, format_time, print_table, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON

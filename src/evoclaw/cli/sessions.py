@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 
 import click
 
-from evoclaw.cli import exits, session_api
-from evoclaw.cli.clean import clean, one_line
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.tables import format_time, print_table, text_of
 from evoclaw.cli.terminal import is_interactive
+from evoclaw.cli.terminal_text import clean, format_time, one_line, print_table, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 
@@ -48,7 +47,7 @@ def _show(name: str, *, as_json: bool) -> int:
 def _rename(name: str, title: str) -> int:
     async def rename(client: ServiceClient) -> None:
         found = await _find(client, name)
-        await session_api.rename_session(client, text_of(found, "id"), title)
+        await service_api.rename_session(client, text_of(found, "id"), title)
         print_out(f"{text_of(found, 'id')}: {one_line(title)}")
 
     return _with_client(rename)
@@ -64,7 +63,7 @@ def _rename(name: str, title: str) -> int:
 def _branch(name: str, at: int | None, title: str, *, as_json: bool) -> int:
     async def branch(client: ServiceClient) -> None:
         found = await _find(client, name)
-        new_id = await session_api.branch_session(client, text_of(found, "id"), at, title)
+        new_id = await service_api.branch_session(client, text_of(found, "id"), at, title)
         print_out({"id": new_id} if as_json else new_id)
 
     return _with_client(branch)
@@ -87,14 +86,14 @@ def _with_client(work: Callable[[ServiceClient], Awaitable[None]]) -> int:
 
 
 async def _find(client: ServiceClient, name: str) -> dict[str, JSON]:
-    found = await session_api.find_session(client, name)
+    found = await service_api.find_session(client, name)
     if found is None:
         raise ConfigError(f"there is no session {name!r}; see `evoclaw sessions`")
     return found
 
 
 async def _print_all(client: ServiceClient, limit: int, *, as_json: bool) -> None:
-    found = await session_api.list_sessions(client, limit)
+    found = await service_api.list_sessions(client, limit)
     if as_json:
         print_out(found)
         return
@@ -114,7 +113,7 @@ async def _print_all(client: ServiceClient, limit: int, *, as_json: bool) -> Non
 
 async def _print_one(client: ServiceClient, name: str, *, as_json: bool) -> None:
     found = await _find(client, name)
-    messages = await session_api.list_messages(client, text_of(found, "id"))
+    messages = await service_api.list_messages(client, text_of(found, "id"))
     if as_json:
         rows = [{"number": number, "message": message} for number, message in messages]
         print_out({**found, "said": rows})
@@ -124,7 +123,7 @@ async def _print_one(client: ServiceClient, name: str, *, as_json: bool) -> None
         f"agent {clean(text_of(found, 'agent'))}, started {format_time(found.get('created_at'))}"
     )
     for number, message in messages:
-        print_out(session_api.message_line(number, message))
+        print_out(service_api.message_line(number, message))
 
 
 async def _remove(client: ServiceClient, name: str, *, yes: bool) -> None:
@@ -136,5 +135,5 @@ async def _remove(client: ServiceClient, name: str, *, yes: bool) -> None:
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise ConfigError("not confirmed: the session was not deleted")
-    await session_api.delete_session(client, text_of(found, "id"))
+    await service_api.delete_session(client, text_of(found, "id"))
     print_out(f"{text_of(found, 'id')}: deleted")

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.skills import names

@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import click
 
 from evoclaw.cli import exits, service_api
-from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused, open_client
 from evoclaw.cli.metrics import PATH, show_tools
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.prometheus import parse_metrics, tool_metrics
-from evoclaw.cli.tables import text_of
+from evoclaw.cli.terminal_text import clean, one_line, text_of
 from evoclaw.core.messages import JSON, is_object
 
 MAX_COUNTED_RUNS = 200

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.approvals import identify_answerer
-from evoclaw.cli.clean import clean
 from evoclaw.cli.options import ExclusiveCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ConfigError
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.governance.stops import Stop, StopKind

@@ -11,7 +11,7 @@ import msgspec
 from evoclaw.cli import service_api
 from evoclaw.cli.client import ServiceNotRunning, open_client
 from evoclaw.cli.output import print_out
-from evoclaw.cli.tables import print_table
+from evoclaw.cli.terminal_text import print_table
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.metrics import Distribution

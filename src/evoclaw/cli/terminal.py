@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean
+from evoclaw.cli.terminal_text import clean
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Ask, Decision

@@ -15,7 +15,7 @@ from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import format_time, print_table, text_of
+from evoclaw.cli.terminal_text import format_time, print_table, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.governance.budget.settings import parse_duration

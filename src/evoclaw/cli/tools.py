@@ -11,10 +11,10 @@ import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.cli.ping import EDGE_TIMEOUT_S
+from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 from evoclaw.tools.catalogue import CATALOGUE

@@ -12,11 +12,17 @@ import msgspec
 
 from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
-from evoclaw.cli.clean import clean, one_line
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.tables import format_table, format_time, print_table, text_of
+from evoclaw.cli.terminal_text import (
+    clean,
+    format_table,
+    format_time,
+    one_line,
+    print_table,
+    text_of,
+)
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
 

@@ -12,9 +12,8 @@ from evoclaw.config.agent_toml import (
     read_agent_toml,
     write_agent_toml,
 )
-from evoclaw.config.broker import BrokerConfig, broker_password
 from evoclaw.config.paths import default_data_folder
-from evoclaw.config.values import Engine
+from evoclaw.config.shared_settings import BrokerConfig, Engine, broker_password
 
 if TYPE_CHECKING:
     from evoclaw.config.evoclaw_toml import (

@@ -11,20 +11,26 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.config.broker import BrokerConfig, check_broker
 from evoclaw.config.paths import default_data_folder, path_decoder, read_text, write_private
-from evoclaw.config.toml_document import TomlDocument, describe_unknown
-from evoclaw.config.toml_writer import to_toml
-from evoclaw.config.values import Engine, Milliseconds, NonEmptyText, check_capabilities, check_id
+from evoclaw.config.shared_settings import (
+    BrokerConfig,
+    Engine,
+    Milliseconds,
+    NonEmptyText,
+    check_broker,
+    check_capabilities,
+    check_id,
+)
+from evoclaw.config.toml_document import TomlDocument, describe_unknown, to_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
-from evoclaw.edge.advert import default_summary
+from evoclaw.edge.device import default_summary
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
 from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rate_limits import RateSettings
-from evoclaw.governance.rules.settings import PolicySettings
+from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
 

@@ -32,8 +32,7 @@ from msgspec.inspect import (
 )
 from msgspec.structs import fields
 
-from evoclaw.config.toml_document import KeyPath, is_struct
-from evoclaw.config.toml_writer import to_toml
+from evoclaw.config.toml_document import KeyPath, is_struct, to_toml
 from evoclaw.core.messages import JSON
 
 COMMENT_COLUMNS = 96

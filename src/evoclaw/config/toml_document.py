@@ -1,14 +1,17 @@
-"""Parses TOML into a typed struct; unknown keys are errors, and errors name file and line."""
+"""Parses TOML into a typed struct, and writes values as commented TOML.
+
+Unknown keys are errors, and errors name file and line.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeAlias, TypeGuard, TypeVar, get_args, get_origin
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +20,9 @@ from msgspec.structs import fields
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.toml import parse_toml
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
 
 T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str, ...]
@@ -248,3 +254,49 @@ def _key_lines(text: str) -> Iterator[tuple[int, str]]:
         elif "=" in stripped and not stripped.startswith("#"):
             name = _KEY_PUNCTUATION.sub("", stripped.partition("=")[0])
             yield number, f"{here}.{name}" if here else name
+
+
+def to_toml(values: Mapping[str, JSON], comments: Mapping[str, str]) -> str:
+    """Write values, each key or table below its comment; None values are omitted."""
+    return "".join(f"{line}\n" for line in _lines(values, comments, ()))
+
+
+def _lines(values: Mapping[str, JSON], comments: Mapping[str, str], keys: KeyPath) -> Iterator[str]:
+    """The lines of a table: its values first, because TOML cannot return to a table."""
+    tables: dict[str, Mapping[str, JSON]] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            tables[key] = value
+        elif value is not None:
+            yield from _comment(comments, (*keys, key))
+            yield f"{_key(key)} = {_value(value)}"
+    for key, table in tables.items():
+        yield ""
+        yield from _comment(comments, (*keys, key))
+        yield f"[{'.'.join(map(_key, (*keys, key)))}]"
+        yield from _lines(table, comments, (*keys, key))
+
+
+def _comment(comments: Mapping[str, str], keys: KeyPath) -> Iterator[str]:
+    if text := comments.get(".".join(keys)):
+        yield f"# {text}"
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _value(key)
+
+
+def _value(value: JSON) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, set | frozenset):
+        return _value(sorted(cast("frozenset[str]", value)))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, cast('Sequence[JSON]', value)))}]"
+    try:
+        # JSON escapes are valid in TOML; TOML also requires DEL to be escaped.
+        return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{value!r} is not valid text") from None

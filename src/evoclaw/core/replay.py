@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError, RunEnded
 from evoclaw.core.events import (
@@ -56,6 +55,7 @@ from evoclaw.core.ports import (
     Verdict,
 )
 from evoclaw.core.profile import Profile
+from evoclaw.core.run import Bus
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import Call, Tool
 

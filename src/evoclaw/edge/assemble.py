@@ -8,15 +8,12 @@ from msgspec.structs import replace
 
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
-from evoclaw.edge.artifact_tool import artifact_tool
-from evoclaw.edge.audit import CallAudit
 from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts, OrchestratorClock
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
-from evoclaw.edge.genome import Genomes
-from evoclaw.edge.genome_limits import GenomeTimeouts
-from evoclaw.edge.outputs import KeepLargeOutput
-from evoclaw.edge.plans import GrantCheck, Planner, ToolPlans, add_spans, no_grants
+from evoclaw.edge.genome import Genomes, GenomeTimeouts
+from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
+from evoclaw.edge.plans import CallAudit, GrantCheck, Planner, ToolPlans, add_spans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor

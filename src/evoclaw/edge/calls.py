@@ -17,12 +17,11 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.wording import crashed, outcome_unknown
 from evoclaw.edge import refusals
-from evoclaw.edge.call_slots import CallSlots
 from evoclaw.edge.device import DeviceLimits, OrchestratorClock
 from evoclaw.edge.live_output import OutputChunks
 from evoclaw.edge.plans import CallPlan, Planner, named, refused
 from evoclaw.edge.reports import EdgeReports
-from evoclaw.edge.running_call import RunningCall, idle_timeout
+from evoclaw.edge.running_call import CallSlots, RunningCall, idle_timeout
 from evoclaw.store.calls.journal import CallState, Journal, JournalEntry, JournalRow, ReceiveKind
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash

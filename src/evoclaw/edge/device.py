@@ -1,4 +1,4 @@
-"""What a device is made of: its identity, its limits and its parts.
+"""What a device is made of: its identity, its limits, its parts, and the advert that describes it.
 
 `OrchestratorClock`: the orchestrator's time, by which deadlines are set.
 """
@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from evoclaw.core.ports import Executor
+from evoclaw.core.tools import Tool
+from evoclaw.core.version import VERSION
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
@@ -20,6 +23,7 @@ from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.link import Link
+from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
 
 
 class OrchestratorClock:
@@ -128,3 +132,31 @@ class EdgeParts(Struct, frozen=True):
     """Checks the grant of a command that has no planner."""
     artifacts: ArtifactStore | None = None
     """The store of large outputs, removed when they expire."""
+
+
+_SUMMARIES = {
+    "sensor": "sensor node — temperature, CPU/memory/disk stats, process monitoring, "
+    "camera snapshot",
+    "trader": "trading agent — market data, order execution, position management",
+    "governance": "governance agent — on-chain voting, proposal management",
+}
+_SUMMARIES["monitor"] = _SUMMARIES["sensor"]
+
+
+def default_summary(agent_id: str, agent_type: str) -> str:
+    """The summary of a device without a configured one."""
+    return f"{agent_id} {_SUMMARIES.get(agent_type, 'edge agent')}"
+
+
+def advert(who: EdgeIdentity, tools: Sequence[Tool], *, has_model: bool) -> Advert:
+    """The advert of a device with these tools."""
+    return Advert(
+        who.agent_id,
+        who.summary or default_summary(who.agent_id, who.agent_type),
+        agent_type=who.agent_type,
+        os=platform.system().lower(),
+        arch=platform.machine(),
+        version=VERSION,
+        llm=has_model,
+        tools=[AdvertisedTool(tool.name, tool.version, tool_hash(tool)) for tool in tools],
+    )

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.edge import commands
-from evoclaw.edge.advert import advert
 from evoclaw.edge.calls import EdgeCalls
-from evoclaw.edge.device import EdgeParts
+from evoclaw.edge.device import EdgeParts, advert
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.edge.retention import EdgeRetention
 from evoclaw.edge.status import MachineStatus

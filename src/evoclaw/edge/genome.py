@@ -7,7 +7,7 @@ in one place changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -16,6 +16,8 @@ from msgspec.structs import fields, replace
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
+from evoclaw.core.pipeline import OfferStep
+from evoclaw.core.tools import Tool
 from evoclaw.store.calls.journal import Journal
 
 MAX_STRATEGY_BYTES = 16 * 1024
@@ -220,3 +222,26 @@ def _is_deeper(value: JSON, limit: int) -> bool:
                 inner += value
         level = inner
     return any(is_object(value) or is_array(value) for value in level)
+
+
+class GenomeTimeouts(OfferStep):
+    """Limits the time of every tool to what the genome allows a call."""
+
+    def __init__(self, genome: Callable[[], Genome]) -> None:
+        self._genome = genome
+
+    def version(self) -> object:
+        """Changes with the genome."""
+        return self._genome()
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Cut their times."""
+        limit = self._genome().call_seconds
+        if limit is None:
+            return tools
+        return [
+            replace(
+                tool, timeout=min(tool.timeout, limit), max_timeout=min(tool.max_timeout, limit)
+            )
+            for tool in tools
+        ]

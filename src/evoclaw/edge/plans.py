@@ -1,12 +1,14 @@
 """From a command to work that can begin: read, granted, validated and judged; nothing run yet.
 
-Traces commands: each runs in a span below the orchestrator's call.
+Each command runs in a span below the orchestrator's call, and its calls are audited here.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -24,7 +26,8 @@ from evoclaw.core.tools import Call, Context, failure
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.tracing import use_trace
 from evoclaw.core.wording import denied
-from evoclaw.edge.audit import CallAudit
+from evoclaw.observe.audit.settings import AuditError
+from evoclaw.observe.audit.sink import AuditContext, AuditLog, audit_call, audit_refusal
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.wire import (
     DEFAULT_JOB_TIMEOUT_S,
@@ -38,6 +41,9 @@ from evoclaw.transport.wire import (
 
 if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing
+
+
+logger = logging.getLogger(__name__)
 
 
 Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
@@ -240,3 +246,37 @@ def _work(plan: CallPlan, command: Command, tracing: Tracing, agent_id: str) -> 
             call.ended(result)
 
     return work
+
+
+@dataclass(frozen=True, slots=True)
+class CallAudit:
+    """Records calls. A call that ran is reported even if that fails; the next is not started."""
+
+    audit: AuditLog
+    context: AuditContext
+
+    def ran(self, call: Call, result: ToolResult, seconds: float) -> None:
+        """Record a call that ran."""
+        try:
+            audit_call(
+                self.audit, self.context, call, result, at=time.time(), elapsed_ms=seconds * 1000
+            )
+        except AuditError as problem:
+            logger.error("audit of call %s failed after it ran: %s", call.request_id, problem)
+
+    def denied(self, call: Call, result: ToolResult, verdict: str, code: str) -> None:
+        """Record a call that was denied."""
+        try:
+            audit_call(
+                self.audit, self.context, call, result, at=time.time(), elapsed_ms=0.0,
+                verdict=verdict, code=code,
+            )  # fmt: skip
+        except AuditError as problem:
+            logger.error("audit of denied call %s failed: %s", call.request_id, problem)
+
+    def refused(self, result: ToolResult, parameters: JSON = None) -> None:
+        """Record a request that was refused before it became a call."""
+        try:
+            audit_refusal(self.audit, self.context, result, at=time.time(), parameters=parameters)
+        except AuditError as problem:
+            logger.error("audit of refused request %s failed: %s", result.call_id, problem)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess
-from evoclaw.executors.command_limits import limits_met
+from evoclaw.executors.command_limits import WorkspaceWatch, limits_met
 from evoclaw.executors.finishing import wait_uncancelled
 from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
 from evoclaw.executors.process_trees import (
@@ -24,7 +24,6 @@ from evoclaw.executors.process_trees import (
     UnshareTools,
 )
 from evoclaw.executors.roots import Roots
-from evoclaw.executors.workspace_watch import WorkspaceWatch
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 PID_NAMESPACE, NO_ISOLATION = "pid-namespace", "none"

@@ -1,9 +1,10 @@
-"""Permissions: the capabilities of an agent decide which tools it is offered and may call."""
+"""Which tools an agent is offered and may call: its capabilities, and what is switched off."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
@@ -34,3 +35,25 @@ class Permissions(Policy):
         """Deny the call if a permission is missing."""
         missing = missing_permissions(call.tool, self.capabilities)
         return Deny("permission", permission_denied(call.tool, missing)) if missing else ALLOW
+
+
+class ToolStatus(Policy):
+    """Denies tools that the operator switched off."""
+
+    def __init__(self, off: Mapping[str, str]) -> None:
+        """Switch tools off.
+
+        Args:
+            off: Tool names or globs, each with the reason; an empty reason gets a default text.
+        """
+        self._off = tuple(off.items())
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny a call of a tool that is switched off."""
+        name = call.tool.name
+        for glob, why in self._off:
+            if fnmatchcase(name, glob):
+                because = why or "it is switched off here"
+                reason = f"the tool {name!r} cannot be used: {because}. Go on without it."
+                return Deny("tool_off", reason, f"{name} is switched off: {because}")
+        return ALLOW

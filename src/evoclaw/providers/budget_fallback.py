@@ -8,7 +8,7 @@ from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers.closable import close
+from evoclaw.providers.wrappers import close
 
 SHORTEN_BELOW_SHARE = 0.3
 """Below this share of the budget, a shorter context is sent …"""

@@ -10,11 +10,10 @@ from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
-from evoclaw.providers.closable import close
-from evoclaw.providers.direct import DIRECT_MODEL, DirectProvider
 from evoclaw.providers.fallback import Fallback
 from evoclaw.providers.registry import LOCAL_MODEL, model_setup_help, provider_for
-from evoclaw.providers.write_barrier import Flush, WriteBarrierProvider
+from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
+from evoclaw.providers.wrappers import Flush, WriteBarrierProvider, close
 
 if TYPE_CHECKING:
     from evoclaw.providers.http import Http

@@ -12,7 +12,7 @@ from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried
 from evoclaw.core.messages import Usage
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers.closable import close
+from evoclaw.providers.wrappers import close
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failures in a row after which a provider is degraded."""

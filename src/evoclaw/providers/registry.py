@@ -136,9 +136,9 @@ def provider_for(
 @asynccontextmanager
 async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
     """The provider of a model, closed when the block ends; `A,B` falls back to B."""
-    from evoclaw.providers.closable import close
     from evoclaw.providers.fallback import Fallback
     from evoclaw.providers.http import Http
+    from evoclaw.providers.wrappers import close
 
     async with Http() as http:
         providers = [provider_for(part.strip(), http=http, env=env) for part in name.split(",")]

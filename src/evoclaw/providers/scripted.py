@@ -1,4 +1,7 @@
-"""A deterministic provider that returns given replies in order; for tests, docs and the demo."""
+"""Providers without a model: `Scripted` returns given replies, for tests, docs and the demo.
+
+`DirectProvider` answers with the result of the last call, for single-call runs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta
-from evoclaw.core.messages import JSON, Finish, Message, Reply, ToolCall, Usage
+from evoclaw.core.messages import JSON, Finish, Message, Reply, ToolCall, ToolResult, Usage
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import Profile
 
@@ -88,3 +91,26 @@ def _as_json(arguments: Mapping[str, JSON] | str) -> str:
     if isinstance(arguments, str):
         return arguments
     return msgspec.json.encode(arguments).decode()
+
+
+DIRECT_MODEL = "direct"
+
+
+class DirectProvider:
+    """Replies with the result of the last call; makes no calls, and costs nothing."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return DIRECT_MODEL
+
+    @property
+    def profile(self) -> Profile:
+        """The default profile."""
+        return Profile()
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        """Reply with the text of the last result, or that there is none."""
+        last = request.history[-1] if len(request.history) else None
+        text = last.text if isinstance(last, ToolResult) else ""
+        yield Replied(Reply(text or "There was nothing to do.", model=DIRECT_MODEL, cost=0.0))

@@ -31,10 +31,10 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.tools import Tool
-from evoclaw.providers.closable import close
 from evoclaw.providers.hermes import HermesScanner
 from evoclaw.providers.react import ReActScanner
 from evoclaw.providers.text_call_scanner import CallScanner, Deltas, ScannedCall, is_json
+from evoclaw.providers.wrappers import close
 
 Style: TypeAlias = Literal["hermes", "react"]
 

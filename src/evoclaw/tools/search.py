@@ -19,14 +19,13 @@ from evoclaw.core.ops import FileOps, FileStat
 from evoclaw.tools.define import tool
 from evoclaw.tools.file_search import UNBOUNDED, FileMatches, GrepQuery, search_file
 from evoclaw.tools.gitignore import GitignoreMatcher, walk_unignored
-from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_to_regex
-from evoclaw.tools.regex_literals import required_literal
-from evoclaw.tools.tree_scan import TreeScanner
+from evoclaw.tools.patterns import ANY_FOLDERS, Regex, glob_to_regex, required_literal
 from evoclaw.tools.tree_search import (
     GrepOutput,
     NameMatch,
     NameQuery,
     SearchBudget,
+    TreeScanner,
     find_lines,
     find_names,
     literal_ends,

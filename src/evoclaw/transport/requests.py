@@ -27,6 +27,7 @@ from evoclaw.transport.completions import (
     Acknowledgements,
     ClosedWaits,
     Completions,
+    PendingRequest,
     stored_outcome,
     too_large_message,
 )
@@ -34,7 +35,6 @@ from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELA
 from evoclaw.transport.link import Link, TooLarge
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.outcomes import failed, job_started, read_outcome
-from evoclaw.transport.pending_requests import PendingRequest
 from evoclaw.transport.wire import (
     Command,
     Outcome,

@@ -16,7 +16,7 @@ from evoclaw.core.ports import Executor, Policy, Ports
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
-    from evoclaw.edge.audit import CallAudit
+    from evoclaw.edge.plans import CallAudit
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.tracing.tracing import Tracing
@@ -40,7 +40,7 @@ async def open_edge_runtime(
     tracing: Tracing | None = None,
 ) -> EdgeRuntime:
     """Build the runtime of an edge; the stack closes it."""
-    from evoclaw.edge.audit import CallAudit
+    from evoclaw.edge.plans import CallAudit
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
     from evoclaw.observe.audit.writer import Recordable, serving_audit
@@ -73,7 +73,7 @@ def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
 async def _ports(
     config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack, guards: tuple[Policy, ...]
 ) -> tuple[Ports, bool]:
-    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.registry import open_provider
     from evoclaw.providers.scripted import Scripted
@@ -141,9 +141,8 @@ def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.flow.edge import EdgeFlow
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.governance.permissions import Permissions
+    from evoclaw.governance.permissions import Permissions, ToolStatus
     from evoclaw.governance.rules.command_rules import command_rules
-    from evoclaw.governance.rules.tool_status import ToolStatus
 
     return (
         ToolStatus(config.policy.off),
@@ -159,7 +158,7 @@ async def _budget_steps(
     config: EdgeConfig, settings: BudgetSettings, stack: AsyncExitStack
 ) -> list[Step]:
     """The steps that limit what this device does, across callers and restarts."""
-    from evoclaw.edge.artifact_tool import TOOL_NAME
+    from evoclaw.edge.outputs import TOOL_NAME
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.store.governance.ledger import StoredLedger
 

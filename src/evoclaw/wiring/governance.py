@@ -69,9 +69,8 @@ class Governance:
         from evoclaw.governance.autonomy import Autonomy
         from evoclaw.governance.flow.policy import Flow
         from evoclaw.governance.network import NetworkPolicy
-        from evoclaw.governance.permissions import Permissions
+        from evoclaw.governance.permissions import Permissions, ToolStatus
         from evoclaw.governance.rules.command_rules import command_rules
-        from evoclaw.governance.rules.tool_status import ToolStatus
 
         settings = self.settings
         status, domains = ToolStatus(settings.policy.off), NetworkPolicy(settings.network)
@@ -109,13 +108,13 @@ class Governance:
 
     def steps(self) -> tuple[Step, ...]:
         """The steps of every pipeline here that are not policies."""
-        from evoclaw.executors.hidden_text import MarkHiddenText
-        from evoclaw.governance.flow.flags import FlowFlags
+        from evoclaw.executors.call_steps import MarkHiddenText
+        from evoclaw.governance.flow.settings import FlowFlags
 
         steps = (FlowFlags(self.settings.flow), MarkHiddenText())
         if self.tracing is None:
             return steps
-        from evoclaw.executors.trace_step import TraceCall
+        from evoclaw.executors.call_steps import TraceCall
 
         return (*steps, TraceCall())
 
@@ -218,8 +217,8 @@ async def open_governance(
 
 def quarantine(provider: Provider) -> tuple[Step, Route]:
     """The step that hides untrusted text, and the route of the tool that reads it."""
+    from evoclaw.executors.call_steps import Quarantine
     from evoclaw.executors.local import LocalExecutor
-    from evoclaw.executors.quarantine import Quarantine
     from evoclaw.orchestrator.agents.model_reader import ModelReader
     from evoclaw.tools.untrusted import QUARANTINE_KEY, UntrustedReader, read_untrusted
 
@@ -243,7 +242,7 @@ async def governed_ports(
     env: Mapping[str, str],
 ) -> AsyncGenerator[Ports]:
     """The ports of one run, with every policy, step and sink of this machine."""
-    from evoclaw.governance.budget.notices import BudgetNotice
+    from evoclaw.governance.budget.policy import BudgetNotice
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.budget_fallback import BudgetFallback
     from evoclaw.providers.registry import open_provider

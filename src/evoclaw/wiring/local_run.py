@@ -29,7 +29,7 @@ async def local_ports(
     dependencies: Mapping[type, object] | None = None,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run on this machine; closed, with every process, when the block ends."""
-    from evoclaw.executors.receipt_step import SignReceipt
+    from evoclaw.executors.call_steps import SignReceipt
     from evoclaw.orchestrator.agents.offer_steps import tools_for_model
     from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools

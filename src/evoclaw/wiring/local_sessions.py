@@ -22,12 +22,12 @@ from evoclaw.wiring.toolbox import open_toolbox, vision_dependency, with_depende
 if TYPE_CHECKING:
     from evoclaw.core.events import Record
     from evoclaw.core.ledgers import Ledger
+    from evoclaw.executors.call_steps import Sign
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.executors.receipt_step import Sign
     from evoclaw.governance.autonomy import Level
     from evoclaw.governance.budget.cost_estimator import Price
     from evoclaw.orchestrator.sessions.conversations import Conversations
-    from evoclaw.orchestrator.sessions.subruns import RunLimits
+    from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.store.sessions.sessions import Session
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
@@ -115,7 +115,7 @@ async def _governance_arguments(
     attended: bool,
 ) -> _GovernanceArguments:
     """What limits sessions, and the sinks of their runs."""
-    from evoclaw.orchestrator.sessions.subruns import RunLimits
+    from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.wiring.budget import price_for
 
     names = governance.settings.orchestrator.cheaper_models
@@ -163,7 +163,7 @@ class _LocalRunFactory:
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
         from evoclaw.core.canvases import Canvas
-        from evoclaw.executors.receipt_step import SignReceipt
+        from evoclaw.executors.call_steps import SignReceipt
         from evoclaw.skills.disclosure import ActiveSkillTools
 
         injected = dict(dependencies)

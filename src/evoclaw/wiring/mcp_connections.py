@@ -33,7 +33,7 @@ async def connect_mcp_servers(
     if not config.mcp:
         return ()
     from evoclaw.executors.mcp.executor import McpExecutor
-    from evoclaw.executors.mcp.servers import McpServer
+    from evoclaw.executors.mcp.offers import McpServer
 
     pins = mcp_pins(env)
     return [

@@ -11,22 +11,17 @@ from evoclaw.core.pipeline import PipelineSpec
 
 def local_pipeline() -> PipelineSpec:
     """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
-    from evoclaw.executors.hidden_text import MarkHiddenText
-    from evoclaw.executors.quarantine import Quarantine
-    from evoclaw.executors.receipt_step import SignReceipt
-    from evoclaw.executors.trace_step import TraceCall
+    from evoclaw.executors.call_steps import MarkHiddenText, Quarantine, SignReceipt, TraceCall
     from evoclaw.governance.autonomy import Autonomy
-    from evoclaw.governance.budget.notices import BudgetNotice
-    from evoclaw.governance.budget.policy import RunBudget
+    from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
     from evoclaw.governance.client_calls import CancelOnStop
-    from evoclaw.governance.flow.flags import FlowFlags
     from evoclaw.governance.flow.policy import Flow
+    from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.forwarded_calls import ForwardedCalls
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.governance.permissions import Permissions, PermittedTools
+    from evoclaw.governance.permissions import Permissions, PermittedTools, ToolStatus
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
-    from evoclaw.governance.rules.tool_status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.people.questions import PendingQuestions
@@ -49,20 +44,16 @@ def local_pipeline() -> PipelineSpec:
 
 def service_pipeline() -> PipelineSpec:
     """Calls of runs in `evoclaw up`: chat, API, channels, workflows."""
-    from evoclaw.executors.hidden_text import MarkHiddenText
-    from evoclaw.executors.receipt_step import SignReceipt
-    from evoclaw.executors.trace_step import TraceCall
+    from evoclaw.executors.call_steps import MarkHiddenText, SignReceipt, TraceCall
     from evoclaw.governance.autonomy import Autonomy
-    from evoclaw.governance.budget.notices import BudgetNotice
-    from evoclaw.governance.budget.policy import RunBudget
-    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
     from evoclaw.governance.flow.policy import Flow
+    from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.forwarded_calls import ForwardedCalls
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.governance.permissions import Permissions, PermittedTools
+    from evoclaw.governance.permissions import Permissions, PermittedTools, ToolStatus
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
-    from evoclaw.governance.rules.tool_status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
@@ -87,17 +78,16 @@ def service_pipeline() -> PipelineSpec:
 
 def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
-    from evoclaw.edge.genome_limits import GenomeTimeouts
+    from evoclaw.edge.genome import GenomeTimeouts
     from evoclaw.edge.outputs import KeepLargeOutput
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.governance.flow.edge import EdgeFlow
-    from evoclaw.governance.flow.flags import FlowFlags
+    from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.governance.permissions import Permissions, PermittedTools
+    from evoclaw.governance.permissions import Permissions, PermittedTools, ToolStatus
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
-    from evoclaw.governance.rules.tool_status import ToolStatus
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
 

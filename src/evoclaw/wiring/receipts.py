@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evoclaw.executors.receipt_step import Sign
+    from evoclaw.executors.call_steps import Sign
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.orchestrator.receipts.verifier import ReceiptBreach, ReceiptVerifier
     from evoclaw.store.calls.commands import CommandStore

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.core.events import Record
     from evoclaw.core.messages import Message
+    from evoclaw.executors.call_steps import Sign
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.executors.receipt_step import Sign
     from evoclaw.governance.autonomy import Level
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.providers.cache import ProviderCache
-    from evoclaw.providers.write_barrier import Flush
+    from evoclaw.providers.wrappers import Flush
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
@@ -117,8 +117,8 @@ class RunFactory:
     def _pipeline(
         self, agent: Agent, session: str, injected: Mapping[type, object], history: History
     ) -> Pipeline:
+        from evoclaw.executors.call_steps import SignReceipt
         from evoclaw.executors.local import LocalExecutor
-        from evoclaw.executors.receipt_step import SignReceipt
         from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
         from evoclaw.skills.disclosure import ActiveSkillTools
         from evoclaw.wiring.pipelines import service_pipeline

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import Agent
+    from evoclaw.executors.call_steps import Sign
     from evoclaw.executors.canvases import CanvasFolder
-    from evoclaw.executors.receipt_step import Sign
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
@@ -192,7 +192,7 @@ def _conversations(
     from evoclaw.orchestrator.agents.prompt import agent_prompt
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.conversations import Conversations
-    from evoclaw.orchestrator.sessions.subruns import RunLimits
+    from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.wiring.budget import price_of_any_model
 
     governance, fleet = run_factory.governance, run_factory.orchestrator.fleet

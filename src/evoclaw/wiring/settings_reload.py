@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
     """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
-    from evoclaw.orchestrator.sessions.subruns import RunLimits
+    from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.wiring.settings import orchestrator_settings
 
     reloaded = runtime.run_factory.governance.settings.reloaded(orchestrator_settings(env))

@@ -185,7 +185,7 @@ def _browser(
     env: Mapping[str, str], key: str, stack: AsyncExitStack, domains: NetworkPolicy
 ) -> dict[type, object | str]:
     from evoclaw.executors.browser.chromium import Chromium
-    from evoclaw.executors.browser.program import find_browser
+    from evoclaw.executors.browser.processes import find_browser
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.tools.browser import Browser
 

@@ -14,11 +14,11 @@ from evoclaw.core.labels import Label, Principal, join_labels
 from evoclaw.core.messages import Reply, TextBlock, ToolCall, ToolResult, UserMessage, label_of
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
-from evoclaw.providers.direct import DIRECT_MODEL as DIRECT
+from evoclaw.providers.scripted import DIRECT_MODEL as DIRECT
 from evoclaw.workflows.ports import AgentRunResult, RetrySafety, StepWaiting
 
 if TYPE_CHECKING:
-    from evoclaw.core.result import RunResult
+    from evoclaw.core.run import RunResult
     from evoclaw.orchestrator.runs.runs import RunRequest, Runs
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.workflows.ports import AgentCall, AgentRunOutcome, ToolOutcome, ToolRequest

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, ToolFailure
 from evoclaw.core.events import CallJudged, CallStarted, StopReason, TurnStarted
@@ -16,13 +15,13 @@ from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult, Usage, use
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Progress
 from evoclaw.core.profile import Profile
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.cost_estimator import Price, highest_price
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
-from evoclaw.governance.budget.notices import BudgetNotice
 from evoclaw.governance.budget.options import BudgetOptions
-from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
 from evoclaw.governance.budget.settings import AccountLimits, ActionLimit, BudgetSettings
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from tests.support.budgets import (

@@ -12,10 +12,9 @@ from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import UserMessage, label_of
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
-from evoclaw.governance.flow.flags import FlowFlags
 from evoclaw.governance.flow.policy import Flow
-from evoclaw.governance.flow.settings import FlowSettings
-from evoclaw.orchestrator.sessions.subruns import RunLimits
+from evoclaw.governance.flow.settings import FlowFlags, FlowSettings
+from evoclaw.orchestrator.sessions.session_run import RunLimits
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.support.conversations import HELP, LEAD, SessionHarness, results

@@ -13,9 +13,14 @@ from evoclaw.core.ports import ALLOW, Ask, Deny, NoApprover, Ports, Verdict
 from evoclaw.core.run import run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.flow.edge import EdgeFlow
-from evoclaw.governance.flow.flags import FlowFlags, with_configured_flags
 from evoclaw.governance.flow.policy import Flow
-from evoclaw.governance.flow.settings import EdgeRule, FlowSettings, Preset
+from evoclaw.governance.flow.settings import (
+    EdgeRule,
+    FlowFlags,
+    FlowSettings,
+    Preset,
+    with_configured_flags,
+)
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.governance.flow.mailbox import CODES, LOOK, READ_MAIL, SEND, World, obey
 

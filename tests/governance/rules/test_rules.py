@@ -11,6 +11,7 @@ import pytest
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Verdict
 from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.governance.permissions import ToolStatus
 from evoclaw.governance.rules.command_rules import PreApproval
 from evoclaw.governance.rules.document import CallExample, RuleDocument, parse_rules, shipped_rules
 from evoclaw.governance.rules.examples import (
@@ -22,7 +23,6 @@ from evoclaw.governance.rules.examples import (
 )
 from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.policy import RulePolicy
-from evoclaw.governance.rules.tool_status import ToolStatus
 
 ALLOWLIST = """
 default = "deny"

@@ -18,7 +18,7 @@ from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.engines.firejail import Firejail
 from evoclaw.sandbox.engines.podman import Podman
 from evoclaw.sandbox.engines.registry import Unconfined
-from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 from tests.support.sandbox_engines import make_accessible, workspace
 from tests.support.sandboxes import may_sandbox

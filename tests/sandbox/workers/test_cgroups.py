@@ -11,7 +11,7 @@ from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.cgroups import Cgroup, CgroupFactory, find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 from tests.support.sandboxes import output_of, policy, sandboxed
 

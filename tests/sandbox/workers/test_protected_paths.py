@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.executors.protected_paths import absent_protected_names, protected_paths, set_aside
-from evoclaw.sandbox.workers.cold import divide_environment
+from evoclaw.sandbox.workers.trees import divide_environment
 
 
 def test_auto_executed_files_are_found_at_any_depth(tmp_path: Path) -> None:

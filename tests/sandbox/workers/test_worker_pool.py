@@ -18,8 +18,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
-from evoclaw.sandbox.sandbox import EngineSandbox
-from evoclaw.sandbox.sandboxes import LocalSandboxes
+from evoclaw.sandbox.sandboxes import EngineSandbox, LocalSandboxes
 from evoclaw.sandbox.self_test import SandboxSelfTest
 from tests.support.processes import SOON, alive, cancelled_when_ready, unique_seconds
 from tests.support.sandboxes import listing, may_sandbox, output_of, owner, policy, run, sandboxed

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.bound_tools import BoundTool
-from evoclaw.core.bus import Bus, recorded
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import user
 from evoclaw.core.ports import Policy, Ports
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import fold, new_run
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings

@@ -34,7 +34,7 @@ from evoclaw.orchestrator.fleet.grant_signer import GrantSigner
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings
 from evoclaw.orchestrator.sessions.conversations import Conversations
-from evoclaw.providers.write_barrier import WriteBarrierProvider
+from evoclaw.providers.wrappers import WriteBarrierProvider
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.migrations import open_database

@@ -20,7 +20,7 @@ from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.parameters import PathId
 from evoclaw.api.routes.tools_skills_memory import ToolView, tool_view
 from evoclaw.core.errors import ConfigError
-from evoclaw.edge.invitations import join_command, join_link, qr_rows
+from evoclaw.edge.joining import join_command, join_link, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.trust.pairing import Device, Devices

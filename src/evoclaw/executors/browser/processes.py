@@ -1,4 +1,4 @@
-"""Ends all processes of a browser, and verifies it.
+"""Finds Chromium on this machine; ends all processes of a browser, and verifies it.
 
 Chromium starts a dozen, and some leave their parent. What they keep is the environment they were
 born with, or the session of one that did; a mark in it tells them from everything else.
@@ -7,9 +7,11 @@ born with, or the session of one that did; a mark in it tells them from everythi
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -116,3 +118,39 @@ def _lives(pid: int) -> bool:
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
+
+
+PROGRAM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PROGRAM_PATHS = (
+    "/usr/lib/chromium/chromium",
+    "/snap/bin/chromium",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
+PROGRAM_PATTERNS = (
+    ".cache/ms-playwright/chromium-*/chrome-linux*/chrome",
+    "Library/Caches/ms-playwright/chromium-*/chrome-mac*/*.app/Contents/MacOS/*",
+)
+"""Where `playwright install chromium` puts it, below the home folder."""
+
+
+def find_browser(named: str = "", *, env: Mapping[str, str] | None = None) -> Path | str:
+    """The path of a usable Chromium, or as text why there is none and what to do about it.
+
+    Args:
+        named: The program that the configuration names; nothing else is looked for then.
+        env: The environment; this process's if not given.
+    """
+    if importlib.util.find_spec("playwright") is None:
+        return "Playwright is not installed: pip install 'evoclaw[browser]'"
+    path = (os.environ if env is None else env).get("PATH", os.defpath)
+    if named:
+        found = shutil.which(named, path=path)
+        return Path(found) if found else f"there is no program {named!r}"
+    for name in (*PROGRAM_NAMES, *PROGRAM_PATHS):
+        if found := shutil.which(name, path=path):
+            return Path(found)
+    for pattern in PROGRAM_PATTERNS:
+        if own := sorted(Path.home().glob(pattern)):
+            return own[-1]
+    return "Chromium is not installed: install your system's package `chromium`"

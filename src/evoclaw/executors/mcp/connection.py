@@ -19,9 +19,14 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.core.version import VERSION
-from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, MAX_SERVER_TOOLS, ListedTool, one_line
+from evoclaw.executors.mcp.offers import (
+    MAX_NOTE_CHARS,
+    MAX_SERVER_TOOLS,
+    ListedTool,
+    McpServer,
+    one_line,
+)
 from evoclaw.executors.mcp.process import ServerProcess
-from evoclaw.executors.mcp.servers import McpServer
 
 MAX_MESSAGE_BYTES = 10 << 20
 """Bytes of one message: an image of 5 MB, and then some."""

@@ -14,8 +14,14 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import outcome_unknown, tool_not_found
-from evoclaw.executors.mcp.offers import OfferedTool, RejectedTool, ServerTerms, ToolPins, choose
-from evoclaw.executors.mcp.servers import McpServer
+from evoclaw.executors.mcp.offers import (
+    McpServer,
+    OfferedTool,
+    RejectedTool,
+    ServerTerms,
+    ToolPins,
+    choose,
+)
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.connection import McpConnection

@@ -23,10 +23,18 @@ from evoclaw.executors.files import MAX_READ_BYTES
 from evoclaw.executors.finishing import wait_uncancelled
 from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Root, check_path, explained, outside
-from evoclaw.executors.ssh.atomic_write import drop, fill, look, make_folder
 from evoclaw.executors.ssh.connection import SshConnection
-from evoclaw.executors.ssh.sftp_errors import check_regular, file_kind, near, os_error
-from evoclaw.executors.ssh.walk import SshWalk
+from evoclaw.executors.ssh.sftp import (
+    SshWalk,
+    check_regular,
+    drop,
+    file_kind,
+    fill,
+    look,
+    make_folder,
+    near,
+    os_error,
+)
 
 if TYPE_CHECKING:
     from asyncssh import SFTPAttrs, SFTPClient, SFTPError

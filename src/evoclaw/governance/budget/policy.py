@@ -1,11 +1,16 @@
-"""The budget of a run: reserves before a reply or a call, settles by what the records say."""
+"""The budget of a run: reserves before a reply or a call, settles by what the records say.
+
+The model is told when little of its budget is left.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evoclaw.core.events import (
     DELTA_EVENTS,
@@ -41,7 +46,8 @@ from evoclaw.core.ledgers import (
     Limit,
     RemainingBudget,
 )
-from evoclaw.core.messages import JSON, ToolResult, Usage
+from evoclaw.core.messages import JSON, TextBlock, ToolResult, Usage
+from evoclaw.core.pipeline import Execution, ResultStep
 from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget import wordings
@@ -389,3 +395,15 @@ class RunBudget(Policy):
             self._calls.clear()
             for account in (*self._subrun_accounts, self.path[-1]):
                 self._ledger.close(account)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetNotice(ResultStep):
+    """Appends a line to the result when the budget passes a threshold, once for each."""
+
+    budget: RunBudget
+
+    async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
+        """Append what is left of the budget, if the model should know."""
+        notice = self.budget.notice()
+        return replace(result, blocks=(*result.blocks, TextBlock(notice))) if notice else result

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
-from evoclaw.governance.flow.flags import with_configured_flags
-from evoclaw.governance.flow.settings import DEFAULT, EdgeRule, FlowSettings
+from evoclaw.governance.flow.settings import DEFAULT, EdgeRule, FlowSettings, with_configured_flags
 
 
 class EdgeFlow(Policy):

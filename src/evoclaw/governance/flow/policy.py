@@ -18,8 +18,7 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.core.truncate import truncate_middle
 from evoclaw.governance.flow.conversation_index import ConversationIndex, is_id, leaves
 from evoclaw.governance.flow.edge import untrusted_sources
-from evoclaw.governance.flow.flags import with_configured_flags
-from evoclaw.governance.flow.settings import DEFAULT, FlowSettings, Preset
+from evoclaw.governance.flow.settings import DEFAULT, FlowSettings, Preset, with_configured_flags
 from evoclaw.governance.flow.text_tokens import (
     is_address,
     is_long_code,

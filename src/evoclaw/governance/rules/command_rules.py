@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.pipeline import kind_of
 from evoclaw.core.ports import Allow, Ask, Policy, Verdict
@@ -19,6 +21,15 @@ from evoclaw.governance.autonomy import Level
 if TYPE_CHECKING:
     from evoclaw.governance.rules.document import RuleDocument
     from evoclaw.governance.rules.policy import RulePolicy
+
+
+class PolicySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[policy]`."""
+
+    rules: str = ""
+    """A rules file, absolute or relative to the data folder [the shipped rules]."""
+    off: dict[str, str] = {}
+    """Tools that are switched off, by name or with `*`, each with the reason."""
 
 
 PREAPPROVED_CODES = frozenset({"unreadable", "code", "environment", "maybe"})

@@ -1,14 +1,16 @@
-"""Names and attributes of spans: the GenAI semantic conventions, and attributes of our own.
+"""Names, attributes and content of spans: the GenAI semantic conventions, and our own attributes.
 
 Names of tools, agents and calls may be invented by a model: they are bounded and cleaned.
-Messages, arguments and results are in `content`.
+Messages, arguments and results are bounded and redacted, and only there if content capture is
+switched on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from evoclaw.core.events import (
@@ -19,11 +21,24 @@ from evoclaw.core.events import (
     RunFinished,
     StopReason,
 )
-from evoclaw.core.messages import Finish, Reply, ToolResult, Usage
+from evoclaw.core.messages import (
+    JSON,
+    Finish,
+    Message,
+    Reply,
+    SystemMessage,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from evoclaw.core.redaction import SecretFields, secret_fields_of
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings
+    from evoclaw.core.redaction import Redactor
+    from evoclaw.core.tools import Tool
     from evoclaw.observe.tracing.spans import Value
+
 
 OPERATION, PROVIDER = "gen_ai.operation.name", "gen_ai.provider.name"
 AGENT_NAME, CONVERSATION = "gen_ai.agent.name", "gen_ai.conversation.id"
@@ -218,3 +233,91 @@ def edge_span(agent_id: str, tool: str, request_id: str) -> tuple[str, SpanAttri
 
 def _named(operation: str, what: str) -> str:
     return f"{operation} {clean(what)}" if what else operation
+
+
+INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
+INSTRUCTIONS = "gen_ai.system_instructions"
+ARGUMENTS, RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
+MAX_TEXT_CHARS = 8_000
+"""Of one text."""
+MAX_MESSAGES = 50
+"""Of one request; the last ones are kept."""
+
+
+class Content:
+    """The messages, arguments and results of one run."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._unsent: list[Message] = []
+        self._marks: dict[str, SecretFields | None] = {}
+
+    def tools(self, tools: Iterable[Tool]) -> None:
+        """Take note of the parameters that are secrets."""
+        self._marks = {
+            name: secret_fields_of(tool.parameters)
+            for tool in tools
+            for name in (tool.name, *tool.aliases)
+        }
+
+    def add(self, *messages: Message) -> None:
+        """Add messages of the next request."""
+        self._unsent = [*self._unsent, *messages][-MAX_MESSAGES:]
+
+    def request(self) -> SpanAttributes:
+        """The messages that are new in this request."""
+        messages, self._unsent = self._unsent, []
+        attributes: SpanAttributes = {}
+        system = [self._text(each.text) for each in messages if isinstance(each, SystemMessage)]
+        if system:
+            attributes[INSTRUCTIONS] = _json(system)
+        others = [each for each in messages if not isinstance(each, SystemMessage)]
+        return {**attributes, INPUT: _json([self._message(each) for each in others])}
+
+    def reply(self, reply: Reply, finish: str) -> SpanAttributes:
+        """The reply of the model."""
+        return {OUTPUT: _json([{**self._message(reply), "finish_reason": finish}])}
+
+    def arguments(self, tool: str, arguments: dict[str, JSON]) -> SpanAttributes:
+        """The arguments of a call."""
+        return {ARGUMENTS: _json(self._redacted(tool, arguments))}
+
+    def result(self, result: ToolResult) -> SpanAttributes:
+        """The result of a call."""
+        return {RESULT: self._redactor.text(result.text, MAX_TEXT_CHARS)}
+
+    def _message(self, message: UserMessage | Reply | ToolResult) -> dict[str, JSON]:
+        match message:
+            case UserMessage():
+                return {"role": "user", "parts": [self._text(message.text)]}
+            case ToolResult():
+                response = self._redactor.text(message.text, MAX_TEXT_CHARS)
+                part = {"type": "tool_call_response", "id": message.call_id, "response": response}
+                return {"role": "tool", "parts": [part]}
+            case Reply():
+                return {"role": "assistant", "parts": self._reply_parts(message)}
+
+    def _reply_parts(self, reply: Reply) -> list[JSON]:
+        parts: list[JSON] = [self._text(reply.text)] if reply.text else []
+        for call in reply.calls:
+            arguments = self._redacted(call.name, _read(call.arguments))
+            part = {"type": "tool_call", "id": call.id, "name": call.name, "arguments": arguments}
+            parts.append(part)
+        return parts
+
+    def _text(self, text: str) -> dict[str, JSON]:
+        return {"type": "text", "content": self._redactor.text(text, MAX_TEXT_CHARS)}
+
+    def _redacted(self, tool: str, value: JSON) -> JSON:
+        return self._redactor.value(value, self._marks.get(tool), limit=MAX_TEXT_CHARS)
+
+
+def _read(text: str) -> JSON:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return {"unreadable": text}
+
+
+def _json(value: Sequence[JSON] | JSON) -> str:
+    return msgspec.json.encode(value).decode(errors="replace")

@@ -35,7 +35,7 @@ from evoclaw.core.tracing import (
     trace_id_of,
 )
 from evoclaw.observe.tracing import attributes as attrs
-from evoclaw.observe.tracing.content import Content
+from evoclaw.observe.tracing.attributes import Content
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import LoopSettings

@@ -1,6 +1,6 @@
 """Traces of runs, for any OpenTelemetry collector: only if its standard variables are set.
 
-OpenTelemetry is imported only then.
+OpenTelemetry is imported only then. Log lines get the trace and span ids.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.tracing import TraceContext, read_traceparent, trace_id_of
+from evoclaw.core.tracing import TraceContext, current_trace, read_traceparent, trace_id_of
 
 if TYPE_CHECKING:
     from evoclaw.core.events import Record
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.tracing.attributes import TracedRun
     from evoclaw.observe.tracing.run_tracer import RunTracer
     from evoclaw.observe.tracing.spans import OpenSpan, Spans
+
 
 logger = logging.getLogger(__name__)
 EXPORTERS = ("otlp", "console")
@@ -182,7 +183,7 @@ async def open_tracing(env: Mapping[str, str], name: str) -> AsyncGenerator[Trac
         raise ConfigError(
             f"{text}`pip install 'evoclaw[otel]'`, or set OTEL_SDK_DISABLED=true"
         ) from None
-    from evoclaw.observe.tracing.logs import trace_ids_in_logs
+    pass
 
     tracing = Tracing(open_spans(kinds, name), content=_redactor(env))
     try:
@@ -199,3 +200,56 @@ def _redactor(env: Mapping[str, str]) -> Redactor | None:
     from evoclaw.core.redaction import Redactor, secrets_in
 
     return Redactor(secrets_in(env))
+
+
+class TraceIdFilter(logging.Filter):
+    """Adds the trace and span ids of the current task to every log record."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set `trace_id` and `span_id` in hexadecimal, or empty."""
+        place = current_trace()
+        record.trace_id = f"{place.trace_id:032x}" if place is not None else ""
+        record.span_id = f"{place.span_id:016x}" if place is not None and place.span_id else ""
+        return True
+
+
+class TraceIdFormatter(logging.Formatter):
+    """Appends the trace and span ids to the line, if there are any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        line = super().format(record)
+        ids = [
+            f"{name}={value}"
+            for name in ("trace_id", "span_id")
+            if (value := getattr(record, name, ""))
+        ]
+        return " ".join((line, *ids))
+
+
+@contextmanager
+def trace_ids_in_logs() -> Generator[None]:
+    """Add trace ids to log lines while the block runs, on the existing handlers or one of ours."""
+    root, correlation = logging.getLogger(), TraceIdFilter()
+    handlers = list(root.handlers)
+    own = None if handlers else _log_to_stderr()
+    if own is not None:
+        root.addHandler(own)
+        handlers.append(own)
+    for handler in handlers:
+        handler.addFilter(correlation)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(correlation)
+        if own is not None:
+            root.removeHandler(own)
+
+
+def _log_to_stderr() -> logging.Handler:
+    """Log warnings to stderr, as `logging` does without any configuration."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(TraceIdFormatter())
+    return handler

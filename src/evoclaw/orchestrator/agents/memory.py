@@ -35,7 +35,7 @@ from evoclaw.store.memory import (
     Observation,
     query_words,
 )
-from evoclaw.store.sessions.models import Session
+from evoclaw.store.sessions.tables import Session
 
 __all__ = ["EventType", "DetailLevel", "Memory", "MemorySettings", "Observation", "RecalledNote"]
 

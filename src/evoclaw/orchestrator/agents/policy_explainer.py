@@ -26,10 +26,14 @@ from evoclaw.governance.flow.settings import FlowSettings, Preset
 from evoclaw.governance.forwarded_calls import ForwardedCallsOf
 from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rate_limits import RateLimits, RateSettings
-from evoclaw.governance.rules.command_rules import REMOTE_WORKSPACE, CommandRules, PreApproval
+from evoclaw.governance.rules.command_rules import (
+    REMOTE_WORKSPACE,
+    CommandRules,
+    PolicySettings,
+    PreApproval,
+)
 from evoclaw.governance.rules.document import Rule, RuleDocument, shipped_rules
 from evoclaw.governance.rules.policy import describe_effects
-from evoclaw.governance.rules.settings import PolicySettings
 from evoclaw.orchestrator.agents.definitions import level_of
 from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.shell.calls import read_call

@@ -8,8 +8,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.nodes import FleetNodes
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.tools.catalogue import RunsOn, entries_on
-from evoclaw.tools.jobs import DeviceJobs, jobs
-from evoclaw.tools.nodes import Nodes, nodes
+from evoclaw.tools.nodes import DeviceJobs, Nodes, jobs, nodes
 
 ANY_EDGE, EVERY_EDGE = "any", "*"
 """Instead of an edge id: any edge that has the tool; or every edge, chosen by the model."""

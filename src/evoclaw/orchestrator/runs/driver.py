@@ -24,7 +24,6 @@ import msgspec
 from msgspec.structs import replace
 
 from evoclaw.core import wording
-from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import (
     CallFinished,
@@ -38,14 +37,15 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.messages import ErrorKind, TextBlock, UserMessage
 from evoclaw.core.output import parse_output
+from evoclaw.core.run import Bus
 from evoclaw.core.state import RunState, fold
 from evoclaw.core.tools import failure
 from evoclaw.core.tracing import enter_run_trace
 from evoclaw.orchestrator.runs.hub import Hub
 from evoclaw.orchestrator.runs.requests import RunRequest, SessionNotFound, decode_run_request
 from evoclaw.orchestrator.sessions.conversations import Conversations
-from evoclaw.orchestrator.sessions.run_history import last_used_seq, steering_count
 from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
+from evoclaw.orchestrator.sessions.run_records import last_used_seq, steering_count
 from evoclaw.orchestrator.sessions.session_run import DriverContext, SessionRun
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice, NoticeKind

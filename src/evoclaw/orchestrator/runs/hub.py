@@ -22,8 +22,8 @@ from typing import Generic, TypeAlias, TypeVar
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished, StopReason
 from evoclaw.orchestrator.runs.views import StoredRecords
-from evoclaw.orchestrator.sessions.record_buffer import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
 from evoclaw.orchestrator.sessions.run_ids import TenantKey
+from evoclaw.orchestrator.sessions.run_records import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
 from evoclaw.store.databases.notices import Notice, NoticeKind, Notices
 
 T = TypeVar("T")

@@ -24,8 +24,7 @@ from evoclaw.core.messages import JSON, Message, SystemMessage, user
 from evoclaw.core.metrics import RunMeter
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
-from evoclaw.core.result import RunResult, result_of
-from evoclaw.core.run import run
+from evoclaw.core.run import RunResult, result_of, run
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.definitions import iterative_settings, require_inputs
 from evoclaw.orchestrator.runs.requests import RunRequest, RunView

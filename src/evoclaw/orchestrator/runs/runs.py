@@ -18,11 +18,10 @@ from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.labels import Principal
 from evoclaw.core.metrics import RunMeter
-from evoclaw.core.result import RunResult, result_of
+from evoclaw.core.run import RunResult, result_of
 from evoclaw.core.tracing import current_traceparent
 from evoclaw.orchestrator.runs.driver import RunDriver, encode_user_message
 from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
-from evoclaw.orchestrator.runs.process_identity import current_process_identity
 from evoclaw.orchestrator.runs.requests import (
     Draining,
     EmptyMessage,
@@ -37,7 +36,12 @@ from evoclaw.orchestrator.runs.requests import (
     SessionHasHistory,
     SessionNotFound,
 )
-from evoclaw.orchestrator.runs.scheduler import LocalScheduler, QueueScheduler, Scheduler
+from evoclaw.orchestrator.runs.scheduler import (
+    LocalScheduler,
+    QueueScheduler,
+    Scheduler,
+    current_process_identity,
+)
 from evoclaw.orchestrator.runs.supervisor import RunSupervisor
 from evoclaw.orchestrator.runs.views import RunViews, StoredRecords, stop_reason_of
 from evoclaw.orchestrator.sessions.conversations import Conversations

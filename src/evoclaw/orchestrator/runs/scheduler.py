@@ -5,24 +5,31 @@
 is a session with something to do; it is driven run by run until nothing is left there, so that the
 runs of a session need no queue positions of their own.
 
-The scheduler for PostgreSQL, where several orchestrators share the runs as jobs.
+A process identity tells others on the same machine whether a process is alive. A silent process
+loses its runs when its lease ends. A process that is certainly dead need not be waited for: an
+orchestrator that was killed continues its runs at once when it is started again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.runs.driver import ActiveRun, RunDriver
-from evoclaw.orchestrator.runs.process_identity import is_process_dead
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.runs.job_queue import JobQueue, SessionJob
 from evoclaw.store.runs.queue import RunQueue
+
+_PROC = Path("/proc")
+
 
 Attempt: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Runs something that may fail while the store is unavailable."""
@@ -210,3 +217,37 @@ class QueueScheduler:
     async def reclaim_abandoned(self) -> None:
         """Return the jobs of dead processes, and create missing jobs."""
         await self._queue.reclaim_abandoned(is_process_dead)
+
+
+def current_process_identity() -> str:
+    """A name for this process that no other process ever has."""
+    return f"{_machine_id()}/{os.getpid()}/{_start_ticks(os.getpid())}/{secrets.token_hex(4)}"
+
+
+def is_process_dead(identity: str) -> bool:
+    """Whether the process of that name is certainly dead; False if in doubt."""
+    parts = identity.split("/")
+    if len(parts) != 4 or not parts[0] or parts[0] != _machine_id() or not parts[1].isdigit():
+        return False
+    started = _start_ticks(int(parts[1]))
+    return started != parts[2]
+
+
+def _machine_id() -> str:
+    """The boot and PID namespace in which process ids are comparable; empty if unknown."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{(_PROC / 'self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> str:
+    """When a process started, in clock ticks since boot; empty if there is no such process."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    state, started = fields[0], fields[19]
+    return "" if state in "ZX" else started

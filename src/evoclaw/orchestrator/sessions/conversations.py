@@ -24,9 +24,8 @@ from evoclaw.core.state import fold, new_run
 from evoclaw.core.tracing import enter_run_trace
 from evoclaw.governance.budget.cost_estimator import Price
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
-from evoclaw.governance.budget.notices import BudgetNotice
 from evoclaw.governance.budget.options import BudgetOptions
-from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.fleet.members import Member
@@ -41,26 +40,32 @@ from evoclaw.orchestrator.runs.requests import (
 from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.orchestrator.sessions.caller_tools import CallerCallStore, with_caller_tools
 from evoclaw.orchestrator.sessions.dependencies import PortsFactory, Recall, StoredTodos, no_recall
-from evoclaw.orchestrator.sessions.run_history import (
+from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
+from evoclaw.orchestrator.sessions.run_records import (
     drop_incomplete_turn,
     last_used_seq,
     prior_spend,
     steering_count,
 )
-from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
 from evoclaw.orchestrator.sessions.run_sessions import (
     SESSION_READING_TOOLS,
     SUBRUN_STARTING_TOOLS,
     RunSessions,
 )
-from evoclaw.orchestrator.sessions.session_run import SOLE_DRIVER, DriverContext, SessionRun
+from evoclaw.orchestrator.sessions.session_run import (
+    SOLE_DRIVER,
+    ActiveSubrun,
+    DriverContext,
+    RunLimits,
+    SessionRun,
+    SubrunTree,
+)
 from evoclaw.orchestrator.sessions.steps import (
     ParentRules,
     RunTools,
     SessionLabels,
     inherited_policies,
 )
-from evoclaw.orchestrator.sessions.subruns import ActiveSubrun, RunLimits, SubrunTree
 from evoclaw.providers.budget_fallback import BudgetFallback
 from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.sessions import changes as session_changes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from evoclaw.executors.canvases import CanvasFolder
 from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.sessions.canvases import StoredCanvases
-from evoclaw.store.sessions.deletion import delete_expired_sessions
+from evoclaw.store.sessions.changes import delete_expired_sessions
 
 logger = logging.getLogger(__name__)
 RETENTION_INTERVAL_S = 3_600.0

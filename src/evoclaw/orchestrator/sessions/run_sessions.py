@@ -21,8 +21,13 @@ from evoclaw.core.wording import tool_not_found
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.sanitizing import one_line, quoted
 from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
-from evoclaw.orchestrator.sessions.session_run import SOLE_DRIVER, DriverContext, SessionRun
-from evoclaw.orchestrator.sessions.subruns import ActiveSubrun, RunLimits
+from evoclaw.orchestrator.sessions.session_run import (
+    SOLE_DRIVER,
+    ActiveSubrun,
+    DriverContext,
+    RunLimits,
+    SessionRun,
+)
 from evoclaw.store.runs.queue import adopt_subrun
 from evoclaw.store.sessions.sessions import (
     RunUsage,

@@ -1,4 +1,7 @@
-"""A run of a session in this process: runs the loop and stores each record before the next step."""
+"""A run of a session in this process: runs the loop and stores each record before the next step.
+
+Also its sub-runs: their limits, how many are active, and how one is stopped with its parent.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import Struct
+
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.bus import Bus
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import (
     CallStarted,
@@ -25,17 +29,66 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Sink, no_steering
+from evoclaw.core.run import Bus
 from evoclaw.core.state import RunState
 from evoclaw.governance.budget.policy import RunBudget
-from evoclaw.orchestrator.sessions.record_buffer import (
+from evoclaw.governance.budget.settings import BudgetSettings
+from evoclaw.orchestrator.sessions.run_records import (
     MAX_BUFFERED_RECORDS,
     TRANSIENT_EVENTS,
     RecordBuffer,
 )
-from evoclaw.orchestrator.sessions.subruns import ActiveSubrun, SubrunTree
 from evoclaw.store.databases.notices import Notice, NoticeKind
 from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
+
+SUBRUN_CANCEL_GRACE_S = 5.0
+"""Seconds that a cancelled sub-run has to record how far it came."""
+
+
+class RunLimits(Struct, frozen=True):
+    """What a run and all its sub-runs may spend together, and how many there may be."""
+
+    budget: BudgetSettings = BudgetSettings()
+    max_depth: int = 3
+    """Levels of sub-runs below a run."""
+    max_concurrent_per_run: int = 4
+    """Concurrent sub-runs of one run; the others wait for a slot."""
+    max_active: int = 16
+    """Active sub-runs of the whole tree; more are rejected."""
+
+
+@dataclass(eq=False, slots=True)
+class SubrunTree:
+    """All sub-runs below a root run."""
+
+    limits: RunLimits
+    active_count: int = 0
+    """Sub-runs that were started and have not ended."""
+
+
+@dataclass(eq=False, slots=True)
+class ActiveSubrun:
+    """A sub-run that is active beside its parent run."""
+
+    run_id: str
+    session_id: str
+    deadline: Deadline
+    task: asyncio.Task[None]
+
+    async def stop(self, *, clean: bool) -> None:
+        """Stop the sub-run and wait for its task.
+
+        Args:
+            clean: Cancel it, so that its records say so; else interrupt it where it is, to be
+                continued when the parent run is resumed.
+        """
+        if clean:
+            self.deadline.cancel()
+            await asyncio.wait([self.task], timeout=SUBRUN_CANCEL_GRACE_S)
+        if not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,27 @@
-"""Renames, branches and deletes sessions, each in one transaction."""
+"""Renames, branches and deletes sessions, each in one transaction.
+
+Sessions that ended long ago are deleted in batches; those with an open run are kept. This is the
+only code that knows all tables with rows of a session.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.messages import Message
-from evoclaw.store.databases.database import Connection, add_checksum
+from evoclaw.store.databases.database import (
+    Connection,
+    Database,
+    Dialect,
+    add_checksum,
+    verify_checksum,
+)
 from evoclaw.store.sessions import statements
-from evoclaw.store.sessions.deletion import delete_sessions as delete_rows
 from evoclaw.store.sessions.sessions import Session, SessionStore
 
 DESCENDANTS = """
@@ -23,6 +33,26 @@ WITH RECURSIVE below (id) AS (
 SELECT id FROM below
 """
 STOP_REASONS = "SELECT stop FROM runs WHERE tenant = ? AND session_id = ?"
+
+
+TABLES_BY_RUN_ID = (
+    "records",
+    "queue_inbox",
+    "queue_pending",
+    "queue_cancels",
+    "queue_keys",
+    "figures_runs",
+    "figures_calls",
+    "figures_hops",
+)
+"""Tables with the id of a run."""
+TABLES_BY_SESSION_ID = ("messages", "todos", "questions", "runs")
+"""Tables with the id of a session."""
+_RUN_IDS = "SELECT id FROM runs WHERE tenant = ? AND session_id = ?"
+_TABLE_NAMES = {
+    "sqlite": "SELECT name FROM sqlite_schema WHERE type = 'table'",
+    "postgres": "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
+}
 
 
 async def rename(store: SessionStore, session_id: str, title: str) -> Session | None:
@@ -78,7 +108,101 @@ async def delete_session(store: SessionStore, session_id: str) -> DeletedSession
         ]
         if any(stop in (None, "waiting") for (stop,) in stops):
             return None
-        runs = delete_rows(connection, store.database.dialect, [(ours, id_) for id_ in ids])
+        runs = delete_sessions(connection, store.database.dialect, [(ours, id_) for id_ in ids])
         return DeletedSessions(tuple(ids), tuple(runs))
 
     return await store.database.write(work)
+
+
+def delete_sessions(
+    connection: Connection, dialect: Dialect, sessions: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Delete sessions with their runs, records and messages; the ids of the runs.
+
+    Args:
+        connection: In a transaction.
+        dialect: The dialect of its database.
+        sessions: Tenant and id of each session.
+    """
+    # Not every process uses, and so has created, every schema.
+    existing = {name for (name,) in connection.execute(_TABLE_NAMES[dialect]).fetchall()}
+    runs = [
+        (tenant, run_id)
+        for tenant, id_ in sessions
+        for (run_id,) in connection.execute(_RUN_IDS, (tenant, id_)).fetchall()
+    ]
+    for table in TABLES_BY_RUN_ID:
+        if table in existing:
+            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND run_id = ?", runs)
+    for table in TABLES_BY_SESSION_ID:
+        delete = f"DELETE FROM {table} WHERE tenant = ? AND session_id = ?"
+        connection.executemany(delete, sessions)
+    connection.executemany("DELETE FROM sessions WHERE tenant = ? AND id = ?", sessions)
+    return [run_id for _, run_id in runs]
+
+
+BATCH_SESSIONS = 50
+"""Sessions that are checked in one transaction, so that others can write in between."""
+
+
+# Neither its runs, nor their ancestors and descendants, are open.
+FINISHED_SESSIONS = """
+SELECT s.seq, s.tenant, s.id, s.session,
+    (SELECT max(r.ended_at) FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id)
+FROM sessions s WHERE s.seq > ?
+AND NOT EXISTS (
+    SELECT 1 FROM runs r JOIN runs o ON o.tenant = r.tenant AND o.root_run = r.root_run
+    WHERE r.tenant = s.tenant AND r.session_id = s.id AND (o.stop IS NULL OR o.stop = 'waiting'))
+ORDER BY s.seq LIMIT ?
+"""
+
+
+SessionKey: TypeAlias = tuple[str, str]
+"""The tenant and the id of a session."""
+
+
+async def delete_expired_sessions(
+    database: Database,
+    before: float,
+    on_deleted: Callable[[str, str], Awaitable[None]] | None = None,
+) -> int:
+    """Delete the sessions that ended before a time, with their runs and records; how many.
+
+    It may be interrupted at any time, and repeated. A session without runs ends when it is created.
+
+    Args:
+        database: The database.
+        before: Unix seconds.
+        on_deleted: Called with the tenant and the id of each, to delete what is stored elsewhere.
+    """
+    seq, count = 0, 0
+    while True:
+        after = seq
+
+        def work(connection: Connection, after: int = after) -> tuple[int, list[SessionKey]]:
+            return _delete_batch(connection, after, before, database)
+
+        seq, deleted = await database.write(work)
+        count += len(deleted)
+        if on_deleted is not None:
+            for tenant, id_ in deleted:
+                await on_deleted(tenant, id_)
+        if seq == after:
+            return count
+
+
+def _delete_batch(
+    connection: Connection, after: int, before: float, database: Database
+) -> tuple[int, list[SessionKey]]:
+    found = connection.execute(FINISHED_SESSIONS, (after, BATCH_SESSIONS)).fetchall()
+    expired = [
+        (tenant, id_)
+        for _, tenant, id_, blob, ended in found
+        if (_created_at(blob, database.name) if ended is None else ended) < before
+    ]
+    delete_sessions(connection, database.dialect, expired)
+    return (found[-1][0] if found else after), expired
+
+
+def _created_at(blob: bytes, name: str) -> float:
+    return msgspec.json.decode(verify_checksum(blob, name), type=Session).created_at

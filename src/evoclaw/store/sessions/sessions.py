@@ -27,9 +27,15 @@ from evoclaw.store.databases.database import (
 from evoclaw.store.databases.notices import progress_notice
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.sessions import statements
-from evoclaw.store.sessions.models import Fenced, RunUsage, Session, SessionSummary, StoredRun
 from evoclaw.store.sessions.questions import QuestionStore
-from evoclaw.store.sessions.tables import SCHEMA
+from evoclaw.store.sessions.tables import (
+    SCHEMA,
+    Fenced,
+    RunUsage,
+    Session,
+    SessionSummary,
+    StoredRun,
+)
 
 
 class SessionStore:

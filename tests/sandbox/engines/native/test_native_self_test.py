@@ -17,7 +17,7 @@ import pytest
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox.engines.native.seccomp import NativeMode
-from evoclaw.sandbox.sandbox import EngineSandbox
+from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 from tests.sandbox.engines.native.sandboxes import AS_NOBODY, KINDS, NativeSandbox, make_sandbox
 

@@ -1,13 +1,10 @@
-"""A provider that waits until earlier writes are durable before it asks the model.
-
-The budget reservation for the reply is then on the disk before money is spent.
-"""
+"""Wrapped providers: wait for durable writes before a request, and close the inner provider."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
@@ -39,3 +36,18 @@ class WriteBarrierProvider:
         async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A provider that must be closed: it started a process, or wraps another provider."""
+
+    async def aclose(self) -> None:
+        """Release its resources."""
+        ...
+
+
+async def close(provider: Provider) -> None:
+    """Close a provider if it can be closed."""
+    if isinstance(provider, Closable):
+        await provider.aclose()
