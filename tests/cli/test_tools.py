@@ -11,6 +11,7 @@ import pytest
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.sets import TOOL_NAMES
+from evoclaw.wiring.pipelines import edge_pipeline, local_pipeline, service_pipeline
 from tests.support.command_line import reply, shell
 from tests.support.databases import Place
 from tests.support.sshd import sshd
@@ -35,6 +36,8 @@ async def test_tools_are_listed_with_the_reason_why_some_are_unavailable(tmp_pat
     assert not search["available"] and "BRAVE_API_KEY" in search["why"]
     assert search["permissions"] == ["network"] and "query" in search["parameters"]["properties"]
     assert (search["runs_on"], read["runs_on"]) == (["local"], ["edge", "local"])
+    declared = {spec.name for spec in (local_pipeline(), service_pipeline(), edge_pipeline())}
+    assert all(set(tool["pipelines"]) <= declared and tool["pipelines"] for tool in facts)
 
 
 async def test_setting_an_api_key_makes_its_tool_available(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from evoclaw.cli.ping import EDGE_TIMEOUT_S
 from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
-from evoclaw.tools.catalogue import CATALOGUE
+from evoclaw.tools.catalogue import CATALOGUE, RunsOn
 
 
 @click.command(cls=CliCommand)
@@ -75,6 +75,7 @@ def _list(offered: Iterable[Tool]) -> None:
 
 
 def _facts(tool: Tool) -> dict[str, JSON]:
+    hosts = CATALOGUE[tool.name].runs_on if tool.name in CATALOGUE else frozenset[RunsOn]()
     return {
         "name": tool.name,
         "description": tool.description,
@@ -86,6 +87,7 @@ def _facts(tool: Tool) -> dict[str, JSON]:
         "idempotent": tool.idempotent,
         "resources": msgspec.to_builtins(tool.resources),
         "version": tool.version,
-        "runs_on": [] if tool.name not in CATALOGUE else sorted(CATALOGUE[tool.name].runs_on),
+        "runs_on": sorted(hosts),
+        "pipelines": sorted(host.pipeline for host in hosts),
         "available": True,
     }

@@ -26,6 +26,11 @@ class RunsOn(StrEnum):
     LOCAL = "local"
     """In `evoclaw run` and `evoclaw chat`, on the machine where they are started."""
 
+    @property
+    def pipeline(self) -> str:
+        """The declared pipeline whose steps apply to calls there; `policy explain` lists them."""
+        return "service" if self is RunsOn.ORCHESTRATOR else self.value
+
 
 class CatalogueEntry(Struct, frozen=True):
     """One built-in tool."""
