@@ -6,7 +6,7 @@ decodes the reply, and decodes its arguments. No limits, no policy, no records, 
 
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def codec():
@@ -48,11 +48,11 @@ def build(keep=keep_nothing, told=everything):
     Call, Message, encode, reply, arguments = codec()
 
     async def add(asked) -> str:
-        return str(clock.add_up(asked.a, asked.b))
+        return str(loop_harness.add_up(asked.a, asked.b))
 
     tools = {"add": add}
 
-    async def model(script: clock.Script, request: bytes) -> bytes:
+    async def model(script: loop_harness.Script, request: bytes) -> bytes:
         if script.waits:
             await asyncio.sleep(0)
         calls = [Call(id, "add", text) for id, _, text in script.reply()]
@@ -61,7 +61,7 @@ def build(keep=keep_nothing, told=everything):
     async def answer(call):
         return Message("tool", await tools[call.name](arguments(call.arguments)), [], call.id)
 
-    def prepare(script: clock.Script):
+    def prepare(script: loop_harness.Script):
         async def start() -> str:
             history = [Message("user", "go")]
             while True:
@@ -128,4 +128,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def fake_provider():
@@ -22,7 +22,7 @@ def fake_provider():
         model = "bench/fake"
         profile = Profile(context_tokens=10_000_000)
 
-        def __init__(self, script: clock.Script) -> None:
+        def __init__(self, script: loop_harness.Script) -> None:
             self.script = script
 
         async def stream(self, request):
@@ -60,7 +60,7 @@ def local_executor():
     @tool("file_read", effect="read")
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        return clock.add_up(a, b)
+        return loop_harness.add_up(a, b)
 
     return LocalExecutor([add])
 
@@ -83,7 +83,7 @@ def build():
 
     Fake, executor, policy, sink = fake_provider(), local_executor(), policies(), recorder()
 
-    def prepare(script: clock.Script):
+    def prepare(script: loop_harness.Script):
         ports = Ports(Fake(script), executor, policy)
         settings = LoopSettings(max_turns=script.turns + 1)
 
@@ -119,7 +119,7 @@ async def stored(folder: str):
     from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}
-    settings = LoopSettings(max_turns=clock.TURNS + 1)
+    settings = LoopSettings(max_turns=loop_harness.TURNS + 1)
     agent = Agent("bench", "", capabilities=frozenset({"file_read"}), settings=settings)
 
     async with await SessionStore.open(Path(folder) / "evoclaw.db") as store:
@@ -133,7 +133,7 @@ async def stored(folder: str):
 
         talks = Conversations(store, {"bench": agent}, equip, defer_commits=True)
 
-        def prepare(script: clock.Script):
+        def prepare(script: loop_harness.Script):
             id = f"s{len(scripts)}"
             scripts[id] = script
 
@@ -151,4 +151,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from bench.fleet.history import Findings, examine
-from bench.fleet.trouble import Trouble, gone
+from bench.fleet.consistency import Findings, examine
+from bench.fleet.faults import Trouble, gone
 from tests.support.fleet_processes import DriverProcess, EdgeProcess
 from tests.support.process_fleet import mark, open_process_fleet
 from tests.support.programs.orchestrator_driver import Ask, CallOutcome

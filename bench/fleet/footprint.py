@@ -59,7 +59,7 @@ def resident_mb(pid: int) -> float:
 
 def bare(port: int) -> tuple[float, float]:
     """Start a bare client; the seconds until it has subscribed, and its megabytes."""
-    argv = [sys.executable, "-m", "bench.fleet.bare_crowd", str(port), "0", "1"]
+    argv = [sys.executable, "-m", "bench.fleet.bare_clients", str(port), "0", "1"]
     began = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from statistics import median
 
-from bench.fleet import mcp_trip
-from bench.fleet.bare import Bare, connected
+from bench.fleet import mcp_roundtrip
+from bench.fleet.bare_client import Bare, connected
 from bench.fleet.profiling import profile
 from bench.suite.subjects import CannotMeasure, peer
 from tests.support.light_edges import do_nothing
@@ -47,7 +47,7 @@ Pace = tuple[float, float]
 @contextmanager
 def far_side(*arguments: str):
     """The other process, while the block runs."""
-    process = subprocess.Popen([sys.executable, "-m", "bench.fleet.echo", *arguments])
+    process = subprocess.Popen([sys.executable, "-m", "bench.fleet.echo_process", *arguments])
     try:
         yield
     finally:
@@ -139,7 +139,7 @@ async def through_aiomqtt(port: int, seconds: float) -> tuple[Pace, Pace]:
 
 async def through_mcp(seconds: float) -> tuple[Pace, Pace]:
     """The way of others."""
-    async with mcp_trip.calling() as trip:
+    async with mcp_roundtrip.calling() as trip:
         return await rate(trip, 1, seconds), await rate(trip, MANY, seconds)
 
 

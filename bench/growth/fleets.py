@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import msgspec
-from bench.growth.clocks import Op, Points, called, least
-from bench.growth.fitting import FLAT, LINEAR, Curve
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.measure import Op, Points, called, least
 from tests.support.light_edges import do_nothing, light_edge
 
 from evoclaw.api.routes.fleet import list_edges, show_edge

@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.growth.clocks import Op, Points, least
-from bench.growth.fitting import FLAT, LINEAR, Curve
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.measure import Op, Points, least
 
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call

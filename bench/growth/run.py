@@ -18,14 +18,21 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
-from bench.growth.fitting import Curve
+from bench.growth.curves import Curve
 
-PARTS = ("turns", "stores", "fleets", "crowds", "rules")
+PARTS = {
+    "turns": "bench.growth.turns",
+    "stores": "bench.growth.stores",
+    "fleets": "bench.growth.fleets",
+    "crowds": "bench.growth.load",
+    "rules": "bench.growth.rules",
+}
+"""Parts by the name that the result uses: the module that measures each."""
 
 
 async def _part(name: str, quick: bool) -> list[Curve]:
     curves: Callable[[bool], AsyncGenerator[Curve]]
-    curves = importlib.import_module(f"bench.growth.{name}").curves
+    curves = importlib.import_module(PARTS[name]).curves
     found: list[Curve] = []
     async for one in curves(quick):
         found.append(one)

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from secrets import token_hex
 
-from bench.growth.clocks import Op, Points, measured
-from bench.growth.fitting import FLAT, LINEAR, Curve
-from bench.growth.places import Filling, House, house, places
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.databases import Filling, House, house, places
+from bench.growth.measure import Op, Points, measured
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal

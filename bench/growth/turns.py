@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from statistics import median
 
-from bench.growth.clocks import Clock, Points, clock_of
-from bench.growth.fitting import FLAT, Curve
-from bench.growth.places import House, Model, house, places, work
+from bench.growth.curves import FLAT, Curve
+from bench.growth.databases import House, Model, house, places, work
+from bench.growth.measure import Clock, Points, clock_of
 from bench.policies import governed
 
 from evoclaw.core.agent import LoopSettings

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from bench.scale.history import Asked, Watched
-from bench.scale.house import House, edge_names
+from bench.scale.consistency import Asked, Watched
+from bench.scale.deployment import House, edge_names
 
 TRY = aiohttp.ClientTimeout(6)
 STREAM = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=20)

@@ -23,11 +23,11 @@ from statistics import median
 
 import aiohttp
 from bench.scale.clients import Load, Service, approve, operator, until
-from bench.scale.figures import keep
-from bench.scale.gather import history
-from bench.scale.history import Findings, History, Takeover, examine, takeovers
-from bench.scale.house import House, Plan, brought_up, end_with_us
-from bench.scale.trouble import Trouble
+from bench.scale.collect import history
+from bench.scale.consistency import Findings, History, Takeover, examine, takeovers
+from bench.scale.deployment import House, Plan, brought_up, end_with_us
+from bench.scale.faults import Trouble
+from bench.scale.report import keep
 
 LONGEST_END = 180.0
 """Seconds after the last fault within which everything must have ended."""

@@ -21,8 +21,8 @@ from typing import Any
 import aiohttp
 import psycopg
 from bench.scale.clients import operator
-from bench.scale.figures import keep
-from bench.scale.house import ROOT, House, Plan, brought_up, end_with_us
+from bench.scale.deployment import ROOT, House, Plan, brought_up, end_with_us
+from bench.scale.report import keep
 
 SAYS = {
     "streamed": "words 50 call todoread {}\nwords 50",
@@ -99,7 +99,7 @@ async def measure(house: House, admin: str, says: str, runs: int, at_once: int) 
     """One row: so many orchestrators, runs of one kind."""
     urls = [one.url for one in house.orchestrators]
     wish = {"urls": urls, "token": admin, "message": SAYS[says], "runs": runs, "at_once": at_once}
-    argv = (sys.executable, "-m", "bench.scale.asking", json.dumps(wish))
+    argv = (sys.executable, "-m", "bench.scale.load_client", json.dumps(wish))
     pipe = asyncio.subprocess.PIPE
     asking = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdin=pipe, stdout=pipe)
     assert asking.stdin is not None

@@ -108,7 +108,7 @@ def result(
             for name, one in outcomes.items()
         },
     }
-    if new := samples.value("turn", "floor_new"):
+    if new := samples.value("turn", "floor_cached"):
         found["floors"] = {"turn_new": new}
     if "growth" in outcomes:
         found["curves"] = list(outcomes["growth"].figures.get("curves", ()))

@@ -92,7 +92,7 @@ def _loop_round(samples: Samples, wanted: Sequence[str], peers: Sequence[Subject
         if rows:
             samples.take(subject, "loop", ",".join(rows))
     if "turn" in wanted:
-        samples.take(ours("floor_new"), "loop", "turn")
+        samples.take(ours("floor_cached"), "loop", "turn")
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from bench.growth.clocks import Points, called
-from bench.growth.fitting import FLAT, LINEAR, curve, fit
+from bench.growth.curves import FLAT, LINEAR, curve, fit
+from bench.growth.measure import Points, called
 from bench.growth.run import shown
 
 SIZES = (10, 100, 1_000, 10_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.scale.figures import PAGE, RESULTS, page
+from bench.scale.report import PAGE, RESULTS, page
 from bench.scale.scalespeed import ceilings, efficiency, row
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 from bench.scale.clients import STREAM, Load, Service
-from bench.scale.history import Bounds, Called, History, Mark, Paid, Spell, Stored, Told
-from bench.scale.house import House
-from bench.scale.model import KEY
+from bench.scale.consistency import Bounds, Called, History, Mark, Paid, Spell, Stored, Told
+from bench.scale.deployment import House
+from bench.scale.model_process import KEY
 
 MARK = re.compile(r"echo (k[0-9a-f]{10}(?:s\d)?\.\d+\.\d+) ")
 AT_ONCE = 8

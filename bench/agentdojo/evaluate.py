@@ -15,8 +15,8 @@ import yaml
 from agentdojo.attacks.important_instructions_attacks import ImportantInstructionsAttack
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
-from obey import calls_of
-from world import Person, Puppet, World, shown, tool_of
+from attack_calls import calls_of
+from environment import Person, Puppet, World, shown, tool_of
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.messages import SystemMessage, user

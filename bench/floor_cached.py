@@ -1,7 +1,7 @@
 """The floor with a cache: each turn encodes only the reply and the result that are new."""
 
-import clock
 import floor
+import loop_harness
 
 
 def build():
@@ -9,4 +9,4 @@ def build():
 
 
 if __name__ == "__main__":
-    clock.main(build)
+    loop_harness.main(build)

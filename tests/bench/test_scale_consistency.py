@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench.scale.gather import summed_up
-from bench.scale.history import (
+from bench.scale.collect import summed_up
+from bench.scale.consistency import (
     DROWSY,
     Asked,
     Bounds,

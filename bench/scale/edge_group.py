@@ -1,4 +1,4 @@
-"""Many edges in one process, each as `evoclaw edge` makes it: `python -m bench.scale.crowd TOML…`.
+"""Many edges in one process, each as `evoclaw edge` makes it: `python -m bench.scale.edge_group TOML…`.
 
 Each has its own account, journal, workspace, rules and receipts; only the process is shared.
 """

@@ -1,7 +1,7 @@
 """The far side of a round trip, as a process: a bare MQTT client that echoes, or a light edge.
 
-python -m bench.fleet.echo bare PORT
-python -m bench.fleet.echo edge PORT FOLDER durable|fast|profiled
+python -m bench.fleet.echo_process bare PORT
+python -m bench.fleet.echo_process edge PORT FOLDER durable|fast|profiled
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.fleet.bare import PING, PONG, connected
+from bench.fleet.bare_client import PING, PONG, connected
 from bench.fleet.profiling import profile
 from tests.support.light_edges import light_edge, marking_tool
 

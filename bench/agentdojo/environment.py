@@ -5,8 +5,8 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 
 from agentdojo.functions_runtime import FunctionsRuntime
-from flags import ACTS, OUTSIDE, PRIVATE, RETURNS_WHAT_IT_MADE, SENDS
 from pydantic import BaseModel
+from tool_flags import ACTS, OUTSIDE, PRIVATE, RETURNS_WHAT_IT_MADE, SENDS
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Replied, ReplyEvent

@@ -1,7 +1,7 @@
 """A call of a tool that does nothing through the official MCP SDK, over HTTP to another process.
 
 It is how others reach a tool on another machine: nothing is journaled, and a call that is cut off
-may have happened or not. Run as a program, it is the server: `python -m bench.fleet.mcp_trip PORT`.
+may have happened or not. Run as a program, it is the server: `python -m bench.fleet.mcp_roundtrip PORT`.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def serve(port: int) -> None:
 def server() -> Iterator[int]:
     """The server, while the block runs; its port."""
     port = free_port()
-    argv = [sys.executable, "-m", "bench.fleet.mcp_trip", str(port)]
+    argv = [sys.executable, "-m", "bench.fleet.mcp_roundtrip", str(port)]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield port

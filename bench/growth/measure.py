@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.growth.fitting import Curve, curve
+from bench.growth.curves import Curve, curve
 
 from evoclaw.store.databases.database import Database
 

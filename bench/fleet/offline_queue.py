@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from bench.fleet.many import resident_mb
+from bench.fleet.many_edges import resident_mb
 from bench.fleet.roundtrip import far_side
 from tests.support.light_edges import marking_tool
 

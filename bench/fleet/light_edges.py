@@ -1,4 +1,4 @@
-"""Many light edges in one process: `python -m bench.fleet.crowd PORT FOLDER FIRST COUNT`."""
+"""Many light edges in one process: `python -m bench.fleet.light_edges PORT FOLDER FIRST COUNT`."""
 
 import asyncio
 import signal

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from bench.scale.history import Spell
-from bench.scale.house import Crowd, House, Orchestrator, Way
+from bench.scale.consistency import Spell
+from bench.scale.deployment import Crowd, House, Orchestrator, Way
 from tests.support.fleet_processes import EdgeProcess
 
 WEIGHTS = {

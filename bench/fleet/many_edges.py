@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.fleet.bare import connected
-from bench.fleet.bare_crowd import BACK, topic_of
+from bench.fleet.bare_client import connected
+from bench.fleet.bare_clients import BACK, topic_of
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tools import Call
@@ -50,7 +50,7 @@ def crowd(port: int, folder: str, count: int) -> Iterator[None]:
     share = -(-count // PROCESSES)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.crowd", str(port), folder, str(first)]
+            [sys.executable, "-m", "bench.fleet.light_edges", str(port), folder, str(first)]
             + [str(min(share, count - first))]
         )
         for first in range(0, count, share)
@@ -69,7 +69,7 @@ def bare_crowd(port: int, count: int) -> Iterator[None]:
     share = -(-count // PROCESSES)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.bare_crowd", str(port), str(first)]
+            [sys.executable, "-m", "bench.fleet.bare_clients", str(port), str(first)]
             + [str(min(share, count - first))],
             stdout=subprocess.PIPE,
             text=True,

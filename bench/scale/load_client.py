@@ -1,6 +1,6 @@
 """Asks for runs and watches them, as many at a time as are wanted, in a process of its own.
 
-`python -m bench.scale.asking JSON` prints `ready`, begins at the first line it is given, and prints
+`python -m bench.scale.load_client JSON` prints `ready`, begins at the first line it is given, and prints
 what it took as JSON.
 """
 

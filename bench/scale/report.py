@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "scale-figures.md"
 NOISE = 0.3
 """Cores that others may use before the page says so."""
 BROKERS = {"nats": "three NATS nodes", "mosquitto": "Mosquitto"}
-HEAD = """<!-- Made by bench/scale/figures.py: run `make scalebench` or `make scalespeed`. -->
+HEAD = """<!-- Made by bench/scale/report.py: run `make scalebench` or `make scalespeed`. -->
 
 # Figures of several orchestrators
 
@@ -42,7 +42,7 @@ that a watcher missed, a result that nobody took from an edge. *Duplicated*: an 
 or a run twice, a stored reply paid again. *Out of order*: records of a run, runs of a session,
 effects of a session. *Overspent*: more calls or replies than the budget of a run, or of a user
 over all orchestrators. *Wrong*: told as not run, and it did. The checker is
-[tested](../tests/bench/test_scale_history.py) with histories that are broken in each of these
+[tested](../tests/bench/test_scale_consistency.py) with histories that are broken in each of these
 ways.
 
 A take-over is timed from the moment a driver is dead or stopped to the first record of its run by

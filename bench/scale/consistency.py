@@ -1,7 +1,7 @@
 """What happened in several orchestrators at once, compared with what was promised.
 
 Pure functions over plain values. Each gives a sentence for every promise that was broken, so that
-a broken history can be written down in a test, and found. `bench.scale.gather` fills in the values.
+a broken history can be written down in a test, and found. `bench.scale.collect` fills in the values.
 """
 
 from __future__ import annotations

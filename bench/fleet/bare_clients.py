@@ -1,6 +1,6 @@
 """Bare MQTT clients in one process, each on a topic of its own: what it is sent it sends back.
 
-python -m bench.fleet.bare_crowd PORT FIRST COUNT
+python -m bench.fleet.bare_clients PORT FIRST COUNT
 
 It says `ready` when all of them have subscribed. It imports nothing of ours: what such a process
 costs is the floor of what an edge does.
@@ -10,7 +10,7 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 
-from bench.fleet.bare import connected
+from bench.fleet.bare_client import connected
 
 BACK = "bench/back"
 

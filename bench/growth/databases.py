@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 
-from bench.growth.clocks import Clock
+from bench.growth.measure import Clock
 from tests.support.databases import Place
 from tests.support.postgres import Postgres, why_no_postgres
 

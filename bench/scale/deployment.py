@@ -153,7 +153,7 @@ class Crowd(Process):
 
     async def start(self) -> None:
         """Start all of them."""
-        await self.spawn("bench.scale.crowd", *(str(edge.config) for edge in self.edges))
+        await self.spawn("bench.scale.edge_group", *(str(edge.config) for edge in self.edges))
 
 
 @dataclass
@@ -274,7 +274,7 @@ async def _broker(
 
 
 def _model(log: Path, stack: AsyncExitStack) -> tuple[int, int]:
-    argv = [sys.executable, "-m", "bench.scale.model", str(log)]
+    argv = [sys.executable, "-m", "bench.scale.model_process", str(log)]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     stack.callback(process.wait, 20)
     stack.callback(process.kill)

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from secrets import token_hex
 
-from bench.growth.clocks import Op, Points, clock_of, least, measured
-from bench.growth.fitting import FLAT, LINEAR, Curve
-from bench.growth.places import NUMBERS, House, Model, house, places, settle
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.databases import NUMBERS, House, Model, house, places, settle
+from bench.growth.measure import Op, Points, clock_of, least, measured
 from tests.support.databases import Place
 
 from evoclaw.core.labels import Principal

@@ -1,6 +1,6 @@
 """A model in a process of its own that writes down who asked it for what.
 
-`python -m bench.scale.model LOG` serves until it is ended and prints its port. An orchestrator is
+`python -m bench.scale.model_process LOG` serves until it is ended and prints its port. An orchestrator is
 known by the address it was given: `http://127.0.0.1:PORT/NAME/v1`.
 """
 
