@@ -95,13 +95,13 @@ async def _at(points: Points, orchestrator: Orchestrator, size: int) -> None:
     for number in range(orchestrator.fleet.size, size):
         await _greet(orchestrator, _name(number))
     ops: dict[str, tuple[Op, float]] = {
-        "a heartbeat": (_heartbeat(orchestrator), FLAT),
-        "an edge that is new": (_new(orchestrator), FLAT),
-        "the tools of a run, unchanged": (_tools(orchestrator, change=False), FLAT),
-        "the tools of a run, after a change": (_tools(orchestrator, change=True), LINEAR),
-        "a call to one edge": (_call(orchestrator), FLAT),
+        "process a heartbeat": (_heartbeat(orchestrator), FLAT),
+        "register a new edge": (_new(orchestrator), FLAT),
+        "list the tools of a run, unchanged": (_tools(orchestrator, change=False), FLAT),
+        "list the tools of a run, after a change": (_tools(orchestrator, change=True), LINEAR),
+        "call one edge": (_call(orchestrator), FLAT),
         "choose an edge for a tool": (_choose(orchestrator), LINEAR),
-        "look for edges that fell silent": (_sweep(orchestrator), LINEAR),
+        "find silent edges": (_sweep(orchestrator), LINEAR),
         "show one edge": (_shown(orchestrator, one=True), FLAT),
         "list the fleet": (_shown(orchestrator, one=False), LINEAR),
     }
@@ -205,7 +205,7 @@ async def _fan_out(points: Points, address: Address, folder: Path, size: int) ->
             assert result.error is None, result.text
 
         # Not time: hundreds of edges with a thread each are not what a process is made for.
-        points.add("a call to all edges, both ends", "calls", LINEAR, size, await called(op))
+        points.add("call all edges, both sides", "calls", LINEAR, size, await called(op))
 
 
 async def _definitions(points: Points, folder: Path, size: int) -> None:
@@ -215,7 +215,7 @@ async def _definitions(points: Points, folder: Path, size: int) -> None:
         assert len(read_evoclaw_toml(path, {}).agents) == size
 
     took = await least(op, times=1, rounds=3)
-    points.add("read definitions of agents", "µs", LINEAR, size, took)
+    points.add("read agent definitions", "µs", LINEAR, size, took)
 
 
 def _written(path: Path, size: int) -> Path:

@@ -73,15 +73,15 @@ async def _waiting(points: Points, house: House, place: Place, sizes: tuple[int,
         filled = size
         ops: dict[str, tuple[Op, float]] = {
             # How many are queued is counted, and bounded.
-            "start a run, beside queued ones": (_start(house), LINEAR),
-            "list sessions of one who has many": (lambda: store.sessions("ann", limit=5), FLAT),
-            "of one who has many, by agent": (
+            "start a run with others queued": (_start(house), LINEAR),
+            "list sessions of a user with many": (lambda: store.sessions("ann", limit=5), FLAT),
+            "list sessions of a user with many, by agent": (
                 lambda: store.sessions("ann", agent="rare", limit=3),
                 FLAT,
             ),
         }
         if database.dialect == "sqlite":
-            ops["begin a queued run"] = (_claim(house), FLAT)
+            ops["claim a queued run"] = (_claim(house), FLAT)
         for name, (op, allowed) in (*ops.items(), *ops.items()):
             await measured(points, database, name, allowed, size, op)
     await database.write(lambda c: c.execute("DELETE FROM runs"))
@@ -120,9 +120,9 @@ async def _commands(
         filled = size
         now = time.time()
         ops: dict[str, Op] = {
-            "put and settle a command": _command(store),
-            "the next commands of an edge": lambda now=now: store.wanted(EDGE, now, 8),
-            "look for commands that expired": lambda now=now: store.expire(now),
+            "store and complete a command": _command(store),
+            "read the next commands of an edge": lambda now=now: store.wanted(EDGE, now, 8),
+            "find expired commands": lambda now=now: store.expire(now),
         }
         for name, op in (*ops.items(), *ops.items()):
             await measured(points, database, name, FLAT, size, op)
@@ -160,10 +160,10 @@ async def _notes(points: Points, database: Database, place: Place, sizes: tuple[
         await settle(place)
         clock = await clock_of(database)
         ops: dict[str, tuple[Op, float]] = {
-            "remember something": (lambda: store.add(some(1)), FLAT),
+            "add a memory": (lambda: store.add(some(1)), FLAT),
             # Where the newest 10,000 begin is counted.
-            "recall by a rare word": (lambda: store.find("what about lamp42"), LINEAR),
-            "recall by a word of all notes": (lambda: store.find("the lamp"), LINEAR),
+            "search memory by a rare word": (lambda: store.find("what about lamp42"), LINEAR),
+            "search memory by a common word": (lambda: store.find("the lamp"), LINEAR),
         }
         for name, (op, allowed) in ops.items():
             took = await least(op, times=3, clock=clock)
@@ -183,4 +183,4 @@ async def _watched(points: Points, house: House, watchers: int) -> None:
         assert min(seen) == max(seen) > 100
 
     took = await least(op, times=1, rounds=3)
-    points.add("a run and its watchers", "µs", LINEAR, watchers, took)
+    points.add("one run with many watchers", "µs", LINEAR, watchers, took)

@@ -42,7 +42,7 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
         for name, (tool, arguments) in CALLS.items():
             op = _judge(rules, tool, arguments)
             took = await least(op, times=20)
-            points.add(f"judge {name} by many rules", "µs", LINEAR, size, took)
+            points.add(f"judge {name} with many rules", "µs", LINEAR, size, took)
     with TemporaryDirectory(prefix="growth-") as folder:
         await _audit(points, Path(folder), ENTRIES[quick])
     for one in points.curves():
@@ -98,7 +98,7 @@ async def _audit(points: Points, folder: Path, sizes: tuple[int, ...]) -> None:
         # So many that some are signed in between.
         points.add("audit: append 100", "µs", FLAT, size, await least(append, times=40, rounds=3))
         filled += 121 * 100
-        points.add("audit: the newest 100", "µs", FLAT, size, await least(newest, times=1))
+        points.add("audit: read the newest 100", "µs", FLAT, size, await least(newest, times=1))
         if size <= WHOLE:
             took = await least(whole, times=1, rounds=2)
             points.add("audit: verify all", "µs", LINEAR, filled, took)

@@ -55,12 +55,12 @@ async def _at(points: Points, house: House, size: int, filled: int) -> None:
     run = await _begun(house)
     if database.dialect == "sqlite":
         # The engine of a PostgreSQL chooses by itself.
-        await measured(points, database, "begin what is queued", FLAT, size, _begin(house, run))
+        await measured(points, database, "claim queued runs", FLAT, size, _begin(house, run))
     await measured(points, database, "append a turn", FLAT, size, _append(house, run))
     await database.write(lambda c: c.execute(END, (run.id,)))
     await measured(points, database, "start and end a run", FLAT, size, _start(house, ""))
     await measured(
-        points, database, "start and end one in a session", FLAT, size, _start(house, "f1")
+        points, database, "start and end a run in a session", FLAT, size, _start(house, "f1")
     )
 
 
@@ -72,42 +72,42 @@ def _reading(house: House, filled: int) -> dict[str, tuple[Op, float]]:
     )
     always = MetricsWindow("local", 1_000.0, 1e9)
     return {
-        "a page of records": (lambda: store.records("f1", 50, 20), FLAT),
+        "read a page of records": (lambda: store.records("f1", 50, 20), FLAT),
         "resume a run": (lambda: _resume(house), FLAT),
         "list sessions": (lambda: store.sessions("ann", limit=PAGE), FLAT),
-        "list sessions of long ago": (lambda: store.sessions("old", limit=PAGE), FLAT),
+        "list old sessions": (lambda: store.sessions("old", limit=PAGE), FLAT),
         "list sessions of an agent": (
             lambda: store.sessions("old", agent="rare", limit=PAGE),
             FLAT,
         ),
-        "a page of sessions far back": (
+        "list an old page of sessions": (
             lambda: store.sessions("ann", before="f7", limit=PAGE),
             FLAT,
         ),
-        "list sessions below one": (
+        "list child sessions": (
             lambda: store.sessions("ann", within="f7", limit=PAGE),
             FLAT,
         ),
-        "a page of runs far back": (lambda: store.runs(before="f7", limit=PAGE), FLAT),
-        "a page of somebody's runs far back": (
+        "list an old page of runs": (lambda: store.runs(before="f7", limit=PAGE), FLAT),
+        "list an old page of a user's runs": (
             lambda: store.runs(owner="ann", before="f7", limit=PAGE),
             FLAT,
         ),
-        "list somebody's runs that go on": (
+        "list a user's open runs": (
             lambda: store.runs(owner="ann", state="open", limit=PAGE),
             FLAT,
         ),
         "list runs": (lambda: store.runs(limit=PAGE), FLAT),
-        "list runs of somebody": (lambda: store.runs(owner="ann", limit=PAGE), FLAT),
-        "list runs of long ago": (lambda: store.runs(owner="old", limit=PAGE), FLAT),
+        "list a user's runs": (lambda: store.runs(owner="ann", limit=PAGE), FLAT),
+        "list old runs": (lambda: store.runs(owner="old", limit=PAGE), FLAT),
         "list runs of a session": (lambda: store.runs(session_id="f1", limit=PAGE), FLAT),
-        "list runs that go on": (lambda: store.runs(state="open", limit=PAGE), FLAT),
-        "list runs that wait": (lambda: store.runs(state="waiting", limit=PAGE), FLAT),
-        "list runs that a run began": (lambda: store.runs(parent_run="f1", limit=PAGE), FLAT),
-        "figures of the last runs": (lambda: figures.find(lately), FLAT),
-        "figures of runs of long ago": (lambda: figures.find(then), LINEAR),
-        "figures of all runs": (lambda: figures.find(always), LINEAR),
-        "look for what is too old": (lambda: delete_expired_sessions(store.database, 1.0), LINEAR),
+        "list open runs": (lambda: store.runs(state="open", limit=PAGE), FLAT),
+        "list waiting runs": (lambda: store.runs(state="waiting", limit=PAGE), FLAT),
+        "list the sub-runs of a run": (lambda: store.runs(parent_run="f1", limit=PAGE), FLAT),
+        "metrics of the latest runs": (lambda: figures.find(lately), FLAT),
+        "metrics of old runs": (lambda: figures.find(then), LINEAR),
+        "metrics of all runs": (lambda: figures.find(always), LINEAR),
+        "find expired sessions": (lambda: delete_expired_sessions(store.database, 1.0), LINEAR),
     }
 
 
@@ -116,15 +116,15 @@ def _looking(house: House) -> dict[str, tuple[Op, float]]:
     database = house.store.database
     queue, inbox = RunQueue(house.store, "growth"), Inbox(house.store)
     return {
-        "look for runs to begin": (lambda: queue.claim_next({}, 10, 10), FLAT),
-        "renew": (queue.renew, FLAT),
-        "look for holders": (queue.other_holders, FLAT),
-        "look for orphans": (queue.orphans, FLAT),
-        "look for cancels": (inbox.cancelled_runs, FLAT),
-        "look for what was said": (lambda: inbox.message_counts("growth"), FLAT),
-        "look for what was said too late": (inbox.ended_with_messages, FLAT),
-        "look for answers": (inbox.answered_runs, FLAT),
-        "look at the backlog": (lambda: backlog_of(database, 1e9), FLAT),
+        "poll for queued runs": (lambda: queue.claim_next({}, 10, 10), FLAT),
+        "renew leases": (queue.renew, FLAT),
+        "poll for other owners": (queue.other_holders, FLAT),
+        "poll for orphaned runs": (queue.orphans, FLAT),
+        "poll for cancel requests": (inbox.cancelled_runs, FLAT),
+        "poll for new messages": (lambda: inbox.message_counts("growth"), FLAT),
+        "poll for messages to ended runs": (inbox.ended_with_messages, FLAT),
+        "poll for answers": (inbox.answered_runs, FLAT),
+        "read the backlog": (lambda: backlog_of(database, 1e9), FLAT),
     }
 
 

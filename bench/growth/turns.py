@@ -33,17 +33,17 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
     """The loop alone, with every policy, stored, and watched while it is streamed."""
     points, sizes = Points(), SIZES[quick]
     for _ in range(RUNS):
-        _note(points, "a turn, the loop alone", sizes, await _alone(sizes[-1], AllowAll()))
+        _note(points, "one turn, loop only", sizes, await _alone(sizes[-1], AllowAll()))
     async with governed() as governance:
         for _ in range(RUNS):
             rules = governance.rules(Level.FULL, frozenset({"*"}), None, lambda: (work.tool,))
-            _note(points, "a turn, governed", sizes, await _alone(sizes[-1], Chain(rules)))
+            _note(points, "one turn, governed", sizes, await _alone(sizes[-1], Chain(rules)))
     async with places(postgres=not quick) as found:
         for place in found:
             async with house(place) as made:
-                await _note_all(points, made, "a turn, stored", sizes, _stored)
+                await _note_all(points, made, "one turn, stored", sizes, _stored)
             async with house(place, serve=True) as made:
-                await _note_all(points, made, "a turn, streamed and watched", sizes, _watched)
+                await _note_all(points, made, "one turn, streamed to a watcher", sizes, _watched)
     for one in points.curves():
         yield one
 

@@ -27,7 +27,7 @@ from bench.scale.collect import history
 from bench.scale.consistency import Findings, History, Takeover, examine, takeovers
 from bench.scale.deployment import House, Plan, brought_up, end_with_us
 from bench.scale.faults import Trouble
-from bench.scale.report import keep
+from bench.scale.report import save
 
 LONGEST_END = 180.0
 """Seconds after the last fault within which everything must have ended."""
@@ -96,7 +96,7 @@ class Result:
         for line in (*self.load.refused[:8], *self.load.service.odd[:8]):
             print(f"  refused: {line}")
         if self.options.page:
-            keep(self.plan.broker, figures)
+            save(self.plan.broker, figures)
         print(json.dumps(figures), flush=True)
         bad = any(self.found.counts().values()) or self.late() or self.trouble.unready
         return int(bool(bad))

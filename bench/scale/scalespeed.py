@@ -22,7 +22,7 @@ import aiohttp
 import psycopg
 from bench.scale.clients import operator
 from bench.scale.deployment import ROOT, House, Plan, brought_up, end_with_us
-from bench.scale.report import keep
+from bench.scale.report import save
 
 SAYS = {
     "streamed": "words 50 call todoread {}\nwords 50",
@@ -34,7 +34,7 @@ WARM = 8
 """Runs before it counts: whatever is loaded with the first is loaded then."""
 FULL = 0.9
 """Of a core: a process of one thread can hardly do more. PostgreSQL is many processes."""
-STORE = "the thread that writes to the store"
+STORE = "the store's writer thread"
 BUSY = re.compile(r"^evoclaw_store_busy_seconds_total (\S+)$", re.MULTILINE)
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -199,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     found = asyncio.run(bench(options))
     if options.page:
-        keep("speed", found)
+        save("speed", found)
     print(json.dumps(found), flush=True)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
-from bench.suite.rows import ALONE, Row
+from bench.suite.rows import WITHOUT_PEERS, Row
 from bench.suite.subjects import BENCH, LOOPS, SDKS, CannotMeasure, Subject, ours, peer
 
 ROUNDS = 3
@@ -86,7 +86,7 @@ def _simple_round(
 
 def _loop_round(samples: Samples, wanted: Sequence[str], peers: Sequence[Subject]) -> None:
     for subject in (ours("floor"), ours("ours"), *peers):
-        rows = [row for row in wanted if row not in ALONE or subject not in peers]
+        rows = [row for row in wanted if row not in WITHOUT_PEERS or subject not in peers]
         if (samples.value(SLOW, subject.name) or ENOUGH) < ENOUGH:
             rows = [row for row in rows if row != SLOW]
         if rows:

@@ -33,7 +33,7 @@ def test_every_row_has_a_unique_name_and_a_part_that_measures_it() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_reasons_are_given_only_for_peers_of_the_row(row: Row) -> None:
-    assert set(row.trails) <= {*row.peers, *row.others}
+    assert set(row.reasons) <= {*row.peers, *row.others}
 
 
 def test_a_part_is_selected_by_one_of_its_rows_or_by_its_name() -> None:
