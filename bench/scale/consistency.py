@@ -1,7 +1,8 @@
-"""What happened in several orchestrators at once, compared with what was promised.
+"""Consistency checks over the history of several orchestrators under faults.
 
-Pure functions over plain values. Each gives a sentence for every promise that was broken, so that
-a broken history can be written down in a test, and found. `bench.scale.collect` fills in the values.
+Pure functions over plain values: each returns one sentence per violated guarantee, so that tests
+can write down a broken history and check that it is found. `bench.scale.collect` collects the
+values.
 """
 
 from __future__ import annotations
@@ -11,33 +12,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-HAPPENED = frozenset({"ok", "execution_failed"})
-"""Whoever says this says that it ran."""
-MAYBE = frozenset({"unknown", "timeout", "cancelled"})
-"""Whoever says this leaves open whether it ran; every other word says that it did not."""
-FAULTY = frozenset({"error", ""})
-"""Ends of a run that nobody asked for."""
-DROWSY = 10.0
-"""Seconds after it was woken, or let in again, that an orchestrator may not know yet who took its
-runs over. Until its first write is refused it may ask a model once more; it can store nothing."""
+RAN = frozenset({"ok", "execution_failed"})
+"""Outcomes that say that the call ran."""
+MAY_HAVE_RUN = frozenset({"unknown", "timeout", "cancelled"})
+"""Outcomes that leave open whether the call ran; every other outcome says that it did not."""
+ERROR_STOPS = frozenset({"error", ""})
+"""Stop reasons of a run that only a fault can cause."""
+FENCING_GRACE_S = 10.0
+"""Seconds after an outage in which an orchestrator may not know yet that its runs were taken over.
+Until its first write is rejected it may send one more model request; it can store nothing."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A run as a client wanted it."""
+class RequestedRun:
+    """A run as a client requested it."""
 
     key: str
     session: str
     number: int
-    """Which one of its session, from 0 on."""
+    """Its position in the session, from 0."""
     user: str = ""
     runs: frozenset[str] = frozenset()
-    """The ids that were answered for its key; none if nobody ever said that it was accepted."""
+    """The run ids returned for its key; empty if the request was never acknowledged."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """A record, as far as it is looked at."""
+class RecordSummary:
+    """The fields of a record that the checks need."""
 
     seq: int
     at: float
@@ -46,44 +47,44 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Called:
-    """A call that was begun, and how it ended by the run's records."""
+class StartedCall:
+    """A call that was started, and its outcome in the run's records."""
 
     mark: str
-    """What it leaves behind: `KEY.TURN.NUMBER`."""
+    """The mark that it writes on its edge: `KEY.TURN.NUMBER`."""
     outcome: str = ""
-    """`ok`, the kind of its error, or nothing if it has not ended."""
+    """`ok`, the error kind, or empty if it has not ended."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A run as the store has it."""
+class StoredRunSummary:
+    """A run as it is stored."""
 
     run: str
     key: str
     state: str
     stop: str
-    told: tuple[Told, ...] = ()
-    calls: tuple[Called, ...] = ()
+    records: tuple[RecordSummary, ...] = ()
+    calls: tuple[StartedCall, ...] = ()
     denied: int = 0
-    """Calls that were refused before they began."""
-    why: str = ""
-    """What ended it, in words."""
+    """Calls that were denied before they started."""
+    reason: str = ""
+    """Why it ended, as text."""
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What one watcher was sent, through whichever orchestrators, in that order."""
+class WatchedRun:
+    """The sequence numbers that one watcher received, from any orchestrators, in order."""
 
     run: str
     seen: tuple[int, ...]
     ended: bool = True
-    """It saw the end; what it did not stay for it cannot have missed."""
+    """Whether it watched to the end; otherwise later records are not missing."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a call left on an edge, in the order in which they are there."""
+    """A mark that a call wrote on an edge, in the order of the file."""
 
     edge: str
     mark: str
@@ -91,29 +92,28 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Paid:
+class ModelRequest:
     """A request to the model."""
 
     at: float
-    who: str
-    """The orchestrator that asked."""
+    orchestrator: str
     key: str
     turn: int
 
 
 @dataclass(frozen=True)
-class Spell:
-    """A time in which an orchestrator could not know what the others did."""
+class Outage:
+    """A period in which an orchestrator, or the store, was unreachable."""
 
-    who: str
+    name: str
     since: float
     until: float
     kind: str = ""
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The budgets that are in force."""
+class BudgetLimits:
+    """The budgets in force."""
 
     calls_of_run: int
     turns_of_run: int
@@ -122,193 +122,214 @@ class Bounds:
 
 @dataclass
 class History:
-    """All of it."""
+    """All observations of a fault run."""
 
-    asked: Sequence[Asked] = ()
-    stored: Sequence[Stored] = ()
-    watched: Sequence[Watched] = ()
+    requested: Sequence[RequestedRun] = ()
+    stored: Sequence[StoredRunSummary] = ()
+    watched: Sequence[WatchedRun] = ()
     marks: Sequence[Mark] = ()
-    paid: Sequence[Paid] = ()
-    spells: Sequence[Spell] = ()
-    untold: Sequence[str] = ()
-    """Calls that ended on an edge which was never told that somebody heard of it."""
-    bounds: Bounds = field(default_factory=lambda: Bounds(1 << 30, 1 << 30, 1 << 30))
+    model_requests: Sequence[ModelRequest] = ()
+    outages: Sequence[Outage] = ()
+    uncollected: Sequence[str] = ()
+    """Calls that ended on an edge and whose result was never acknowledged."""
+    limits: BudgetLimits = field(default_factory=lambda: BudgetLimits(1 << 30, 1 << 30, 1 << 30))
 
 
 @dataclass
 class Findings:
-    """What was broken; each list has a sentence for each."""
+    """The violated guarantees; each list has one sentence per violation."""
 
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     out_of_order: list[str] = field(default_factory=list)
     overspent: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    """Said not to have run, and it did."""
+    """Reported as not run, but ran."""
 
     def counts(self) -> dict[str, int]:
-        """How many of each."""
+        """The number of violations of each kind."""
         return {name: len(found) for name, found in vars(self).items()}
 
-    def lines(self, most: int = 8) -> list[str]:
-        """For people: a few of each kind."""
-        return [f"  {name}: {one}" for name, found in vars(self).items() for one in found[:most]]
+    def lines(self, limit: int = 8) -> list[str]:
+        """A few violations of each kind, to print."""
+        return [f"  {name}: {line}" for name, found in vars(self).items() for line in found[:limit]]
 
 
-def examine(history: History) -> Findings:
-    """Compare everything with everything."""
-    marks = Counter(one.mark for one in history.marks)
+def check_history(history: History) -> Findings:
+    """Run all checks."""
+    marks = Counter(mark.mark for mark in history.marks)
     return Findings(
         lost=[
-            *unended(history.asked, history.stored),
-            *unseen(history.stored, history.watched),
-            *without_effect(history.stored, marks),
-            *(f"{one} ended on its edge, and nobody was told" for one in history.untold),
+            *unfinished_runs(history.requested, history.stored),
+            *missed_records(history.stored, history.watched),
+            *calls_without_effect(history.stored, marks),
+            *(f"{call} ended on its edge and was not acknowledged" for call in history.uncollected),
         ],
         duplicated=[
-            *begun_twice(history.asked, history.stored),
-            *done_twice(marks),
-            *seen_twice(history.stored, history.watched),
-            *paid_twice(history.stored, history.paid, history.spells),
+            *duplicate_runs(history.requested, history.stored),
+            *duplicate_effects(marks),
+            *duplicate_records(history.stored, history.watched),
+            *duplicate_model_requests(history.stored, history.model_requests, history.outages),
         ],
         out_of_order=[
-            *records_astray(history.stored, history.watched),
-            *sessions_astray(history.asked, history.stored),
-            *effects_astray(history.asked, certain(history.stored, history.marks)),
+            *unordered_records(history.stored, history.watched),
+            *overlapping_runs(history.requested, history.stored),
+            *unordered_effects(history.requested, certain_marks(history.stored, history.marks)),
         ],
         overspent=overspent(history, marks),
-        wrong=denied_but_done(history.stored, marks),
+        wrong=denied_calls_that_ran(history.stored, marks),
     )
 
 
 def key_of(mark: str) -> str:
-    """Whose call left a mark."""
+    """The key of the run whose call wrote a mark."""
     return mark.partition(".")[0]
 
 
 def turn_of(mark: str) -> int:
-    """In which turn of it."""
+    """The turn of the call that wrote a mark."""
     return int(mark.split(".")[1])
 
 
-def family_of(key: str) -> str:
-    """The run above, for what a sub-run did."""
+def root_key_of(key: str) -> str:
+    """The key of the root run, also for a sub-run."""
     return key.partition("s")[0]
 
 
-def unended(asked: Iterable[Asked], stored: Iterable[Stored]) -> list[str]:
-    """Runs that were accepted and are not there, have not ended, or ended by a fault."""
-    by_id = {one.run: one for one in stored}
+def unfinished_runs(
+    requested: Iterable[RequestedRun], stored: Iterable[StoredRunSummary]
+) -> list[str]:
+    """Accepted runs that are not stored, have not ended, or ended with an error."""
+    by_id = {run.run: run for run in stored}
     found: list[str] = []
-    for one in asked:
-        for run in sorted(one.runs):
-            kept = by_id.get(run)
-            if kept is None:
-                found.append(f"run {run} ({one.key}) was accepted, and is not there")
-            elif kept.state != "ended":
-                found.append(f"run {run} ({one.key}) is still {kept.state}")
-            elif kept.stop in FAULTY:
-                why = f"{kept.stop or 'no reason'} {kept.why}".strip()
-                found.append(f"run {run} ({one.key}) ended by a fault: {why}")
+    for request in requested:
+        for run in sorted(request.runs):
+            stored_run = by_id.get(run)
+            if stored_run is None:
+                found.append(f"run {run} ({request.key}) was accepted and is not stored")
+            elif stored_run.state != "ended":
+                found.append(f"run {run} ({request.key}) is still {stored_run.state}")
+            elif stored_run.stop in ERROR_STOPS:
+                reason = f"{stored_run.stop or 'no reason'} {stored_run.reason}".strip()
+                found.append(f"run {run} ({request.key}) ended with an error: {reason}")
     return found
 
 
-def unseen(stored: Iterable[Stored], watched: Iterable[Watched]) -> list[str]:
-    """Records that are in the store, and that somebody who watched to the end never saw."""
-    kept = {one.run: {told.seq: told.kind for told in one.told} for one in stored}
+def missed_records(stored: Iterable[StoredRunSummary], watched: Iterable[WatchedRun]) -> list[str]:
+    """Stored records that a watcher did not receive although it watched to the end."""
+    kinds_of = {run.run: {record.seq: record.kind for record in run.records} for run in stored}
     found: list[str] = []
-    for one in watched:
-        missed = sorted(set(kept.get(one.run, {})) - set(one.seen)) if one.ended else []
+    for watcher in watched:
+        known = kinds_of.get(watcher.run, {})
+        missed = sorted(set(known) - set(watcher.seen)) if watcher.ended else []
         if missed:
-            kinds = Counter(kept[one.run][seq] for seq in missed)
-            found.append(f"a watcher of {one.run} missed {missed[:5]}: {dict(kinds)}")
+            kinds = Counter(known[seq] for seq in missed)
+            found.append(f"a watcher of {watcher.run} missed {missed[:5]}: {dict(kinds)}")
     return found
 
 
-def without_effect(stored: Iterable[Stored], marks: Mapping[str, int]) -> list[str]:
-    """Calls that are said to have run, and left nothing."""
+def calls_without_effect(stored: Iterable[StoredRunSummary], marks: Mapping[str, int]) -> list[str]:
+    """Calls that are reported as done and wrote no mark."""
     return [
-        f"{call.mark} of {one.run} is told as {call.outcome}, and left no mark"
-        for one in stored
-        for call in one.calls
+        f"{call.mark} of {run.run} is reported as {call.outcome} and wrote no mark"
+        for run in stored
+        for call in run.calls
         if call.mark and call.outcome == "ok" and not marks.get(call.mark)
     ]
 
 
-def denied_but_done(stored: Iterable[Stored], marks: Mapping[str, int]) -> list[str]:
-    """Calls that are said not to have run, and did."""
+def denied_calls_that_ran(
+    stored: Iterable[StoredRunSummary], marks: Mapping[str, int]
+) -> list[str]:
+    """Calls that are reported as not run and wrote a mark."""
     return [
-        f"{call.mark} of {one.run} is told as {call.outcome}, and left a mark"
-        for one in stored
-        for call in one.calls
-        if marks.get(call.mark) and call.outcome and call.outcome not in HAPPENED | MAYBE
+        f"{call.mark} of {run.run} is reported as {call.outcome} and wrote a mark"
+        for run in stored
+        for call in run.calls
+        if marks.get(call.mark) and call.outcome and call.outcome not in RAN | MAY_HAVE_RUN
     ]
 
 
-def begun_twice(asked: Iterable[Asked], stored: Iterable[Stored]) -> list[str]:
-    """Keys with more than one run, by what clients were told or by what is stored."""
-    there: dict[str, set[str]] = defaultdict(set)
-    for one in stored:
-        there[one.key].add(one.run)
-    for one in asked:
-        there[one.key] |= one.runs
-    return [f"{key} began {sorted(runs)}" for key, runs in there.items() if key and len(runs) > 1]
+def duplicate_runs(
+    requested: Iterable[RequestedRun], stored: Iterable[StoredRunSummary]
+) -> list[str]:
+    """Keys with more than one run, acknowledged or stored."""
+    by_key: dict[str, set[str]] = defaultdict(set)
+    for run in stored:
+        by_key[run.key].add(run.run)
+    for request in requested:
+        by_key[request.key] |= request.runs
+    return [
+        f"{key} started {sorted(runs)}" for key, runs in by_key.items() if key and len(runs) > 1
+    ]
 
 
-def done_twice(marks: Mapping[str, int]) -> list[str]:
+def duplicate_effects(marks: Mapping[str, int]) -> list[str]:
     """Effects that happened more than once."""
     return [f"{mark} happened {count} times" for mark, count in marks.items() if count > 1]
 
 
-def seen_twice(stored: Iterable[Stored], watched: Iterable[Watched]) -> list[str]:
-    """Records that are stored, or were told to one watcher, more than once."""
-    rows = [(one.run, [told.seq for told in one.told], "the store") for one in stored]
-    rows += [(one.run, list(one.seen), "a watcher") for one in watched]
-    found: list[str] = []
-    for run, numbers, who in rows:
-        twice = [seq for seq, count in Counter(numbers).items() if count > 1]
-        if twice:
-            found.append(f"{who} has {twice[:5]} of {run} more than once")
-    return found
-
-
-def paid_twice(
-    stored: Iterable[Stored], paid: Iterable[Paid], spells: Sequence[Spell]
+def duplicate_records(
+    stored: Iterable[StoredRunSummary], watched: Iterable[WatchedRun]
 ) -> list[str]:
-    """Replies that were stored, and asked for again by somebody who could have known."""
-    replied: dict[tuple[str, int], float] = {}
-    for one in stored:
-        for told in one.told:
-            if told.kind == "replied":
-                replied.setdefault((one.key, told.turn), told.at)
+    """Records that are stored, or were sent to one watcher, more than once."""
+    rows = [(run.run, [record.seq for record in run.records], "the store") for run in stored]
+    rows += [(watcher.run, list(watcher.seen), "a watcher") for watcher in watched]
     found: list[str] = []
-    for one in paid:
-        at = replied.get((one.key, one.turn))
-        # The clock that stamps a reply is read before the reply is stored, a moment later.
-        if at is not None and one.at > at + 1.0 and not _was_away(one, spells):
-            late = one.at - at
-            found.append(f"turn {one.turn} of {one.key} by {one.who}, {late:.1f} s after its reply")
+    for run, numbers, source in rows:
+        repeated = [seq for seq, count in Counter(numbers).items() if count > 1]
+        if repeated:
+            found.append(f"{source} has {repeated[:5]} of {run} more than once")
     return found
 
 
-def _was_away(one: Paid, spells: Sequence[Spell]) -> bool:
+def duplicate_model_requests(
+    stored: Iterable[StoredRunSummary],
+    model_requests: Iterable[ModelRequest],
+    outages: Sequence[Outage],
+) -> list[str]:
+    """Stored replies that an orchestrator without an outage requested again."""
+    replied: dict[tuple[str, int], float] = {}
+    for run in stored:
+        for record in run.records:
+            if record.kind == "replied":
+                replied.setdefault((run.key, record.turn), record.at)
+    found: list[str] = []
+    for request in model_requests:
+        at = replied.get((request.key, request.turn))
+        # A reply is stored a moment after its timestamp.
+        if at is not None and request.at > at + 1.0 and not _in_outage(request, outages):
+            found.append(
+                f"turn {request.turn} of {request.key} by {request.orchestrator},"
+                f" {request.at - at:.1f} s after its reply"
+            )
+    return found
+
+
+def _in_outage(request: ModelRequest, outages: Sequence[Outage]) -> bool:
     return any(
-        spell.who == one.who and spell.since <= one.at <= spell.until + DROWSY for spell in spells
+        outage.name == request.orchestrator
+        and outage.since <= request.at <= outage.until + FENCING_GRACE_S
+        for outage in outages
     )
 
 
-def records_astray(stored: Iterable[Stored], watched: Iterable[Watched]) -> list[str]:
-    """Records that were told, or are kept, in another order than they happened."""
+def unordered_records(
+    stored: Iterable[StoredRunSummary], watched: Iterable[WatchedRun]
+) -> list[str]:
+    """Records that were sent, or are stored, in another order than they happened."""
     found = [
-        f"a watcher of {one.run} saw {back}" for one in watched if (back := _steps_back(one.seen))
+        f"a watcher of {watcher.run} saw {back}"
+        for watcher in watched
+        if (back := _steps_back(watcher.seen))
     ]
-    for one in stored:
-        turns = [told.turn for told in one.told if told.kind == "turn_started"]
+    for run in stored:
+        turns = [record.turn for record in run.records if record.kind == "turn_started"]
         if turns != sorted(turns):
-            found.append(f"the turns of {one.run} are {turns}")
-        kinds = [told.kind for told in one.told]
-        if "run_finished" in kinds[:-1] and one.state == "ended" and one.stop != "waiting":
-            found.append(f"{one.run} goes on after its end: {kinds[-3:]}")
+            found.append(f"the turns of {run.run} are {turns}")
+        kinds = [record.kind for record in run.records]
+        if "run_finished" in kinds[:-1] and run.state == "ended" and run.stop != "waiting":
+            found.append(f"{run.run} continues after its end: {kinds[-3:]}")
     return found
 
 
@@ -317,121 +338,134 @@ def _steps_back(seen: Sequence[int]) -> str:
     return ", ".join(steps[:3])
 
 
-def sessions_astray(asked: Iterable[Asked], stored: Iterable[Stored]) -> list[str]:
-    """Runs that began before the one before them in their session had ended."""
-    spans = {one.run: (one.told[0].at, one.told[-1].at) for one in stored if one.told and one.run}
+def overlapping_runs(
+    requested: Iterable[RequestedRun], stored: Iterable[StoredRunSummary]
+) -> list[str]:
+    """Runs that started before the previous run of their session had ended."""
+    spans = {
+        run.run: (run.records[0].at, run.records[-1].at)
+        for run in stored
+        if run.records and run.run
+    }
     sessions: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for one in asked:
-        sessions[one.session] += [(one.number, run) for run in one.runs if run in spans]
+    for request in requested:
+        sessions[request.session] += [(request.number, run) for run in request.runs if run in spans]
     found: list[str] = []
     for session, runs in sessions.items():
         for (_, before), (_, after) in pairwise(sorted(runs)):
             if spans[after][0] < spans[before][1]:
                 early = spans[before][1] - spans[after][0]
-                found.append(f"{after} of {session} began {early:.3f} s before {before} ended")
+                found.append(f"{after} of {session} started {early:.3f} s before {before} ended")
     return found
 
 
-def certain(stored: Iterable[Stored], marks: Iterable[Mark]) -> list[Mark]:
-    """Marks without those of calls that are told as unknown: these may have happened, or still do.
+def certain_marks(stored: Iterable[StoredRunSummary], marks: Iterable[Mark]) -> list[Mark]:
+    """Marks without those of calls with an unknown outcome, which may run at any time.
 
-    The run has gone on without them, so there is nothing that they could be before or after.
+    The run continued without these calls, so their order is not defined.
     """
-    doubtful = {call.mark for one in stored for call in one.calls if call.outcome in MAYBE}
-    return [one for one in marks if one.mark not in doubtful]
+    uncertain = {call.mark for run in stored for call in run.calls if call.outcome in MAY_HAVE_RUN}
+    return [mark for mark in marks if mark.mark not in uncertain]
 
 
-def effects_astray(asked: Iterable[Asked], marks: Sequence[Mark]) -> list[str]:
-    """Effects of one session that happened in another order than they were asked for."""
-    place = {one.key: (one.session, one.number) for one in asked}
+def unordered_effects(requested: Iterable[RequestedRun], marks: Sequence[Mark]) -> list[str]:
+    """Effects of one session that happened in another order than they were requested."""
+    position = {request.key: (request.session, request.number) for request in requested}
     found: list[str] = []
     last: dict[tuple[str, str], tuple[int, int, str]] = {}
     latest: dict[str, tuple[int, int, str]] = {}
-    for one in marks:
-        session, number = place.get(key_of(one.mark), ("", 0))
+    for mark in marks:
+        session, number = position.get(key_of(mark.mark), ("", 0))
         if session:
-            now = number, turn_of(one.mark), one.mark
-            before = last.get((one.edge, session), now)
+            now = number, turn_of(mark.mark), mark.mark
+            before = last.get((mark.edge, session), now)
             if now[:2] < before[:2]:
-                found.append(f"{one.mark} came after {before[2]} on {one.edge}")
-            last[one.edge, session] = max(now, before)
-    for one in sorted(marks, key=lambda one: one.at):
-        session, number = place.get(key_of(one.mark), ("", 0))
-        if session and one.at:
-            now = number, turn_of(one.mark), one.mark
+                found.append(f"{mark.mark} came after {before[2]} on {mark.edge}")
+            last[mark.edge, session] = max(now, before)
+    for mark in sorted(marks, key=lambda mark: mark.at):
+        session, number = position.get(key_of(mark.mark), ("", 0))
+        if session and mark.at:
+            now = number, turn_of(mark.mark), mark.mark
             before = latest.get(session, now)
             if now[:2] < before[:2]:
-                found.append(f"{one.mark} on {one.edge} came after {before[2]}")
+                found.append(f"{mark.mark} on {mark.edge} came after {before[2]}")
             latest[session] = max(now, before)
     return found
 
 
 def overspent(history: History, marks: Mapping[str, int]) -> list[str]:
-    """Budgets of runs and of users that were exceeded, by what really happened."""
-    bounds, found = history.bounds, list[str]()
-    user_of = {one.key: one.user for one in history.asked}
+    """Budgets of runs and of users that were exceeded by calls and replies that happened."""
+    limits, found = history.limits, list[str]()
+    user_of = {request.key: request.user for request in history.requested}
     runs, users = Counter[str](), Counter[str]()
     for mark, count in marks.items():
-        family = family_of(key_of(mark))
-        runs[family] += count
-        users[user_of.get(family, "")] += count
+        root = root_key_of(key_of(mark))
+        runs[root] += count
+        users[user_of.get(root, "")] += count
     turns = Counter[str]()
-    for one in history.stored:
-        turns[family_of(one.key)] += sum(told.kind == "replied" for told in one.told)
-    for name, spent, most in (
-        ("calls of run", runs, bounds.calls_of_run),
-        ("calls of user", users, bounds.calls_of_user),
-        ("turns of run", turns, bounds.turns_of_run),
+    for run in history.stored:
+        turns[root_key_of(run.key)] += sum(record.kind == "replied" for record in run.records)
+    for name, spent, limit in (
+        ("calls of run", runs, limits.calls_of_run),
+        ("calls of user", users, limits.calls_of_user),
+        ("turns of run", turns, limits.turns_of_run),
     ):
-        found += [f"{name} {who}: {n} of {most}" for who, n in spent.items() if who and n > most]
+        found += [f"{name} {key}: {n} of {limit}" for key, n in spent.items() if key and n > limit]
     return found
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """A run whose driver was gone, and when another went on with it."""
+    """A run whose orchestrator had an outage, and the seconds until another one resumed it."""
 
     run: str
-    who: str
+    orchestrator: str
     kind: str
     at: float
     seconds: float
 
 
 def takeovers(
-    stored: Iterable[Stored], paid: Iterable[Paid], spells: Iterable[Spell], blind: Sequence[Spell]
+    stored: Iterable[StoredRunSummary],
+    model_requests: Iterable[ModelRequest],
+    outages: Iterable[Outage],
+    store_outages: Sequence[Outage],
 ) -> list[Takeover]:
-    """How long each run stood still whose driver was killed or stopped.
+    """How long each run was suspended whose orchestrator was killed or paused.
 
-    A spell counts unless the store was away meanwhile (`blind`): then nobody can take anything.
+    An outage does not count if the store was unreachable at the same time (`store_outages`): then
+    no orchestrator can take over a run.
     """
-    asked: dict[str, list[Paid]] = defaultdict(list)
-    for one in sorted(paid, key=lambda one: one.at):
-        asked[one.key].append(one)
-    runs = [one for one in stored if one.told and one.key in asked]
+    by_key: dict[str, list[ModelRequest]] = defaultdict(list)
+    for request in sorted(model_requests, key=lambda request: request.at):
+        by_key[request.key].append(request)
+    runs = [run for run in stored if run.records and run.key in by_key]
     found: list[Takeover] = []
-    for spell in spells:
-        if spell.kind not in ("kill", "stop"):
+    for outage in outages:
+        if outage.kind not in ("kill", "stop"):
             continue
-        for one in runs:
-            if not _drove(spell, one, asked[one.key]):
+        for run in runs:
+            if not _was_driving(outage, run, by_key[run.key]):
                 continue
-            after = next((told.at for told in one.told if told.at > spell.since), None)
-            end = spell.until if after is None else after
-            if not any(b.since < end and b.until + DROWSY > spell.since for b in blind):
+            after = next((record.at for record in run.records if record.at > outage.since), None)
+            end = outage.until if after is None else after
+            if not any(
+                b.since < end and b.until + FENCING_GRACE_S > outage.since for b in store_outages
+            ):
                 found.append(
-                    Takeover(one.run, spell.who, spell.kind, spell.since, end - spell.since)
+                    Takeover(run.run, outage.name, outage.kind, outage.since, end - outage.since)
                 )
     return found
 
 
-def _drove(spell: Spell, one: Stored, asked: Sequence[Paid]) -> bool:
-    """Whether a run was in the hands of whom a spell befell: it had asked for the last reply."""
-    before = [each for each in asked if each.at <= spell.since]
-    if not before or before[-1].who != spell.who:
+def _was_driving(outage: Outage, run: StoredRunSummary, requests: Sequence[ModelRequest]) -> bool:
+    """Whether the orchestrator with the outage drove a run: it had requested the last reply."""
+    before = [request for request in requests if request.at <= outage.since]
+    if not before or before[-1].orchestrator != outage.name:
         return False
-    if not one.told[0].at <= spell.since < one.told[-1].at:
+    if not run.records[0].at <= outage.since < run.records[-1].at:
         return False
     return not any(
-        told.kind == "run_resumed" and before[-1].at < told.at <= spell.since for told in one.told
+        record.kind == "run_resumed" and before[-1].at < record.at <= outage.since
+        for record in run.records
     )

@@ -1,6 +1,6 @@
-"""All that runs, as real processes: PostgreSQL, a broker, a model, orchestrators, edges.
+"""A deployment of real processes: PostgreSQL, a broker, a model, orchestrators and edges.
 
-What goes between them goes through proxies that can cut it off.
+They connect through proxies that can drop or freeze connections.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from evoclaw.trust.pairing import Devices
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("one", "two", "three")
-PATIENCE = 60.0
-RESTART = 1.0
-"""Seconds before what ended is started again."""
-KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH")
-CROWD = 30
-"""Edges of one process, but for those that have their own."""
+READY_TIMEOUT_S = 60.0
+RESTART_DELAY_S = 1.0
+"""Seconds before an orchestrator that exited is started again."""
+INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH")
+EDGES_PER_GROUP = 30
+"""Edges in one process, except those with their own process."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything."""
+    """The size and the limits of a deployment."""
 
     edges: int = 100
-    alone: int = 10
-    """Of them, those with a process and a way of their own."""
+    single_edges: int = 10
+    """How many of the edges have their own process and their own proxy."""
     broker: str = "nats"
     lease: float = 8.0
     calls_of_run: int = 12
     turns_of_run: int = 30
     calls_of_user: int = 40
-    """Of all runs of a user together; 0 is without that bound."""
+    """The limit over all runs of a user; 0 means no limit."""
     orchestrators: int = 3
     direct: bool = False
-    """Nothing stands between them: what a proxy costs is not measured."""
+    """Connect without proxies, so that their cost is not measured."""
 
 
-class Way(FaultProxy):
-    """A way to any of several servers: a connection goes to the next one that is there."""
+class BalancingProxy(FaultProxy):
+    """A fault proxy to several servers: each connection goes to the next server."""
 
     def __init__(self, ports: Sequence[int], seed: int = 0) -> None:
         self._ports, self._turn = list(ports), seed
@@ -66,85 +66,85 @@ class Way(FaultProxy):
 
     @property
     def _upstream(self) -> tuple[str, int]:
-        # Whoever meets a dead one comes again, as with a name that has several addresses.
+        # A client that reaches a dead server reconnects, as with several DNS addresses.
         self._turn += 1
         return "127.0.0.1", self._ports[self._turn % len(self._ports)]
 
     @_upstream.setter
-    def _upstream(self, there: tuple[str, int]) -> None:
-        """Each connection chooses anew."""
+    def _upstream(self, address: tuple[str, int]) -> None:
+        """Ignored: the upstream is chosen for each connection."""
 
 
 @dataclass
 class Orchestrator:
-    """`evoclaw up` in a home of its own, on a port that it keeps."""
+    """An `evoclaw up` process with its own home and a fixed port."""
 
     name: str
     home: Path
     env: dict[str, str]
-    store: Way
-    broker: Way
+    store: BalancingProxy
+    broker: BalancingProxy
     port: int = field(default_factory=free_port)
     process: asyncio.subprocess.Process | None = None
 
     @property
     def url(self) -> str:
-        """Where its service is."""
+        """The base URL of its HTTP API."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The process id."""
         assert self.process is not None
         return self.process.pid
 
     async def start(self) -> None:
-        """Start it; it is ready a little later."""
+        """Start the process; `wait_ready` waits until it serves."""
         argv = (sys.executable, "-m", "evoclaw", "up", "--no-edge", "--api-port", str(self.port))
         with (self.home / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *argv, cwd=self.home, env=self.env, stdout=log, stderr=log
             )
 
-    async def ready(self, http: aiohttp.ClientSession, *, again: bool = False) -> None:
-        """Wait until it says that all is well.
+    async def wait_ready(self, http: aiohttp.ClientSession, *, restart: bool = False) -> None:
+        """Wait until the orchestrator reports ready.
 
         Args:
-            http: To ask it with.
-            again: Whether it is started again if it ends, as its unit would: it does when the
-                store is away just then.
+            http: The HTTP client session.
+            restart: Start the process again if it exits, as its systemd unit would; it exits when
+                the store is unreachable at start-up.
         """
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(READY_TIMEOUT_S):
             while not await self.is_ready(http):
                 assert self.process is not None
-                if self.process.returncode is not None and not again:
-                    raise RuntimeError(f"{self.name} ended: {self.words()[-2000:]}")
+                if self.process.returncode is not None and not restart:
+                    raise RuntimeError(f"{self.name} exited: {self.log_text()[-2000:]}")
                 if self.process.returncode is not None:
-                    await asyncio.sleep(RESTART)
+                    await asyncio.sleep(RESTART_DELAY_S)
                     await self.start()
                 await asyncio.sleep(0.1)
 
     async def is_ready(self, http: aiohttp.ClientSession) -> bool:
-        """Whether it says so now."""
-        patience = aiohttp.ClientTimeout(2)
+        """Whether the orchestrator reports ready now."""
+        timeout = aiohttp.ClientTimeout(2)
         try:
-            async with http.get(f"{self.url}/health/ready", timeout=patience) as found:
-                return found.status == 200
+            async with http.get(f"{self.url}/health/ready", timeout=timeout) as response:
+                return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it, and wait until it is gone."""
+    async def kill(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, and wait until the process has exited."""
         if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(how)
+            self.process.send_signal(sig)
             await self.process.wait()
 
-    def words(self) -> str:
-        """What it wrote to its terminal."""
+    def log_text(self) -> str:
+        """The output of the process."""
         return (self.home / "log").read_text(errors="replace")
 
 
-class Crowd(Process):
+class EdgeGroup(Process):
     """Several edges in one process."""
 
     def __init__(self, edges: Sequence[EdgeProcess], log: Path) -> None:
@@ -152,40 +152,39 @@ class Crowd(Process):
         self.edges = edges
 
     async def start(self) -> None:
-        """Start all of them."""
+        """Start the process with all its edges."""
         await self.spawn("bench.scale.edge_group", *(str(edge.config) for edge in self.edges))
 
 
 @dataclass
-class House:
-    """Everything that is up."""
+class Deployment:
+    """All running processes."""
 
     folder: Path
     plan: Plan
     postgres: Postgres
     brokers: list[Broker]
     orchestrators: list[Orchestrator]
-    model: int
-    """The process of the model."""
+    model_pid: int
     edges: list[EdgeProcess] = field(default_factory=list)
-    crowds: list[Crowd] = field(default_factory=list)
-    ways: dict[str, Way] = field(default_factory=dict)
-    """By the name of an edge that has one."""
+    edge_groups: list[EdgeGroup] = field(default_factory=list)
+    edge_proxies: dict[str, BalancingProxy] = field(default_factory=dict)
+    """By the name of the edge; only edges with their own process."""
 
     @property
-    def paid(self) -> Path:
-        """What was asked of the model."""
-        return self.folder / "paid.jsonl"
+    def model_log(self) -> Path:
+        """The log of requests to the model."""
+        return self.folder / "model-requests.jsonl"
 
     def all_edges(self) -> Iterator[EdgeProcess]:
-        """Whatever process they are in."""
+        """All edges, with their own process or in a group."""
         yield from self.edges
-        for crowd in self.crowds:
-            yield from crowd.edges
+        for group in self.edge_groups:
+            yield from group.edges
 
 
 def settings(plan: Plan) -> str:
-    """The `evoclaw.toml` of each orchestrator, but for its ways."""
+    """The `evoclaw.toml` of each orchestrator."""
     shared = f"[budget.user]\ncalls = {plan.calls_of_user}" if plan.calls_of_user else ""
     return f"""
 [server]
@@ -221,53 +220,53 @@ limits = {{ max_turns = 25, tool_error_limit = 100 }}
 
 
 def edge_names(plan: Plan) -> list[str]:
-    """Who is there."""
+    """The names of all edges."""
     return [f"e-{number:03d}" for number in range(plan.edges)]
 
 
-def end_with_us() -> None:
-    """Have what was started end also when this process is told to."""
+def cancel_on_sigterm() -> None:
+    """Cancel the current task on SIGTERM, so that the started processes are stopped as well."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 @asynccontextmanager
-async def brought_up(folder: Path, plan: Plan) -> AsyncGenerator[House]:
-    """All of it, while the block lasts; edges are started, and not yet approved."""
-    place = folder / "accounts"
-    accounts("add", place, "orchestrator", "--role", "orchestrator")
+async def deploy(folder: Path, plan: Plan) -> AsyncGenerator[Deployment]:
+    """Run a deployment while the block runs; its edges are started, and not yet approved."""
+    accounts_folder = folder / "accounts"
+    accounts("add", accounts_folder, "orchestrator", "--role", "orchestrator")
     if plan.edges:
-        accounts("add", place, *edge_names(plan))
+        accounts("add", accounts_folder, *edge_names(plan))
     async with AsyncExitStack() as stack:
         postgres = Postgres()
         stack.callback(postgres.close)
         await asyncio.to_thread(postgres.start)
-        door, brokers = await _broker(folder, plan, stack)
-        log = folder / "paid.jsonl"
-        model, models = _model(log, stack)
-        house = House(folder, plan, postgres, brokers, [], model)
+        access, brokers = await _broker(folder, plan, stack)
+        log = folder / "model-requests.jsonl"
+        model_pid, model_port = _model(log, stack)
+        deployment = Deployment(folder, plan, postgres, brokers, [], model_pid)
         for name in NAMES[: plan.orchestrators]:
-            made = await _orchestrator(house, name, door, models, stack)
-            house.orchestrators.append(made)
-            await made.start()
-            stack.push_async_callback(made.end)
-        await _edges(house, door, stack)
-        yield house
+            orchestrator = await _orchestrator(deployment, name, access, model_port, stack)
+            deployment.orchestrators.append(orchestrator)
+            await orchestrator.start()
+            stack.push_async_callback(orchestrator.kill)
+        await _edges(deployment, access, stack)
+        yield deployment
 
 
 async def _broker(
     folder: Path, plan: Plan, stack: AsyncExitStack
 ) -> tuple[BrokerAccess, list[Broker]]:
     if plan.broker == "nats":
-        door = await stack.enter_async_context(nats_cluster(folder))
-        return door, door.nodes
-    tls, place = folder / "certificates", folder / "broker"
+        access = await stack.enter_async_context(nats_cluster(folder))
+        return access, access.nodes
+    tls, home = folder / "certificates", folder / "broker"
     tls.mkdir()
-    place.mkdir()
+    home.mkdir()
     certificates = make_certificates(tls)
-    (place / "dynamic-security.json").write_text(accounts("mosquitto", folder / "accounts"))
-    broker = mosquitto(place, tls)
+    (home / "dynamic-security.json").write_text(accounts("mosquitto", folder / "accounts"))
+    broker = mosquitto(home, tls)
     stack.callback(broker.kill)
     await broker.start()
     return BrokerAccess(folder / "accounts", certificates.ca, broker.port), [broker]
@@ -283,47 +282,55 @@ def _model(log: Path, stack: AsyncExitStack) -> tuple[int, int]:
 
 
 async def _orchestrator(
-    house: House, name: str, door: BrokerAccess, models: int, stack: AsyncExitStack
+    deployment: Deployment,
+    name: str,
+    access: BrokerAccess,
+    model_port: int,
+    stack: AsyncExitStack,
 ) -> Orchestrator:
     number = NAMES.index(name)
-    store = await stack.enter_async_context(Way([house.postgres.port], number))
-    broker = await stack.enter_async_context(Way(door.ports, number))
-    home = house.folder / name
+    store, broker = (
+        BalancingProxy([deployment.postgres.port], number),
+        BalancingProxy(access.ports, number),
+    )
+    await stack.enter_async_context(store)
+    await stack.enter_async_context(broker)
+    home = deployment.folder / name
     home.mkdir(mode=0o700)
-    first = house.folder / NAMES[0] / "orchestrator.key"
+    shared_key = deployment.folder / NAMES[0] / "orchestrator.key"
     if number:
-        shutil.copy(first, home)
+        shutil.copy(shared_key, home)
     else:
-        Signer.load_or_create(first)
-    (home / "evoclaw.toml").write_text(settings(house.plan))
+        Signer.load_or_create(shared_key)
+    (home / "evoclaw.toml").write_text(settings(deployment.plan))
     devices = Devices(home / "pairing")
-    for edge in edge_names(house.plan):
-        # As if each had joined by an invitation: what it first offers is trusted.
+    for edge in edge_names(deployment.plan):
+        # As if each edge had joined by an invitation: the first tools it offers are trusted.
         await devices.invite(edge, time.time())
-    there, meeting = (
-        (house.postgres.port, door.ports[number % len(door.ports)])
-        if house.plan.direct
+    store_port, broker_port = (
+        (deployment.postgres.port, access.ports[number % len(access.ports)])
+        if deployment.plan.direct
         else (store.port, broker.port)
     )
-    url = house.postgres.url.replace(f":{house.postgres.port}/", f":{there}/")
-    kept = {key: os.environ[key] for key in KEPT if key in os.environ}
-    env = kept | {
+    url = deployment.postgres.url.replace(f":{deployment.postgres.port}/", f":{store_port}/")
+    inherited = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
+    env = inherited | {
         "EVOCLAW_HOME": str(home),
         "EVOCLAW_STORE_URL": url,
-        "EVOCLAW_BROKER_URL": f"mqtts://127.0.0.1:{meeting}",
+        "EVOCLAW_BROKER_URL": f"mqtts://127.0.0.1:{broker_port}",
         "EVOCLAW_BROKER_USERNAME": "orchestrator",
-        "EVOCLAW_BROKER_PASSWORD_FILE": str(door.folder / "passwords" / "orchestrator"),
-        "EVOCLAW_BROKER_CA_FILE": _authority(house.folder),
-        "EVOCLAW_BROKER_QOS": str(_qos(house.plan)),
+        "EVOCLAW_BROKER_PASSWORD_FILE": str(access.folder / "passwords" / "orchestrator"),
+        "EVOCLAW_BROKER_CA_FILE": _authority(deployment.folder),
+        "EVOCLAW_BROKER_QOS": str(_qos(deployment.plan)),
         "EVOCLAW_MODEL": "openai/scripted",
-        "OPENAI_BASE_URL": f"http://127.0.0.1:{models}/{name}/v1",
+        "OPENAI_BASE_URL": f"http://127.0.0.1:{model_port}/{name}/v1",
         "OPENAI_API_KEY": "none",
     }
     return Orchestrator(name, home, env, store, broker)
 
 
 def _qos(plan: Plan) -> int:
-    """As docs/guides/scale.md says of each broker."""
+    """The quality of service that docs/guides/scale.md recommends for each broker."""
     return 0 if plan.broker == "nats" else 1
 
 
@@ -331,24 +338,29 @@ def _authority(folder: Path) -> str:
     return str(folder / "certificates" / "ca.pem")
 
 
-async def _edges(house: House, door: BrokerAccess, stack: AsyncExitStack) -> None:
-    key = Signer.load_or_create(house.folder / NAMES[0] / "orchestrator.key").public_key
-    names, plan = edge_names(house.plan), house.plan
-    # One way for all that share a process: each node of a cluster has its part of them.
-    common = await stack.enter_async_context(Way(door.ports))
-    for name in names[: plan.alone]:
-        way = house.ways[name] = await stack.enter_async_context(Way(door.ports))
-        house.edges.append(_edge(house, door, name, way, key))
-    for first in range(plan.alone, len(names), CROWD):
-        edges = [_edge(house, door, name, common, key) for name in names[first : first + CROWD]]
-        house.crowds.append(Crowd(edges, house.folder / f"crowd-{first}.log"))
-    for each in (*house.edges, *house.crowds):
-        stack.push_async_callback(each.kill)
-        await each.start()
+async def _edges(deployment: Deployment, access: BrokerAccess, stack: AsyncExitStack) -> None:
+    key = Signer.load_or_create(deployment.folder / NAMES[0] / "orchestrator.key").public_key
+    names, plan = edge_names(deployment.plan), deployment.plan
+    # All grouped edges share one proxy, which distributes them over the nodes of a cluster.
+    shared = BalancingProxy(access.ports)
+    await stack.enter_async_context(shared)
+    for name in names[: plan.single_edges]:
+        proxy = deployment.edge_proxies[name] = BalancingProxy(access.ports)
+        await stack.enter_async_context(proxy)
+        deployment.edges.append(_edge(deployment, access, name, proxy, key))
+    for first in range(plan.single_edges, len(names), EDGES_PER_GROUP):
+        group = names[first : first + EDGES_PER_GROUP]
+        edges = [_edge(deployment, access, name, shared, key) for name in group]
+        deployment.edge_groups.append(EdgeGroup(edges, deployment.folder / f"edges-{first}.log"))
+    for process in (*deployment.edges, *deployment.edge_groups):
+        stack.push_async_callback(process.kill)
+        await process.start()
 
 
-def _edge(house: House, door: BrokerAccess, name: str, way: Way, key: str) -> EdgeProcess:
-    folder = house.folder / "edges" / name
+def _edge(
+    deployment: Deployment, access: BrokerAccess, name: str, proxy: BalancingProxy, key: str
+) -> EdgeProcess:
+    folder = deployment.folder / "edges" / name
     return EdgeProcess(
         name,
         folder,
@@ -358,16 +370,16 @@ def _edge(house: House, door: BrokerAccess, name: str, way: Way, key: str) -> Ed
             "heartbeat_s": 10,
             "data": str(folder / "data"),
             "orchestrator_keys": [key],
-            # What a sandbox costs is measured elsewhere; a hundred of them would be all there is.
+            # `make sandboxbench` measures sandboxes; a hundred of them would dominate here.
             "sandbox": {"engine": "none"},
             "tools": {"only": ["bash"]},
             "broker": {
-                "url": f"mqtts://127.0.0.1:{way.port}",
+                "url": f"mqtts://127.0.0.1:{proxy.port}",
                 "username": name,
-                "password_file": str(door.folder / "passwords" / name),
-                "ca_file": _authority(house.folder),
+                "password_file": str(access.folder / "passwords" / name),
+                "ca_file": _authority(deployment.folder),
                 "keep_alive_s": 5,
-                "qos": _qos(house.plan),
+                "qos": _qos(deployment.plan),
             },
         },
     )

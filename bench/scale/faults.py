@@ -1,7 +1,7 @@
-"""Random faults, from a seed: who is killed, stopped or cut off, and when.
+"""Random fault injection from a seed: kill, pause or disconnect processes.
 
-One orchestrator at least is always well, and the store has time to recover between two crashes:
-what is asked is whether the rest goes on, not whether anything goes on without anybody.
+At least one orchestrator is always healthy, and the store has time to recover between two crashes:
+the benchmark checks that the rest of the deployment continues, not that it survives a total outage.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from bench.scale.consistency import Spell
-from bench.scale.deployment import Crowd, House, Orchestrator, Way
+from bench.scale.consistency import Outage
+from bench.scale.deployment import BalancingProxy, Deployment, EdgeGroup, Orchestrator
 from tests.support.fleet_processes import EdgeProcess
 
 WEIGHTS = {
@@ -34,53 +34,52 @@ WEIGHTS = {
     "kill_broker": 5,
     "crash_store": 5,
 }
-STORE_EVERY, BROKER_EVERY = 45.0, 50.0
-"""Seconds between two deaths of each; a cluster needs some twenty to be itself again."""
+STORE_CRASH_INTERVAL_S, BROKER_KILL_INTERVAL_S = 45.0, 50.0
+"""Minimum seconds between two faults of the kind; a NATS cluster needs about 20 s to recover."""
 
 
 @dataclass
-class Trouble:
-    """Makes faults until told to stop; then everything is mended."""
+class FaultInjector:
+    """Injects faults until it is stopped; then waits until all processes are healthy again."""
 
-    house: House
+    deployment: Deployment
     http: aiohttp.ClientSession
-    chance: random.Random
+    rng: random.Random
     pause: float = 3.0
-    made: Counter[str] = field(default_factory=Counter)
-    spells: list[Spell] = field(default_factory=list)
-    """When which orchestrator was away."""
-    blind: list[Spell] = field(default_factory=list)
-    """When the store was."""
+    injected: Counter[str] = field(default_factory=Counter)
+    outages: list[Outage] = field(default_factory=list)
+    """The outages of orchestrators."""
+    store_outages: list[Outage] = field(default_factory=list)
     unready: int = 0
-    """Orchestrators that did not come back."""
-    _ill: set[str] = field(default_factory=set)
+    """Orchestrators that did not become ready again."""
+    _faulty: set[str] = field(default_factory=set)
     _last: dict[str, float] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Make a fault now and then."""
+        """Inject a fault from time to time."""
         while not stop.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.chance.uniform(0.4, 1.6) * self.pause):
+                async with asyncio.timeout(self.rng.uniform(0.4, 1.6) * self.pause):
                     await stop.wait()
             if not stop.is_set():
-                self._one()
+                self._inject()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _one(self) -> None:
-        name = self.chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
-        work = self._orchestrators(name) or self._edges(name) or self._engines(name)
+    def _inject(self) -> None:
+        name = self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+        work = self._orchestrators(name) or self._edges(name) or self._servers(name)
         if work is not None:
-            self.made[name] += 1
-            self._say(f"{name} begins")
+            self.injected[name] += 1
+            self._log(f"{name} starts")
             task = asyncio.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
-    def _say(self, line: str) -> None:
-        """For whoever looks into what was kept."""
-        with (self.house.folder / "faults.log").open("a") as log:
+    def _log(self, line: str) -> None:
+        """Append a line to `faults.log`, for debugging."""
+        with (self.deployment.folder / "faults.log").open("a") as log:
             log.write(f"{time.time():.3f} {line}\n")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -89,122 +88,129 @@ class Trouble:
             task.result()
 
     def _orchestrators(self, name: str) -> Coroutine[Any, Any, None] | None:
-        well = [one for one in self.house.orchestrators if one.name not in self._ill]
-        if name not in ("kill", "stop", "cut_store", "cut_broker") or len(well) < 2:
+        healthy = [
+            orchestrator
+            for orchestrator in self.deployment.orchestrators
+            if orchestrator.name not in self._faulty
+        ]
+        if name not in ("kill", "stop", "cut_store", "cut_broker") or len(healthy) < 2:
             return None
-        one = self.chance.choice(well)
-        lease = self.house.plan.lease
+        target = self.rng.choice(healthy)
+        lease = self.deployment.plan.lease
         match name:
             case "kill":
-                return self._kill(one, self.chance.uniform(0, 1.5 * lease))
+                return self._kill(target, self.rng.uniform(0, 1.5 * lease))
             case "stop":
-                return self._stop(one, lease + self.chance.uniform(2.5, 6))
+                return self._pause(target, lease + self.rng.uniform(2.5, 6))
             case "cut_store":
-                return self._cut(one, one.store, self._seconds(lease), name)
+                return self._disconnect(target, target.store, self._duration(lease), name)
             case _:
-                return self._cut(one, one.broker, self._seconds(lease), name)
+                return self._disconnect(target, target.broker, self._duration(lease), name)
 
-    def _seconds(self, lease: float) -> float:
-        """Sometimes a moment, sometimes longer than the others wait."""
-        return self.chance.choice(
-            (self.chance.uniform(0.1, 2), self.chance.uniform(0.5, 1.5) * lease)
-        )
+    def _duration(self, lease: float) -> float:
+        """Sometimes a moment, sometimes longer than the lease."""
+        return self.rng.choice((self.rng.uniform(0.1, 2), self.rng.uniform(0.5, 1.5) * lease))
 
     def _edges(self, name: str) -> Coroutine[Any, Any, None] | None:
-        house = self.house
-        if name == "kill_crowd" and house.crowds:
-            return self._kill_edge(self.chance.choice(house.crowds))
-        edge = self.chance.choice(house.edges)
-        if not name.endswith("_edge") or edge.name in self._ill:
+        deployment = self.deployment
+        if name == "kill_crowd" and deployment.edge_groups:
+            return self._kill_edge(self.rng.choice(deployment.edge_groups))
+        edge = self.rng.choice(deployment.edges)
+        if not name.endswith("_edge") or edge.name in self._faulty:
             return None
         match name:
             case "kill_edge":
                 return self._kill_edge(edge)
             case "stop_edge":
-                return self._stop_edge(edge)
+                return self._pause_edge(edge)
             case _:
-                return self._cut(edge, house.ways[edge.name], self.chance.uniform(0.2, 8), name)
+                proxy = deployment.edge_proxies[edge.name]
+                return self._disconnect(edge, proxy, self.rng.uniform(0.2, 8), name)
 
-    def _engines(self, name: str) -> Coroutine[Any, Any, None] | None:
-        every = {"crash_store": STORE_EVERY, "kill_broker": BROKER_EVERY}.get(name)
-        now = time.monotonic()
-        if every is None or now - self._last.get(name, now - every) < every:
+    def _servers(self, name: str) -> Coroutine[Any, Any, None] | None:
+        intervals = {"crash_store": STORE_CRASH_INTERVAL_S, "kill_broker": BROKER_KILL_INTERVAL_S}
+        interval, now = intervals.get(name), time.monotonic()
+        if interval is None or now - self._last.get(name, now - interval) < interval:
             return None
         self._last[name] = now
         return self._crash_store() if name == "crash_store" else self._kill_broker()
 
-    async def _kill(self, one: Orchestrator, seconds: float) -> None:
-        self._ill.add(one.name)
-        await one.end()
+    async def _kill(self, target: Orchestrator, seconds: float) -> None:
+        self._faulty.add(target.name)
+        await target.kill()
         since = time.time()
         await asyncio.sleep(seconds)
-        await one.start()
+        await target.start()
         try:
-            await one.ready(self.http, again=True)
+            await target.wait_ready(self.http, restart=True)
         except TimeoutError:
-            self.unready += 1  # it stays ill: nothing more is done to it
-            self._say(f"{one.name} is not ready after its kill: {one.words()[-500:]!r}")
+            self.unready += 1  # it stays in _faulty: it gets no more faults
+            self._log(f"{target.name} is not ready after its kill: {target.log_text()[-500:]!r}")
             return
-        self._note(one, since, "kill")
+        self._recovered(target, since, "kill")
 
-    async def _stop(self, one: Orchestrator, seconds: float) -> None:
-        self._ill.add(one.name)
-        os.kill(one.pid, signal.SIGSTOP)
+    async def _pause(self, target: Orchestrator, seconds: float) -> None:
+        self._faulty.add(target.name)
+        os.kill(target.pid, signal.SIGSTOP)
         since = time.time()
         await asyncio.sleep(seconds)
-        os.kill(one.pid, signal.SIGCONT)
-        self._note(one, since, "stop")
+        os.kill(target.pid, signal.SIGCONT)
+        self._recovered(target, since, "stop")
 
-    async def _cut(
-        self, one: Orchestrator | EdgeProcess, way: Way, seconds: float, kind: str
+    async def _disconnect(
+        self,
+        target: Orchestrator | EdgeProcess,
+        proxy: BalancingProxy,
+        seconds: float,
+        kind: str,
     ) -> None:
-        """Either nothing goes through and nobody is told, or connections break and stay away."""
-        self._ill.add(one.name)
+        """Freeze the connections silently, or drop them and refuse new ones."""
+        self._faulty.add(target.name)
         since = time.time()
-        if self.chance.random() < 0.5:
-            way.freeze()
+        if self.rng.random() < 0.5:
+            proxy.freeze()
             await asyncio.sleep(seconds)
-            way.thaw()
+            proxy.thaw()
         else:
-            way.refuse(True)
-            way.cut()
+            proxy.refuse(True)
+            proxy.cut()
             await asyncio.sleep(seconds)
-            way.refuse(False)
-        self._note(one, since, kind)
+            proxy.refuse(False)
+        self._recovered(target, since, kind)
 
-    def _note(self, one: Orchestrator | EdgeProcess, since: float, kind: str) -> None:
-        self._ill.discard(one.name)
-        self._say(f"{kind} of {one.name} since {since:.3f} is over")
-        if isinstance(one, Orchestrator):
-            self.spells.append(Spell(one.name, since, time.time(), kind))
+    def _recovered(self, target: Orchestrator | EdgeProcess, since: float, kind: str) -> None:
+        self._faulty.discard(target.name)
+        self._log(f"{kind} of {target.name} since {since:.3f} is over")
+        if isinstance(target, Orchestrator):
+            self.outages.append(Outage(target.name, since, time.time(), kind))
 
-    async def _kill_edge(self, edge: EdgeProcess | Crowd) -> None:
+    async def _kill_edge(self, edge: EdgeProcess | EdgeGroup) -> None:
         name = edge.name if isinstance(edge, EdgeProcess) else edge.log.stem
-        if name in self._ill:
+        if name in self._faulty:
             return
-        self._ill.add(name)
+        self._faulty.add(name)
         await edge.kill()
-        await asyncio.sleep(self.chance.uniform(0, 4))
+        await asyncio.sleep(self.rng.uniform(0, 4))
         await edge.start()
-        self._ill.discard(name)
+        self._faulty.discard(name)
 
-    async def _stop_edge(self, edge: EdgeProcess) -> None:
-        self._ill.add(edge.name)
+    async def _pause_edge(self, edge: EdgeProcess) -> None:
+        self._faulty.add(edge.name)
         edge.signal(signal.SIGSTOP)
-        await asyncio.sleep(self.chance.uniform(1, 10))
+        await asyncio.sleep(self.rng.uniform(1, 10))
         edge.signal(signal.SIGCONT)
-        self._ill.discard(edge.name)
+        self._faulty.discard(edge.name)
 
     async def _crash_store(self) -> None:
         since = time.time()
-        await asyncio.to_thread(self.house.postgres.stop, signal.SIGQUIT)
-        await asyncio.sleep(self.chance.uniform(0, 3))
-        await asyncio.to_thread(self.house.postgres.start)
-        self._say(f"crash_store since {since:.3f} is over")
-        self.blind.append(Spell("store", since, time.time(), "crash_store"))
+        await asyncio.to_thread(self.deployment.postgres.stop, signal.SIGQUIT)
+        await asyncio.sleep(self.rng.uniform(0, 3))
+        await asyncio.to_thread(self.deployment.postgres.start)
+        self._log(f"crash_store since {since:.3f} is over")
+        self.store_outages.append(Outage("store", since, time.time(), "crash_store"))
 
     async def _kill_broker(self) -> None:
-        broker = self.chance.choice(self.house.brokers)
+        broker = self.rng.choice(self.deployment.brokers)
         await asyncio.to_thread(broker.kill)
-        await asyncio.sleep(self.chance.uniform(0, 5))
+        await asyncio.sleep(self.rng.uniform(0, 5))
         await broker.start()

@@ -40,18 +40,18 @@ compare the counts and the ratios, not the times.
 
 `make scalebench` starts `evoclaw up` three times, one PostgreSQL, the broker of `examples/deploy`,
 edges with real accounts, journals and commands, and a model in its own process. Clients start runs
-through one orchestrator with an `Idempotency-Key`, retry at another one when there is no answer, and
+through one orchestrator with an `Idempotency-Key`, retry at another when there is no answer, and
 watch through a third with `Last-Event-ID`. Some clients try to exceed their budget. Meanwhile,
 faults are injected from a random seed: `kill -9` and `SIGSTOP` of orchestrators and edges, dropped
-or frozen connections (orchestrator to store, orchestrator to broker, edge to broker), `kill -9` of a
-broker node, and crashes of PostgreSQL. Afterwards the benchmark compares the store, the records that
-watchers received, the marks that calls wrote on the edges, the edges' journals and the model's
+or frozen connections (orchestrator to store, orchestrator to broker, edge to broker), `kill -9` of
+a broker node, and crashes of PostgreSQL. Afterwards the benchmark compares the store, the records
+that watchers received, the marks that calls wrote on the edges, the edges' journals and the model's
 request log.
 """
 DEFINITIONS = """
-*Lost*: an accepted run that did not end, a call reported as done that had no effect, a record that a
-watcher missed, a result that was never collected from an edge. *Duplicated*: an effect, a record or
-a run that exists twice, a stored reply that was requested from the model again. *Out of order*:
+*Lost*: an accepted run that did not end, a call reported as done that had no effect, a record that
+a watcher missed, a result that was never collected from an edge. *Duplicated*: an effect, a record
+or a run that exists twice, a stored reply that was requested from the model again. *Out of order*:
 records of a run, runs of a session, effects of a session. *Overspent*: more calls or replies than
 the budget of a run, or of a user across all orchestrators. *Wrong*: a call reported as not run that
 ran. The checker is [tested](../tests/bench/test_scale_consistency.py) with histories that violate
@@ -67,10 +67,10 @@ THROUGHPUT = """
 `make scalespeed` measures runs of two replies and one call, each with a watcher. Replies are
 streamed in fifty pieces (*streamed*) or sent in one (*short*). The CPU time of each process comes
 from /proc. All processes share the cores of this machine, so three orchestrators cannot be three
-times as fast here: compare the cost of a turn as orchestrators are added, and look at what saturates
-first. *Writer thread busy*: the share of wall-clock time in which the thread of an orchestrator that
-sends one statement after the other to PostgreSQL was busy or waited for a core, by the
-orchestrator's own metric.
+times as fast here: compare the cost of a turn as orchestrators are added, and look at what is
+saturated first. *Writer thread busy*: the share of wall-clock time in which the thread of an
+orchestrator that sends one statement after the other to PostgreSQL was busy or waited for a core,
+by the orchestrator's own metric.
 """
 REPRODUCE = """
 ## How to reproduce
@@ -180,9 +180,7 @@ def _speed(found: dict[str, Any]) -> str:
     ceilings = [_ceiling(kind, row) for kind, row in found["ceiling"].items()]
     shares = [_efficiency(kind, shares) for kind, shares in found["efficiency"].items()]
     others = max(row["cores_of_others"] for row in found["rows"])
-    noise = [
-        f"- Other processes used up to {others:g} cores: measure again on an otherwise idle machine."
-    ]
+    noise = [f"- Other processes used up to {others:g} cores: measure again on an idle machine."]
     about = [f"- Measured: {found['measured']}."]
     notes = [*ceilings, *shares, *(noise if others > MAX_OTHER_CORES else []), *about]
     text = "\n".join(notes)
