@@ -1,9 +1,9 @@
-"""Bare MQTT clients in one process, each on a topic of its own: what it is sent it sends back.
+"""Bare MQTT clients in one process, each with its own topic: each echoes the messages it receives.
 
 python -m bench.fleet.bare_clients PORT FIRST COUNT
 
-It says `ready` when all of them have subscribed. It imports nothing of ours: what such a process
-costs is the floor of what an edge does.
+It prints `ready` when all of them have subscribed. It imports nothing of EvoClaw: the cost of this
+process is the floor for an edge.
 """
 
 import asyncio
@@ -12,31 +12,31 @@ from contextlib import AsyncExitStack
 
 from bench.fleet.bare_client import connected
 
-BACK = "bench/back"
+ECHO_TOPIC = "bench/back"
 
 
 def topic_of(number: int) -> str:
-    """Where a client listens."""
+    """The topic that a client subscribes to."""
     return f"bench/to/{number}"
 
 
 async def echo(client, number: int) -> None:
-    """Send back what comes; returns when the broker has taken the subscription."""
-    taken = asyncio.get_running_loop().create_future()
+    """Echo messages; returns when the broker has acknowledged the subscription."""
+    subscribed = asyncio.get_running_loop().create_future()
 
-    def back(_client: object, _topic: str, payload: bytes, _qos: int, _more: object) -> int:
-        client.publish(BACK, payload, qos=1)
+    def on_message(_client: object, _topic: str, payload: bytes, _qos: int, _more: object) -> int:
+        client.publish(ECHO_TOPIC, payload, qos=1)
         return 0
 
-    client.on_message = back
-    client.on_subscribe = lambda *_: taken.done() or taken.set_result(None)
+    client.on_message = on_message
+    client.on_subscribe = lambda *_: subscribed.done() or subscribed.set_result(None)
     client.subscribe(topic_of(number), qos=1)
-    await taken
+    await subscribed
 
 
 async def main() -> None:
-    """Be there until killed."""
-    port, first, count = (int(one) for one in sys.argv[1:])
+    """Serve until killed."""
+    port, first, count = (int(argument) for argument in sys.argv[1:])
     async with AsyncExitStack() as stack:
         for number in range(first, first + count):
             client = await stack.enter_async_context(connected(f"bare-{number}", port))

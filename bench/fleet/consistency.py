@@ -1,4 +1,4 @@
-"""What really happened, compared with what was said: journals, store, marks, and words told."""
+"""Consistency checks of a fault run: journals, store, marks and reported outcomes must agree."""
 
 import sqlite3
 from collections import Counter
@@ -14,16 +14,16 @@ from tests.support.programs.orchestrator_driver import Ask, CallOutcome
 from evoclaw.store.databases.sqlite import verify_checksum
 from evoclaw.transport.wire import Outcome
 
-HAPPENED = {"success", "execution_failed"}
-"""Whoever says this says that it ran."""
-MAYBE = {"unknown", "timeout", "cancelled"}
-"""Whoever says this leaves open whether it ran, or how far; every other word says it did not."""
-HARMLESS = "read"
+RAN = {"success", "execution_failed"}
+"""Outcomes that say that the call ran."""
+MAY_HAVE_RUN = {"unknown", "timeout", "cancelled"}
+"""Outcomes that leave open whether the call ran; every other outcome says that it did not."""
+READ_ONLY_TOOL = "read"
 
 
 @dataclass
 class Findings:
-    """What a run is judged by; each list names calls."""
+    """The violated guarantees; each list names calls."""
 
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
@@ -32,71 +32,78 @@ class Findings:
     outcomes: Counter = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
-        """For people: a few of each kind."""
+        """A few violations of each kind, to print."""
         kinds = ("lost", "duplicated", "unfinished", "wrong")
-        return [f"  {kind}: {one}" for kind in kinds for one in getattr(self, kind)[:10]]
+        return [f"  {kind}: {line}" for kind in kinds for line in getattr(self, kind)[:10]]
 
 
 @dataclass
-class Stored:
-    """What the orchestrator's store says of a call."""
+class StoredCommand:
+    """The outcome of a call in the orchestrator's store."""
 
     outcome: str | None
     late: bool = False
-    """A real result came after the command had been given up, and was noted."""
+    """Whether a result was stored as a note after the command had been given up."""
 
 
-def examine(
-    asked: Sequence[Ask], told: Sequence[CallOutcome], store: Path, edges: Sequence[EdgeProcess]
+def check_calls(
+    requested: Sequence[Ask],
+    reported: Sequence[CallOutcome],
+    store: Path,
+    edges: Sequence[EdgeProcess],
 ) -> Findings:
-    """Compare everything with everything."""
+    """Run all checks."""
     found = Findings()
     stored = _stored(store)
     marks = [_marks(edge) for edge in edges]
-    words: dict[str, list[str]] = {}
-    for one in told:
-        words.setdefault(one.id, []).append(one.outcome)
+    outcomes: dict[str, list[str]] = {}
+    for call in reported:
+        outcomes.setdefault(call.id, []).append(call.outcome)
     for edge in edges:
-        for one, state, acked in edge.rows("SELECT request_id, state, acked FROM calls"):
-            _see_arrived(one, state, bool(acked), stored.get(one), found)
-    for call in asked:
-        row = stored.get(call.id, Stored(None))
-        counted = sum(each[call.id] for each in marks)
-        _judge(call, counted, row.outcome, words.get(call.id, []), found)
+        for call_id, state, acked in edge.rows("SELECT request_id, state, acked FROM calls"):
+            _check_journaled(call_id, state, bool(acked), stored.get(call_id), found)
+    for call in requested:
+        row = stored.get(call.id, StoredCommand(None))
+        mark_count = sum(edge_marks[call.id] for edge_marks in marks)
+        _check_call(call, mark_count, row.outcome, outcomes.get(call.id, []), found)
     return found
 
 
-def _see_arrived(one: str, state: str, acked: bool, row: Stored | None, found: Findings) -> None:
-    """What an edge knows must be known to the orchestrator, and what was acknowledged kept."""
+def _check_journaled(
+    call_id: str, state: str, acked: bool, row: StoredCommand | None, found: Findings
+) -> None:
+    """A call in an edge's journal must be acknowledged and stored by the orchestrator."""
     if not acked:
-        found.lost.append(f"{one}: {state} on the edge, and nobody was told")
+        found.lost.append(f"{call_id}: {state} on the edge and not acknowledged")
     elif row is None:
-        found.lost.append(f"{one}: {state} was acknowledged, and is not in the store")
+        found.lost.append(f"{call_id}: {state} was acknowledged and is not in the store")
     elif state == "succeeded" and row.outcome == "unknown" and not row.late:
-        found.lost.append(f"{one}: {state} was acknowledged, and is stored as unknown")
+        found.lost.append(f"{call_id}: {state} was acknowledged and is stored as unknown")
 
 
-def _judge(call: Ask, marks: int, outcome: str | None, words: list[str], found: Findings) -> None:
-    found.outcomes[words[0] if words else "nothing"] += 1
-    if not words or outcome is None:
-        found.unfinished.append(f"{call.id}: told {words}, stored {outcome}")
+def _check_call(
+    call: Ask, marks: int, stored: str | None, reported: list[str], found: Findings
+) -> None:
+    found.outcomes[reported[0] if reported else "nothing"] += 1
+    if not reported or stored is None:
+        found.unfinished.append(f"{call.id}: reported {reported}, stored {stored}")
     if marks > 1:
         found.duplicated.append(f"{call.id}: {marks} marks")
-    if (wrong := _contradiction(call, marks, outcome, words)) is not None:
+    if (wrong := _contradiction(call, marks, stored, reported)) is not None:
         found.wrong.append(f"{call.id}: {wrong}")
 
 
-def _contradiction(call: Ask, marks: int, outcome: str | None, words: list[str]) -> str | None:
-    if call.tool == HARMLESS:
-        # It may be told from its second attempt, and it leaves no mark.
-        return f"told {words}" if len(set(words)) > 1 else None
-    said = {*words, *([outcome] if outcome else [])}
-    if len(said) > 1:
-        return f"told {words}, stored {outcome}"
-    if said & HAPPENED and marks != 1:
-        return f"{said} but {marks} marks"
-    if said - HAPPENED - MAYBE and marks:
-        return f"{said}, which says it did not run, but {marks} marks"
+def _contradiction(call: Ask, marks: int, stored: str | None, reported: list[str]) -> str | None:
+    if call.tool == READ_ONLY_TOOL:
+        # Its second attempt may be the reported one, and it writes no mark.
+        return f"reported {reported}" if len(set(reported)) > 1 else None
+    outcomes = {*reported, *([stored] if stored else [])}
+    if len(outcomes) > 1:
+        return f"reported {reported}, stored {stored}"
+    if outcomes & RAN and marks != 1:
+        return f"{outcomes} but {marks} marks"
+    if outcomes - RAN - MAY_HAVE_RUN and marks:
+        return f"{outcomes}, which says that it did not run, but {marks} marks"
     return None
 
 
@@ -105,14 +112,14 @@ def _marks(edge: EdgeProcess) -> Counter:
     return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
-def _stored(path: Path) -> dict[str, Stored]:
-    """Each command and how it ended, if it has."""
+def _stored(path: Path) -> dict[str, StoredCommand]:
+    """Each command and its outcome, if it has one."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         rows = connection.execute("SELECT request_id, outcome, state FROM commands").fetchall()
         notes = connection.execute("SELECT request_id, outcome FROM notes").fetchall()
-    found = {one: Stored(_kind(blob, state, path)) for one, blob, state in rows}
-    for one, blob in notes:
-        found[one].late |= _kind(blob, "", path) == "success"
+    found = {call_id: StoredCommand(_kind(blob, state, path)) for call_id, blob, state in rows}
+    for call_id, blob in notes:
+        found[call_id].late |= _kind(blob, "", path) == "success"
     return found
 
 

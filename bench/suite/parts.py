@@ -64,7 +64,7 @@ PARTS = (
         SHORT,
     ),
     Part("footprint", _fleet("footprint"), (), ("--rounds", "2")),
-    Part("many", _fleet("many"), (), ("--edges", "100")),
+    Part("many", _fleet("many_edges"), (), ("--edges", "100")),
     Part("sqlite", ("-m", "bench.appends", "--store", "sqlite"), (), SHORT),
     Part("postgres", ("-m", "bench.appends", "--store", "postgres"), (), SHORT),
     Part("policies", ("-m", "bench.policies"), (), ("--rounds", "2")),
