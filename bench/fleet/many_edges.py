@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench.fleet.bare_client import connected
 from bench.fleet.bare_clients import ECHO_TOPIC, topic_of
+from tests.support.light_edges import do_nothing
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tools import Call
@@ -134,7 +135,7 @@ async def fan_out(orchestrator: Orchestrator) -> tuple[float, int]:
     began = time.perf_counter()
     try:
         tool = executor.tools()[0]
-        arguments = {"agent_id": "*", "action": "nothing", "params": {}}
+        arguments = {"agent_id": "*", "action": do_nothing.name, "params": {}}
         call = Call("c", tool, arguments, f"{secrets.token_hex(16)}.1.0.1", tool.timeout)
         async with asyncio.timeout(FLEET_TIMEOUT_S):
             result = await executor.execute(call, lambda text: None)
