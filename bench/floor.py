@@ -1,4 +1,4 @@
-"""The floor: a bare asyncio loop that only (de)serialises with msgspec and calls the function.
+"""The floor: a bare asyncio loop that only encodes and decodes with msgspec and calls the function.
 
 Each turn encodes the whole history into a request, as a client without a cache does, encodes and
 decodes the reply, and decodes its arguments. No limits, no policy, no records, no errors.
@@ -42,7 +42,7 @@ def everything(history):
 
 
 def build(keep=keep_nothing, told=everything):
-    """`keep` is handed the history each turn; `told` is what of it a request holds."""
+    """`keep` receives the history each turn; `told` selects the part that a request contains."""
     import asyncio
 
     Call, Message, encode, reply, arguments = codec()
@@ -101,7 +101,7 @@ def describe():
 
 @asynccontextmanager
 async def stored(folder: str):
-    """What is new is one row for each message, committed once a turn: before its calls."""
+    """Insert one row for each new message, with one commit per turn, before its calls."""
     import sqlite3
 
     database = sqlite3.connect(f"{folder}/floor.db", isolation_level=None)

@@ -1,4 +1,4 @@
-"""The floor with a cache: each turn encodes only the reply and the result that are new."""
+"""The floor with a cache: each turn encodes only the new reply and the new result."""
 
 import floor
 import loop_harness

@@ -2,9 +2,9 @@
 
 Each operation is measured at several sizes by its CPU time: the lowest of several samples, because
 other load can only increase it. With SQLite the VM steps are counted as well, which do not depend
-on the load. The exponent is fitted over the largest sizes. Operations that are repeated, for example
-in each turn, may be constant or logarithmic in the history; operations that read their whole input
-may be linear. The exit code is 1 if an operation grows faster.
+on the load. The exponent is fitted over the largest sizes. Operations that are repeated, such as
+those of each turn, may be constant or logarithmic in the history; operations that read their whole
+input may be linear. The exit code is 1 if an operation grows faster.
 """
 
 from __future__ import annotations
