@@ -2,11 +2,12 @@
 
 A subject is a file with `build()`, which imports what it needs and returns `prepare(script)`, which
 prepares one run (not timed) and returns `start()` (timed): a coroutine function, or a plain
-function if the subject has no async interface. Two more functions are optional. `describe()` returns a
-function that creates a tool from another function and returns its JSON schema. `stored(folder)` is
-an async context manager that yields `prepare` for runs that are stored on disk while they run, and
-`kept()`, which returns the number of stored messages of the last run. This module imports only a
-little of the standard library, because its imports are not counted in the import rows.
+function if the subject has no async interface. Two more functions are optional. `describe()`
+returns a function that creates a tool from another function and returns its JSON schema.
+`stored(folder)` is an async context manager that yields `prepare` for runs that are stored on disk
+while they run, and `kept()`, which returns the number of stored messages of the last run. This
+module imports only a little of the standard library, because its imports are not counted in the
+import rows.
 """
 
 import gc

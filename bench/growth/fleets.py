@@ -178,7 +178,7 @@ def _sweep(orchestrator: Orchestrator) -> Op:
 
 
 def _shown(orchestrator: Orchestrator, *, one: bool) -> Op:
-    parts = SimpleNamespace(orchestrator=orchestrator, devices=None, operator="local")
+    parts = SimpleNamespace(orchestrator=orchestrator, devices=None, operator_tenant="local")
     caller = SimpleNamespace(tenant="local")
 
     async def op() -> None:
