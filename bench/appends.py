@@ -1,9 +1,8 @@
-"""What it costs to keep a turn: the store of sessions beside a bare client of the same database.
+"""The cost of storing a turn: the session store compared with a bare client of the same database.
 
-An append is what a turn with one call leaves: its records, two messages, and the figures of the
-run, in one transaction that is waited for. Ours and the bare client take turns; the bare one has
-the same tables, encodes the same values and commits each append. The last line is the result as
-JSON.
+An append stores a turn with one call: its records, two messages, and the usage of the run, in one
+transaction that is waited for. EvoClaw and the bare client alternate; the bare client has the same
+tables, encodes the same values and commits each append. The last line is the result as JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PROGRESS = (
 )
 
 Append = Callable[[int], Awaitable[None]]
-"""Keeps a turn in the session of that number."""
+"""Appends a turn to the session with a number."""
 
 
 @tool("file_read", effect="read", resources=("path",))
@@ -60,16 +59,16 @@ async def read(path: str) -> str:
     return f"{path}: {'a line of text. ' * 20}"
 
 
-class Turns:
-    """The same turn again and again, as that of many runs, with numbers that go on."""
+class TurnSource:
+    """Copies of one turn with increasing sequence numbers."""
 
     def __init__(self, records: Sequence[Record], messages: Sequence[Message]) -> None:
         self._records, self._messages = records, messages
         self._seq, self._number = count(1), count()
 
     @classmethod
-    async def made(cls) -> Turns:
-        """One that the loop has made: the second of a run."""
+    async def create(cls) -> TurnSource:
+        """A source with a real turn: the second one of a run."""
         asked = [calls(("read", {"path": f"notes/{number}.md"})) for number in range(3)]
         provider = Scripted(*asked, says("done"))
         ports = Ports(provider, LocalExecutor([read]), Permissions(frozenset({"file_read"})))
@@ -84,13 +83,15 @@ class Turns:
         return cls(found[first:last], state.history[3:5])
 
     def next(self) -> tuple[list[Record], list[tuple[int, Message]]]:
-        """Another one."""
+        """The next copy of the turn."""
         records = [replace(record, seq=next(self._seq)) for record in self._records]
         return records, [(next(self._number), message) for message in self._messages]
 
 
-def rows(turns: Turns, number: int) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    """A turn as a bare client puts it: rows of records, rows of messages."""
+def rows(
+    turns: TurnSource, number: int
+) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
+    """A turn as a bare client inserts it: rows of records, rows of messages."""
     records, messages = turns.next()
     encode, run, session = msgspec.json.encode, f"r{number}", f"s{number}"
     return (
@@ -99,8 +100,8 @@ def rows(turns: Turns, number: int) -> tuple[list[tuple[object, ...]], list[tupl
     )
 
 
-async def began(store: SessionStore) -> list[StoredRun]:
-    """The runs that are appended to, each in a session of its own."""
+async def create_runs(store: SessionStore) -> list[StoredRun]:
+    """The runs that are appended to, each in its own session."""
     found: list[StoredRun] = []
     for number in range(MANY):
         await store.create(Session(f"s{number}", "bench"))
@@ -109,11 +110,11 @@ async def began(store: SessionStore) -> list[StoredRun]:
 
 
 @asynccontextmanager
-async def ours(at: Path | str, schema: str, turns: Turns) -> AsyncGenerator[Append]:
+async def ours(at: Path | str, schema: str, turns: TurnSource) -> AsyncGenerator[Append]:
     """The store, in a file or a PostgreSQL."""
     database = await open_database(at, (SCHEMA,), schema=schema, durable=True)
     async with SessionStore(database) as store:
-        runs = await began(store)
+        runs = await create_runs(store)
 
         async def append(number: int) -> None:
             records, messages = turns.next()
@@ -123,8 +124,8 @@ async def ours(at: Path | str, schema: str, turns: Turns) -> AsyncGenerator[Appe
 
 
 @contextmanager
-def bare_sqlite(path: Path, turns: Turns) -> Generator[Append]:
-    """A bare `sqlite3` that waits for the disk as ours does."""
+def bare_sqlite(path: Path, turns: TurnSource) -> Generator[Append]:
+    """A bare `sqlite3` that waits for the disk, as EvoClaw does."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA synchronous=FULL")
 
@@ -140,11 +141,11 @@ def bare_sqlite(path: Path, turns: Turns) -> Generator[Append]:
 
 
 @contextmanager
-def bare_postgres(url: str, schema: str, turns: Turns) -> Generator[Append]:
+def bare_postgres(url: str, schema: str, turns: TurnSource) -> Generator[Append]:
     """A bare `psycopg`."""
     import psycopg
 
-    record, say, progress = (one.replace("?", "%s") for one in (RECORD, PUT_MESSAGE, PROGRESS))
+    record, message, progress = (sql.replace("?", "%s") for sql in (RECORD, PUT_MESSAGE, PROGRESS))
     with psycopg.connect(url, autocommit=True, options=f"-csearch_path={schema}") as database:
         cursor = database.cursor()
 
@@ -152,17 +153,17 @@ def bare_postgres(url: str, schema: str, turns: Turns) -> Generator[Append]:
             records, messages = rows(turns, number)
             with database.pipeline(), database.transaction():
                 cursor.executemany(record, records)
-                cursor.executemany(say, messages)
+                cursor.executemany(message, messages)
                 cursor.execute(progress, (2, 2, 100, 100, 0.0, "local", f"r{number}"))
 
         yield append
 
 
 async def pace(append: Append, at_once: int, seconds: float) -> float:
-    """Appends a second, of so many sessions at once."""
+    """Appends per second with `at_once` concurrent sessions."""
     done = 0
 
-    async def one(number: int, end: float) -> None:
+    async def repeat(number: int, end: float) -> None:
         nonlocal done
         while time.perf_counter() < end:
             await append(number)
@@ -171,14 +172,14 @@ async def pace(append: Append, at_once: int, seconds: float) -> float:
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for number in range(at_once):
-            group.create_task(one(number, began + seconds))
+            group.create_task(repeat(number, began + seconds))
     return done / (time.perf_counter() - began)
 
 
 async def measure(
     mine: Append, bare: Append, rounds: int, seconds: float
 ) -> dict[str, list[float]]:
-    """All of it, one after the other, some times."""
+    """Measure all variants one after the other, for some rounds."""
     ways = {"bare_1": (bare, 1), "ours_1": (mine, 1), "ours_64": (mine, MANY)}
     for append, at_once in ways.values():
         await pace(append, at_once, 0.2)
@@ -192,11 +193,11 @@ async def measure(
 
 async def on_sqlite(rounds: int, seconds: float) -> dict[str, list[float]]:
     """Two files of the same tables."""
-    turns = await Turns.made()
+    turns = await TurnSource.create()
     with tempfile.TemporaryDirectory(prefix="appends-") as folder:
         path = Path(folder) / "bare.db"
         async with ours(path, "", turns):
-            pass  # which makes the tables, and the runs
+            pass  # this creates the tables and the runs
         async with ours(Path(folder) / "ours.db", "", turns) as mine:
             with bare_sqlite(path, turns) as bare:
                 return await measure(mine, bare, rounds, seconds)
@@ -206,7 +207,7 @@ async def on_postgres(rounds: int, seconds: float) -> dict[str, list[float]]:
     """Two schemas of the same tables."""
     if why := why_no_postgres():
         raise SystemExit(why)
-    turns, server = await Turns.made(), Postgres()
+    turns, server = await TurnSource.create(), Postgres()
     try:
         await asyncio.to_thread(server.start)
         async with ours(server.url, "bare", turns):
@@ -219,11 +220,13 @@ async def on_postgres(rounds: int, seconds: float) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure as the command line says."""
+    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each figure of a round")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="Seconds for each figure [1.5]"
+    )
     options = parser.parse_args()
     on = on_sqlite if options.store == "sqlite" else on_postgres
     found = asyncio.run(on(options.rounds, options.seconds))

@@ -1,4 +1,4 @@
-"""The floor: a bare asyncio loop that only (de)serialises with msgspec and calls the function.
+"""The floor: a bare asyncio loop that only encodes and decodes with msgspec and calls the function.
 
 Each turn encodes the whole history into a request, as a client without a cache does, encodes and
 decodes the reply, and decodes its arguments. No limits, no policy, no records, no errors.
@@ -6,7 +6,7 @@ decodes the reply, and decodes its arguments. No limits, no policy, no records, 
 
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def codec():
@@ -42,17 +42,17 @@ def everything(history):
 
 
 def build(keep=keep_nothing, told=everything):
-    """`keep` is handed the history each turn; `told` is what of it a request holds."""
+    """`keep` receives the history each turn; `told` selects the part that a request contains."""
     import asyncio
 
     Call, Message, encode, reply, arguments = codec()
 
     async def add(asked) -> str:
-        return str(clock.add_up(asked.a, asked.b))
+        return str(loop_harness.add_up(asked.a, asked.b))
 
     tools = {"add": add}
 
-    async def model(script: clock.Script, request: bytes) -> bytes:
+    async def model(script: loop_harness.Script, request: bytes) -> bytes:
         if script.waits:
             await asyncio.sleep(0)
         calls = [Call(id, "add", text) for id, _, text in script.reply()]
@@ -61,7 +61,7 @@ def build(keep=keep_nothing, told=everything):
     async def answer(call):
         return Message("tool", await tools[call.name](arguments(call.arguments)), [], call.id)
 
-    def prepare(script: clock.Script):
+    def prepare(script: loop_harness.Script):
         async def start() -> str:
             history = [Message("user", "go")]
             while True:
@@ -101,7 +101,7 @@ def describe():
 
 @asynccontextmanager
 async def stored(folder: str):
-    """What is new is one row for each message, committed once a turn: before its calls."""
+    """Insert one row for each new message, with one commit per turn, before its calls."""
     import sqlite3
 
     database = sqlite3.connect(f"{folder}/floor.db", isolation_level=None)
@@ -128,4 +128,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def fake_provider():
@@ -22,16 +22,16 @@ def fake_provider():
         model = "bench/fake"
         profile = Profile(context_tokens=10_000_000)
 
-        def __init__(self, script: clock.Script) -> None:
+        def __init__(self, script: loop_harness.Script) -> None:
             self.script = script
 
         async def stream(self, request):
             if self.script.waits:
                 await asyncio.sleep(0)
-            # As a real provider does: only new messages are encoded, the request is sent whole.
-            said = request.history.written("bench", lambda: JoinedMessages(encode))
+            # As a real provider: encode only new messages, send the whole request.
+            messages = request.history.encoded("bench", lambda: JoinedMessages(encode))
             if self.script.whole:
-                b"".join((b'{"messages":[', said.text, b"]}"))
+                b"".join((b'{"messages":[', messages.text, b"]}"))
             calls = tuple([ToolCall(id, "add", text) for id, _, text in self.script.reply()])
             if calls:
                 yield Replied(Reply("", calls, Finish.CALLS, usage))
@@ -60,7 +60,7 @@ def local_executor():
     @tool("file_read", effect="read")
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        return clock.add_up(a, b)
+        return loop_harness.add_up(a, b)
 
     return LocalExecutor([add])
 
@@ -83,7 +83,7 @@ def build():
 
     Fake, executor, policy, sink = fake_provider(), local_executor(), policies(), recorder()
 
-    def prepare(script: clock.Script):
+    def prepare(script: loop_harness.Script):
         ports = Ports(Fake(script), executor, policy)
         settings = LoopSettings(max_turns=script.turns + 1)
 
@@ -107,7 +107,7 @@ def describe():
 
 @asynccontextmanager
 async def stored(folder: str):
-    """A session in the store of `evoclaw up`, bound as there: nothing is done before it is kept."""
+    """A session in the store of `evoclaw up`, with the same write barriers."""
     from pathlib import Path
 
     from evoclaw.core.agent import Agent, LoopSettings
@@ -115,11 +115,11 @@ async def stored(folder: str):
     from evoclaw.core.ports import Ports
     from evoclaw.core.routes import Route
     from evoclaw.orchestrator.sessions.conversations import Conversations
-    from evoclaw.providers.wrappers import WriteBarrierProvider as SettledProvider
+    from evoclaw.providers.wrappers import WriteBarrierProvider
     from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}
-    settings = LoopSettings(max_turns=clock.TURNS + 1)
+    settings = LoopSettings(max_turns=loop_harness.TURNS + 1)
     agent = Agent("bench", "", capabilities=frozenset({"file_read"}), settings=settings)
 
     async with await SessionStore.open(Path(folder) / "evoclaw.db") as store:
@@ -127,19 +127,19 @@ async def stored(folder: str):
         async def settle() -> None:
             await store.database.write(lambda connection: None)
 
-        def equip(agent, session, given) -> Ports:
-            provider = SettledProvider(Fake(scripts[session.id]), settle)
+        def make_ports(agent, session, given) -> Ports:
+            provider = WriteBarrierProvider(Fake(scripts[session.id]), settle)
             return Ports(provider, Pipeline([Route(executor, ready=settle)]), policy)
 
-        talks = Conversations(store, {"bench": agent}, equip, defer_commits=True)
+        conversations = Conversations(store, {"bench": agent}, make_ports, defer_commits=True)
 
-        def prepare(script: clock.Script):
+        def prepare(script: loop_harness.Script):
             id = f"s{len(scripts)}"
             scripts[id] = script
 
             async def start() -> None:
-                await talks.open("bench", session_id=id)
-                async for _ in talks.send(id, "go"):
+                await conversations.open("bench", session_id=id)
+                async for _ in conversations.send(id, "go"):
                     pass
 
             return start
@@ -151,4 +151,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

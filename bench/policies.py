@@ -1,9 +1,9 @@
-"""What a verdict costs: every policy of a governed run, and all of them; ends with one JSON object.
+"""The cost of a verdict, for each policy of a governed run and for all; ends with one JSON object.
 
-The chain is the one that `wiring/governance.py` builds, with the budget behind it. Each figure is
-the processor time of one verdict: the median of a round, and of several rounds the least, for
-other work on the machine can only add to it. `fresh` judges a command whose text was never read
-before; `again` one that was. `floor` is a chain of as many policies that allow at once.
+The chain is the one that `wiring/governance.py` builds, followed by the budget. Each figure is the
+CPU time of one verdict: the median of a round, and the lowest of several rounds, because other load
+can only increase it. `fresh` judges a command that is not in the parser's cache; `again` one that
+is. `floor` is a chain of as many policies that allow immediately.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from evoclaw.wiring.governance import Governance, open_governance
 
 ROUNDS, TIMES = 16, 60
 ENOUGH = 500
-"""Verdicts of the floor that are timed together: one is too quick for the clock."""
+"""Verdicts of the floor that are timed together: one is too fast for the clock."""
 SETTINGS = "[rates]\nper_minute = 100000\nburst = 100000\n"
-"""Or they would be what is measured."""
+"""High rate limits, so that they do not affect the measurement."""
 MODEL = "openai/gpt-4o"
-TOOLS = {one.name: one.tool for one in load(("read", "write", "bash", "webfetch"))}
+TOOLS = {bound.name: bound.tool for bound in load(("read", "write", "bash", "webfetch"))}
 EDGE_CALL = Tool(
     "edge_call",
     "Call an edge agent.",
@@ -81,7 +81,7 @@ ASKED = (
 
 
 def messages(tool: str, label: Label) -> Iterator[Message]:
-    """A conversation: what was asked, then replies and results in turn."""
+    """A conversation: the user's message, then replies and results in turn."""
     yield SystemMessage("You are a careful agent. Work in the workspace and say what you did.")
     yield user(ASKED)
     for turn in count():
@@ -114,10 +114,10 @@ class Subject:
             **{name: (policy, clear_command_cache) for name, policy in each.items()},
         }
         self.took = dict.fromkeys(self._judged, float("inf"))
-        """The least median so far, in µs."""
+        """The lowest median so far, in µs."""
 
     async def round(self) -> None:
-        """Measure everything once more."""
+        """Measure one round of every policy."""
         for name, (policy, before) in self._judged.items():
             took: list[int] = []
             for _ in range(TIMES):
@@ -126,13 +126,13 @@ class Subject:
                 began = time.process_time_ns()
                 verdict = await policy.judge(call)
                 took.append(time.process_time_ns() - began)
-                # What was set aside is given back: the next call finds the same budget.
+                # Release the reservation, so that the next call finds the same budget.
                 self._budget.settle_call(call.ok(""))
                 self.verdict = verdict if name == "fresh" else self.verdict
             self.took[name] = min(self.took[name], round(median(took) / 1000, 1))
 
     def _call(self) -> Call:
-        """Another one, that differs in its id alone."""
+        """A new call that differs only in its id."""
         id = f"bench.{next(self._ids)}.1.1"
         return Call(id, self._tool, dict(self._arguments), id, 10.0, context=self._context)
 
@@ -141,21 +141,21 @@ def policies(governance: Governance, budget: RunBudget) -> dict[str, Policy]:
     """Every policy of a run by its name, in order."""
     tools = (*TOOLS.values(), EDGE_CALL)
     rules = governance.rules(Level.FULL, frozenset({"*"}), Path.cwd(), lambda: tools)
-    return {_name(one): one for one in (*rules, budget)}
+    return {_name(policy): policy for policy in (*rules, budget)}
 
 
-class Nothing(Policy):
-    """Allows at once."""
+class AllowImmediately(Policy):
+    """Allows every call without a check."""
 
     async def judge(self, call: Call) -> Verdict:
         return ALLOW
 
 
 async def floor(governance: Governance) -> float:
-    """What it takes a chain to ask as many policies that have nothing to say."""
+    """The cost of a chain of as many policies that allow immediately."""
     settings, terms = governance.settings.budget, BudgetOptions(price=price_for(MODEL))
     budget = RunBudget(governance.ledger, "bench-floor", settings, terms)
-    chain = Chain(tuple(Nothing() for _ in policies(governance, budget)))
+    chain = Chain(tuple(AllowImmediately() for _ in policies(governance, budget)))
     call = Call("bench", *CALLS["read"], "bench.1.1.1", 10.0, context=Context())
     took: list[float] = []
     for _ in range(ROUNDS):
@@ -173,7 +173,7 @@ def _name(policy: Policy) -> str:
 
 @asynccontextmanager
 async def governed() -> AsyncGenerator[Governance]:
-    """The rules of a machine on which nothing was set."""
+    """The governance of a machine with default settings."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "evoclaw.toml").write_text(SETTINGS)
         async with open_governance({"EVOCLAW_HOME": folder, "HOME": str(Path.home())}) as found:
@@ -181,7 +181,7 @@ async def governed() -> AsyncGenerator[Governance]:
 
 
 async def indexing() -> float:
-    """What `Flow` takes when a turn has just come in: a reply, and a result of 2 KB."""
+    """The cost of `Flow` when a new turn must be indexed: a reply, and a result of 2 KB."""
     every = messages("read", TOOLS["read"].label)
     seen = history(50, untrusted=True)
     for _ in range(len(seen)):
@@ -199,26 +199,26 @@ async def indexing() -> float:
 
 
 async def main(rounds: int) -> None:
-    """Measure, say, and end with one JSON object."""
-    told: dict[str, object] = {"unit": "µs of processor time"}
-    trusted, untrusted = (history(50, untrusted=one) for one in (False, True))
+    """Measure, print, and end with one JSON object."""
+    results: dict[str, object] = {"unit": "µs of processor time"}
+    trusted, untrusted = (history(50, untrusted=untrusted) for untrusted in (False, True))
     async with governed() as governance:
         subjects = {
             f"{kind}/{name}": Subject(governance, kind, seen)
             for name, seen in (("trusted", trusted), ("untrusted", untrusted))
             for kind in CALLS
         }
-        # By turns: a slow minute of the machine then falls on all of them.
+        # Alternate, so that a moment of high load affects all of them.
         for _ in range(rounds):
             for subject in subjects.values():
                 await subject.round()
-        told["floor"] = await floor(governance)
+        results["floor"] = await floor(governance)
     for name, subject in subjects.items():
         verdict = getattr(subject.verdict, "code", "") or "allow"
-        told[name] = {"verdict": verdict, **subject.took}
+        results[name] = {"verdict": verdict, **subject.took}
         print(f"{name} ({verdict}):", "  ".join(f"{k} {v}" for k, v in subject.took.items()))
-    told["flow_with_a_turn_to_index"] = await indexing()
-    print(json.dumps(told, ensure_ascii=False))
+    results["flow_with_a_turn_to_index"] = await indexing()
+    print(json.dumps(results, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a sandbox costs: a bare start of `true`, a cold bubblewrap, and a warm worker inside one.
+"""Sandbox start-up: a bare start of `true`, a cold bubblewrap, and a warm worker in a sandbox.
 
-The three are taken in turn, so that a busy machine is busy for all of them. Between two commands
-is a pause, as between two calls of a model. The last line is the result as JSON.
+The three alternate, so that other load affects all of them. Between two commands is a pause, as
+between two calls of a model. The last line is the result as JSON.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from evoclaw.sandbox.self_test import SandboxSelfTest
 TRUE = "/usr/bin/true"
 PAUSE = 0.03
 MAX_WARM_RATIO = 0.64
-"""Of a bare bubblewrap start: the aim is 3 ms where that takes 4.7."""
+"""Relative to a cold bubblewrap start: the target is 3 ms where that takes 4.7 ms."""
 MAX_SELF_TEST_RATIO = 32
-"""Bare bubblewrap starts that the self_test may take: 150 ms where one takes 4.7."""
+"""Relative to a cold bubblewrap start: the target is 150 ms where that takes 4.7 ms."""
 PLAIN = (
     *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"),
     *("--symlink", "usr/lib64", "/lib64", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
@@ -36,7 +36,7 @@ PLAIN = (
 
 
 async def spawned(*argv: str) -> None:
-    """Start a program and wait for its end, and for that of its output, as we do."""
+    """Start a program and wait for its exit and the end of its output, as EvoClaw does."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
@@ -54,17 +54,16 @@ async def main(times: int) -> None:
     if missing := Bubblewrap().missing():
         raise SystemExit(missing)
     with tempfile.TemporaryDirectory() as folder:
-        place = folder
         self_test = SandboxSelfTest()
         warm = EngineSandbox(
-            Bubblewrap(), SandboxPolicy(place), self_test=self_test, groups=find_cgroups()
+            Bubblewrap(), SandboxPolicy(folder), self_test=self_test, groups=find_cgroups()
         )
-        inside = LocalProcesses(place, sandbox=warm)
+        inside = LocalProcesses(folder, sandbox=warm)
         drop = ("setpriv", "--reuid=64000", "--clear-groups") if os.geteuid() == 0 else ()
         bwrap = (*drop, shutil.which("bwrap") or "bwrap", *PLAIN, TRUE)
         try:
             first = await took(lambda: inside.run((TRUE,)))
-            tested = await took(lambda: self_test.find_escapes(SandboxPolicy(place), inside))
+            tested = await took(lambda: self_test.find_escapes(SandboxPolicy(folder), inside))
             ways: dict[str, Callable[[], Awaitable[object]]] = {
                 "bare spawn": lambda: spawned(TRUE),
                 "cold bubblewrap": lambda: spawned(*bwrap),

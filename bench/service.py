@@ -1,11 +1,12 @@
-"""The service under load: 200 runs at once over HTTP, everybody watched; ends with one JSON object.
+"""The service under load: 200 concurrent runs over HTTP with watchers; ends with one JSON object.
 
 One `evoclaw up`, a model server and the watchers are three processes on this machine. Each run
-streams a reply, calls a tool and streams another reply, about 100 pieces in all. Every watcher must
-see every record of its run exactly once; how late, by the clock that stamped the record, is what is
-measured. Beside it stand one run alone, and a bare server (`bench.service_floor`) that tells the
-same number of events to the same watchers. Then watchers that stop reading: they are dropped, come
-back with the number they are told, and must miss nothing. The exit code is 1 if anything was lost.
+streams a reply, calls a tool and streams another reply, about 100 pieces in total. Every watcher
+must receive every record of its run exactly once; measured is the delay since the record's
+timestamp. It is compared with a single run, and with a bare server (`bench.service_floor`) that
+sends as many events to the same watchers. Then some watchers stop reading: they are disconnected,
+reconnect with the last event id they received, and must miss nothing. The exit code is 1 if a
+record was lost.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ import aiohttp
 from tests.support.stalled_watcher import DROPPED, StalledWatcher
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 150.0
-"""Seconds after which something is broken."""
+REQUEST_TIMEOUT_S = 150.0
+"""Seconds after which a request counts as failed."""
 SETTINGS = """
 [server]
 requests_per_minute = 1000000
@@ -53,11 +54,11 @@ capabilities = ["*"]
 autonomy = "full"
 tools = ["todoread", "todowrite"]
 """
-"""One caller does here what many would do: limits for each caller would be what is measured."""
+"""High limits: one caller replaces many, and limits per caller must not affect the measurement."""
 FEW, MANY = 1, 5
 """Watchers of most runs, and of every tenth."""
 RAMP = 10
-"""Paced runs are begun so many in each pause; the others all at once."""
+"""Paced runs that are started in each pause; the others are started at once."""
 WORDS = 50
 """Pieces of each of the two replies."""
 PIECE = re.compile(
@@ -69,11 +70,11 @@ SAID = "".join(f"word{number} " for number in range(WORDS))
 
 @dataclass
 class Watched:
-    """What one watcher was sent, and when; read only after everything is over."""
+    """The data that one watcher received, with timestamps; parsed after the measurement."""
 
     run: str
     since: float = 0.0
-    """When it was let in: what happened before that is no news."""
+    """When it connected: earlier records are not counted."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list[tuple[float, bytes]])
 
     @property
@@ -81,11 +82,11 @@ class Watched:
         return b"".join(chunk for _, chunk in self.chunks)
 
     def seen(self) -> list[int]:
-        """The numbers of the records, in order."""
+        """The sequence numbers of the records, in order."""
         return [int(found[1]) for found in PIECE.finditer(self.whole)]
 
     def late(self) -> list[float]:
-        """Of each record that happened while it watched: the seconds until it was here."""
+        """The delay in seconds of each record that was written while it watched."""
         ends: list[tuple[int, float]] = []
         size = 0
         for at, chunk in self.chunks:
@@ -103,7 +104,7 @@ class Watched:
 
 @dataclass
 class Gauge:
-    """What a process uses, looked at ten times a second."""
+    """The CPU time and memory of a process, sampled ten times a second."""
 
     pid: int
     peak_mb: float = 0.0
@@ -118,7 +119,7 @@ class Gauge:
 
     @asynccontextmanager
     async def used(self, into: dict[str, Any]) -> AsyncGenerator[None]:
-        """Put what was used while the block ran into a table."""
+        """Write the usage during the block into a dictionary."""
         before, cpu, began = self.memory_mb(), self.cpu_s(), time.perf_counter()
         self.peak_mb = before
         looking = asyncio.create_task(self._look())
@@ -146,7 +147,7 @@ class Gauge:
 
 @dataclass
 class Service:
-    """The process, and who asks it."""
+    """A client of the service, and its resource usage."""
 
     http: aiohttp.ClientSession
     url: str
@@ -161,7 +162,7 @@ class Service:
         body = {"message": message}
         async with self.http.post(f"{self.url}/v1/runs", json=body, headers=self.headers) as found:
             if found.status != 201:
-                raise SystemExit(f"a run is not begun: {found.status} {await found.text()}")
+                raise SystemExit(f"cannot start a run: {found.status} {await found.text()}")
             return str((await found.json())["run_id"])
 
     async def watch(self, run: str, after: int = 0) -> Watched:
@@ -173,7 +174,7 @@ class Service:
 async def watch(
     http: aiohttp.ClientSession, url: str, run: str, headers: dict[str, str]
 ) -> Watched:
-    """Read to the end, as it comes."""
+    """Read an event stream to its end."""
     watched = Watched(run)
     async with http.get(url, headers=headers) as response:
         response.raise_for_status()
@@ -185,7 +186,7 @@ async def watch(
 
 @contextmanager
 def served(module: str) -> Iterator[int]:
-    """A server of ours in a process of its own; gives its port."""
+    """Run a server module in its own process; yields its port."""
     argv = [sys.executable, "-m", module]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -198,7 +199,7 @@ def served(module: str) -> Iterator[int]:
 
 @asynccontextmanager
 async def evoclaw_up(folder: Path, models: int) -> AsyncGenerator[Service]:
-    """`evoclaw up` as a stranger starts it, with that model server."""
+    """Run `evoclaw up` with a model server."""
     home = folder / "home"
     home.mkdir(mode=0o700)
     (home / "evoclaw.toml").write_text(SETTINGS)
@@ -218,8 +219,8 @@ async def evoclaw_up(folder: Path, models: int) -> AsyncGenerator[Service]:
                     raise SystemExit((folder / "up.log").read_text())
                 await asyncio.sleep(0.02)
         said = json.loads((home / "api.json").read_text())
-        connector, patience = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(PATIENCE)
-        async with aiohttp.ClientSession(connector=connector, timeout=patience) as http:
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(REQUEST_TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             yield Service(http, said["url"], said["token"], Gauge(process.pid))
     finally:
         log.close()
@@ -229,7 +230,7 @@ async def evoclaw_up(folder: Path, models: int) -> AsyncGenerator[Service]:
 
 
 def milliseconds(late: Sequence[float]) -> dict[str, float]:
-    """The middle, and what one in a hundred exceeds."""
+    """The median, the 99th percentile and the maximum."""
     cuts = quantiles(late, n=100)
     return {
         "p50_ms": round(cuts[49] * 1e3, 2),
@@ -242,8 +243,8 @@ def _watchers(number: int) -> int:
     return MANY if number % 10 == 0 else FEW
 
 
-async def crowd(service: Service, runs: int, pause: float) -> dict[str, Any]:
-    """So many runs at once, each watched from its beginning; what was seen, and how late."""
+async def concurrent_runs(service: Service, runs: int, pause: float) -> dict[str, Any]:
+    """Concurrent runs, each watched from its start: throughput, delays, lost records."""
     script = f"words {WORDS} {pause} call todoread {{}}\nwords {WORDS} {pause}"
     figures: dict[str, Any] = {"runs": runs, "pause_s": pause}
 
@@ -267,7 +268,7 @@ async def crowd(service: Service, runs: int, pause: float) -> dict[str, Any]:
             late += each.late()
             events += len(seen)
     if calls != runs:
-        raise SystemExit(f"{runs - calls} of {runs} runs were refused their call")
+        raise SystemExit(f"the tool call of {runs - calls} of {runs} runs did not start")
     seconds = figures["seconds"]
     return figures | milliseconds(late) | {
         "watchers": sum(len(watched) for watched in groups),
@@ -281,10 +282,10 @@ async def crowd(service: Service, runs: int, pause: float) -> dict[str, Any]:
 
 
 async def floor(port: int, runs: int, pause: float, count: int) -> dict[str, Any]:
-    """The same watchers at a server that only tells."""
-    connector, patience = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(PATIENCE)
+    """The same watchers at a server that only sends events."""
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(REQUEST_TIMEOUT_S)
     began = time.perf_counter()
-    async with aiohttp.ClientSession(connector=connector, timeout=patience) as http:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         groups = await asyncio.gather(
             *(
                 watch(
@@ -297,19 +298,19 @@ async def floor(port: int, runs: int, pause: float, count: int) -> dict[str, Any
     seconds = time.perf_counter() - began
     late = [one for watched in groups for one in watched.late()]
     events = sum(len(watched.seen()) for watched in groups)
-    assert events == count * len(groups), "the floor itself loses something"
+    assert events == count * len(groups), "the floor lost events"
     return {"events_per_s": round(events / seconds)} | milliseconds(late)
 
 
 async def asleep(service: Service, sleepers: int, words: int) -> dict[str, Any]:
-    """Watchers that stop reading while a run says more than fits between us and them."""
+    """Watchers that stop reading while a run sends more than the buffers hold."""
     figures: dict[str, Any] = {"watchers": sleepers, "words": words}
     async with service.gauge.used(figures):
-        # Slowly at first: they are to be there, and up to date, when it says much.
+        # Slowly at first, so that all watchers are connected and up to date before the burst.
         run = await service.begin(f"words 50 0.02 call todoread {{}}\nwords {words}")
         asleep = [StalledWatcher(service.url, service.token, run) for _ in range(sleepers)]
         after = 0
-        while True:  # one that reads as fast as it can, and comes back if that is not enough
+        while True:  # a fast watcher, which reconnects if it is disconnected
             awake = await service.watch(run, after)
             if (dropped := DROPPED.search(awake.whole)) is None:
                 break
@@ -327,23 +328,23 @@ async def asleep(service: Service, sleepers: int, words: int) -> dict[str, Any]:
 
 
 def _ratios(found: dict[str, Any], beneath: dict[str, Any], *, paced: bool) -> dict[str, float]:
-    """Where there is time enough, how late; where there is none, how much."""
+    """Ratios to the floor: delays of paced runs, throughput of the others."""
     names = ("p50_ms", "p99_ms") if paced else ("events_per_s",)
     return {name: round(found[name] / max(beneath[name], 1e-3), 2) for name in names}
 
 
 async def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All of it."""
+    """Run the benchmark."""
     results: dict[str, Any] = {}
     with served("tests.support.model_server") as models, served("bench.service_floor") as bare:
         async with evoclaw_up(folder, models) as service:
-            await crowd(service, 2, 0.0)  # whatever is loaded at the first run is loaded now
+            await concurrent_runs(service, 2, 0.0)  # a warm-up: the first run loads modules
             for name, runs, pause in (
                 ("alone", 1, options.pause / 4),
                 ("paced", options.runs, options.pause),
                 ("flat_out", options.runs, 0.0),
             ):
-                results[name] = found = await crowd(service, runs, pause)
+                results[name] = found = await concurrent_runs(service, runs, pause)
                 count = found["events"] // found["watchers"]
                 beneath = await floor(bare, runs, pause, count)
                 found["floor"] = beneath
@@ -362,12 +363,12 @@ async def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure as the command line says."""
+    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=200, help="at once (default: 200)")
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds after each piece")
-    parser.add_argument("--sleepers", type=int, default=20, help="watchers that stop reading")
-    parser.add_argument("--words", type=int, default=20_000, help="said while they sleep")
+    parser.add_argument("--runs", type=int, default=200, help="Concurrent runs [200]")
+    parser.add_argument("--pause", type=float, default=0.2, help="Seconds after each piece [0.2]")
+    parser.add_argument("--sleepers", type=int, default=20, help="Watchers that stop reading [20]")
+    parser.add_argument("--words", type=int, default=20_000, help="Pieces sent meanwhile [20000]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="servicebench-") as folder:
         results = asyncio.run(bench(options, Path(folder)))

@@ -1,8 +1,8 @@
-"""The floor of `bench.service`: a bare server that tells events to watchers, and does nothing else.
+"""The floor of `bench.service`: a bare server that sends events to watchers, and nothing else.
 
-It prints its port. `GET /RUN/COUNT/PAUSE` is answered with so many events of that run, one after
-each pause, the same ones for everybody who watches it; a run begins with its first watcher. No
-model, no store, no rules, no HTTP library.
+It prints its port. `GET /RUN/COUNT/PAUSE` streams COUNT events of that run, with a pause after
+each, the same events to all its watchers; a run starts with its first watcher. No model, no store,
+no rules, no HTTP library.
 """
 
 import asyncio
@@ -11,18 +11,18 @@ import time
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 GATHER = 0.2
-"""Seconds in which the other watchers of a run may come, before it begins."""
+"""Seconds in which the other watchers of a run may connect before it starts."""
 
 
 class Floor:
-    """Who watches which run."""
+    """The watchers of each run."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[asyncio.StreamWriter]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one watcher."""
+        """Accept one watcher."""
         head = await reader.readuntil(b"\r\n\r\n")
         run, count, pause = head.split()[1].decode().strip("/").split("/")
         writer.write(HEAD)
@@ -32,7 +32,7 @@ class Floor:
         self.runs[run].append(writer)
 
     async def tell(self, run: str, count: int, pause: float) -> None:
-        """One run: the events as they happen, to everybody."""
+        """Send the events of one run to all its watchers."""
         await asyncio.sleep(GATHER)
         watchers = self.runs[run]
         for seq in range(1, count + 1):

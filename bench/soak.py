@@ -1,12 +1,12 @@
-"""10,000 turns in one process: does anything stay behind? Ends with one JSON object.
+"""Soak test: 10,000 turns in one process; does anything leak? Ends with one JSON object.
 
-The process is a whole `evoclaw up`: a broker, an orchestrator, its service, and an edge as a
-process of its own, whose commands are processes, too. A model server stands beside it. Runs in many
-sessions are begun over HTTP and watched; some watchers leave in the middle, some runs are
-cancelled, some calls fail, and some take too long. After a warm-up, and at the end, everything is
-let come to rest and counted: memory, tasks, open files, threads, processes, files that are
-temporary. Memory may be larger by 5 %, all else must be what it was; and when the house is closed,
-nothing is left. The exit code is 1 if not.
+The process is a whole `evoclaw up`: a broker, an orchestrator, its service, and an edge in its own
+process, whose commands are processes, too. A model server runs in another process. Runs in many
+sessions are started over HTTP and watched; some watchers disconnect early, some runs are cancelled,
+some calls fail, and some time out. After a warm-up, and at the end, the benchmark waits until the
+process is idle and counts memory, tasks, open files, threads, processes and temporary files. Memory
+may grow by 5 %, everything else must be unchanged; and after shutdown nothing may be left. The exit
+code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = 0.05
-"""By how much memory may grow after the warm-up."""
-PATIENCE = 60.0
-LOOK, QUIET = 0.25, 80
-"""Seconds between two looks at what goes on; after so many alike nothing does, and connections that
-are kept for a while have been closed."""
+"""The share by which memory may grow after the warm-up."""
+IDLE_TIMEOUT_S = 60.0
+IDLE_POLL_INTERVAL_S, IDLE_POLLS = 0.25, 80
+"""The process is idle after this many equal polls; idle connections have been closed by then."""
 WORKERS = 8
 PER_SESSION = 10
-"""Runs that are begun in a session before a new one is opened."""
+"""Runs that are started in a session before a new one is opened."""
 SETTINGS = """
 [server]
 requests_per_minute = 1000000
@@ -61,7 +60,7 @@ id = "evoclaw"
 capabilities = ["*"]
 autonomy = "full"
 """
-"""One caller does what many would; and what is done once a minute is done in the warm-up, too."""
+"""High limits for the single caller; the audit ships every second, so also in the warm-up."""
 TALK = "words 20"
 NOTED = 'words 5 call todowrite {{"todos": [{{"content": "step {}", "status": "pending"}}]}}'
 LONG = "\n".join([*map(NOTED.format, range(9)), "words 10"])
@@ -73,15 +72,15 @@ FAILING = 'call nope {}\ncall bash {"command": "exit 3"}\nsay done'
 LATE = 'call bash {"command": "sleep 5", "timeout_ms": 200}\nsay done'
 CANCELLED = "wait {gate} 10"
 KINDS = {TALK: 3, LONG: 15, SHELL: 2, EVERYBODY: 1, FAILING: 1, LATE: 1, CANCELLED: 1}
-"""What is asked for, and how often beside the others."""
+"""The kinds of runs, and their relative frequency."""
 
 
 class Counts(dict[str, int]):
-    """What there is of everything that could be left behind, but for memory."""
+    """The number of each resource that could leak, except memory."""
 
     @classmethod
     def now(cls, temporary: Path) -> Counts:
-        """As it is."""
+        """The current counts."""
         return cls(
             tasks=len(asyncio.all_tasks()),
             fds=len(list(Path("/proc/self/fd").iterdir())) - 1,
@@ -91,12 +90,12 @@ class Counts(dict[str, int]):
         )
 
     def beyond(self, before: Counts) -> list[str]:
-        """What there is more of than before."""
+        """The resources with a higher count than before."""
         return [name for name, count in self.items() if count > before[name]]
 
 
 def open_files() -> list[str]:
-    """What this process holds open, by name."""
+    """The names of the open files of this process."""
     found: list[str] = []
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -105,7 +104,7 @@ def open_files() -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one."""
+    """All descendants of a process."""
     above: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -126,20 +125,20 @@ def resident_mb() -> float:
 
 
 def held_mb() -> tuple[float, float]:
-    """The memory that is in use, and with what the C library keeps for later.
+    """The memory in use, and the memory including what the C library holds free.
 
-    It keeps some that is free between what is not: how much differs from one minute to the next.
+    The amount that the C library holds free varies from minute to minute.
     """
     gc.collect()
     with_spare = resident_mb()
-    with suppress(AttributeError):  # another C library keeps none
+    with suppress(AttributeError):  # other C libraries have no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     return resident_mb(), with_spare
 
 
 @contextmanager
 def model_server() -> Iterator[dict[str, str]]:
-    """A model server in a process of its own; gives what makes EvoClaw use it."""
+    """Run a model server in its own process; yields the variables that make EvoClaw use it."""
     argv = [sys.executable, "-m", "tests.support.model_server"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -151,8 +150,8 @@ def model_server() -> Iterator[dict[str, str]]:
 
 
 @asynccontextmanager
-async def house(folder: Path, models: dict[str, str], store: str) -> AsyncGenerator[Soak]:
-    """Everything, in this process."""
+async def application(folder: Path, models: dict[str, str], store: str) -> AsyncGenerator[Soak]:
+    """Run `evoclaw up` in this process."""
     from evoclaw.wiring.application import open_application
 
     home, workspace = folder / "home", folder / "work"
@@ -166,13 +165,13 @@ async def house(folder: Path, models: dict[str, str], store: str) -> AsyncGenera
         host="127.0.0.1", port=0, engine="nats", agent_id="local", workspace=workspace, model="",
         env=env, api={"port": 0},
     ) as up:  # fmt: skip
-        await up.orchestrator.wait_for("local", PATIENCE)
+        await up.orchestrator.wait_for("local", IDLE_TIMEOUT_S)
         said = json.loads((home / "api.json").read_text())
         yield Soak(said["url"], said["token"], folder / "tmp")
 
 
 class Soak:
-    """Who asks, and what came of it."""
+    """The HTTP clients, and the outcomes of their runs."""
 
     _http: aiohttp.ClientSession
 
@@ -183,11 +182,11 @@ class Soak:
         self.stops: Counter[str] = Counter()
         self._chance = random.Random(8)
 
-    async def go_on(self, turns: int) -> None:
-        """Have so many turns made in all, over connections that are closed then."""
-        patience = aiohttp.ClientTimeout(PATIENCE)
+    async def run_until(self, turns: int) -> None:
+        """Start runs until this many turns were made in total; then close the connections."""
+        timeout = aiohttp.ClientTimeout(IDLE_TIMEOUT_S)
         async with (
-            aiohttp.ClientSession(timeout=patience) as self._http,
+            aiohttp.ClientSession(timeout=timeout) as self._http,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(WORKERS):
@@ -211,7 +210,7 @@ class Soak:
             await self._watch(path, until=b"text_delta")
             await self._ask("POST", f"{path}/cancel")
         elif self._chance.random() < 0.1:
-            await self._watch(path, until=b"\n")  # who leaves in the middle
+            await self._watch(path, until=b"\n")  # a watcher that disconnects early
         await self._watch(path)
         ended = await self._ask("GET", path)
         self.turns += ended.get("turns", 0)
@@ -226,7 +225,7 @@ class Soak:
             return await answer.json() if answer.content_length != 0 else {}
 
     async def _watch(self, path: str, until: bytes = b"") -> None:
-        """Watch a run to its end, or until something was said."""
+        """Watch a run to its end, or until a text was received."""
         url = f"{self._url}{path}/events"
         async with self._http.get(url, headers=self._headers) as answer:
             seen = b""
@@ -235,11 +234,11 @@ class Soak:
                 if until and until in seen:
                     return
 
-    async def rest(self, like: Counts | None = None) -> Counts:
-        """Wait until nothing goes on, or there is no more than there was; what there is then."""
-        found, same, end = self._now(), 0, time.monotonic() + PATIENCE
-        while time.monotonic() < end and (found.beyond(like) if like else same < QUIET):
-            await asyncio.sleep(LOOK)
+    async def wait_idle(self, like: Counts | None = None) -> Counts:
+        """Wait until the process is idle, or its counts are at most `like`; the counts."""
+        found, same, end = self._now(), 0, time.monotonic() + IDLE_TIMEOUT_S
+        while time.monotonic() < end and (found.beyond(like) if like else same < IDLE_POLLS):
+            await asyncio.sleep(IDLE_POLL_INTERVAL_S)
             found, before = self._now(), found
             same = same + 1 if found == before else 0
         return found
@@ -249,37 +248,37 @@ class Soak:
         return Counts.now(self._temporary)
 
 
-async def begin_all_threads() -> None:
-    """Those of the loop for what would block it are begun as they are needed, up to a number."""
-    most = min(32, (os.cpu_count() or 1) + 4)
-    together = threading.Barrier(most)
-    await asyncio.gather(*(asyncio.to_thread(together.wait, PATIENCE) for _ in range(most)))
+async def start_all_threads() -> None:
+    """Fill the event loop's default thread pool, which otherwise grows on demand."""
+    count = min(32, (os.cpu_count() or 1) + 4)
+    barrier = threading.Barrier(count)
+    await asyncio.gather(*(asyncio.to_thread(barrier.wait, IDLE_TIMEOUT_S) for _ in range(count)))
 
 
 async def soak(options: argparse.Namespace, folder: Path, store: str) -> dict[str, Any]:
-    """All of it."""
+    """Run the soak test."""
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     before, began = Counts.now(folder / "tmp"), time.perf_counter()
     with model_server() as models:
-        async with house(folder, models, store) as made:
-            await made.go_on(options.warm_up)
-            await begin_all_threads()
-            warm, (warm_mb, spare) = await made.rest(), held_mb()
+        async with application(folder, models, store) as made:
+            await made.run_until(options.warm_up)
+            await start_all_threads()
+            warm, (warm_mb, spare) = await made.wait_idle(), held_mb()
             traced = tracemalloc.take_snapshot() if options.trace else None
             samples, spares = [round(warm_mb, 1)], [round(spare, 1)]
             for _ in range(10):
-                await made.go_on(made.turns + (options.turns - options.warm_up) // 10)
+                await made.run_until(made.turns + (options.turns - options.warm_up) // 10)
                 held, spare = held_mb()
                 samples.append(round(held, 1))
                 spares.append(round(spare, 1))
                 print(f"{made.turns} turns: {samples[-1]} MB, {dict(made.stops)}", flush=True)
-            after, (after_mb, _) = await made.rest(warm), held_mb()
+            after, (after_mb, _) = await made.wait_idle(warm), held_mb()
             opened = open_files()
             if traced is not None:
-                tell_growth(traced)
+                print_growth(traced)
     left = Counts.now(folder / "tmp")
-    if after.beyond(warm) or not gone(before, left):
+    if after.beyond(warm) or not is_clean(before, left):
         print(f"open at rest: {opened}; in the end: {open_files()}", flush=True)
     growth = after_mb / warm_mb - 1
     return {
@@ -294,17 +293,17 @@ async def soak(options: argparse.Namespace, folder: Path, store: str) -> dict[st
         "with_spare_mb": {"after_warm_up": spares[0], "most": max(spares)},
         **{name: [warm[name], after[name], left[name] - before[name]] for name in warm},
         "left_behind": ", ".join(after.beyond(warm)),
-        "ok": growth < ALLOWED and not after.beyond(warm) and gone(before, left),
+        "ok": growth < ALLOWED and not after.beyond(warm) and is_clean(before, left),
     }
 
 
-def gone(before: Counts, left: Counts) -> bool:
-    """Whether nothing is left of the house. A loop keeps the threads that it has begun."""
+def is_clean(before: Counts, left: Counts) -> bool:
+    """Whether nothing is left after shutdown, except the threads of the event loop's pool."""
     return not set(left.beyond(before)) - {"threads"}
 
 
-def tell_growth(before: tracemalloc.Snapshot) -> None:
-    """Say where memory was asked for that is still held."""
+def print_growth(before: tracemalloc.Snapshot) -> None:
+    """Print where the memory was allocated that is still held."""
     hidden = tracemalloc.Filter(inclusive=False, filename_pattern=tracemalloc.__file__)
     now = tracemalloc.take_snapshot().filter_traces([hidden])
     for one in now.compare_to(before.filter_traces([hidden]), "lineno")[:40]:
@@ -312,12 +311,14 @@ def tell_growth(before: tracemalloc.Snapshot) -> None:
 
 
 def main() -> None:
-    """Soak as the command line says."""
+    """Parse the command line and run the soak test."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=10_000, help="in all (default: 10,000)")
-    parser.add_argument("--warm-up", type=int, default=2_000, help="of them, before it counts")
+    parser.add_argument("--turns", type=int, default=10_000, help="Total number of turns [10000]")
+    parser.add_argument("--warm-up", type=int, default=2_000, help="Turns of the warm-up [2000]")
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
-    parser.add_argument("--trace", action="store_true", help="say where memory went; slow")
+    parser.add_argument(
+        "--trace", action="store_true", help="Print where memory was allocated; slow"
+    )
     options = parser.parse_args()
     server = Postgres() if options.store == "postgres" else None
     try:

@@ -1,6 +1,6 @@
 """A local server that streams a reply of 500 chunks, in both vendors' dialects; run as a process.
 
-It prints its port, then serves until it is ended. Each chunk is one write, as fast as it goes.
+It prints its port, then serves until it is killed. Each chunk is one write, without pauses.
 """
 
 import asyncio

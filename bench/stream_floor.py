@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 
-import stream_clock
+import stream_harness
 
 
 class OpenAIDelta(msgspec.Struct):
@@ -74,7 +74,7 @@ def client(path: str, read: Callable[[bytes], str]):
 
 
 if __name__ == "__main__":
-    stream_clock.main(
+    stream_harness.main(
         {
             "openai": client("/v1/chat/completions", read_openai),
             "anthropic": client("/v1/messages", read_anthropic),

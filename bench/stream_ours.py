@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 
-import stream_clock
+import stream_harness
 from evoclaw.core.events import Replied, TextDelta
 from evoclaw.core.history import History
 from evoclaw.core.messages import user
@@ -35,6 +35,6 @@ def client(kind, path: str):
 
 
 if __name__ == "__main__":
-    stream_clock.main(
+    stream_harness.main(
         {"openai": client(OpenAIProvider, "/v1"), "anthropic": client(AnthropicProvider, "")}
     )

@@ -1,4 +1,4 @@
-"""What our tools cost beside the programs people know: grep, glob, and one call's dispatch.
+"""Compare grep and glob with ripgrep and find, and measure the dispatch of one call.
 
 The last line is the result as JSON.
 """
@@ -36,13 +36,13 @@ from evoclaw.providers.scripted import Scripted
 from evoclaw.tools.define import tool
 from evoclaw.tools.search import glob, grep
 
-MOST_TIMES, MOST_DISPATCH = 3.0, 100.0
+MAX_RATIO, MAX_DISPATCH_US = 3.0, 100.0
 NEEDLE = "needle_in_haystack"
 GREPS = {"literal": NEEDLE, "regex": r"needle_\w+_haystack\b"}
 
 
 def plant(root: Path, files: int) -> None:
-    """A tree of text files, one in five hundred with something to find."""
+    """Create a tree of text files, one in five hundred with a match."""
     chance = random.Random(7)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(chance.choices(letters, k=chance.randint(3, 9))) for _ in range(5_000)]
@@ -72,7 +72,7 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def searches(root: Path, rounds: int) -> dict[str, list[float]]:
-    """Ours and theirs, one after the other, some times."""
+    """Measure EvoClaw's tools and the programs one after the other, for some rounds."""
     executor = LocalExecutor([glob, grep], files=LocalFiles(root))
 
     async def use(bound: BoundTool, **given: object) -> ToolResult:
@@ -100,7 +100,7 @@ async def nothing(text: str) -> str:
 
 
 async def dispatch(calls: int) -> float:
-    """Microseconds from a model's words to a recorded result, for a tool that does nothing."""
+    """Microseconds from a model's tool call to a recorded result, for a no-op tool."""
     executor = LocalExecutor([nothing])
     policy = Chain((Permissions(frozenset({"file_read"})), Autonomy(Level.READ_ONLY)))
     ports = Ports(Scripted(), executor, policy)
@@ -127,7 +127,7 @@ async def measure(files: int, rounds: int) -> dict[str, float | bool]:
     """Everything."""
     figures: dict[str, float | bool] = {"files": files}
     if shutil.which("rg") is None:
-        sys.exit("there is no ripgrep to compare with: apt-get install ripgrep")
+        sys.exit("ripgrep is not installed. Install it: apt-get install ripgrep")
     with tempfile.TemporaryDirectory(prefix="toolbench-") as name:
         plant(Path(name), files)
         await searches(Path(name), 1)
@@ -140,8 +140,8 @@ async def measure(files: int, rounds: int) -> dict[str, float | bool]:
     figures |= {f"{name}_ms": round(1000 * seconds, 1) for name, seconds in middle.items()}
     figures |= {name: round(ratio, 2) for name, ratio in ratios.items()}
     figures["dispatch_us"] = round(median([await dispatch(5_000) for _ in range(rounds)]), 1)
-    slow = [name for name, ratio in ratios.items() if ratio > MOST_TIMES]
-    figures["met"] = not slow and figures["dispatch_us"] < MOST_DISPATCH
+    slow = [name for name, ratio in ratios.items() if ratio > MAX_RATIO]
+    figures["met"] = not slow and figures["dispatch_us"] < MAX_DISPATCH_US
     return figures
 
 

@@ -1,9 +1,9 @@
-"""What traces cost: the same runs with and without them; ends with one JSON object.
+"""The overhead of tracing: the same runs with and without it; ends with one JSON object.
 
-First the loop alone, with a scripted model and a tool that does nothing: the processor's time of a
-turn. Then `evoclaw up` as a process with an edge, a model server and a collector beside it: the
-time of a turn with a call on the edge, and the memory of both processes. Both kinds take turns, so
-that a noisy machine is noisy for both.
+First the loop only, with a scripted model and a no-op tool: the CPU time of a turn. Then `evoclaw
+up` as a process with an edge, a model server and a collector: the time of a turn with a call on the
+edge, and the memory of both processes. Traced and untraced runs alternate, so that other load
+affects both.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from evoclaw.providers.scripted import Scripted, calls, says
 
 ROUNDS, RUNS, TURNS = 15, 40, 20
 DELAY = 1.0
-"""Seconds after which spans are sent; five if nobody says anything."""
+"""Seconds after which spans are exported; the default of OpenTelemetry is five."""
 SERVED_ROUNDS, SERVED_RUNS, SERVED_TURNS = 3, 10, 8
 
 
 class TooBusy(Exception):
-    """Calls came too late: the machine does other things."""
+    """Calls timed out because of other load on the machine."""
 
 
 async def alone(env: dict[str, str]) -> dict[str, float]:
-    """Microseconds of processor time that a turn takes in the loop."""
+    """The CPU time of a turn in the loop, in microseconds."""
     os.environ.update(env)
     found: dict[bool, list[float]] = {False: [], True: []}
     async with open_tracing(os.environ, "bench") as tracing:
         assert tracing is not None
         for number in range(ROUNDS * 2):
             traced = bool(number % 2)
-            # What is sent is sent by another thread: its time is counted, too.
+            # Another thread exports the spans: its time is counted, too.
             began = time.process_time()
             for run in range(RUNS):
                 await _one(f"{number}-{run}", tracing.sink(TracedRun("bench")) if traced else None)
@@ -75,7 +75,7 @@ async def _one(run_id: str, sink: Sink | None) -> None:
 
 
 async def served(env: dict[str, str]) -> dict[str, dict[str, float]]:
-    """What a turn with a call on an edge takes, by the clock and of each process; and memory."""
+    """Wall-clock time and CPU time of a turn with a call on an edge, and memory, by process."""
     found: dict[str, dict[bool, list[float]]] = {}
     for number in range(SERVED_ROUNDS * 2):
         traced = bool(number % 2)
@@ -129,7 +129,7 @@ def _edge(pid: int) -> int:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         if b"\0edge\0" in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)
-    raise RuntimeError("there is no edge")
+    raise RuntimeError(f"process {pid} has no child process that is an edge")
 
 
 def _megabytes(pid: int) -> float:
@@ -138,7 +138,7 @@ def _megabytes(pid: int) -> float:
 
 
 def _seconds(pid: int) -> float:
-    """Of the processor's, so far."""
+    """The CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -149,7 +149,7 @@ def _compared(plain: list[float], traced: list[float]) -> dict[str, float]:
 
 
 async def collect() -> None:
-    """Be the collector, in a process of its own: its time is not ours."""
+    """Run the collector in its own process, so that its time is not counted."""
     async with collector() as traces:
         print(traces.port, flush=True)
         await asyncio.Event().wait()

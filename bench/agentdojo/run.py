@@ -38,7 +38,7 @@ def make() -> Path:
 
 
 def main() -> int:
-    command = [str(make()), str(Path(__file__).with_name("inside.py")), *sys.argv[1:]]
+    command = [str(make()), str(Path(__file__).with_name("evaluate.py")), *sys.argv[1:]]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "ignore"}
     return subprocess.run(command, env=environment, check=False).returncode
 

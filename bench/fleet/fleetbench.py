@@ -1,9 +1,9 @@
-"""A fleet under random faults: is any call lost, run twice, left open, or told wrongly?
+"""A fleet under random faults: is any call lost, run twice, unfinished, or reported wrongly?
 
-Real broker, real edge processes, an orchestrator as a process; all of them are killed by SIGKILL,
-and links between them are cut, frozen, and made to lose, repeat and reorder messages. The calls
-come from a script. At the end the edges' journals, the orchestrator's store, the marks that calls
-left and the words that were told are compared. The last line is the result as JSON.
+A real broker, real edge processes and an orchestrator process are killed with SIGKILL, and the
+connections between them are dropped, frozen, and made to lose, duplicate and reorder messages. The
+calls come from a script. At the end the edges' journals, the orchestrator's store, the marks that
+calls wrote and the reported outcomes are compared. The last line is the result as JSON.
 """
 
 import argparse
@@ -18,85 +18,87 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from bench.fleet.history import Findings, examine
-from bench.fleet.trouble import Trouble, gone
+from bench.fleet.consistency import Findings, check_calls
+from bench.fleet.faults import FaultInjector, wait_for_exit
+from tests.support.fault_proxy import FaultProxy
 from tests.support.fleet_processes import DriverProcess, EdgeProcess
 from tests.support.process_fleet import mark, open_process_fleet
 from tests.support.programs.orchestrator_driver import Ask, CallOutcome
 from tests.support.waiting import until
 
 KEEP_ALIVE = 5
-LONGEST_END = 150.0
-"""Seconds after the last fault within which everything must be told and acknowledged."""
+SETTLE_TIMEOUT_S = 150.0
+"""Seconds after the last fault within which all calls must be reported and acknowledged."""
 RUN_LENGTH = 25
-"""Calls of one run: a new orchestrator takes a run over under a higher epoch."""
+"""Calls of one run: a restarted orchestrator resumes a run under a higher epoch."""
 
 
 @dataclass
 class Script:
-    """What is asked, one call after the other, from a seed."""
+    """Generates calls from a seed."""
 
-    chance: random.Random
+    rng: random.Random
     agents: list[str]
-    given: list[Ask] = field(default_factory=list)
+    submitted: list[Ask] = field(default_factory=list)
 
-    def calls(self, most: int | None) -> Iterator[Ask]:
-        """Calls without end, or so many."""
-        while most is None or len(self.given) < most:
-            turn = len(self.given) % RUN_LENGTH
+    def calls(self, limit: int | None) -> Iterator[Ask]:
+        """An endless sequence of calls, or `limit` calls."""
+        run = ""
+        while limit is None or len(self.submitted) < limit:
+            turn = len(self.submitted) % RUN_LENGTH
             if turn == 0:
-                run = f"{self.chance.getrandbits(128):032x}"
-            self.given.append(self._call(f"{run}.{turn + 1}.0.1"))
-            yield self.given[-1]
+                run = f"{self.rng.getrandbits(128):032x}"
+            self.submitted.append(self._call(f"{run}.{turn + 1}.0.1"))
+            yield self.submitted[-1]
 
     def _call(self, request_id: str) -> Ask:
-        agent = self.chance.choice(self.agents)
-        kind = self.chance.random()
+        agent = self.rng.choice(self.agents)
+        kind = self.rng.random()
         if kind < 0.25:
             return Ask(request_id, agent, "read", {"path": "note"}, queue=90.0)
-        slow = f"sleep {self.chance.uniform(0.05, 0.6):.2f}" if kind < 0.5 else ""
+        slow = f"sleep {self.rng.uniform(0.05, 0.6):.2f}" if kind < 0.5 else ""
         leftover = "setsid -f sleep 4321" if kind < 0.35 else ""
         command = mark(request_id, before=leftover, after=slow)
         return Ask(request_id, agent, "bash", {"command": command, "timeout_ms": 20000}, queue=90.0)
 
 
 @dataclass
-class Driving:
-    """The orchestrator's process through all its deaths, and all that it ever told."""
+class DriverSession:
+    """The orchestrator process across its restarts, and all outcomes it reported."""
 
     driver: DriverProcess
     script: Script
-    chance: random.Random
-    told: list[CallOutcome] = field(default_factory=list)
+    rng: random.Random
+    reported: list[CallOutcome] = field(default_factory=list)
     open: dict[str, Ask] = field(default_factory=dict)
     epoch: int = 0
     undisturbed: list[float] = field(default_factory=list)
-    """Seconds from its death to the next outcome, unless its link or the broker failed as well."""
+    """Seconds from its death to the next outcome, unless its connection or the broker failed."""
     disturbed_until: Callable[[], float] = lambda: 0.0
     _known: set[str] = field(default_factory=set)
     _died: float | None = None
 
     async def start(self) -> None:
-        """Start it, or start it again: it asks anew what is open, and a little that is not."""
+        """Start or restart it; it repeats the open calls, and a few that are already reported."""
         self.epoch += 1
         self.driver.told = {}
         await self.driver.start()
-        known = {one.id: one for one in self.script.given}
-        closed = self.chance.sample(self.told, min(3, len(self.told)))
-        self.give([*self.open.values(), *(known[one.id] for one in closed)])
+        known = {call.id: call for call in self.script.submitted}
+        closed = self.rng.sample(self.reported, min(3, len(self.reported)))
+        self.submit([*self.open.values(), *(known[outcome.id] for outcome in closed)])
 
-    def give(self, calls: list[Ask]) -> None:
-        """Ask for calls."""
+    def submit(self, calls: list[Ask]) -> None:
+        """Submit calls to the orchestrator."""
         self.open |= {call.id: call for call in calls if call.id not in self._known}
         self.driver.submit(
             Ask(c.id, c.agent, c.tool, c.arguments, self.epoch, c.queue) for c in calls
         )
 
     def collect(self) -> None:
-        """Take what was told since."""
+        """Collect the outcomes that were reported since the last time."""
         while self.driver.told:
-            request_id, one = self.driver.told.popitem()
-            self.told.append(one)
+            request_id, outcome = self.driver.told.popitem()
+            self.reported.append(outcome)
             self._known.add(request_id)
             if self.open.pop(request_id, None) is not None and self._died is not None:
                 if self.disturbed_until() < self._died:
@@ -104,7 +106,7 @@ class Driving:
                 self._died = None
 
     async def kill(self) -> None:
-        """Kill it in the midst of it, and start it again."""
+        """Kill it while calls are in flight, and restart it."""
         await self.driver.kill()
         self.collect()
         self._died = time.monotonic()
@@ -113,7 +115,7 @@ class Driving:
 
 @dataclass
 class Result:
-    """What is printed."""
+    """The result of the benchmark."""
 
     findings: Findings
     calls: int
@@ -123,16 +125,16 @@ class Result:
     faults: dict[str, int]
 
     def print(self) -> int:
-        """Say it; the exit code."""
+        """Print the result; the exit code."""
         found = self.findings
-        told = ", ".join(f"{kind} {count}" for kind, count in sorted(found.outcomes.items()))
-        made = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
-        print(f"{self.calls} calls in {self.seconds:.0f} s; faults: {made}")
-        print(f"told: {told} (`unknown` is an honest outcome: it may have happened, once)")
+        outcomes = ", ".join(f"{kind} {count}" for kind, count in sorted(found.outcomes.items()))
+        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
+        print(f"{self.calls} calls in {self.seconds:.0f} s; faults: {faults}")
+        print(f"outcomes: {outcomes} (`unknown` is correct: the call ran at most once)")
         if self.recoveries:
             worst, middle = max(self.recoveries), median(self.recoveries)
-            print(f"an orchestrator's death to the next outcome: {middle:.2f} s, worst {worst:.2f}")
-        for line in (*found.lines(), *(f"  orphan: {one}" for one in self.orphans[:10])):
+            print(f"orchestrator death to next outcome: median {middle:.2f} s, worst {worst:.2f} s")
+        for line in (*found.lines(), *(f"  orphan: {process}" for process in self.orphans[:10])):
             print(line)
         figures = {
             "calls": self.calls,
@@ -148,100 +150,108 @@ class Result:
 
 
 async def bench(options: argparse.Namespace, folder: Path) -> Result:
-    """One whole run."""
-    chance = random.Random(options.seed)
+    """Run the benchmark."""
+    rng = random.Random(options.seed)
     began = time.monotonic()
-    async with open_process_fleet(folder, options.engine) as here:
-        edges: dict[EdgeProcess, object] = {}
+    async with open_process_fleet(folder, options.engine) as fleet:
+        edges: dict[EdgeProcess, FaultProxy] = {}
         for number in range(options.edges):
-            proxy = await here.proxy(options.seed + number)
-            edge = await here.edge(f"edge-{number}", proxy=proxy, keep_alive=KEEP_ALIVE)
+            proxy = await fleet.proxy(options.seed + number)
+            edge = await fleet.edge(f"edge-{number}", proxy=proxy, keep_alive=KEEP_ALIVE)
             (edge.workspace / "note").write_text("a note\n")
             await edge.start()
             edges[edge] = proxy
-        way = await here.proxy(options.seed - 1)
-        driver = await here.driver(1, proxy=way, keep_alive=KEEP_ALIVE, at_once=options.at_once)
-        script = Script(random.Random(chance.random()), [edge.name for edge in edges])
-        driving = Driving(driver, script, random.Random(chance.random()))
-        await driving.start()
-        faults = random.Random(chance.random())
-        trouble = Trouble(here, edges, way, driving.kill, faults, options.pause)
-        driving.disturbed_until = lambda: trouble.disturbed_until
-        await _under_fire(options, driving, trouble)
-        await _come_to_rest(driving, list(edges))
+        proxy = await fleet.proxy(options.seed - 1)
+        driver = await fleet.driver(1, proxy=proxy, keep_alive=KEEP_ALIVE, at_once=options.at_once)
+        script = Script(random.Random(rng.random()), [edge.name for edge in edges])
+        session = DriverSession(driver, script, random.Random(rng.random()))
+        await session.start()
+        faults = random.Random(rng.random())
+        injector = FaultInjector(fleet, edges, proxy, session.kill, faults, options.pause)
+        session.disturbed_until = lambda: injector.disturbed_until
+        await _inject_faults(options, session, injector)
+        await _settle(session, list(edges))
         for edge in edges:
             await edge.stop()
-            trouble.orphans += await gone(edge.workspace, 2.0)
-        findings = examine(script.given, driving.told, folder / "orchestrator-1.db", list(edges))
+            injector.orphans += await wait_for_exit(edge.workspace, 2.0)
+        findings = check_calls(
+            script.submitted, session.reported, folder / "orchestrator-1.db", list(edges)
+        )
     return Result(
         findings,
-        len(script.given),
-        trouble.orphans,
-        driving.undisturbed,
+        len(script.submitted),
+        injector.orphans,
+        session.undisturbed,
         time.monotonic() - began,
-        dict(trouble.made),
+        dict(injector.injected),
     )
 
 
-async def _under_fire(options: argparse.Namespace, driving: Driving, trouble: Trouble) -> None:
-    """Ask while there are faults, until all is asked and nearly all is told."""
+async def _inject_faults(
+    options: argparse.Namespace, session: DriverSession, injector: FaultInjector
+) -> None:
+    """Submit calls while faults are injected, until all are submitted."""
     stop = asyncio.Event()
-    faults = asyncio.create_task(trouble.run(stop))
-    calls = driving.script.calls(None if options.minutes else options.calls)
+    faults = asyncio.create_task(injector.run(stop))
+    calls = session.script.calls(None if options.minutes else options.calls)
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
     more = True
     while more:
-        driving.collect()
-        while more and len(driving.open) < options.open:
+        session.collect()
+        while more and len(session.open) < options.open:
             call = next(calls, None)
             more = call is not None and time.monotonic() < end
             if call is not None:
-                driving.give([call])
-        _progress(driving)
+                session.submit([call])
+        _progress(session)
         await asyncio.sleep(0.05)
     stop.set()
     await faults
 
 
-async def _come_to_rest(driving: Driving, edges: list[EdgeProcess]) -> None:
-    """No more faults: everything must be told, and every edge must know that it was heard."""
+async def _settle(session: DriverSession, edges: list[EdgeProcess]) -> None:
+    """Wait, without faults, until all calls are reported and every result is acknowledged."""
 
-    def quiet() -> bool:
-        driving.collect()
-        _progress(driving)
-        return not driving.open and not any(edge.unacknowledged() for edge in edges)
+    def settled() -> bool:
+        session.collect()
+        _progress(session)
+        return not session.open and not any(edge.unacknowledged() for edge in edges)
 
     try:
-        await until(quiet, LONGEST_END)
+        await until(settled, SETTLE_TIMEOUT_S)
     except AssertionError:
-        print(f"\n{len(driving.open)} calls still open after {LONGEST_END:.0f} s", file=sys.stderr)
-    driving.driver.submit([], last=True)
+        count = len(session.open)
+        print(f"\n{count} calls still open after {SETTLE_TIMEOUT_S:.0f} s", file=sys.stderr)
+    session.driver.submit([], last=True)
     try:
-        await driving.driver.wait_exit_and_output(20.0)
+        await session.driver.wait_exit_and_output(20.0)
     except TimeoutError:
-        await driving.driver.kill()
-    driving.collect()
-    _progress(driving, end="\n")
+        await session.driver.kill()
+    session.collect()
+    _progress(session, end="\n")
 
 
-def _progress(driving: Driving, end: str = "") -> None:
+def _progress(session: DriverSession, end: str = "") -> None:
     if sys.stderr.isatty():
-        done, asked = len(driving.script.given) - len(driving.open), len(driving.script.given)
-        print(f"\r{done} of {asked} told, epoch {driving.epoch} ", end=end, file=sys.stderr)
+        done, asked = (
+            len(session.script.submitted) - len(session.open),
+            len(session.script.submitted),
+        )
+        print(f"\r{done} of {asked} reported, epoch {session.epoch} ", end=end, file=sys.stderr)
 
 
 def main() -> None:
-    """Run as the command line says."""
+    """Parse the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=2000, help="how many (default: 2000)")
-    parser.add_argument("--minutes", type=float, default=0.0, help="instead: for how long")
-    parser.add_argument("--edges", type=int, default=4, help="edge processes (default: 4)")
+    parser.add_argument("--calls", type=int, default=2000, help="Number of calls [2000]")
+    parser.add_argument("--minutes", type=float, default=0.0, help="Run for minutes, not calls")
+    parser.add_argument("--edges", type=int, default=4, help="Number of edge processes [4]")
     parser.add_argument("--engine", choices=("nats", "mosquitto"), default="nats")
-    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
-    parser.add_argument("--at-once", type=int, default=32, help="calls in flight (default: 32)")
-    parser.add_argument("--open", type=int, default=64, help="calls asked and not told")
-    parser.add_argument("--pause", type=float, default=0.6, help="seconds between two faults")
-    parser.add_argument("--keep", metavar="FOLDER", help="leave everything there to look at")
+    parser.add_argument("--seed", type=int, default=None, help="Random seed [a new one]")
+    parser.add_argument("--at-once", type=int, default=32, help="Calls in flight [32]")
+    parser.add_argument("--open", type=int, default=64, help="Calls submitted, not reported [64]")
+    parser.add_argument("--pause", type=float, default=0.6, help="Seconds between faults [0.6]")
+    parser.add_argument("--keep", metavar="FOLDER", help="Keep all files in this folder")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1, 1_000_000)

@@ -1,4 +1,4 @@
-"""Where a process spends its time."""
+"""CPU profile of a process."""
 
 import cProfile
 import pstats
@@ -21,6 +21,6 @@ def profile(title: str) -> Iterator[None]:
     finally:
         profiler.disable()
         whole, busy = time.perf_counter() - began, time.process_time() - worked
-        print(f"{title}: {busy:.2f} s of work in {whole:.2f} s", flush=True)
+        print(f"{title}: {busy:.2f} s CPU time in {whole:.2f} s", flush=True)
         pstats.Stats(profiler, stream=sys.stdout).sort_stats("tottime").print_stats(SHOWN)
         sys.stdout.flush()

@@ -1,10 +1,9 @@
-"""A call to an edge and back, against a bare MQTT round trip on the same broker in the same run.
+"""Round trip of an edge call, compared with a bare MQTT round trip on the same broker.
 
-The orchestrator is this process, the edge another one with a tool that does nothing; the broker is
-a third. Measured with one call at a time and with 64: the bare client, the protocol with stores
-that are not synced, the protocol as it is, and how often the disk takes a commit. With `--peers`
-also aiomqtt, another bare client, and a call through the MCP SDK over HTTP. The last line is the
-result as JSON.
+The orchestrator is this process, the edge is another one with a no-op tool, and the broker is a
+third. Measured with one call at a time and with 64: the bare client, the protocol with stores that
+are not synced, the durable protocol, and the rate of disk commits. `--peers` adds aiomqtt, another
+bare client, and a call through the MCP SDK over HTTP. The last line is the result as JSON.
 """
 
 import argparse
@@ -21,8 +20,8 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from statistics import median
 
-from bench.fleet import mcp_trip
-from bench.fleet.bare import Bare, connected
+from bench.fleet import mcp_roundtrip
+from bench.fleet.bare_client import BareRoundTrip, connected
 from bench.fleet.profiling import profile
 from bench.suite.subjects import CannotMeasure, peer
 from tests.support.light_edges import do_nothing
@@ -35,19 +34,19 @@ from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.mqtt import MqttLink
 
 MANY = 64
-MOST_RATIO, LEAST_GAIN = 2.0, 5.0
+MAX_RATIO, MIN_GAIN = 2.0, 5.0
 BODY = 500
-"""Bytes, about what a command or a report of such a call has."""
+"""Bytes, about the size of a command or a report of such a call."""
 
 Trip = Callable[[], Awaitable[object]]
 Pace = tuple[float, float]
-"""Round trips a second, and microseconds of this process's work for each."""
+"""Round trips per second, and microseconds of this process's CPU time for each."""
 
 
 @contextmanager
-def far_side(*arguments: str):
-    """The other process, while the block runs."""
-    process = subprocess.Popen([sys.executable, "-m", "bench.fleet.echo", *arguments])
+def remote_side(*arguments: str):
+    """Run the remote process while the block runs."""
+    process = subprocess.Popen([sys.executable, "-m", "bench.fleet.echo_process", *arguments])
     try:
         yield
     finally:
@@ -56,11 +55,11 @@ def far_side(*arguments: str):
 
 
 async def rate(trip: Trip, at_once: int, seconds: float) -> Pace:
-    """How fast it goes with so many in flight."""
+    """The rate with `at_once` round trips in flight."""
     loop = asyncio.get_running_loop()
     done = 0
 
-    async def one(end: float) -> None:
+    async def repeat(end: float) -> None:
         nonlocal done
         while loop.time() < end:
             await trip()
@@ -71,7 +70,7 @@ async def rate(trip: Trip, at_once: int, seconds: float) -> Pace:
         done, began, worked = 0, loop.time(), time.process_time()
         async with asyncio.timeout(span + 30), asyncio.TaskGroup() as group:
             for _ in range(at_once):
-                group.create_task(one(began + span))
+                group.create_task(repeat(began + span))
         work = time.process_time() - worked
         return done / (loop.time() - began), 1e6 * work / done
 
@@ -81,27 +80,28 @@ async def rate(trip: Trip, at_once: int, seconds: float) -> Pace:
 
 async def bare(port: int, seconds: float) -> tuple[Pace, Pace]:
     """The floor."""
-    with far_side("bare", str(port)):
+    with remote_side("bare", str(port)):
         async with connected("asks", port) as client:
-            here = Bare(client, b"x" * BODY)
-            await _answered(here.trip)
-            return await rate(here.trip, 1, seconds), await rate(here.trip, MANY, seconds)
+            trip = BareRoundTrip(client, b"x" * BODY).trip
+            await _wait_echo(trip)
+            return await rate(trip, 1, seconds), await rate(trip, MANY, seconds)
 
 
-async def _answered(trip: Trip) -> None:
-    """Wait until the far side is there; what nobody heard is given up."""
+async def _wait_echo(trip: Trip) -> None:
+    """Wait until the remote side echoes; earlier messages are dropped."""
     for _ in range(100):
         try:
             async with asyncio.timeout(0.2):
-                return await trip()
+                await trip()
+                return
         except TimeoutError:
             continue
-    raise SystemExit("nobody answers")
+    raise SystemExit("the remote process did not echo within 20 s")
 
 
 @asynccontextmanager
 async def calling(port: int, folder: Path, durable: bool) -> AsyncGenerator[Trip]:
-    """A way to make a call on the edge."""
+    """A function that calls the edge."""
     async with await CommandStore.open(folder / "orchestrator.db", durable=durable) as store:
         orchestrator = Orchestrator(MqttLink(Address("127.0.0.1", port)), store)
         async with orchestrator.connected():
@@ -120,31 +120,30 @@ async def calling(port: int, folder: Path, durable: bool) -> AsyncGenerator[Trip
 
 
 async def protocol(port: int, durable: bool, seconds: float) -> tuple[Pace, Pace]:
-    """Ours, with or without waiting for the disk."""
+    """EvoClaw's protocol, with or without waiting for the disk."""
     how = "durable" if durable else "fast"
     with (
         tempfile.TemporaryDirectory(prefix="roundtrip-") as name,
-        far_side("edge", str(port), name, how),
+        remote_side("edge", str(port), name, how),
     ):
         async with calling(port, Path(name), durable) as trip:
             return await rate(trip, 1, seconds), await rate(trip, MANY, seconds)
 
 
 async def through_aiomqtt(port: int, seconds: float) -> tuple[Pace, Pace]:
-    """Another bare client, in an environment and two processes of its own."""
-    said = await asyncio.to_thread(peer("aiomqtt").measure, str(port), str(seconds))
-    found = json.loads(said)
+    """Another bare client, in its own environment and two processes."""
+    found = json.loads(await asyncio.to_thread(peer("aiomqtt").measure, str(port), str(seconds)))
     return (found["one"], found["one_us"]), (found["many"], found["many_us"])
 
 
 async def through_mcp(seconds: float) -> tuple[Pace, Pace]:
-    """The way of others."""
-    async with mcp_trip.calling() as trip:
+    """A call through the MCP SDK over HTTP."""
+    async with mcp_roundtrip.calling() as trip:
         return await rate(trip, 1, seconds), await rate(trip, MANY, seconds)
 
 
 def commits(seconds: float) -> float:
-    """How often a second the disk takes one row, as SQLite does it."""
+    """Durable SQLite commits of one row per second."""
     with (
         tempfile.TemporaryDirectory(prefix="roundtrip-") as name,
         closing(sqlite3.connect(Path(name) / "floor.db", isolation_level=None)) as database,
@@ -160,7 +159,7 @@ def commits(seconds: float) -> float:
 
 
 async def measure(engine: str, rounds: int, seconds: float, peers: bool) -> dict[str, list[float]]:
-    """All of it, one after the other, some times."""
+    """Measure all variants one after the other, for some rounds."""
     found: dict[str, list[float]] = {}
 
     def note(name: str, pair: tuple[Pace, Pace]) -> None:
@@ -186,7 +185,7 @@ async def measure(engine: str, rounds: int, seconds: float, peers: bool) -> dict
 
 
 def report(found: dict[str, list[float]]) -> int:
-    """Say it; the exit code."""
+    """Print the result; the exit code."""
     for name, values in found.items():
         shown = " ".join(f"{value:8.0f}" for value in values)
         print(f"{name:20} {shown}   median {median(values):.0f}")
@@ -200,17 +199,17 @@ def report(found: dict[str, list[float]]) -> int:
         "commit_ms": round(1000 / figures["commits_per_s"], 2),
         "durable_gain": round(figures[f"durable_{MANY}_per_s"] / figures["durable_1_per_s"], 2),
     }
-    met = figures["fast_to_bare_1"] <= MOST_RATIO and figures["durable_gain"] >= LEAST_GAIN
+    met = figures["fast_to_bare_1"] <= MAX_RATIO and figures["durable_gain"] >= MIN_GAIN
     figures["met"] = met
     print(json.dumps(figures), flush=True)
     return int(not met)
 
 
 async def profiled(engine: str, at_once: int, seconds: float) -> None:
-    """Say where the two processes spend their time; the far side says it when it ends."""
+    """Print CPU profiles of both processes; the remote side prints its profile when it ends."""
     with tempfile.TemporaryDirectory(prefix="roundtrip-") as name:
         async with EmbeddedBroker(name, engine=engine, anonymous=True) as broker:
-            with far_side("edge", str(broker.port), name, "profiled"):
+            with remote_side("edge", str(broker.port), name, "profiled"):
                 async with calling(broker.port, Path(name), False) as trip:
                     await rate(trip, at_once, 0.3)
                     with profile(f"the orchestrator, {at_once} at once"):
@@ -222,9 +221,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--engine", choices=("nats", "mosquitto"), default="nats")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure of a round")
-    parser.add_argument("--peers", action="store_true", help="aiomqtt and the MCP SDK, too")
-    parser.add_argument("--profile", type=int, metavar="N", help="instead: where N spend it")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Seconds for each figure [2]")
+    parser.add_argument("--peers", action="store_true", help="Also measure aiomqtt and the MCP SDK")
+    parser.add_argument(
+        "--profile", type=int, metavar="N", help="Profile N calls in flight instead"
+    )
     options = parser.parse_args()
     if options.profile:
         return asyncio.run(profiled(options.engine, options.profile, options.seconds))

@@ -1,4 +1,4 @@
-"""The fleet with 10 to 5,000 edges, a call to all of them, and as many definitions of agents."""
+"""Costs of a fleet with 10 to 5,000 edges, of a call to all of them, and of agent definitions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import msgspec
-from bench.growth.clocks import Op, Points, called, least
-from bench.growth.fitting import FLAT, LINEAR, Curve
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.measure import Op, Points, count_calls, lowest_cpu_us
 from tests.support.light_edges import do_nothing, light_edge
 
 from evoclaw.api.routes.fleet import list_edges, show_edge
@@ -39,15 +39,15 @@ from evoclaw.transport.wire import (
 
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000, 5_000)}
 REAL = {True: (10, 30, 100), False: (10, 30, 100, 300)}
-"""Edges that really are there, for a call to all of them."""
+"""Real edges, for a call to all of them."""
 DEFINED = (10, 100, 1_000, 3_000)
-"""Agents; one file of settings holds no more than so many."""
+"""Agent definitions; 3,000 is about the most that one settings file can hold."""
 BOOT = "boot-1"
-PATIENCE = 60.0
+ONLINE_TIMEOUT_S = 60.0
 
 
 async def curves(quick: bool) -> AsyncGenerator[Curve]:
-    """All of it."""
+    """All curves."""
     points = Points()
     with TemporaryDirectory(prefix="growth-") as name:
         folder = Path(name)
@@ -57,7 +57,7 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
                 _orchestrator(address, folder / "many.db") as orchestrator,
                 light_edge("real", address, folder),
             ):
-                await orchestrator.wait_for("real", PATIENCE)
+                await orchestrator.wait_for("real", ONLINE_TIMEOUT_S)
                 for size in SIZES[quick]:
                     await _at(points, orchestrator, size)
             for size in REAL[quick]:
@@ -65,20 +65,20 @@ async def curves(quick: bool) -> AsyncGenerator[Curve]:
                     await _fan_out(points, address, Path(own), size)
         for size in DEFINED:
             await _definitions(points, folder, size)
-    for one in points.curves():
-        yield one
+    for curve in points.curves():
+        yield curve
 
 
 @asynccontextmanager
 async def _orchestrator(address: Address, path: Path) -> AsyncGenerator[Orchestrator]:
     async with await CommandStore.open(path, durable=False) as store:
-        made = Orchestrator(MqttLink(address), store)
-        async with made.connected():
-            yield made
+        orchestrator = Orchestrator(MqttLink(address), store)
+        async with orchestrator.connected():
+            yield orchestrator
 
 
-async def _greet(orchestrator: Orchestrator, name: str) -> None:
-    """Have an edge known, as if it had said all that edges say."""
+async def _register(orchestrator: Orchestrator, name: str) -> None:
+    """Register an edge as if it had sent its status, advert and tools."""
     fleet, tool = orchestrator.fleet, do_nothing.tool
     hashes = [AdvertisedTool(tool.name, "", "1")]
     fleet.on_status(Status(name, "online", BOOT, 1), retained=False)
@@ -93,24 +93,24 @@ def _name(number: int) -> str:
 
 async def _at(points: Points, orchestrator: Orchestrator, size: int) -> None:
     for number in range(orchestrator.fleet.size, size):
-        await _greet(orchestrator, _name(number))
+        await _register(orchestrator, _name(number))
     ops: dict[str, tuple[Op, float]] = {
-        "a heartbeat": (_heartbeat(orchestrator), FLAT),
-        "an edge that is new": (_new(orchestrator), FLAT),
-        "the tools of a run, unchanged": (_tools(orchestrator, change=False), FLAT),
-        "the tools of a run, after a change": (_tools(orchestrator, change=True), LINEAR),
-        "a call to one edge": (_call(orchestrator), FLAT),
+        "process a heartbeat": (_heartbeat(orchestrator), FLAT),
+        "register a new edge": (_new(orchestrator), FLAT),
+        "list the tools of a run, unchanged": (_tools(orchestrator, change=False), FLAT),
+        "list the tools of a run, after a change": (_tools(orchestrator, change=True), LINEAR),
+        "call one edge": (_call(orchestrator), FLAT),
         "choose an edge for a tool": (_choose(orchestrator), LINEAR),
-        "look for edges that fell silent": (_sweep(orchestrator), LINEAR),
+        "find silent edges": (_sweep(orchestrator), LINEAR),
         "show one edge": (_shown(orchestrator, one=True), FLAT),
         "list the fleet": (_shown(orchestrator, one=False), LINEAR),
     }
     for name, (op, allowed) in ops.items():
         if allowed == LINEAR:
-            # Thousands of edges do not fit into a processor's memory, which is not what is asked.
-            points.add(name, "calls", allowed, size, await called(op))
+            # Calls, not time: thousands of edges exceed the CPU cache, which distorts the time.
+            points.add(name, "calls", allowed, size, await count_calls(op))
         else:
-            points.add(name, "µs", allowed, size, await least(op, times=5))
+            points.add(name, "µs", allowed, size, await lowest_cpu_us(op, times=5))
 
 
 def _heartbeat(orchestrator: Orchestrator) -> Op:
@@ -140,16 +140,16 @@ def _tools(orchestrator: Orchestrator, *, change: bool) -> Op:
 
     async def op() -> None:
         if change:
-            said = f"Sensor {next(numbers)}."
-            orchestrator.fleet.on_advert(Advert(_name(2), said, agent_type="sensor"))
+            description = f"Sensor {next(numbers)}."
+            orchestrator.fleet.on_advert(Advert(_name(2), description, agent_type="sensor"))
         assert len(calls.tools()) == 1
 
     return op
 
 
-def _asked(calls: EdgeCall, whom: str) -> Call:
+def _edge_call(calls: EdgeCall, agent_id: str) -> Call:
     tool: Tool = calls.tools()[0]
-    arguments = {"agent_id": whom, "action": "nothing", "params": {}}
+    arguments = {"agent_id": agent_id, "action": do_nothing.name, "params": {}}
     return Call("c", tool, arguments, f"{secrets.token_hex(16)}.1.0.1", tool.timeout)
 
 
@@ -157,7 +157,7 @@ def _call(orchestrator: Orchestrator) -> Op:
     calls = orchestrator.edge_call(frozenset({"*"}))
 
     async def op() -> None:
-        result = await calls.execute(_asked(calls, "real"), lambda _: None)
+        result = await calls.execute(_edge_call(calls, "real"), lambda _: None)
         assert result.error is None, result.text
 
     return op
@@ -178,7 +178,7 @@ def _sweep(orchestrator: Orchestrator) -> Op:
 
 
 def _shown(orchestrator: Orchestrator, *, one: bool) -> Op:
-    parts = SimpleNamespace(orchestrator=orchestrator, devices=None, operator="local")
+    parts = SimpleNamespace(orchestrator=orchestrator, devices=None, operator_tenant="local")
     caller = SimpleNamespace(tenant="local")
 
     async def op() -> None:
@@ -197,28 +197,28 @@ async def _fan_out(points: Points, address: Address, folder: Path, size: int) ->
         for number in range(size):
             await stack.enter_async_context(light_edge(_name(number), address, folder))
         for number in range(size):
-            await orchestrator.wait_for(_name(number), PATIENCE)
+            await orchestrator.wait_for(_name(number), ONLINE_TIMEOUT_S)
         calls = orchestrator.edge_call(frozenset({"*"}))
 
         async def op() -> None:
-            result = await calls.execute(_asked(calls, "*"), lambda _: None)
+            result = await calls.execute(_edge_call(calls, "*"), lambda _: None)
             assert result.error is None, result.text
 
-        # Not time: hundreds of edges with a thread each are not what a process is made for.
-        points.add("a call to all edges, both ends", "calls", LINEAR, size, await called(op))
+        # Calls, not time: hundreds of edges with a thread each distort the time of one process.
+        points.add("call all edges, both sides", "calls", LINEAR, size, await count_calls(op))
 
 
 async def _definitions(points: Points, folder: Path, size: int) -> None:
-    path = _written(folder / "evoclaw.toml", size)
+    path = _write_agents(folder / "evoclaw.toml", size)
 
     async def op() -> None:
         assert len(read_evoclaw_toml(path, {}).agents) == size
 
-    took = await least(op, times=1, rounds=3)
-    points.add("read definitions of agents", "µs", LINEAR, size, took)
+    took = await lowest_cpu_us(op, times=1, rounds=3)
+    points.add("read agent definitions", "µs", LINEAR, size, took)
 
 
-def _written(path: Path, size: int) -> Path:
-    told = 'id = "agent-{}"\ncapabilities = ["file_read"]\nprompt = "Help."\n'
-    path.write_text("".join(f"[[agents]]\n{told.format(number)}" for number in range(size)))
+def _write_agents(path: Path, size: int) -> Path:
+    agent = 'id = "agent-{}"\ncapabilities = ["file_read"]\nprompt = "Help."\n'
+    path.write_text("".join(f"[[agents]]\n{agent.format(number)}" for number in range(size)))
     return path

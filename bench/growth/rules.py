@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.growth.clocks import Op, Points, least
-from bench.growth.fitting import FLAT, LINEAR, Curve
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.measure import Op, Points, lowest_cpu_us
 
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call
@@ -25,9 +25,9 @@ from evoclaw.tools.catalogue import load
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000)}
 ENTRIES = {True: (1_000, 10_000, 50_000), False: (1_000, 10_000, 100_000, 1_000_000)}
 WHOLE = 100_000
-"""The most entries that are verified: that goes through all of them."""
+"""The largest number of entries that is verified: verification reads all of them."""
 NOW = 1_700_000_000.0
-TOOLS = {one.name: one.tool for one in load(("read", "bash"))}
+TOOLS = {bound.name: bound.tool for bound in load(("read", "bash"))}
 CALLS = {
     "a command": ("bash", {"command": "cd src && grep -rn 'def ' . | sort > ../out.txt"}),
     "a file": ("read", {"path": "src/evoclaw/core/loop.py"}),
@@ -35,22 +35,22 @@ CALLS = {
 
 
 async def curves(quick: bool) -> AsyncGenerator[Curve]:
-    """Both."""
+    """The curves of rules and of the audit log."""
     points = Points()
     for size in SIZES[quick]:
         rules = RulePolicy(RuleDocument(rules=tuple(_rules(size))), workspace="/work", home="/root")
         for name, (tool, arguments) in CALLS.items():
             op = _judge(rules, tool, arguments)
-            took = await least(op, times=20)
-            points.add(f"judge {name} by many rules", "µs", LINEAR, size, took)
+            took = await lowest_cpu_us(op, times=20)
+            points.add(f"judge {name} with many rules", "µs", LINEAR, size, took)
     with TemporaryDirectory(prefix="growth-") as folder:
         await _audit(points, Path(folder), ENTRIES[quick])
-    for one in points.curves():
-        yield one
+    for curve in points.curves():
+        yield curve
 
 
 def _rules(size: int) -> Sequence[Rule]:
-    """About programs, paths and arguments, in turn; none of them hits."""
+    """Rules about programs, paths and arguments in turn; none of them matches."""
     kinds = (
         lambda n: Rule(f"p{n}", RuleAction.DENY, programs=(f"tool{n}",)),
         lambda n: Rule(f"f{n}", RuleAction.DENY, paths=(f"/srv/data{n}",)),
@@ -95,10 +95,14 @@ async def _audit(points: Points, folder: Path, sizes: tuple[int, ...]) -> None:
         while filled < size:
             warm.append(some(1_000), NOW)
             filled += 1_000
-        # So many that some are signed in between.
-        points.add("audit: append 100", "µs", FLAT, size, await least(append, times=40, rounds=3))
+        # Enough appends that some of them sign a checkpoint.
+        points.add(
+            "audit: append 100", "µs", FLAT, size, await lowest_cpu_us(append, times=40, rounds=3)
+        )
         filled += 121 * 100
-        points.add("audit: the newest 100", "µs", FLAT, size, await least(newest, times=1))
+        points.add(
+            "audit: read the newest 100", "µs", FLAT, size, await lowest_cpu_us(newest, times=1)
+        )
         if size <= WHOLE:
-            took = await least(whole, times=1, rounds=2)
+            took = await lowest_cpu_us(whole, times=1, rounds=2)
             points.add("audit: verify all", "µs", LINEAR, filled, took)

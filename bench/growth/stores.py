@@ -1,4 +1,4 @@
-"""Operations on a store beside a history of 1,000 to a million records."""
+"""Costs of store operations with a history of 1,000 to a million records."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from secrets import token_hex
 
-from bench.growth.clocks import Op, Points, measured
-from bench.growth.fitting import FLAT, LINEAR, Curve
-from bench.growth.places import Filling, House, house, places
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.databases import RunService, StoreFiller, open_databases, open_run_service
+from bench.growth.measure import Op, Points, measure_operation
 
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.labels import Principal
@@ -22,9 +22,9 @@ from evoclaw.store.sessions.sessions import StoredRun
 ANN = Principal(user="ann")
 SIZES = {True: (1_000, 10_000, 100_000), False: (1_000, 10_000, 100_000, 1_000_000)}
 PASSES = 2
-"""A slow second of the machine then falls on one of them alone."""
+"""Two passes, so that a moment of high load affects only one of them."""
 PAGE = 3
-"""As many as there are at the smallest size, too."""
+"""A page size that exists at the smallest size, too."""
 END = (
     "UPDATE runs SET stop = 'completed', began_at = 1.0, ended_at = 1.0 "
     "WHERE tenant = 'local' AND id = ?"
@@ -33,142 +33,146 @@ END = (
 
 async def curves(quick: bool) -> AsyncGenerator[Curve]:
     """Every operation, on both databases."""
-    async with places(postgres=not quick) as found:
-        for place in found:
+    async with open_databases(postgres=not quick) as found:
+        for location in found:
             points = Points()
-            async with house(place) as made:
-                filling = Filling(made, place)
-                await filling.first()
+            async with open_run_service(location) as service:
+                filler = StoreFiller(service, location)
+                await filler.create_template()
                 for size in SIZES[quick]:
-                    await filling.grow(size)
-                    await _at(points, made, size, filling.runs)
-            for one in points.curves():
-                yield one
+                    await filler.grow(size)
+                    await _at(points, service, size, filler.runs)
+            for curve in points.curves():
+                yield curve
 
 
-async def _at(points: Points, house: House, size: int, filled: int) -> None:
-    database = house.store.database
-    ops = {**_reading(house, filled), **_looking(house)}
+async def _at(points: Points, service: RunService, size: int, filled: int) -> None:
+    database = service.store.database
+    ops = {**_reading(service, filled), **_polling(service)}
     for _ in range(PASSES):
         for name, (op, allowed) in ops.items():
-            await measured(points, database, name, allowed, size, op)
-    run = await _begun(house)
+            await measure_operation(points, database, name, allowed, size, op)
+    run = await _start_run(service)
     if database.dialect == "sqlite":
-        # The engine of a PostgreSQL chooses by itself.
-        await measured(points, database, "begin what is queued", FLAT, size, _begin(house, run))
-    await measured(points, database, "append a turn", FLAT, size, _append(house, run))
+        # PostgreSQL's planner chooses another plan by itself.
+        await measure_operation(
+            points, database, "claim queued runs", FLAT, size, _claim(service, run)
+        )
+    await measure_operation(points, database, "append a turn", FLAT, size, _append(service, run))
     await database.write(lambda c: c.execute(END, (run.id,)))
-    await measured(points, database, "start and end a run", FLAT, size, _start(house, ""))
-    await measured(
-        points, database, "start and end one in a session", FLAT, size, _start(house, "f1")
+    await measure_operation(
+        points, database, "start and end a run", FLAT, size, _start(service, "")
+    )
+    await measure_operation(
+        points, database, "start and end a run in a session", FLAT, size, _start(service, "f1")
     )
 
 
-def _reading(house: House, filled: int) -> dict[str, tuple[Op, float]]:
-    store, figures = house.store, MetricsStore(house.store.database)
+def _reading(service: RunService, filled: int) -> dict[str, tuple[Op, float]]:
+    store, figures = service.store, MetricsStore(service.store.database)
     lately, then = (
         MetricsWindow("local", 1_000.0 + filled, 1e9),
         MetricsWindow("local", 1_000.0, 1_005.0),
     )
     always = MetricsWindow("local", 1_000.0, 1e9)
     return {
-        "a page of records": (lambda: store.records("f1", 50, 20), FLAT),
-        "resume a run": (lambda: _resume(house), FLAT),
+        "read a page of records": (lambda: store.records("f1", 50, 20), FLAT),
+        "resume a run": (lambda: _resume(service), FLAT),
         "list sessions": (lambda: store.sessions("ann", limit=PAGE), FLAT),
-        "list sessions of long ago": (lambda: store.sessions("old", limit=PAGE), FLAT),
+        "list old sessions": (lambda: store.sessions("old", limit=PAGE), FLAT),
         "list sessions of an agent": (
             lambda: store.sessions("old", agent="rare", limit=PAGE),
             FLAT,
         ),
-        "a page of sessions far back": (
+        "list an old page of sessions": (
             lambda: store.sessions("ann", before="f7", limit=PAGE),
             FLAT,
         ),
-        "list sessions below one": (
+        "list child sessions": (
             lambda: store.sessions("ann", within="f7", limit=PAGE),
             FLAT,
         ),
-        "a page of runs far back": (lambda: store.runs(before="f7", limit=PAGE), FLAT),
-        "a page of somebody's runs far back": (
+        "list an old page of runs": (lambda: store.runs(before="f7", limit=PAGE), FLAT),
+        "list an old page of a user's runs": (
             lambda: store.runs(owner="ann", before="f7", limit=PAGE),
             FLAT,
         ),
-        "list somebody's runs that go on": (
+        "list a user's open runs": (
             lambda: store.runs(owner="ann", state="open", limit=PAGE),
             FLAT,
         ),
         "list runs": (lambda: store.runs(limit=PAGE), FLAT),
-        "list runs of somebody": (lambda: store.runs(owner="ann", limit=PAGE), FLAT),
-        "list runs of long ago": (lambda: store.runs(owner="old", limit=PAGE), FLAT),
+        "list a user's runs": (lambda: store.runs(owner="ann", limit=PAGE), FLAT),
+        "list old runs": (lambda: store.runs(owner="old", limit=PAGE), FLAT),
         "list runs of a session": (lambda: store.runs(session_id="f1", limit=PAGE), FLAT),
-        "list runs that go on": (lambda: store.runs(state="open", limit=PAGE), FLAT),
-        "list runs that wait": (lambda: store.runs(state="waiting", limit=PAGE), FLAT),
-        "list runs that a run began": (lambda: store.runs(parent_run="f1", limit=PAGE), FLAT),
-        "figures of the last runs": (lambda: figures.find(lately), FLAT),
-        "figures of runs of long ago": (lambda: figures.find(then), LINEAR),
-        "figures of all runs": (lambda: figures.find(always), LINEAR),
-        "look for what is too old": (lambda: delete_expired_sessions(store.database, 1.0), LINEAR),
+        "list open runs": (lambda: store.runs(state="open", limit=PAGE), FLAT),
+        "list waiting runs": (lambda: store.runs(state="waiting", limit=PAGE), FLAT),
+        "list the sub-runs of a run": (lambda: store.runs(parent_run="f1", limit=PAGE), FLAT),
+        "metrics of the latest runs": (lambda: figures.find(lately), FLAT),
+        "metrics of old runs": (lambda: figures.find(then), LINEAR),
+        "metrics of all runs": (lambda: figures.find(always), LINEAR),
+        "find expired sessions": (lambda: delete_expired_sessions(store.database, 1.0), LINEAR),
     }
 
 
-def _looking(house: House) -> dict[str, tuple[Op, float]]:
-    """What is asked every second, or by every reader of the figures for machines."""
-    database = house.store.database
-    queue, inbox = RunQueue(house.store, "growth"), Inbox(house.store)
+def _polling(service: RunService) -> dict[str, tuple[Op, float]]:
+    """Queries that run every second, or for each scrape of the metrics."""
+    database = service.store.database
+    queue, inbox = RunQueue(service.store, "growth"), Inbox(service.store)
     return {
-        "look for runs to begin": (lambda: queue.claim_next({}, 10, 10), FLAT),
-        "renew": (queue.renew, FLAT),
-        "look for holders": (queue.other_holders, FLAT),
-        "look for orphans": (queue.orphans, FLAT),
-        "look for cancels": (inbox.cancelled_runs, FLAT),
-        "look for what was said": (lambda: inbox.message_counts("growth"), FLAT),
-        "look for what was said too late": (inbox.ended_with_messages, FLAT),
-        "look for answers": (inbox.answered_runs, FLAT),
-        "look at the backlog": (lambda: backlog_of(database, 1e9), FLAT),
+        "poll for queued runs": (lambda: queue.claim_next({}, 10, 10), FLAT),
+        "renew leases": (queue.renew, FLAT),
+        "poll for other owners": (queue.other_holders, FLAT),
+        "poll for orphaned runs": (queue.orphans, FLAT),
+        "poll for cancel requests": (inbox.cancelled_runs, FLAT),
+        "poll for new messages": (lambda: inbox.message_counts("growth"), FLAT),
+        "poll for messages to ended runs": (inbox.ended_with_messages, FLAT),
+        "poll for answers": (inbox.answered_runs, FLAT),
+        "read the backlog": (lambda: backlog_of(database, 1e9), FLAT),
     }
 
 
-async def _begun(house: House) -> StoredRun:
-    session = await house.talks.open("lead", owner="ann")
-    return await house.store.create_run(token_hex(8), session.id, "go on")
+async def _start_run(service: RunService) -> StoredRun:
+    session = await service.conversations.open("lead", owner="ann")
+    return await service.store.create_run(token_hex(8), session.id, "go on")
 
 
-def _begin(house: House, run: StoredRun) -> Op:
-    queue = RunQueue(house.store, "growth")
-    back = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
+def _claim(service: RunService, run: StoredRun) -> Op:
+    queue = RunQueue(service.store, "growth")
+    release = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
 
     async def op() -> None:
         assert [one.run_id for one in await queue.claim_next({}, 10, 10)] == [run.id]
-        await house.store.database.write(lambda c: c.execute(back, (run.id,)))
+        await service.store.database.write(lambda c: c.execute(release, (run.id,)))
 
     return op
 
 
-def _append(house: House, run: StoredRun) -> Op:
+def _append(service: RunService, run: StoredRun) -> Op:
     numbers = count(0)
 
     async def op() -> None:
         number = next(numbers)
-        page = await house.store.records("f1", 0, 8)
+        page = await service.store.records("f1", 0, 8)
         moved = [
             type(one)(run.id, 8 * number + place + 1, one.at, one.event)
             for place, one in enumerate(page)
         ]
-        await house.store.append(run, moved, (), run.usage, None)
+        await service.store.append(run, moved, (), run.usage, None)
 
     return op
 
 
-async def _resume(house: House) -> None:
-    stored, session = await house.store.run("f1"), await house.store.session("f1")
+async def _resume(service: RunService) -> None:
+    stored, session = await service.store.run("f1"), await service.store.session("f1")
     assert stored is not None and session is not None
-    await house.talks.prepare(session, stored, Deadline(60.0), None, None)
+    await service.conversations.prepare(session, stored, Deadline(60.0), None, None)
 
 
-def _start(house: House, session_id: str) -> Op:
+def _start(service: RunService, session_id: str) -> Op:
     async def op() -> None:
-        view, _ = await house.runs.start(ANN, RunRequest("hello", session_id))
-        # It is not what waits, but what was, that grows here.
-        await house.store.database.write(lambda c: c.execute(END, (view.run_id,)))
+        view, _ = await service.runs.start(ANN, RunRequest("hello", session_id))
+        # Ended runs grow here, not queued ones.
+        await service.store.database.write(lambda c: c.execute(END, (view.run_id,)))
 
     return op

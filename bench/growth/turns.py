@@ -1,13 +1,13 @@
-"""The n-th turn of a run, from the 10th to the 1,000th: it must cost what the 10th does."""
+"""The cost of the n-th turn of a run, from the 10th to the 1,000th: it must not grow."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from statistics import median
 
-from bench.growth.clocks import Clock, Points, clock_of
-from bench.growth.fitting import FLAT, Curve
-from bench.growth.places import House, Model, house, places, work
+from bench.growth.curves import FLAT, Curve
+from bench.growth.databases import Model, RunService, open_databases, open_run_service, work
+from bench.growth.measure import Clock, Points, clock_of
 from bench.policies import governed
 
 from evoclaw.core.agent import LoopSettings
@@ -23,51 +23,55 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.orchestrator.runs.requests import RunRequest
 
 SIZES = {True: (10, 30, 100, 300), False: (10, 30, 100, 300, 1_000)}
-AROUND = 10
-"""Turns of which the middle one counts."""
+WINDOW_TURNS = 10
+"""Turns whose median counts."""
 RUNS = 3
-Run = Callable[[House, int, Clock], Awaitable[Model]]
+Run = Callable[[RunService, int, Clock], Awaitable[Model]]
 
 
 async def curves(quick: bool) -> AsyncGenerator[Curve]:
-    """The loop alone, with every policy, stored, and watched while it is streamed."""
+    """The loop only, with all policies, stored, and streamed to a watcher."""
     points, sizes = Points(), SIZES[quick]
     for _ in range(RUNS):
-        _note(points, "a turn, the loop alone", sizes, await _alone(sizes[-1], AllowAll()))
+        _add_turns(points, "one turn, loop only", sizes, await _loop_only(sizes[-1], AllowAll()))
     async with governed() as governance:
         for _ in range(RUNS):
             rules = governance.rules(Level.FULL, frozenset({"*"}), None, lambda: (work.tool,))
-            _note(points, "a turn, governed", sizes, await _alone(sizes[-1], Chain(rules)))
-    async with places(postgres=not quick) as found:
-        for place in found:
-            async with house(place) as made:
-                await _note_all(points, made, "a turn, stored", sizes, _stored)
-            async with house(place, serve=True) as made:
-                await _note_all(points, made, "a turn, streamed and watched", sizes, _watched)
-    for one in points.curves():
-        yield one
+            _add_turns(
+                points, "one turn, governed", sizes, await _loop_only(sizes[-1], Chain(rules))
+            )
+    async with open_databases(postgres=not quick) as found:
+        for location in found:
+            async with open_run_service(location) as service:
+                await _add_runs(points, service, "one turn, stored", sizes, _stored)
+            async with open_run_service(location, serve=True) as service:
+                await _add_runs(points, service, "one turn, streamed to a watcher", sizes, _watched)
+    for curve in points.curves():
+        yield curve
 
 
-async def _note_all(
-    points: Points, house: House, name: str, sizes: tuple[int, ...], run: Run
+async def _add_runs(
+    points: Points, service: RunService, name: str, sizes: tuple[int, ...], run: Run
 ) -> None:
-    database = house.store.database
+    database = service.store.database
     clock = await clock_of(database)
     for _ in range(RUNS):
-        _note(points, f"{name} ({database.dialect})", sizes, await run(house, sizes[-1], clock))
+        _add_turns(
+            points, f"{name} ({database.dialect})", sizes, await run(service, sizes[-1], clock)
+        )
 
 
-def _note(points: Points, name: str, sizes: tuple[int, ...], model: Model) -> None:
+def _add_turns(points: Points, name: str, sizes: tuple[int, ...], model: Model) -> None:
     stamps = model.stamps
     if len(stamps) != sizes[-1] + 1:
         raise SystemExit(f"{name}: it ended after {len(stamps)} replies")
     costs = [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
     for size in sizes:
-        some = costs[max(0, size - AROUND) : size]
-        points.add(name, "µs", FLAT, size, median(some) * 1e6)
+        window = costs[max(0, size - WINDOW_TURNS) : size]
+        points.add(name, "µs", FLAT, size, median(window) * 1e6)
 
 
-async def _alone(turns: int, policy: Policy) -> Model:
+async def _loop_only(turns: int, policy: Policy) -> Model:
     model = Model(turns)
     ports = Ports(model, LocalExecutor((work,)), policy)
     state = new_run([user("go on")])
@@ -77,17 +81,17 @@ async def _alone(turns: int, policy: Policy) -> Model:
     return model
 
 
-async def _stored(house: House, turns: int, clock: Clock) -> Model:
-    house.model = Model(turns, clock=clock)
-    session = await house.talks.open("lead")
-    async for _ in house.talks.send(session.id, "go on"):
+async def _stored(service: RunService, turns: int, clock: Clock) -> Model:
+    service.model = Model(turns, clock=clock)
+    session = await service.conversations.open("lead")
+    async for _ in service.conversations.send(session.id, "go on"):
         pass
-    return house.model
+    return service.model
 
 
-async def _watched(house: House, turns: int, clock: Clock) -> Model:
-    house.model = Model(turns, pieces=20, clock=clock)
-    view, _ = await house.runs.start(Principal(user="ann"), RunRequest("go on"))
-    async for _ in house.runs.records("local", view.run_id):
+async def _watched(service: RunService, turns: int, clock: Clock) -> Model:
+    service.model = Model(turns, pieces=20, clock=clock)
+    view, _ = await service.runs.start(Principal(user="ann"), RunRequest("go on"))
+    async for _ in service.runs.records("local", view.run_id):
         pass
-    return house.model
+    return service.model

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 sessions: list[str] = []
 
@@ -26,7 +26,7 @@ def build(database=None):
             a: The one.
             b: The other.
         """
-        return str(clock.add_up(a, b))
+        return str(loop_harness.add_up(a, b))
 
     class Fake(Model):
         def __init__(self, script):
@@ -86,4 +86,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 from anthropic import AsyncAnthropic
 
-import stream_clock
+import stream_harness
 
 
 @asynccontextmanager
@@ -25,4 +25,4 @@ async def connect(address: str):
 
 
 if __name__ == "__main__":
-    stream_clock.main({"anthropic": connect})
+    stream_harness.main({"anthropic": connect})

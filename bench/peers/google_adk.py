@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def build(kept_in=None):
@@ -17,7 +17,7 @@ def build(kept_in=None):
 
     async def add(a: int, b: int) -> dict:
         """Add two numbers."""
-        return {"result": clock.add_up(a, b)}
+        return {"result": loop_harness.add_up(a, b)}
 
     # Stated, or it would log a warning each turn.
     usage = types.GenerateContentResponseUsageMetadata(
@@ -82,4 +82,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 threads: list[dict] = []
 
@@ -20,7 +20,7 @@ def build(saver=None):
     @tool
     async def add(a: int, b: int) -> str:
         """Add two numbers."""
-        return str(clock.add_up(a, b))
+        return str(loop_harness.add_up(a, b))
 
     class Fake(BaseChatModel):
         script: object
@@ -86,4 +86,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

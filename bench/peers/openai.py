@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 from openai import AsyncOpenAI
 
-import stream_clock
+import stream_harness
 
 
 @asynccontextmanager
@@ -25,4 +25,4 @@ async def connect(address: str):
 
 
 if __name__ == "__main__":
-    stream_clock.main({"openai": connect})
+    stream_harness.main({"openai": connect})

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def fake_model():
@@ -52,7 +52,7 @@ def build(session=lambda: None):
     @function_tool
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        return clock.add_up(a, b)
+        return loop_harness.add_up(a, b)
 
     def prepare(script):
         agent = Agent(name="bench", model=Fake(script), tools=[add])
@@ -95,4 +95,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

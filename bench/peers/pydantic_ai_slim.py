@@ -2,7 +2,7 @@
 
 import asyncio
 
-import clock
+import loop_harness
 
 
 def build():
@@ -13,7 +13,7 @@ def build():
 
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        return clock.add_up(a, b)
+        return loop_harness.add_up(a, b)
 
     # A stated usage, or FunctionModel would estimate one from the whole history each turn.
     usage = RequestUsage(input_tokens=10, output_tokens=10)
@@ -43,4 +43,4 @@ def describe():
 
 
 if __name__ == "__main__":
-    clock.main(build, describe)
+    loop_harness.main(build, describe)

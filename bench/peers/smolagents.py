@@ -2,7 +2,7 @@
 
 import time
 
-import clock
+import loop_harness
 
 
 def fake_model():
@@ -47,7 +47,7 @@ def build():
             a: The one.
             b: The other.
         """
-        return clock.add_up(a, b)
+        return loop_harness.add_up(a, b)
 
     # Read once: by default each agent parses its YAML file anew.
     templates = ToolCallingAgent([add], Fake(None)).prompt_templates
@@ -77,4 +77,4 @@ def describe():
 
 
 if __name__ == "__main__":
-    clock.main(build, describe)
+    loop_harness.main(build, describe)

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import clock
+import loop_harness
 
 
 def events(calls):
@@ -57,7 +57,7 @@ def build(session=lambda: None):
             a: The one.
             b: The other.
         """
-        return str(clock.add_up(a, b))
+        return str(loop_harness.add_up(a, b))
 
     def prepare(script):
         agent = Agent(
@@ -107,4 +107,4 @@ async def stored(folder: str):
 
 
 if __name__ == "__main__":
-    clock.main(build, describe, stored)
+    loop_harness.main(build, describe, stored)

@@ -1,10 +1,11 @@
-"""Several orchestrators under random faults: is anything lost, done twice, out of order, overspent?
+"""Several orchestrators under random faults: is anything lost, duplicated, unordered, overspent?
 
-Three `evoclaw up` over one PostgreSQL and a cluster of three NATS nodes (or one Mosquitto), a
-hundred edges, a model in its own process; all of them are killed, stopped and cut off at random
-while people begin runs through one orchestrator and watch them through another. At the end the
-store, the edges' journals, the marks that calls left, the model's log and what watchers saw are
-compared. The last line is the result as JSON; the exit code is 1 if a promise was broken.
+Three `evoclaw up` with one PostgreSQL and a cluster of three NATS nodes (or one Mosquitto), a
+hundred edges, and a model in its own process. All of them are killed, paused and disconnected at
+random while clients start runs through one orchestrator and watch them through another. At the end
+the store, the edges' journals, the marks that calls wrote, the model's log and the records that
+watchers received are compared. The last line is the result as JSON; the exit code is 1 if a
+guarantee was violated.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from pathlib import Path
 from statistics import median
 
 import aiohttp
-from bench.scale.clients import Load, Service, approve, operator, until
-from bench.scale.figures import keep
-from bench.scale.gather import history
-from bench.scale.history import Findings, History, Takeover, examine, takeovers
-from bench.scale.house import House, Plan, brought_up, end_with_us
-from bench.scale.trouble import Trouble
+from bench.scale.clients import Load, Service, approve, create_admin_token, until
+from bench.scale.collect import history
+from bench.scale.consistency import Findings, History, Takeover, check_history, takeovers
+from bench.scale.deployment import Deployment, Plan, cancel_on_sigterm, deploy
+from bench.scale.faults import FaultInjector
+from bench.scale.report import save
 
-LONGEST_END = 180.0
-"""Seconds after the last fault within which everything must have ended."""
-SLACK = 2.0
-"""Seconds that a take-over may take beyond the time after which a driver counts as gone."""
+SETTLE_TIMEOUT_S = 180.0
+"""Seconds after the last fault within which all runs must have ended."""
+TAKEOVER_SLACK_S = 2.0
+"""Seconds that a takeover may take after the lease of the dead orchestrator has expired."""
 
 
 @dataclass
 class Result:
-    """What is printed."""
+    """The result of the benchmark."""
 
     options: argparse.Namespace
     plan: Plan
@@ -45,16 +46,18 @@ class Result:
     history: History
     takeovers: list[Takeover]
     load: Load
-    trouble: Trouble
+    injector: FaultInjector
     seconds: float
     tracebacks: int
 
     def figures(self) -> dict[str, object]:
-        """The object that the last line is."""
-        outcomes = Counter(call.outcome for one in self.history.stored for call in one.calls)
-        stops = Counter(one.stop or one.state for one in self.history.stored)
-        waits = [one.seconds for one in self.takeovers]
-        replies = sum(told.kind == "replied" for one in self.history.stored for told in one.told)
+        """The JSON object of the last line."""
+        outcomes = Counter(call.outcome for run in self.history.stored for call in run.calls)
+        stops = Counter(run.stop or run.state for run in self.history.stored)
+        waits = [takeover.seconds for takeover in self.takeovers]
+        replies = sum(
+            record.kind == "replied" for run in self.history.stored for record in run.records
+        )
         return {
             "orchestrators": self.plan.orchestrators,
             "edges": self.plan.edges,
@@ -70,118 +73,132 @@ class Result:
             "stall_s": self.plan.lease,
             "late": len(self.late()),
             "outcomes": dict(outcomes),
-            "denied": sum(one.denied for one in self.history.stored),
+            "denied": sum(run.denied for run in self.history.stored),
             "stops": dict(stops),
             "replies": replies,
-            "asked_of_the_model": len(self.history.paid),
+            "asked_of_the_model": len(self.history.model_requests),
             "watchers": len(self.history.watched),
             "approvals": self.load.approved,
             "retries_of_clients": self.load.service.retried,
-            "faults": dict(self.trouble.made),
-            "not_ready": self.trouble.unready,
+            "faults": dict(self.injector.injected),
+            "not_ready": self.injector.unready,
             "tracebacks": self.tracebacks,
         }
 
     def late(self) -> list[Takeover]:
-        """Those that took longer than is promised."""
-        return [one for one in self.takeovers if one.seconds > self.plan.lease + SLACK]
+        """The takeovers that took longer than the limit."""
+        limit = self.plan.lease + TAKEOVER_SLACK_S
+        return [takeover for takeover in self.takeovers if takeover.seconds > limit]
 
     def print(self) -> int:
-        """Say it; the exit code."""
+        """Print the result; the exit code."""
         figures = self.figures()
         for line in self.found.lines():
             print(line)
-        for one in self.late()[:8]:
-            print(f"  late: {one.run}, {one.seconds:.1f} s; {one.kind} of {one.who}, {one.at:.3f}")
-        for line in (*self.load.refused[:8], *self.load.service.odd[:8]):
+        for late in self.late()[:8]:
+            cause = f"{late.kind} of {late.orchestrator}, {late.at:.3f}"
+            print(f"  late: {late.run}, {late.seconds:.1f} s; {cause}")
+        for line in (*self.load.refused[:8], *self.load.service.server_errors[:8]):
             print(f"  refused: {line}")
         if self.options.page:
-            keep(self.plan.broker, figures)
+            save(self.plan.broker, figures)
         print(json.dumps(figures), flush=True)
-        bad = any(self.found.counts().values()) or self.late() or self.trouble.unready
+        bad = any(self.found.counts().values()) or self.late() or self.injector.unready
         return int(bool(bad))
 
 
 async def bench(options: argparse.Namespace, folder: Path) -> Result:
-    """One whole run."""
-    end_with_us()
-    chance = random.Random(options.seed)
-    alone = min(10, max(1, options.edges // 3))
-    plan = Plan(options.edges, alone, options.broker, options.lease)
+    """Run the benchmark."""
+    cancel_on_sigterm()
+    rng = random.Random(options.seed)
+    single_edges = min(10, max(1, options.edges // 3))
+    plan = Plan(options.edges, single_edges, options.broker, options.lease)
     began = time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        brought_up(folder, plan) as house,
+        deploy(folder, plan) as deployment,
         aiohttp.ClientSession(connector=connector) as http,
     ):
-        for one in house.orchestrators:
-            await one.ready(http)
-        admin = await operator(house, http)
-        await approve(house, http, admin)
-        urls = [one.url for one in house.orchestrators]
-        service = Service(http, urls, random.Random(chance.random()))
-        load = Load(house, service, admin, random.Random(chance.random()))
-        trouble = Trouble(house, http, random.Random(chance.random()), options.pause)
+        for orchestrator in deployment.orchestrators:
+            await orchestrator.wait_ready(http)
+        admin = await create_admin_token(deployment, http)
+        await approve(deployment, http, admin)
+        urls = [orchestrator.url for orchestrator in deployment.orchestrators]
+        service = Service(http, urls, random.Random(rng.random()))
+        load = Load(deployment, service, admin, random.Random(rng.random()))
+        injector = FaultInjector(deployment, http, random.Random(rng.random()), options.pause)
         print(f"up after {time.monotonic() - began:.0f} s", flush=True)
         began = time.monotonic()
-        await _under_fire(options, load, trouble)
+        await _inject_faults(options, load, injector)
         took = time.monotonic() - began
-        await _come_to_rest(load, house)
-        print(f"at rest after {time.monotonic() - began:.0f} s", flush=True)
-        told = await history(load, trouble.spells)
-        traces = sum(one.words().count("Traceback") for one in house.orchestrators)
-    waits = takeovers(told.stored, told.paid, trouble.spells, trouble.blind)
-    return Result(options, plan, examine(told), told, waits, load, trouble, took, traces)
+        await _settle(load, deployment)
+        print(f"settled after {time.monotonic() - began:.0f} s", flush=True)
+        collected = await history(load, injector.outages)
+        traces = sum(o.log_text().count("Traceback") for o in deployment.orchestrators)
+    waits = takeovers(
+        collected.stored, collected.model_requests, injector.outages, injector.store_outages
+    )
+    return Result(
+        options, plan, check_history(collected), collected, waits, load, injector, took, traces
+    )
 
 
-async def _under_fire(options: argparse.Namespace, load: Load, trouble: Trouble) -> None:
-    """People and faults at once, for so long; then the faults are mended, and people leave."""
+async def _inject_faults(options: argparse.Namespace, load: Load, injector: FaultInjector) -> None:
+    """Run clients and faults for the given time; then stop the faults, then the clients."""
     stop = asyncio.Event()
-    talks = [asyncio.create_task(load.converse()) for _ in range(options.people)]
-    person = asyncio.create_task(load.approve())
-    faults = asyncio.create_task(trouble.run(stop))
+    conversations = [asyncio.create_task(load.converse()) for _ in range(options.people)]
+    approver = asyncio.create_task(load.approve())
+    faults = asyncio.create_task(injector.run(stop))
     end = time.monotonic() + options.minutes * 60
     while (left := end - time.monotonic()) > 0:
         done, _ = await asyncio.wait({faults}, timeout=min(left, 10.0))
         if done:
             faults.result()
-        _progress(load, trouble)
+        _progress(load, injector)
     stop.set()
     await faults
     load.stop.set()
-    _, late = await asyncio.wait(talks, timeout=LONGEST_END)
-    for one in (*late, person):
-        one.cancel()
-    await asyncio.gather(*talks, person, return_exceptions=True)
+    _, late = await asyncio.wait(conversations, timeout=SETTLE_TIMEOUT_S)
+    for task in (*late, approver):
+        task.cancel()
+    await asyncio.gather(*conversations, approver, return_exceptions=True)
 
 
-async def _come_to_rest(load: Load, house: House) -> None:
-    """Everything must end, and every edge must know that it was heard."""
+async def _settle(load: Load, deployment: Deployment) -> None:
+    """Wait until all runs have ended and every edge's results are acknowledged."""
 
-    def quiet() -> bool:
-        return not load.open and not any(edge.unacknowledged() for edge in house.all_edges())
+    def settled() -> bool:
+        return not load.open and not any(edge.unacknowledged() for edge in deployment.all_edges())
 
-    if not await until(quiet, LONGEST_END):
-        print(f"{load.open} runs still open after {LONGEST_END:.0f} s", file=sys.stderr)
+    if not await until(settled, SETTLE_TIMEOUT_S):
+        print(f"{load.open} runs still open after {SETTLE_TIMEOUT_S:.0f} s", file=sys.stderr)
 
 
-def _progress(load: Load, trouble: Trouble) -> None:
-    ended, faults = len(load.watched), trouble.made.total()
-    print(f"{ended} of {len(load.asked)} runs ended, {faults} faults", file=sys.stderr, flush=True)
+def _progress(load: Load, injector: FaultInjector) -> None:
+    ended, faults = len(load.watched), injector.injected.total()
+    print(
+        f"{ended} of {len(load.requested)} runs ended, {faults} faults", file=sys.stderr, flush=True
+    )
 
 
 def main() -> None:
-    """Run as the command line says."""
+    """Parse the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="of faults (default: 10)")
-    parser.add_argument("--edges", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="Minutes of fault injection [10]"
+    )
+    parser.add_argument("--edges", type=int, default=100, help="Number of edges [100]")
     parser.add_argument("--broker", choices=("nats", "mosquitto"), default="nats")
-    parser.add_argument("--people", type=int, default=12, help="conversations at once")
-    parser.add_argument("--lease", type=float, default=8.0, help="seconds until one counts as gone")
-    parser.add_argument("--pause", type=float, default=3.0, help="seconds between two faults")
-    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
-    parser.add_argument("--page", action="store_true", help="write docs/scale-figures.md anew")
-    parser.add_argument("--keep", metavar="FOLDER", help="leave everything there to look at")
+    parser.add_argument("--people", type=int, default=12, help="Concurrent users [12]")
+    parser.add_argument(
+        "--lease", type=float, default=8.0, help="Lease of a run in seconds ([runs] lease_s) [8]"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=3.0, help="Mean seconds between two faults [3]"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="Random seed [a new one]")
+    parser.add_argument("--page", action="store_true", help="Update docs/scale-figures.md")
+    parser.add_argument("--keep", metavar="FOLDER", help="Keep all files in this folder")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1, 1_000_000)

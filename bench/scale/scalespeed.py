@@ -1,8 +1,8 @@
-"""Throughput with 1, 2 and 3 orchestrators over one PostgreSQL, and which process is full.
+"""Throughput with 1, 2 and 3 orchestrators over one PostgreSQL, and which process is saturated.
 
-Each run is two replies and a call; everybody who asks watches. The orchestrators, PostgreSQL, the
-broker, the model and those who ask are processes of their own whose processor time is read from
-/proc, so that what bounds the whole can be named. The last line is the result as JSON.
+Each run has two replies and a call, and is watched by its client. The orchestrators, PostgreSQL,
+the broker, the model and the clients are separate processes whose CPU time is read from /proc, so
+that the bottleneck can be named. The last line is the result as JSON.
 """
 
 from __future__ import annotations
@@ -20,115 +20,124 @@ from typing import Any
 
 import aiohttp
 import psycopg
-from bench.scale.clients import operator
-from bench.scale.figures import keep
-from bench.scale.house import ROOT, House, Plan, brought_up, end_with_us
+from bench.scale.clients import create_admin_token
+from bench.scale.deployment import ROOT, Deployment, Plan, cancel_on_sigterm, deploy
+from bench.scale.report import save
 
-SAYS = {
+SCRIPTS = {
     "streamed": "words 50 call todoread {}\nwords 50",
     "short": "words 1 call todoread {}\nwords 1",
 }
-"""Replies that come in fifty pieces, and in one."""
+"""Replies that are streamed in fifty pieces, and in one."""
 TURNS = 2
-WARM = 8
-"""Runs before it counts: whatever is loaded with the first is loaded then."""
-FULL = 0.9
-"""Of a core: a process of one thread can hardly do more. PostgreSQL is many processes."""
-STORE = "the thread that writes to the store"
+WARM_UP_RUNS = 8
+"""Runs that are not measured: the first run loads modules."""
+SATURATED_SHARE = 0.9
+"""The core share at which a single-threaded process is saturated; PostgreSQL has many processes."""
+STORE = "the store's writer thread"
 BUSY = re.compile(r"^evoclaw_store_busy_seconds_total (\S+)$", re.MULTILINE)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int, *, waited: bool = False) -> float:
-    """The processor time of a process; with `waited` also that of its children who are gone."""
+    """The CPU time of a process; with `waited` also that of its exited children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11 : 15 if waited else 13])) / TICKS
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one began."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(one) for one in found.split()]
+    """The child processes of a process."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in pids.split()]
 
 
-def used(house: House) -> dict[str, float]:
-    """The processor time so far, by who used it."""
-    server = house.postgres.process
+def used(deployment: Deployment) -> dict[str, float]:
+    """The CPU time so far, by component."""
+    server = deployment.postgres.process
     assert server is not None
-    found = {one.name: cpu_s(one.pid) for one in house.orchestrators}
+    found = {
+        orchestrator.name: cpu_s(orchestrator.pid) for orchestrator in deployment.orchestrators
+    }
     backends = [cpu_s(pid) for pid in children(server.pid) if Path(f"/proc/{pid}").exists()]
     found["postgres"] = cpu_s(server.pid, waited=True) + sum(backends)
-    found["broker"] = sum(cpu_s(one.process.pid) for one in house.brokers if one.process)
-    found["model"] = cpu_s(house.model)
+    found["broker"] = sum(
+        cpu_s(broker.process.pid) for broker in deployment.brokers if broker.process
+    )
+    found["model"] = cpu_s(deployment.model_pid)
     return found
 
 
 def busy_s() -> float:
-    """The processor time of the whole machine, whoever used it."""
-    # The fourth and the fifth are time that nobody used.
-    fields = [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    """The CPU time that all processes of the machine have used."""
+    # The fourth and the fifth field are idle time.
+    line = Path("/proc/stat").read_text().splitlines()[0]
+    fields = [int(field) for field in line.split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / TICKS
 
 
-def commits(house: House) -> int:
-    """Transactions of all, so far."""
-    with psycopg.connect(house.postgres.url, autocommit=True) as connection:
+def commits(deployment: Deployment) -> int:
+    """The number of committed PostgreSQL transactions so far."""
+    with psycopg.connect(deployment.postgres.url, autocommit=True) as connection:
         connection.execute("SELECT pg_stat_clear_snapshot()")
         row = connection.execute("SELECT sum(xact_commit) FROM pg_stat_database").fetchone()
     return int(row[0]) if row else 0
 
 
-async def at_work(house: House, admin: str) -> float:
-    """Seconds in which an orchestrator's thread was at work that writes to the store; the mean.
+async def writer_busy_s(deployment: Deployment, admin: str) -> float:
+    """Seconds for which the store's writer thread of an orchestrator was busy; the mean.
 
-    Each has one, which does one thing after the other: when it is at work all the time, more
-    processors do not help.
+    Each orchestrator has one writer thread: when it is always busy, more cores do not help.
     """
     found: list[float] = []
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {admin}"}) as http:
-        for one in house.orchestrators:
-            async with http.get(f"{one.url}/metrics") as answer:
-                said = BUSY.search(await answer.text())
-            if said is None:
-                raise SystemExit(f"{one.name} does not say how busy its store is")
-            found.append(float(said[1]))
+        for orchestrator in deployment.orchestrators:
+            async with http.get(f"{orchestrator.url}/metrics") as response:
+                metric = BUSY.search(await response.text())
+            if metric is None:
+                raise SystemExit(
+                    f"{orchestrator.name} has no metric evoclaw_store_busy_seconds_total"
+                )
+            found.append(float(metric[1]))
     return mean(found)
 
 
-async def measure(house: House, admin: str, says: str, runs: int, at_once: int) -> dict[str, Any]:
-    """One row: so many orchestrators, runs of one kind."""
-    urls = [one.url for one in house.orchestrators]
-    wish = {"urls": urls, "token": admin, "message": SAYS[says], "runs": runs, "at_once": at_once}
-    argv = (sys.executable, "-m", "bench.scale.asking", json.dumps(wish))
+async def measure(
+    deployment: Deployment, admin: str, kind: str, runs: int, at_once: int
+) -> dict[str, Any]:
+    """One row: runs of one kind with the orchestrators of a deployment."""
+    urls = [orchestrator.url for orchestrator in deployment.orchestrators]
+    plan = {"urls": urls, "token": admin, "message": SCRIPTS[kind], "runs": runs}
+    plan["at_once"] = at_once
+    argv = (sys.executable, "-m", "bench.scale.load_client", json.dumps(plan))
     pipe = asyncio.subprocess.PIPE
-    asking = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdin=pipe, stdout=pipe)
-    assert asking.stdin is not None
-    assert asking.stdout is not None
-    await asking.stdout.readline()
-    kept, wrote = commits(house), await at_work(house, admin)
-    before, busy = used(house), busy_s()
-    asking.stdin.write(b"go\n")
-    told = await asking.stdout.readline()
-    after, busy = used(house), busy_s() - busy
-    wrote = await at_work(house, admin) - wrote
-    await asking.wait()
-    if asking.returncode:
-        raise SystemExit("those who ask gave up")
-    found = json.loads(told)
+    client = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdin=pipe, stdout=pipe)
+    assert client.stdin is not None
+    assert client.stdout is not None
+    await client.stdout.readline()
+    commits_before, written = commits(deployment), await writer_busy_s(deployment, admin)
+    before, busy = used(deployment), busy_s()
+    client.stdin.write(b"go\n")
+    output = await client.stdout.readline()
+    after, busy = used(deployment), busy_s() - busy
+    written = await writer_busy_s(deployment, admin) - written
+    await client.wait()
+    if client.returncode:
+        raise SystemExit(f"the load client exited with {client.returncode}")
+    found = json.loads(output)
     cpu = {name: after[name] - before[name] for name in after} | {"clients": found["cpu_s"]}
-    names = [one.name for one in house.orchestrators]
-    made = (commits(house) - kept) / runs
+    names = [orchestrator.name for orchestrator in deployment.orchestrators]
+    per_run = (commits(deployment) - commits_before) / runs
     figures = row(names, runs, found["seconds"], cpu, busy)
-    share = round(wrote / found["seconds"], 2)
-    if share >= FULL:
+    share = round(written / found["seconds"], 2)
+    if share >= SATURATED_SHARE:
         figures["full"].append(STORE)
-    return {"replies": says, **figures, "commits_per_run": round(made, 1), "on_the_store": share}
+    return {"replies": kind, **figures, "commits_per_run": round(per_run, 1), "on_the_store": share}
 
 
 def row(
     names: list[str], runs: int, seconds: float, cpu: dict[str, float], busy: float
 ) -> dict[str, Any]:
-    """What is told of a measurement: those names are orchestrators."""
+    """The figures of one measurement; `names` are the orchestrators in `cpu`."""
     ours = sum(cpu[name] for name in names)
     turns = max(1, runs * TURNS)
     cores = {name: round(spent / seconds, 2) for name, spent in cpu.items()}
@@ -145,61 +154,63 @@ def row(
             "orchestrators": round(1e3 * ours / turns, 2),
             **{name: round(1e3 * s / turns, 2) for name, s in cpu.items() if name not in names},
         },
-        "full": [name for name, share in cores.items() if share >= FULL and name != "postgres"]
-        + (["machine"] if machine >= FULL * (os.cpu_count() or 1) else []),
+        "full": [
+            name for name, share in cores.items() if share >= SATURATED_SHARE and name != "postgres"
+        ]
+        + (["machine"] if machine >= SATURATED_SHARE * (os.cpu_count() or 1) else []),
     }
 
 
 async def bench(options: argparse.Namespace) -> dict[str, Any]:
     """All rows."""
-    end_with_us()
+    cancel_on_sigterm()
     rows: list[dict[str, Any]] = []
     for count in options.orchestrators:
         plan = Plan(0, 0, "mosquitto", calls_of_user=0, orchestrators=count, direct=True)
         with tempfile.TemporaryDirectory(prefix="scalespeed-") as folder:
-            async with brought_up(Path(folder), plan) as house, aiohttp.ClientSession() as http:
-                for one in house.orchestrators:
-                    await one.ready(http)
-                admin = await operator(house, http)
-                for says in SAYS:
-                    await measure(house, admin, says, WARM, WARM)
-                    found = await measure(house, admin, says, options.runs, options.at_once)
+            async with deploy(Path(folder), plan) as deployment, aiohttp.ClientSession() as http:
+                for orchestrator in deployment.orchestrators:
+                    await orchestrator.wait_ready(http)
+                admin = await create_admin_token(deployment, http)
+                for kind in SCRIPTS:
+                    await measure(deployment, admin, kind, WARM_UP_RUNS, WARM_UP_RUNS)
+                    found = await measure(deployment, admin, kind, options.runs, options.at_once)
                     rows.append(found)
                     print(json.dumps(rows[-1]), flush=True)
     return {"rows": rows, "ceiling": ceilings(rows), "efficiency": efficiency(rows)}
 
 
 def ceilings(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """For each kind of reply: what one orchestrator does, and what is full then."""
+    """For each kind of reply: the throughput of one orchestrator, and what is saturated."""
     return {
-        one["replies"]: {"turns_per_s": one["turns_per_s"], "full": one["full"]}
-        for one in rows
-        if one["orchestrators"] == 1
+        row["replies"]: {"turns_per_s": row["turns_per_s"], "full": row["full"]}
+        for row in rows
+        if row["orchestrators"] == 1
     }
 
 
 def efficiency(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Turns for each second of an orchestrator's core, beside those of one alone."""
-    alone = {one["replies"]: one["turns_per_core_s"] for one in rows if one["orchestrators"] == 1}
+    """Turns per core second of the orchestrators, relative to one orchestrator."""
+    single = {row["replies"]: row["turns_per_core_s"] for row in rows if row["orchestrators"] == 1}
     found: dict[str, dict[str, float]] = {}
-    for one in rows:
-        if base := alone.get(one["replies"]):
-            share = round(one["turns_per_core_s"] / base, 2)
-            found.setdefault(one["replies"], {})[str(one["orchestrators"])] = share
+    for row in rows:
+        if base := single.get(row["replies"]):
+            share = round(row["turns_per_core_s"] / base, 2)
+            found.setdefault(row["replies"], {})[str(row["orchestrators"])] = share
     return found
 
 
 def main() -> None:
-    """Measure as the command line says."""
+    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=400, help="of each row (default: 400)")
-    parser.add_argument("--at-once", type=int, default=48, help="runs at a time (default: 48)")
+    parser.add_argument("--runs", type=int, default=400, help="Runs of each row [400]")
+    parser.add_argument("--at-once", type=int, default=48, help="Concurrent runs [48]")
     parser.add_argument("--orchestrators", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--page", action="store_true", help="write docs/scale-figures.md anew")
+    parser.add_argument("--page", action="store_true", help="Update docs/scale-figures.md")
     options = parser.parse_args()
     found = asyncio.run(bench(options))
     if options.page:
-        keep("speed", found)
+        save("speed", found)
     print(json.dumps(found), flush=True)
 
 

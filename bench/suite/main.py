@@ -1,7 +1,7 @@
-"""Measure us, the floor and the peers in one run; the last line printed is the result as JSON.
+"""Measure EvoClaw, the floor and the peers in one run; the last line is the result as JSON.
 
-A full run also writes `bench/results.json` and `docs/benchmarks.md`; one that leaves something out
-(`--only`, `--no-peers`, `--quick`) only prints, unless it is told to put what it found there.
+A full run also writes `bench/results.json` and `docs/benchmarks.md`; a partial run (`--only`,
+`--no-peers`, `--quick`) only prints, except for `--only` with `--write`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from bench.suite.subjects import BENCH, ROOT
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="NAME", default="", help="rows whose name begins so")
-    parser.add_argument("--no-peers", action="store_true", help="only us and the floor")
-    parser.add_argument("--quick", action="store_true", help="one round, and short parts")
-    parser.add_argument("--write", action="store_true", help="keep it, though it is not all")
+    parser.add_argument(
+        "--only", metavar="NAME", default="", help="Measure rows whose name starts with NAME"
+    )
+    parser.add_argument(
+        "--no-peers", action="store_true", help="Measure only EvoClaw and the floor"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="Measure one round and shortened parts"
+    )
+    parser.add_argument("--write", action="store_true", help="Store the rows of a partial run")
     options = parser.parse_args()
     names = [row.name for row in ROWS] + [part.name for part in PARTS if not part.rows]
     if options.write and (options.quick or options.no_peers):
-        parser.error("--quick and --no-peers measure less than the rows say: that is not kept")
+        parser.error("--write cannot be combined with --quick or --no-peers: rows are incomplete")
     if not any(name.startswith(options.only) for name in names):
-        parser.error(f"no row begins with {options.only!r}: {', '.join(names)}")
+        parser.error(f"no row starts with {options.only!r}. Rows: {', '.join(names)}")
     return options
 
 
@@ -44,7 +50,7 @@ def _write(found: dict[str, Any], whole: bool) -> None:
 
 
 def main() -> None:
-    """Read the options, measure, report."""
+    """Parse the command line, measure, and report."""
     options, samples, began = _options(), Samples(), time.perf_counter()
     wanted = [row for row in ROWS if row.name.startswith(options.only)]
     in_rounds = [row for row in wanted if row in LOOP_ROWS]
@@ -61,7 +67,7 @@ def main() -> None:
     if whole or options.write:
         _write(found, whole)
     print(report.table(found), file=sys.stderr)
-    print(f"{time.perf_counter() - began:.0f} s in all", file=sys.stderr)
+    print(f"{time.perf_counter() - began:.0f} s in total", file=sys.stderr)
     print(json.dumps(found), flush=True)
     sys.exit(any(row["ours"] is None or row["floor"] is None for row in found["rows"]))
 

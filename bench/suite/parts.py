@@ -1,4 +1,4 @@
-"""The parts: programs of their own that end with one line of JSON, run one after the other."""
+"""The parts: separate programs whose last line is JSON, run one after the other."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from bench.suite.subjects import ROOT, CannotMeasure, last_line
 
 @dataclass(frozen=True)
 class Part:
-    """A program that gives figures."""
+    """A program that measures some rows."""
 
     name: str
     argv: tuple[str, ...]
-    """After the interpreter."""
+    """The arguments of the Python interpreter."""
     full: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
-    """How it is told to take as long as it needs, or to be done soon."""
+    """The options for a full and for a quick run."""
     seconds: float = 300.0
-    """Longer than this, and it is ended."""
+    """The timeout, after which it is killed."""
     peers: tuple[str, ...] = ()
-    """How it is told to measure others, too."""
+    """The options that add peers."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows that it gives."""
+        """The rows that it measures."""
         return tuple(row for row in ROWS if row.kind == self.name)
 
     def is_wanted(self, prefix: str) -> bool:
-        """Whether something of it begins so: a row's name, or its own if it has no rows."""
+        """Whether the name of one of its rows, or its own if it has none, starts with a prefix."""
         names = [row.name for row in self.rows] or [self.name]
         return any(name.startswith(prefix) for name in names)
 
@@ -64,7 +64,7 @@ PARTS = (
         SHORT,
     ),
     Part("footprint", _fleet("footprint"), (), ("--rounds", "2")),
-    Part("many", _fleet("many"), (), ("--edges", "100")),
+    Part("many", _fleet("many_edges"), (), ("--edges", "100")),
     Part("sqlite", ("-m", "bench.appends", "--store", "sqlite"), (), SHORT),
     Part("postgres", ("-m", "bench.appends", "--store", "postgres"), (), SHORT),
     Part("policies", ("-m", "bench.policies"), (), ("--rounds", "2")),
@@ -76,34 +76,34 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part."""
+    """The outcome of a part."""
 
     seconds: float
     figures: Mapping[str, Any]
     met: bool = True
-    """Whether it reached what it is to reach by itself."""
+    """Whether it met its own target."""
     why: str = ""
-    """Why it gave no figures."""
+    """Why it has no figures."""
 
 
 def run_part(part: Part, *, quick: bool, peers: bool = True) -> Outcome:
-    """Run it, showing what it says on the error output; it never raises for what a part does."""
+    """Run a part and copy its output to standard error; failures are returned, not raised."""
     argv = [sys.executable, *part.argv, *(part.quick if quick else part.full)]
     argv += part.peers if peers else ()
     print(f"part {part.name}", file=sys.stderr, flush=True)
     began = time.perf_counter()
     try:
-        last, code = _said(argv, part.seconds)
+        last, code = _run(argv, part.seconds)
         figures = json.loads(last)
         if not isinstance(figures, dict):
-            raise CannotMeasure("its last line is no JSON object")
+            raise CannotMeasure("the last line is not a JSON object")
     except (CannotMeasure, ValueError) as error:
-        why = "its last line is no JSON" if isinstance(error, ValueError) else str(error)
+        why = "the last line is not JSON" if isinstance(error, ValueError) else str(error)
         outcome = Outcome(_since(began), {}, met=False, why=why)
     else:
         outcome = Outcome(_since(began), figures, met=code == 0)
-    told = f"  {outcome.why}" if outcome.why else ""
-    print(f"part {part.name}: {outcome.seconds:.0f} s{told}", file=sys.stderr, flush=True)
+    reason = f"  {outcome.why}" if outcome.why else ""
+    print(f"part {part.name}: {outcome.seconds:.0f} s{reason}", file=sys.stderr, flush=True)
     return outcome
 
 
@@ -111,10 +111,10 @@ def _since(began: float) -> float:
     return round(time.perf_counter() - began, 1)
 
 
-def _said(argv: list[str], seconds: float) -> tuple[str, int]:
-    """The last line that a program printed, and its exit code."""
+def _run(argv: list[str], seconds: float) -> tuple[str, int]:
+    """Run a program; the last line of its output, and its exit code."""
     with tempfile.TemporaryFile("w+") as errors:
-        # A group of its own: what it began ends with it when it takes too long.
+        # Its own process group, so that its children are killed as well after the timeout.
         process = subprocess.Popen(
             argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
@@ -136,7 +136,7 @@ def _said(argv: list[str], seconds: float) -> tuple[str, int]:
             code = process.wait()
         finally:
             timer.cancel()
-            if process.poll() is None:  # we are interrupted; it would not be, in its own group
+            if process.poll() is None:  # an interrupt does not reach its process group
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if late.is_set():
@@ -148,7 +148,7 @@ def _said(argv: list[str], seconds: float) -> tuple[str, int]:
 
 
 def figure(figures: Mapping[str, Any], path: str) -> float | None:
-    """One figure of a part, to four digits; a dot in its name goes deeper."""
+    """A figure of a part with four digits; a dot in its path separates nested keys."""
     found: Any = figures
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None

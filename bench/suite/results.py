@@ -1,4 +1,4 @@
-"""What a run found, as it is written down, and put into what was found before."""
+"""The result of a run as it is stored, and merged into the stored results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PROGRAMS = {
     "bubblewrap": ("bwrap", {"sandboxes"}),
 }
 """Programs whose version matters, and the parts that use them."""
-KEPT = ("versions", "parts", "floors")
-"""What is simply put together from several runs."""
+MERGED_KEYS = ("versions", "parts", "floors")
+"""Mappings that are merged key by key."""
 
 
 def machine() -> dict[str, object]:
-    """What this was measured on."""
+    """The machine of the measurement."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -42,7 +42,7 @@ def machine() -> dict[str, object]:
 
 
 def versions(peers: Mapping[str, Subject], parts: Mapping[str, Outcome]) -> dict[str, str]:
-    """Of all that took part."""
+    """The versions of EvoClaw, its dependencies, the peers and the programs."""
     own = ours("ours")
     found = {name: _version(own, name) for name in ("evoclaw", "msgspec", "aiohttp")}
     if parts:
@@ -58,7 +58,7 @@ def versions(peers: Mapping[str, Subject], parts: Mapping[str, Outcome]) -> dict
 
 
 def _version(subject: Subject, package: str) -> str:
-    """Or nothing known: what took long to measure is not lost for that."""
+    """The version, or "unknown": a missing version must not discard the measurement."""
     try:
         return version_of(subject, package)
     except CannotMeasure:
@@ -76,7 +76,7 @@ def _program_version(program: str) -> str:
 
 
 def row_of(row: Row, samples: Samples, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """One row, from wherever it was measured."""
+    """One row, from the samples or from the outcome of a part."""
     known = {"name": row.name, "unit": row.unit, "better": row.better}
     if row.figures[0]:
         figures = outcomes[row.kind].figures if row.kind in outcomes else {}
@@ -96,7 +96,7 @@ def result(
     peers: Mapping[str, Subject],
     outcomes: Mapping[str, Outcome],
 ) -> dict[str, Any]:
-    """All of it."""
+    """The whole result."""
     found: dict[str, Any] = {
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -108,7 +108,7 @@ def result(
             for name, one in outcomes.items()
         },
     }
-    if new := samples.value("turn", "floor_new"):
+    if new := samples.value("turn", "floor_cached"):
         found["floors"] = {"turn_new": new}
     if "growth" in outcomes:
         found["curves"] = list(outcomes["growth"].figures.get("curves", ()))
@@ -118,9 +118,9 @@ def result(
 
 
 def merged(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """What was found, and what was found before of all that was not measured now.
+    """The new result, completed with stored rows that were not measured now.
 
-    A row that there is no more is left out; `dates` says which are older than the rest.
+    Rows that no longer exist are dropped; `dates` has the date of each older row.
     """
     known = [row.name for row in ROWS]
     new = {row["name"]: row for row in found["rows"]}
@@ -136,7 +136,7 @@ def merged(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
     return {
         **before,
         **found,
-        **{name: {**before.get(name, {}), **found.get(name, {})} for name in KEPT},
+        **{name: {**before.get(name, {}), **found.get(name, {})} for name in MERGED_KEYS},
         "problems": problems | found["problems"],
         "rows": [(old | new)[name] for name in known if name in old | new],
         "dates": {name: date for name, date in dates.items() if date != found["date"]},

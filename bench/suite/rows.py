@@ -1,4 +1,4 @@
-"""The rows of the table: what each measures, who takes part, why somebody may be ahead of us."""
+"""The rows of the table: what each measures, its peers, and why a peer may be ahead."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from bench.suite.subjects import LOOPS
 
-ALONE = "flatness_1000", "flatness_1000_loop"
-"""Rows of the loop that are only for us and the floor."""
+WITHOUT_PEERS = "flatness_1000", "flatness_1000_loop"
+"""Rows of the loop that are measured only for EvoClaw and the floor."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,18 @@ class Row:
     better: str
     """`lower` or `higher`."""
     kind: str
-    """How it is run: `loop`, `import`, `memory`, `schema`, `stored`, `stream`, or the name of the
-    part that gives it."""
-    how: str
+    """How it is measured: `loop`, `import`, `memory`, `schema`, `stored`, `stream`, or the name of
+    a part."""
+    description: str
     """One or two sentences for the page."""
     peers: tuple[str, ...] = LOOPS
     figures: tuple[str, str] = ("", "")
-    """Of a part's row: under which names the part says ours and the floor; a dot goes deeper."""
+    """Only rows of a part: the keys of EvoClaw's and the floor's figure in the part's result; a
+    dot separates nested keys."""
     others: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of a part's row: somebody else, and under which name the part says that."""
-    trails: Mapping[str, str] = field(default_factory=dict[str, str])
-    """A peer that may be ahead of us, and why."""
+    """Only rows of a part: peers, and the key of each peer's figure."""
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Peers that may be ahead, and why."""
 
 
 LOOP_ROWS = (
@@ -39,7 +40,7 @@ LOOP_ROWS = (
         "µs/turn",
         "lower",
         "loop",
-        "A run of 20 turns with one call each and a final text, divided by 20. Ours parses and"
+        "A run of 20 turns with one call each and a final text, divided by 20. EvoClaw parses and"
         " validates the arguments, has two policies judge the call, and encodes every record.",
     ),
     Row(
@@ -47,8 +48,8 @@ LOOP_ROWS = (
         "µs/turn",
         "lower",
         "loop",
-        "The median of turns 15 to 25 of a run of 30: what a turn costs when there is a history,"
-        " which the floor encodes anew each time.",
+        "The median of turns 15 to 25 of a run of 30: the cost of a turn with a history, which the"
+        " floor encodes again each turn.",
     ),
     Row(
         "parallel_turn",
@@ -62,22 +63,23 @@ LOOP_ROWS = (
         "turns/s",
         "higher",
         "loop",
-        "1,000 runs of two turns and a final text at once in one process; the model gives way"
-        " before each reply, so all runs are under way together. Who makes less than 1,000"
-        " is measured in one round only. A peer that is not async gets a thread for each run.",
+        "1,000 concurrent runs of two turns and a final text in one process; the model yields to"
+        " the event loop before each reply, so that the runs interleave. A subject below 1,000"
+        " turns/s is measured in one round only. A peer that is not async gets a thread for each"
+        " run.",
     ),
     Row(
         "flatness_100",
         "ratio",
         "lower",
         "loop",
-        "In one run of 100 turns, the median cost of the last ten turns over that of turns"
+        "In one run of 100 turns, the median cost of the last ten turns divided by that of turns"
         " 15 to 25: 1.0 means that a long history costs nothing extra.",
-        trails={
-            "agno": "both are flat, and a ratio flatters whose turn costs more to begin with: what"
-            " a turn gains over these eighty is a few µs here, and more of agno's",
-            "langgraph": "its turn costs so much to begin with that what it gains is a small part",
-            "langchain": "its turn costs so much to begin with that what it gains is a small part",
+        reasons={
+            "agno": "both are flat, and the ratio favors the subject with the higher base cost: a"
+            " turn gets a few µs slower over these eighty turns here, and more than that in agno",
+            "langgraph": "its base cost per turn is so high that the growth is a small share of it",
+            "langchain": "its base cost per turn is so high that the growth is a small share of it",
         },
     ),
     Row(
@@ -85,8 +87,8 @@ LOOP_ROWS = (
         "ratio",
         "lower",
         "loop",
-        "The same for the last ten of 1,000 turns, with the bytes of the whole request put"
-        " together each turn, as a real provider must; too slow for most peers.",
+        "The same for the last ten of 1,000 turns, with the bytes of the whole request assembled"
+        " each turn, as a real provider must do; too slow for most peers.",
         peers=(),
     ),
     Row(
@@ -94,8 +96,8 @@ LOOP_ROWS = (
         "ratio",
         "lower",
         "loop",
-        "The same without putting ours together: what the loop itself adds as the history grows."
-        " The floor is the same as in the row above.",
+        "The same without assembling EvoClaw's request: the growth of the loop itself. The floor is"
+        " the same as in the row above.",
         peers=(),
     ),
     Row(
@@ -103,8 +105,8 @@ LOOP_ROWS = (
         "KB/run",
         "lower",
         "memory",
-        "The runs of `concurrent_runs` in a fresh process: what its peak of resident memory gained"
-        " over the moment when 1,000 agents and models were ready to start, divided by 1,000.",
+        "The runs of `concurrent_runs` in a fresh process: the peak of resident memory minus the"
+        " memory when 1,000 agents and models were ready to start, divided by 1,000.",
     ),
     Row(
         "import_s",
@@ -119,38 +121,38 @@ LOOP_ROWS = (
         "MB",
         "lower",
         "import",
-        "The same process: resident memory it gained over the bare interpreter.",
+        "The same process: its resident memory minus that of the bare interpreter.",
     ),
     Row(
         "tool_schema",
         "µs/tool",
         "lower",
         "schema",
-        "A function with four parameters and a docstring, never seen before, made a tool with its"
-        " JSON schema. The floor is a `msgspec` struct of the signature, without the docstring.",
+        "Creating a tool with its JSON schema from a new function with four parameters and a"
+        " docstring. The floor is a `msgspec` struct of the signature, without the docstring.",
     ),
     Row(
         "stored_turn",
         "µs/turn",
         "lower",
         "stored",
-        "The run of `turn`, kept in a file as it goes, with the time for the disk. Ours is a"
-        " session in the store of `evoclaw up`: a reply is on the disk before its call begins, a"
-        " result before the model is asked again. The floor is one row for each message in a bare"
-        " `sqlite3` (WAL, `synchronous=FULL`), one commit a turn. `langgraph` and `langchain` use"
-        " their SQLite checkpointer with `durability=sync`; `openai-agents` its `SQLiteSession`,"
-        " once a turn when the call is over; `google-adk` its `SqliteSessionService`, each event"
-        " when it has happened; `strands-agents` files that are not synced;"
-        " `agno` its SQLite database, once, when the run has ended. `smolagents` and"
-        " `pydantic-ai-slim` keep nothing by themselves.",
+        "The run of `turn`, stored in a file while it runs, including the time for the disk."
+        " EvoClaw uses a session in the store of `evoclaw up`: a reply is on the disk before its"
+        " call starts, and a result before the next model request. The floor inserts one row for"
+        " each message with a bare `sqlite3` (WAL, `synchronous=FULL`), one commit per turn."
+        " `langgraph` and `langchain` use their SQLite checkpointer with `durability=sync`;"
+        " `openai-agents` uses its `SQLiteSession`, once per turn after the call; `google-adk` its"
+        " `SqliteSessionService`, after each event; `strands-agents` files that are not synced;"
+        " `agno` its SQLite database, once, after the run. `smolagents` and `pydantic-ai-slim` have"
+        " no store of their own.",
         peers=(
             *("agno", "langchain", "langgraph", "strands-agents", "openai-agents"),
             "google-adk",
         ),
-        trails={
-            "agno": "it commits when the run has ended, and a crash before that loses all turns;"
-            " ours waits for the disk in every turn",
-            "strands-agents": "it never waits for the disk; ours does in every turn",
+        reasons={
+            "agno": "it commits once after the run, so a crash before that loses all turns; EvoClaw"
+            " waits for the disk in every turn",
+            "strands-agents": "it never waits for the disk; EvoClaw does in every turn",
         },
     ),
     Row(
@@ -158,9 +160,9 @@ LOOP_ROWS = (
         "ms CPU",
         "lower",
         "stream",
-        "CPU time of the client's process for one streamed reply of 500 chunks in the OpenAI"
-        " dialect, sent in a burst by a local server in another process. The floor is a bare"
-        " `aiohttp` client that splits what it reads itself and decodes it into typed structs.",
+        "CPU time of the client process for one streamed reply of 500 chunks in OpenAI's format,"
+        " sent in a burst by a local server in another process. The floor is a bare `aiohttp`"
+        " client that splits the stream itself and decodes it into typed structs.",
         peers=("openai",),
     ),
     Row(
@@ -168,51 +170,52 @@ LOOP_ROWS = (
         "ms CPU",
         "lower",
         "stream",
-        "The same in the Anthropic dialect.",
+        "The same in Anthropic's format.",
         peers=("anthropic",),
     ),
 )
 
-JOURNALED = (
-    "nothing of its call is kept: one that is cut off may have happened or not. Ours is on the disk"
-    " of both sides before it begins and before it is answered, and is begun at most once"
+NOT_JOURNALED = (
+    "it stores nothing about a call, so the outcome of an interrupted call is unknown. EvoClaw"
+    " writes the call to disk on both sides before it starts and before it is acknowledged, and"
+    " starts it at most once"
 )
-BARE = "it only carries bytes: it is a second floor, and no way to call a tool"
+BYTES_ONLY = "it only transfers bytes: it is a second floor, not a way to call a tool"
 PART_ROWS = (
     Row(
         "edge_call",
         "calls/s",
         "higher",
         "roundtrip",
-        "A call of a tool that does nothing on an edge in another process, over the embedded"
-        " broker, one at a time; on the disk of both sides before it is answered. The floor is a"
-        " bare MQTT client (`gmqtt`) that sends 500 bytes and gets them back, QoS 1 both ways;"
-        " `aiomqtt` does the same. The official MCP SDK calls such a tool in another process over"
-        " HTTP, and keeps nothing.",
+        "A call of a no-op tool on an edge in another process, over the embedded broker, one at a"
+        " time; durable on both sides before it is acknowledged. The floor is a bare MQTT client"
+        " (`gmqtt`) that sends 500 bytes and gets them back, QoS 1 both ways; `aiomqtt` does the"
+        " same. The official MCP SDK calls such a tool in another process over HTTP, and stores"
+        " nothing.",
         figures=("durable_1_per_s", "bare_1_per_s"),
         others={"aiomqtt": "aiomqtt_1_per_s", "MCP SDK": "mcp_1_per_s"},
-        trails={"aiomqtt": BARE, "MCP SDK": JOURNALED},
+        reasons={"aiomqtt": BYTES_ONLY, "MCP SDK": NOT_JOURNALED},
     ),
     Row(
         "edge_call_64",
         "calls/s",
         "higher",
         "roundtrip",
-        "The same with 64 in flight, for the floor as well.",
+        "The same with 64 calls in flight, for the floor as well.",
         figures=("durable_64_per_s", "bare_64_per_s"),
         others={"aiomqtt": "aiomqtt_64_per_s", "MCP SDK": "mcp_64_per_s"},
-        trails={"aiomqtt": BARE, "MCP SDK": JOURNALED},
+        reasons={"aiomqtt": BYTES_ONLY, "MCP SDK": NOT_JOURNALED},
     ),
     Row(
         "edge_call_unsynced",
         "calls/s",
         "higher",
         "roundtrip",
-        "One at a time, with stores that are written and not synced: the protocol without the"
-        " disk, which the floor does not have either.",
+        "One call at a time, with stores that are written and not synced: the protocol without"
+        " waiting for the disk, which the floor does not do either.",
         figures=("fast_1_per_s", "bare_1_per_s"),
         others={"aiomqtt": "aiomqtt_1_per_s", "MCP SDK": "mcp_1_per_s"},
-        trails={"aiomqtt": BARE},
+        reasons={"aiomqtt": BYTES_ONLY},
     ),
     Row(
         "edge_call_mosquitto",
@@ -228,7 +231,8 @@ PART_ROWS = (
         "lower",
         "footprint",
         "Resident memory of an idle `evoclaw edge` with all its tools, rules, audit and receipts,"
-        " connected and greeted. The floor is a Python process with a bare MQTT client.",
+        " connected and registered with the orchestrator. The floor is a Python process with a bare"
+        " MQTT client.",
         figures=("memory_mb", "bare_mb"),
     ),
     Row(
@@ -236,7 +240,8 @@ PART_ROWS = (
         "s",
         "lower",
         "footprint",
-        "From the start of its process until it is online; the floor's until it has subscribed.",
+        "From the start of the edge's process until it is online; for the floor, until it has"
+        " subscribed.",
         figures=("start_s", "bare_start_s"),
     ),
     Row(
@@ -244,9 +249,9 @@ PART_ROWS = (
         "s",
         "lower",
         "many",
-        "One `edge_call` to all of 1,000 edges, each with a connection, a journal and a tool of"
-        " its own, in two other processes. The floor is 1,000 bare MQTT clients in two processes,"
-        " each sent 500 bytes, which it sends back. The best of three, of both.",
+        "One `edge_call` to all of 1,000 edges, each with its own connection, journal and tool, in"
+        " two other processes. The floor is 1,000 bare MQTT clients in two processes, each of which"
+        " receives 500 bytes and sends them back. The best of three for both.",
         figures=("fan_out_s", "bare_fan_out_s"),
     ),
     Row(
@@ -254,9 +259,9 @@ PART_ROWS = (
         "appends/s",
         "higher",
         "sqlite",
-        "What a turn with one call leaves: five records, two messages and the run's figures,"
-        " appended to a session in one transaction and waited for, one after the other. The floor"
-        " puts the same rows into the same tables with a bare `sqlite3`, on the same thread.",
+        "Appending a turn with one call to a session: five records, two messages and the usage of"
+        " the run in one transaction, one append after the other. The floor inserts the same rows"
+        " into the same tables with a bare `sqlite3`, on the same thread.",
         figures=("ours_1_per_s", "bare_1_per_s"),
     ),
     Row(
@@ -264,7 +269,8 @@ PART_ROWS = (
         "appends/s",
         "higher",
         "sqlite",
-        "The same of 64 sessions at once; ours share commits, the floor commits each.",
+        "The same for 64 concurrent sessions; EvoClaw groups commits, the floor commits each"
+        " append.",
         figures=("ours_64_per_s", "bare_1_per_s"),
     ),
     Row(
@@ -272,8 +278,8 @@ PART_ROWS = (
         "appends/s",
         "higher",
         "postgres",
-        "`append_sqlite` on a PostgreSQL of this machine that does not sync its disk, so that the"
-        " work counts and not the disk. The floor is a bare `psycopg`, a pipeline a transaction.",
+        "`append_sqlite` on a local PostgreSQL with `fsync` off, so that the work is measured and"
+        " not the disk. The floor is a bare `psycopg` with one pipeline per transaction.",
         figures=("ours_1_per_s", "bare_1_per_s"),
     ),
     Row(
@@ -281,7 +287,7 @@ PART_ROWS = (
         "appends/s",
         "higher",
         "postgres",
-        "The same of 64 sessions at once, over one connection.",
+        "The same for 64 concurrent sessions over one connection.",
         figures=("ours_64_per_s", "bare_1_per_s"),
     ),
     Row(
@@ -290,7 +296,7 @@ PART_ROWS = (
         "lower",
         "policies",
         "All policies of a governed run judge a `read`. The floor is a chain of as many policies"
-        " that allow at once.",
+        " that allow immediately.",
         figures=("read/trusted.fresh", "floor"),
     ),
     Row(
@@ -298,8 +304,8 @@ PART_ROWS = (
         "µs CPU",
         "lower",
         "policies",
-        "The same for a command line of four programs with redirections whose text was never read"
-        " before: it is parsed, and what each program does is looked up.",
+        "The same for a new command line of four programs with redirections: it is parsed, and the"
+        " effects of each program are looked up.",
         figures=("four_programs/trusted.fresh", "floor"),
     ),
     Row(
@@ -307,8 +313,8 @@ PART_ROWS = (
         "µs CPU",
         "lower",
         "policies",
-        "The same for a `webfetch` in a conversation in which pages were read: where each piece of"
-        " the address came from is looked up.",
+        "The same for a `webfetch` in a conversation that contains web pages: the origin of each"
+        " part of the URL is looked up.",
         figures=("webfetch/untrusted.fresh", "floor"),
     ),
     Row(
@@ -316,9 +322,9 @@ PART_ROWS = (
         "ms",
         "lower",
         "sandboxes",
-        "`true` run in a sandbox that is there already, with its limits and no network. The"
-        " floor is a bare fork and exec, which holds nothing back; `bubblewrap` is the program"
-        " itself, started with the same namespaces each time.",
+        "`true` in a warm sandbox, with limits and without network. The floor is a bare fork and"
+        " exec without isolation; `bubblewrap` is the program itself, started with the same"
+        " namespaces each time.",
         figures=("warm_ms", "bare_ms"),
         others={"bubblewrap": "cold_bubblewrap_ms"},
     ),

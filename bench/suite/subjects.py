@@ -1,4 +1,4 @@
-"""Who is measured, and in which environment; a peer's is made once, by package name, and kept."""
+"""The measured subjects and their environments; a peer's environment is created once and reused."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LOOPS = (
 )
 SDKS = {"openai": "openai", "anthropic": "anthropic"}
 """Dialect of a streaming row: the official SDK that is its peer."""
-BESIDES = {
+EXTRA_PACKAGES = {
     "agno": ("sqlalchemy[asyncio]", "aiosqlite"),
     "langchain": ("langgraph-checkpoint-sqlite",),
     "langgraph": ("langgraph-checkpoint-sqlite",),
     "google-adk": ("aiosqlite",),
 }
-"""What a peer needs to keep its runs in SQLite, and does not bring with it."""
+"""Packages that a peer needs to store its runs in SQLite, and does not depend on."""
 
 SWITCHES = {
     "AGNO_TELEMETRY": "false",
@@ -38,16 +38,16 @@ SWITCHES = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "OTEL_SDK_DISABLED": "true",
 }
-"""Telemetry and tracing, off for everybody."""
+"""Variables that turn off telemetry and tracing."""
 
 
 class CannotMeasure(Exception):
-    """Something cannot be measured here; the message says why, with no path and no address."""
+    """Something cannot be measured here; the message has the reason, without paths and URLs."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One of those measured: its interpreter and its script."""
+    """A measured implementation: its interpreter and its script."""
 
     name: str
     python: Path
@@ -63,15 +63,15 @@ class Subject:
 
 
 def ours(script: str) -> Subject:
-    """A script that runs in our own environment."""
+    """A script that runs in EvoClaw's environment."""
     return Subject(script, Path(sys.executable), BENCH / f"{script}.py")
 
 
 def peer(package: str) -> Subject:
-    """A peer in its own environment, made if it is not there."""
+    """A peer in its own environment, which is created if it is missing."""
     home = ENVS / package
     python = home / "bin" / "python"
-    ready, wanted = home / "installed", [package, *BESIDES.get(package, ())]
+    ready, wanted = home / "installed", [package, *EXTRA_PACKAGES.get(package, ())]
     if not ready.exists() or ready.read_text().split() != wanted:
         print(f"installing {' '.join(wanted)}", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(home)], None, 120)
@@ -102,7 +102,7 @@ def _run(command: list[str], env: dict[str, str] | None, seconds: float) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last thing said, with no path and no address in it."""
+    """The last line of an output, without paths and URLs."""
     last = (text.strip().splitlines() or ["no output"])[-1]
     last = re.sub(r"\w+://\S+", "<address>", last)
     return re.sub(r"(/[\w.@+-]+){2,}/?", "<path>", last)[:200]

@@ -1,13 +1,13 @@
-"""How costs grow: what is fitted, and what is found too much."""
+"""Growth curves: the fitted exponent, and the limits."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from bench.growth.clocks import Points, called
-from bench.growth.fitting import FLAT, LINEAR, curve, fit
-from bench.growth.run import shown
+from bench.growth.curves import FLAT, LINEAR, curve, fit
+from bench.growth.measure import Points, count_calls
+from bench.growth.run import format_curve
 
 SIZES = (10, 100, 1_000, 10_000)
 
@@ -49,7 +49,7 @@ def test_the_lowest_sample_counts_and_a_curve_needs_two_sizes() -> None:
     points.add("another", "µs", FLAT, 10, 1.0)
     (found,) = points.curves()
     assert (found.name, found.sizes, found.values, found.ok) == ("one", (10, 100), (2.0, 2.0), True)
-    assert "ok" in shown(found) and "one" in shown(found)
+    assert "ok" in format_curve(found) and "one" in format_curve(found)
     with pytest.raises(ValueError, match="two sizes"):
         fit([10], [1.0])
 
@@ -62,5 +62,5 @@ async def test_function_calls_are_counted() -> None:
         for _ in range(times):
             nothing()
 
-    few, many = await called(lambda: op(10)), await called(lambda: op(110))
+    few, many = await count_calls(lambda: op(10)), await count_calls(lambda: op(110))
     assert many - few == 100

@@ -1,10 +1,10 @@
-"""The page of several orchestrators: made from the figures that are kept, and up to date."""
+"""The page about several orchestrators matches the stored results."""
 
 from __future__ import annotations
 
 import json
 
-from bench.scale.figures import PAGE, RESULTS, page
+from bench.scale.report import PAGE, RESULTS, page
 from bench.scale.scalespeed import ceilings, efficiency, row
 
 
@@ -13,8 +13,8 @@ def test_the_scale_page_matches_the_stored_results() -> None:
 
 
 def test_missing_measurements_are_left_out_of_the_page() -> None:
-    assert "## One, two, three" not in page({})
-    assert "take-overs" not in page({})
+    assert "## Throughput" not in page({})
+    assert "takeovers" not in page({})
 
 
 def test_a_row_names_the_saturated_process_and_the_cost_of_a_turn() -> None:

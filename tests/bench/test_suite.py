@@ -33,7 +33,7 @@ def test_every_row_has_a_unique_name_and_a_part_that_measures_it() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_reasons_are_given_only_for_peers_of_the_row(row: Row) -> None:
-    assert set(row.trails) <= {*row.peers, *row.others}
+    assert set(row.reasons) <= {*row.peers, *row.others}
 
 
 def test_a_part_is_selected_by_one_of_its_rows_or_by_its_name() -> None:
@@ -58,8 +58,8 @@ def test_a_part_that_cannot_run_says_why_without_paths() -> None:
     done = run_part(program("raise SystemExit('no server in /usr/lib/somewhere')"), quick=False)
     assert (done.figures, done.why) == ({}, "no server in <path>")
     assert run_part(program("raise SystemExit(1)"), quick=False).why == "no output"
-    assert run_part(program("print('{broken')"), quick=False).why == "its last line is no JSON"
-    assert run_part(program("print(1)"), quick=False).why == "its last line is no JSON object"
+    assert run_part(program("print('{broken')"), quick=False).why == "the last line is not JSON"
+    assert run_part(program("print(1)"), quick=False).why == "the last line is not a JSON object"
 
 
 def test_a_part_that_times_out_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_unknown_row_is_refused_with_the_known_rows() -> None:
     done = started("--only", "nothing_of_that_name")
-    assert done.returncode == 2 and "no row begins with" in done.stderr
+    assert done.returncode == 2 and "no row starts with" in done.stderr
     assert "edge_call_64" in done.stderr and "growth" in done.stderr
 
 

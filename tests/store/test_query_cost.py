@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from bench.growth.clocks import steps_of
+from bench.growth.measure import steps_of
 
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Principal

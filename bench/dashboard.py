@@ -1,9 +1,9 @@
-"""The page under load: 1,000 edges and a run of 10,000 events in a real Chromium.
+"""The dashboard under load: 1,000 edges and a run of 10,000 events in a real Chromium.
 
-The service and the page are the real ones; the edges are known to a real fleet and give 33 signs of
-life a second, without machines behind them. What is measured is what a person feels: how long until
-something is seen, and how even frames are drawn while one scrolls and the numbers move. The floor
-is the same browser scrolling an empty page in the same run. Ends with one JSON object.
+The service and the dashboard are the real ones; the edges are registered with a real fleet and send
+33 heartbeats a second, without processes behind them. Measured are the time until a view shows its
+first item, and the frame times while the view scrolls and updates. The floor is the same browser
+scrolling an empty page in the same run. Ends with one JSON object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from evoclaw.transport.wire import Advert, AdvertisedTool, Heartbeat
 
 EDGES, EVENTS = 1_000, 10_000
 BEATS = 33
-"""Signs of life a second: a thousand edges, one each in 30 s."""
+"""Heartbeats per second: a thousand edges, one each in 30 s."""
 TURNS, CALLS = 18, 20
 SCROLL_S = 6.0
 SMOOTH = """async ([selector, seconds]) => {
@@ -79,8 +79,8 @@ def beat(number: int, count: int, random: Random) -> Heartbeat:
     )
 
 
-def people(orchestrator: Orchestrator) -> None:
-    """Make the edges known."""
+def register_edges(orchestrator: Orchestrator) -> None:
+    """Register the edges with the fleet."""
     random, fleet = Random(1), orchestrator.fleet
     tools = [AdvertisedTool(name, "1", f"hash-{name}") for name in ("read", "bash", "grep")]
     for number in range(EDGES):
@@ -91,8 +91,8 @@ def people(orchestrator: Orchestrator) -> None:
         )
 
 
-async def alive(orchestrator: Orchestrator) -> None:
-    """Let them give signs of life, evenly."""
+async def send_heartbeats(orchestrator: Orchestrator) -> None:
+    """Send heartbeats of random edges at a constant rate."""
     random, count = Random(2), 0
     while True:
         await asyncio.sleep(1 / BEATS)
@@ -102,8 +102,8 @@ async def alive(orchestrator: Orchestrator) -> None:
 
 
 def script() -> list[Reply]:
-    """A run of about so many events: replies in pieces, calls side by side."""
-    # Pieces that come at once are kept as fewer records.
+    """A run of about `EVENTS` events: streamed replies and parallel calls."""
+    # Pieces that arrive together are stored as fewer records.
     pieces = 2 * EVENTS // TURNS
     text = "".join(f"piece {number}\n" for number in range(pieces))
     replies = [
@@ -123,19 +123,19 @@ def script() -> list[Reply]:
 async def service(folder: Path) -> AsyncGenerator[tuple[ServiceHarness, Orchestrator, str, str]]:
     settings = ServerSettings(port=0, stop_within_s=1, requests_per_minute=100_000, burst=10_000)
     async with (
-        build_service(folder, Scripted(*script()), settings=settings) as (house, _),
+        build_service(folder, Scripted(*script()), settings=settings) as (harness, _),
         await CommandStore.open(folder / "fleet.db") as commands,
-        house.runs.serving(),
+        harness.runs.serving(),
     ):
         orchestrator = Orchestrator(MemoryLink(MemoryBroker()), commands)
-        people(orchestrator)
-        parts = replace(house.parts(settings, orchestrator), extra_routes=dashboard_routes())
+        register_edges(orchestrator)
+        parts = replace(harness.parts(settings, orchestrator), extra_routes=dashboard_routes())
         async with serving(create_app(parts), settings) as url:
-            yield house, orchestrator, url, await house.token("*", user="")
+            yield harness, orchestrator, url, await harness.token("*", user="")
 
 
 async def seen(page: Page, address: str, selector: str) -> float:
-    """Milliseconds until something is to be seen after one went to a view."""
+    """Milliseconds from opening a view until its first item is visible."""
     began = time.perf_counter()
     await page.evaluate("address => { location.hash = address; }", address)
     await page.wait_for_selector(selector, timeout=60_000)
@@ -148,7 +148,7 @@ async def smooth(page: Page, selector: str) -> dict[str, Any]:
 
 
 async def finished(url: str, token: str) -> str:
-    """The id of the long run, once it ended."""
+    """Start the long run and wait for its end; its id."""
     headers = {"authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(url, headers=headers) as http:
         async with http.post("/v1/runs", json={"message": "a long story"}) as answer:
@@ -161,20 +161,20 @@ async def finished(url: str, token: str) -> str:
 
 
 async def measure(browser: Browser, folder: Path) -> dict[str, Any]:
-    async with service(folder) as (house, orchestrator, url, token):
+    async with service(folder) as (harness, orchestrator, url, token):
         run_id = await finished(url, token)
-        records = await house.talks.store.records(run_id, 0, 100_000)
+        records = await harness.talks.store.records(run_id, 0, 100_000)
         page = await browser.new_page(viewport={"width": 1280, "height": 800})
         await page.set_content("<div style='height:100000px'></div>")
         floor = await smooth(page, "html")
         await page.goto(f"{url}/#token={token}")
         await page.wait_for_selector("#link[data-state=open]")
-        beating = asyncio.create_task(alive(orchestrator))
+        heartbeats = asyncio.create_task(send_heartbeats(orchestrator))
         try:
             fleet_ms = await seen(page, "#/fleet", ".view-fleet .list-item")
             fleet = await smooth(page, ".view-fleet .list")
         finally:
-            beating.cancel()
+            heartbeats.cancel()
         run_ms = await seen(page, f"#/runs/{run_id}", ".view-run .list-item")
         run = await smooth(page, ".view-run .list")
     return {

@@ -1,4 +1,4 @@
-"""Many light edges in one process: `python -m bench.fleet.crowd PORT FOLDER FIRST COUNT`."""
+"""Many light edges in one process: `python -m bench.fleet.light_edges PORT FOLDER FIRST COUNT`."""
 
 import asyncio
 import signal
@@ -12,12 +12,12 @@ from evoclaw.transport.address import Address
 
 
 def name_of(number: int) -> str:
-    """An edge's id."""
+    """The id of an edge."""
     return f"edge-{number:04d}"
 
 
 async def main() -> None:
-    """Be there until told to stop."""
+    """Run the edges until SIGTERM."""
     port, folder, first, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -27,7 +27,7 @@ async def main() -> None:
             await stack.enter_async_context(light_edge(name_of(number), address, folder))
         await stop.wait()
         sys.stdout.flush()
-        # A thousand good-byes one after the other are of no interest.
+        # Skip a thousand sequential disconnects.
         stack.pop_all()
 
 

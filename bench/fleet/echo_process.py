@@ -1,7 +1,7 @@
-"""The far side of a round trip, as a process: a bare MQTT client that echoes, or a light edge.
+"""The remote side of a round trip, as a process: a bare MQTT client that echoes, or a light edge.
 
-python -m bench.fleet.echo bare PORT
-python -m bench.fleet.echo edge PORT FOLDER durable|fast|profiled
+python -m bench.fleet.echo_process bare PORT
+python -m bench.fleet.echo_process edge PORT FOLDER durable|fast|profiled
 """
 
 import asyncio
@@ -9,18 +9,18 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.fleet.bare import PING, PONG, connected
+from bench.fleet.bare_client import PING, PONG, connected
 from bench.fleet.profiling import profile
 from tests.support.light_edges import light_edge, marking_tool
 
 from evoclaw.edge.device import DeviceLimits
 from evoclaw.transport.address import Address
 
-AT_ONCE = 64
+EDGE_CONCURRENCY = 64
 
 
 async def bare(port: int, stop: asyncio.Event) -> None:
-    """Echo what comes."""
+    """Echo messages."""
     async with connected("echo", port) as client:
 
         def echo(_client: object, _topic: str, payload: bytes, _qos: int, _more: object) -> int:
@@ -33,15 +33,15 @@ async def bare(port: int, stop: asyncio.Event) -> None:
 
 
 async def edge(port: int, folder: Path, durable: bool, stop: asyncio.Event) -> None:
-    """Serve a tool that does nothing."""
-    limits = DeviceLimits(concurrency=AT_ONCE, queue=10 * AT_ONCE)
+    """Serve a no-op tool."""
+    limits = DeviceLimits(concurrency=EDGE_CONCURRENCY, queue=10 * EDGE_CONCURRENCY)
     address = Address("127.0.0.1", port)
     async with light_edge("pi", address, folder, limits=limits, durable=durable):
         await stop.wait()
 
 
 async def marks(port: int, folder: Path, stop: asyncio.Event) -> None:
-    """Serve a tool that writes down what it is given, with the limits an edge has by itself."""
+    """Serve a tool that appends its argument to a file, with the default limits of an edge."""
     tools = [marking_tool(folder / "marks")]
     address = Address("127.0.0.1", port)
     async with light_edge("pi", address, folder, tools=tools, durable=True):
@@ -49,7 +49,7 @@ async def marks(port: int, folder: Path, stop: asyncio.Event) -> None:
 
 
 async def main() -> None:
-    """Be what the command line says until told to stop."""
+    """Run the side that the command line names until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     kind, port, *rest = sys.argv[1:]

@@ -1,74 +1,88 @@
-"""The checker of `make scalebench`: each broken promise is found, and a good history is not."""
+"""The checks of `make scalebench` find each violated guarantee, and none in a correct history."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from bench.scale.gather import summed_up
-from bench.scale.history import (
-    DROWSY,
-    Asked,
-    Bounds,
-    Called,
+from bench.scale.collect import summarize
+from bench.scale.consistency import (
+    FENCING_GRACE_S,
+    BudgetLimits,
     Findings,
     History,
     Mark,
-    Paid,
-    Spell,
-    Stored,
-    Told,
-    Watched,
-    examine,
+    ModelRequest,
+    Outage,
+    RecordSummary,
+    RequestedRun,
+    StartedCall,
+    StoredRunSummary,
+    WatchedRun,
+    check_history,
     takeovers,
 )
 
 A, B = "k0000000001", "k0000000002"
 
 
-def told(first: float, *kinds: str) -> tuple[Told, ...]:
+def records_from(first: float, *kinds: str) -> tuple[RecordSummary, ...]:
     """Records a second apart; replies are counted."""
-    made: list[Told] = []
+    records: list[RecordSummary] = []
     for number, kind in enumerate(kinds):
-        turn = 1 + sum(one.kind == kind for one in made)
-        made.append(Told(number + 1, first + number, kind, turn))
-    return tuple(made)
+        turn = 1 + sum(record.kind == kind for record in records)
+        records.append(RecordSummary(number + 1, first + number, kind, turn))
+    return tuple(records)
 
 
 WHOLE = ("run_started", "turn_started", "replied", "call_started", "call_finished", "run_finished")
 GOOD = History(
-    asked=[
-        Asked(A, "s", 0, "ann", frozenset({"r1"})),
-        Asked(B, "s", 1, "ann", frozenset({"r2"})),
+    requested=[
+        RequestedRun(A, "s", 0, "ann", frozenset({"r1"})),
+        RequestedRun(B, "s", 1, "ann", frozenset({"r2"})),
     ],
     stored=[
-        Stored("r1", A, "ended", "completed", told(100, *WHOLE), (Called(f"{A}.1.1", "ok"),)),
-        Stored("r2", B, "ended", "completed", told(110, *WHOLE), (Called(f"{B}.1.1", "ok"),)),
+        StoredRunSummary(
+            "r1",
+            A,
+            "ended",
+            "completed",
+            records_from(100, *WHOLE),
+            (StartedCall(f"{A}.1.1", "ok"),),
+        ),
+        StoredRunSummary(
+            "r2",
+            B,
+            "ended",
+            "completed",
+            records_from(110, *WHOLE),
+            (StartedCall(f"{B}.1.1", "ok"),),
+        ),
     ],
-    watched=[Watched("r1", (1, 2, 3, 4, 5, 6)), Watched("r2", (1, 2, 3, 4, 5, 6))],
+    watched=[WatchedRun("r1", (1, 2, 3, 4, 5, 6)), WatchedRun("r2", (1, 2, 3, 4, 5, 6))],
     marks=[Mark("pi", f"{A}.1.1", 103.5), Mark("pi", f"{B}.1.1", 113.5)],
-    paid=[Paid(101.5, "one", A, 1), Paid(111.5, "two", B, 1)],
-    bounds=Bounds(2, 10, 3),
+    model_requests=[ModelRequest(101.5, "one", A, 1), ModelRequest(111.5, "two", B, 1)],
+    limits=BudgetLimits(2, 10, 3),
 )
 
 
 def with_run(**changes: object) -> History:
-    """The good history, but for its first run."""
+    """The correct history with a changed first run."""
     first, second = GOOD.stored
     return replace(GOOD, stored=[replace(first, **changes), second])  # pyright: ignore[reportArgumentType]
 
 
 def only(history: History) -> tuple[str, str]:
-    """The one promise that is broken, and what is said of it."""
-    found = vars(examine(history))
+    """The only violated guarantee, and its message."""
+    found = vars(check_history(history))
     ((name, lines),) = [(name, lines) for name, lines in found.items() if lines]
     assert len(lines) == 1, lines
     return name, lines[0]
 
 
 def test_a_correct_history_has_no_findings() -> None:
-    assert examine(GOOD) == Findings()
-    assert examine(History()) == Findings()
+    assert check_history(GOOD) == Findings()
+    assert check_history(History()) == Findings()
 
 
 def test_an_accepted_run_that_has_not_ended_is_lost() -> None:
@@ -78,19 +92,19 @@ def test_an_accepted_run_that_has_not_ended_is_lost() -> None:
 
 
 def test_an_accepted_run_that_is_not_stored_is_lost() -> None:
-    asked = [*GOOD.asked, Asked("k0000000003", "t", 0, "ann", frozenset({"r3"}))]
-    assert only(replace(GOOD, asked=asked))[0] == "lost"
+    requested = [*GOOD.requested, RequestedRun("k0000000003", "t", 0, "ann", frozenset({"r3"}))]
+    assert only(replace(GOOD, requested=requested))[0] == "lost"
 
 
 def test_a_run_that_was_never_acknowledged_may_be_missing() -> None:
-    asked = [*GOOD.asked, Asked("k0000000003", "t", 0, "ann")]
-    assert examine(replace(GOOD, asked=asked)) == Findings()
+    requested = [*GOOD.requested, RequestedRun("k0000000003", "t", 0, "ann")]
+    assert check_history(replace(GOOD, requested=requested)) == Findings()
 
 
 def test_a_run_that_ended_with_an_error_is_lost() -> None:
     name, line = only(with_run(stop="error"))
     assert name == "lost"
-    assert "by a fault" in line
+    assert "with an error" in line
 
 
 def test_a_call_reported_as_done_without_an_effect_is_lost() -> None:
@@ -99,38 +113,38 @@ def test_a_call_reported_as_done_without_an_effect_is_lost() -> None:
 
 @pytest.mark.parametrize("outcome", ["unknown", "timeout", "agent_offline", ""])
 def test_a_call_not_reported_as_done_may_have_no_effect(outcome: str) -> None:
-    history = replace(with_run(calls=(Called(f"{A}.1.1", outcome),)), marks=GOOD.marks[1:])
-    assert examine(history) == Findings()
+    history = replace(with_run(calls=(StartedCall(f"{A}.1.1", outcome),)), marks=GOOD.marks[1:])
+    assert check_history(history) == Findings()
 
 
 def test_a_call_reported_as_never_started_with_an_effect_is_wrong() -> None:
-    name, _ = only(with_run(calls=(Called(f"{A}.1.1", "agent_offline"),)))
+    name, _ = only(with_run(calls=(StartedCall(f"{A}.1.1", "agent_offline"),)))
     assert name == "wrong"
 
 
 def test_a_call_with_unknown_outcome_may_have_an_effect() -> None:
-    assert examine(with_run(calls=(Called(f"{A}.1.1", "unknown"),))) == Findings()
+    assert check_history(with_run(calls=(StartedCall(f"{A}.1.1", "unknown"),))) == Findings()
 
 
 def test_a_record_that_a_watcher_missed_is_lost() -> None:
-    watched = [Watched("r1", (1, 2, 3, 5, 6)), GOOD.watched[1]]
+    watched = [WatchedRun("r1", (1, 2, 3, 5, 6)), GOOD.watched[1]]
     name, line = only(replace(GOOD, watched=watched))
     assert name == "lost"
     assert "[4]" in line
 
 
 def test_a_watcher_that_left_before_the_end_missed_nothing() -> None:
-    watched = [Watched("r1", (1, 2), ended=False), GOOD.watched[1]]
-    assert examine(replace(GOOD, watched=watched)) == Findings()
+    watched = [WatchedRun("r1", (1, 2), ended=False), GOOD.watched[1]]
+    assert check_history(replace(GOOD, watched=watched)) == Findings()
 
 
 def test_a_delta_seen_by_a_watcher_and_lost_in_a_crash_is_accepted() -> None:
-    watched = [Watched("r1", (1, 2, 3, 4, 5, 6, 7)), GOOD.watched[1]]
-    assert examine(replace(GOOD, watched=watched)) == Findings()
+    watched = [WatchedRun("r1", (1, 2, 3, 4, 5, 6, 7)), GOOD.watched[1]]
+    assert check_history(replace(GOOD, watched=watched)) == Findings()
 
 
 def test_a_result_never_collected_from_an_edge_is_lost() -> None:
-    assert only(replace(GOOD, untold=["pi r1.1.0.1"]))[0] == "lost"
+    assert only(replace(GOOD, uncollected=["pi r1.1.0.1"]))[0] == "lost"
 
 
 def test_an_effect_that_happened_twice_is_duplicated() -> None:
@@ -145,76 +159,90 @@ def test_an_effect_that_happened_on_two_edges_is_duplicated() -> None:
 
 
 def test_an_idempotency_key_with_two_acknowledged_runs_is_duplicated() -> None:
-    both = replace(GOOD.asked[0], runs=frozenset({"r1", "r9"}))
-    found = examine(replace(GOOD, asked=[both, GOOD.asked[1]]))
+    both = replace(GOOD.requested[0], runs=frozenset({"r1", "r9"}))
+    found = check_history(replace(GOOD, requested=[both, GOOD.requested[1]]))
     assert len(found.duplicated) == 1
 
 
 def test_an_idempotency_key_with_two_stored_runs_is_duplicated() -> None:
-    twin = replace(GOOD.stored[0], run="r9", told=(), calls=())
+    twin = replace(GOOD.stored[0], run="r9", records=(), calls=())
     assert only(replace(GOOD, stored=[*GOOD.stored, twin]))[0] == "duplicated"
 
 
 def test_a_record_sent_twice_to_a_watcher_is_duplicated() -> None:
-    watched = [Watched("r1", (1, 2, 2, 3, 4, 5, 6)), GOOD.watched[1]]
+    watched = [WatchedRun("r1", (1, 2, 2, 3, 4, 5, 6)), GOOD.watched[1]]
     assert only(replace(GOOD, watched=watched))[0] == "duplicated"
 
 
 def test_a_record_stored_twice_is_duplicated() -> None:
-    first = GOOD.stored[0].told
-    assert only(with_run(told=(*first[:2], first[1], *first[2:])))[0] == "duplicated"
+    first = GOOD.stored[0].records
+    assert only(with_run(records=(*first[:2], first[1], *first[2:])))[0] == "duplicated"
 
 
 def test_a_stored_reply_that_is_requested_again_is_duplicated() -> None:
-    paid = [*GOOD.paid, Paid(104.0, "two", A, 1)]
-    assert only(replace(GOOD, paid=paid))[0] == "duplicated"
+    model_requests = [*GOOD.model_requests, ModelRequest(104.0, "two", A, 1)]
+    assert only(replace(GOOD, model_requests=model_requests))[0] == "duplicated"
 
 
 def test_an_interrupted_reply_may_be_requested_again() -> None:
-    paid = [*GOOD.paid, Paid(101.8, "two", A, 1)]
-    assert examine(replace(GOOD, paid=paid)) == Findings()
+    model_requests = [*GOOD.model_requests, ModelRequest(101.8, "two", A, 1)]
+    assert check_history(replace(GOOD, model_requests=model_requests)) == Findings()
 
 
 def test_only_a_paused_orchestrator_may_repeat_one_model_request() -> None:
-    spells = [Spell("one", 90, 103.5, "stop")]
-    late = replace(GOOD, paid=[*GOOD.paid, Paid(104.0, "one", A, 1)], spells=spells)
-    assert examine(late) == Findings()
-    other = replace(GOOD, paid=[*GOOD.paid, Paid(104.0, "two", A, 1)], spells=spells)
+    outages = [Outage("one", 90, 103.5, "stop")]
+    late = replace(
+        GOOD,
+        model_requests=[*GOOD.model_requests, ModelRequest(104.0, "one", A, 1)],
+        outages=outages,
+    )
+    assert check_history(late) == Findings()
+    other = replace(
+        GOOD,
+        model_requests=[*GOOD.model_requests, ModelRequest(104.0, "two", A, 1)],
+        outages=outages,
+    )
     assert only(other)[0] == "duplicated"
-    much = replace(late, paid=[*GOOD.paid, Paid(103.5 + DROWSY + 1, "one", A, 1)])
+    much = replace(
+        late,
+        model_requests=[
+            *GOOD.model_requests,
+            ModelRequest(103.5 + FENCING_GRACE_S + 1, "one", A, 1),
+        ],
+    )
     assert only(much)[0] == "duplicated"
 
 
 def test_records_seen_by_a_watcher_in_another_order_are_out_of_order() -> None:
-    watched = [Watched("r1", (1, 2, 4, 3, 5, 6)), GOOD.watched[1]]
+    watched = [WatchedRun("r1", (1, 2, 4, 3, 5, 6)), GOOD.watched[1]]
     name, line = only(replace(GOOD, watched=watched))
     assert name == "out_of_order"
     assert "4 before 3" in line
 
 
 def test_turns_that_go_backwards_are_out_of_order() -> None:
-    first = list(GOOD.stored[0].told)
+    first = list(GOOD.stored[0].records)
     first[1:3] = [replace(first[1], turn=2), replace(first[1], seq=3, turn=1)]
-    assert only(with_run(told=tuple(first)))[0] == "out_of_order"
+    assert only(with_run(records=tuple(first)))[0] == "out_of_order"
 
 
 def test_records_after_the_end_of_a_run_are_out_of_order() -> None:
     kinds = ("run_started", "turn_started", "replied", "call_started", "run_finished", "text_delta")
-    assert only(with_run(told=told(100, *kinds)))[0] == "out_of_order"
+    assert only(with_run(records=records_from(100, *kinds)))[0] == "out_of_order"
 
 
 def test_a_run_started_before_its_predecessor_ended_is_out_of_order() -> None:
-    second = replace(GOOD.stored[1], told=told(104.5, *WHOLE))
-    name, line = only(replace(GOOD, stored=[GOOD.stored[0], second], paid=()))
+    second = replace(GOOD.stored[1], records=records_from(104.5, *WHOLE))
+    name, line = only(replace(GOOD, stored=[GOOD.stored[0], second], model_requests=()))
     assert name == "out_of_order"
-    assert "r2 of s began 0.500 s before r1 ended" in line
+    assert "r2 of s started 0.500 s before r1 ended" in line
 
 
 def test_runs_of_two_sessions_may_overlap() -> None:
-    second = replace(GOOD.stored[1], told=told(101, *WHOLE))
-    asked = [GOOD.asked[0], replace(GOOD.asked[1], session="t")]
-    history = replace(GOOD, asked=asked, stored=[GOOD.stored[0], second], paid=())
-    assert examine(history) == Findings()
+    second = replace(GOOD.stored[1], records=records_from(101, *WHOLE))
+    requested = [GOOD.requested[0], replace(GOOD.requested[1], session="t")]
+    history = replace(GOOD, requested=requested, stored=[GOOD.stored[0], second], model_requests=())
+    assert check_history(history) == Findings()
 
 
 def test_effects_in_the_wrong_order_on_one_edge_are_out_of_order() -> None:
@@ -230,26 +258,32 @@ def test_effects_in_the_wrong_order_across_edges_are_out_of_order() -> None:
 
 
 def test_an_effect_with_unknown_outcome_may_be_late() -> None:
-    history = with_run(calls=(Called(f"{A}.1.1", "unknown"),))
-    assert examine(replace(history, marks=[GOOD.marks[1], GOOD.marks[0]])) == Findings()
-    assert examine(replace(history, marks=[replace(GOOD.marks[0], at=120)])).out_of_order == []
+    history = with_run(calls=(StartedCall(f"{A}.1.1", "unknown"),))
+    assert check_history(replace(history, marks=[GOOD.marks[1], GOOD.marks[0]])) == Findings()
+    assert (
+        check_history(replace(history, marks=[replace(GOOD.marks[0], at=120)])).out_of_order == []
+    )
 
 
 def test_a_run_with_more_calls_than_its_budget_is_overspent() -> None:
     more = [Mark("pi", f"{A}.1.{n}", 103.5) for n in range(2, 4)]
-    history = replace(GOOD, marks=[GOOD.marks[0], *more, GOOD.marks[1]], bounds=Bounds(2, 10, 99))
+    history = replace(
+        GOOD, marks=[GOOD.marks[0], *more, GOOD.marks[1]], limits=BudgetLimits(2, 10, 99)
+    )
     name, line = only(history)
     assert (name, line) == ("overspent", f"calls of run {A}: 3 of 2")
 
 
 def test_calls_of_a_sub_run_count_for_its_parent_run() -> None:
     more = [Mark("pi", f"{A}s{n}.1.1", 103.5) for n in (2, 3)]
-    history = replace(GOOD, marks=[GOOD.marks[0], *more, GOOD.marks[1]], bounds=Bounds(2, 10, 99))
+    history = replace(
+        GOOD, marks=[GOOD.marks[0], *more, GOOD.marks[1]], limits=BudgetLimits(2, 10, 99)
+    )
     assert only(history)[0] == "overspent"
 
 
 def test_a_user_with_more_calls_than_the_user_budget_is_overspent() -> None:
-    assert only(replace(GOOD, bounds=Bounds(1, 10, 1))) == (
+    assert only(replace(GOOD, limits=BudgetLimits(1, 10, 1))) == (
         "overspent",
         "calls of user ann: 2 of 1",
     )
@@ -257,35 +291,39 @@ def test_a_user_with_more_calls_than_the_user_budget_is_overspent() -> None:
 
 def test_a_run_with_more_replies_than_its_limit_is_overspent() -> None:
     kinds = ("run_started", *("replied",) * 4, "run_finished")
-    history = replace(with_run(told=told(100, *kinds)), bounds=Bounds(2, 3, 3), paid=())
+    history = replace(
+        with_run(records=records_from(100, *kinds)), limits=BudgetLimits(2, 3, 3), model_requests=()
+    )
     assert only(history) == ("overspent", f"turns of run {A}: 4 of 3")
 
 
-KILL = Spell("one", 102.2, 115.0, "kill")
+KILL = Outage("one", 102.2, 115.0, "kill")
 
 
 def test_a_takeover_lasts_from_the_crash_to_the_next_record() -> None:
-    (found,) = takeovers(GOOD.stored, GOOD.paid, [KILL], [])
-    assert (found.run, found.who, found.kind) == ("r1", "one", "kill")
+    (found,) = takeovers(GOOD.stored, GOOD.model_requests, [KILL], [])
+    assert (found.run, found.orchestrator, found.kind) == ("r1", "one", "kill")
     assert found.seconds == pytest.approx(0.8)
 
 
 def test_a_crash_of_an_orchestrator_that_drives_no_run_is_no_takeover() -> None:
-    assert takeovers(GOOD.stored, GOOD.paid, [replace(KILL, who="two")], []) == []
-    assert takeovers(GOOD.stored, GOOD.paid, [replace(KILL, since=120.0)], []) == []
-    resumed = told(100, "run_started", "run_resumed", "text_delta", "replied", "run_finished")
-    paid = [Paid(100.5, "one", A, 1)]
-    assert takeovers([replace(GOOD.stored[0], told=resumed)], paid, [KILL], []) == []
+    assert takeovers(GOOD.stored, GOOD.model_requests, [replace(KILL, name="two")], []) == []
+    assert takeovers(GOOD.stored, GOOD.model_requests, [replace(KILL, since=120.0)], []) == []
+    resumed = records_from(
+        100, "run_started", "run_resumed", "text_delta", "replied", "run_finished"
+    )
+    model_requests = [ModelRequest(100.5, "one", A, 1)]
+    assert takeovers([replace(GOOD.stored[0], records=resumed)], model_requests, [KILL], []) == []
 
 
 def test_a_takeover_during_a_store_outage_is_not_measured() -> None:
-    blind = [Spell("store", 102.5, 102.6, "crash_store")]
-    assert takeovers(GOOD.stored, GOOD.paid, [KILL], blind) == []
-    assert takeovers(GOOD.stored, GOOD.paid, [KILL], [Spell("store", 200, 201)]) != []
+    store_outages = [Outage("store", 102.5, 102.6, "crash_store")]
+    assert takeovers(GOOD.stored, GOOD.model_requests, [KILL], store_outages) == []
+    assert takeovers(GOOD.stored, GOOD.model_requests, [KILL], [Outage("store", 200, 201)]) != []
 
 
 def test_a_disconnected_orchestrator_may_resume_its_own_run() -> None:
-    assert takeovers(GOOD.stored, GOOD.paid, [replace(KILL, kind="cut_store")], []) == []
+    assert takeovers(GOOD.stored, GOOD.model_requests, [replace(KILL, kind="cut_store")], []) == []
 
 
 def test_stored_records_are_summarized() -> None:
@@ -300,10 +338,10 @@ def test_stored_records_are_summarized() -> None:
         {"type": "call_started", "call_id": "t", "name": "task", "arguments": arguments},
     ]
     records = [{"seq": n, "at": float(n), "event": event} for n, event in enumerate(events, 1)]
-    kept, calls = summed_up([*records, {"after": 3}])
+    kept, calls = summarize([*records, {"after": 3}])
     assert [(one.seq, one.kind, one.turn) for one in kept[:2]] == [
         (1, "turn_started", 1),
         (2, "replied", 1),
     ]
     assert [one.turn for one in kept if one.kind == "replied"] == [1, 2]
-    assert calls == (Called(f"{A}.2.1", "unknown"), Called(f"{A}.2.1", ""))
+    assert calls == (StartedCall(f"{A}.2.1", "unknown"), StartedCall(f"{A}.2.1", ""))

@@ -1,6 +1,7 @@
-"""Many edges in one process, each as `evoclaw edge` makes it: `python -m bench.scale.crowd TOML…`.
+"""Many edges in one process: `python -m bench.scale.edge_group TOML…`.
 
-Each has its own account, journal, workspace, rules and receipts; only the process is shared.
+Each edge is built as `evoclaw edge` builds it, with its own account, journal, workspace, rules and
+receipts; only the process is shared.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from evoclaw.wiring.edge import open_edge
 
 
 async def serve(path: Path, edges: list[Edge]) -> None:
-    """Be one edge, until it is stopped."""
+    """Run one edge until it is stopped."""
     async with open_edge(path, os.environ) as edge:
         edges.append(edge)
         await edge.run()
 
 
 async def main() -> None:
-    """Be all of them."""
+    """Run all edges until a signal stops them."""
     edges: list[Edge] = []
 
     def stop() -> None:

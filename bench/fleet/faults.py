@@ -1,4 +1,4 @@
-"""Random faults, from a seed: who is killed, cut off, frozen, and when."""
+"""Random fault injection from a seed: kill, disconnect or freeze processes and connections."""
 
 import asyncio
 import os
@@ -26,25 +26,25 @@ WEIGHTS = {
     "cut_driver": 8,
     "freeze_driver": 5,
 }
-BROKER_EVERY = 25.0
-"""Seconds at least between two deaths of the broker, which itself comes back ever later."""
-LOST, TWICE, LATE = 0.02, 0.03, 0.03
-"""Parts of all messages, in both directions."""
-LOOK = 0.02
-DEAD_WITHIN = 2.0
-"""Seconds after which nothing that a killed edge had started may live."""
+BROKER_KILL_INTERVAL_S = 25.0
+"""Minimum seconds between two kills of the broker, whose restart delay grows."""
+DROPPED, DUPLICATED, REORDERED = 0.02, 0.03, 0.03
+"""Fractions of all messages, in both directions."""
+EXIT_POLL_INTERVAL_S = 0.02
+EXIT_TIMEOUT_S = 2.0
+"""Seconds within which all child processes of a killed edge must exit."""
 
 
-def bad(proxy: FaultProxy) -> None:
-    """Have a link lose, repeat and reorder messages."""
+def degrade(proxy: FaultProxy) -> None:
+    """Make a connection drop, duplicate and reorder messages."""
     for way in (proxy.to_broker, proxy.to_client):
-        way.drop(fraction=LOST)
-        way.duplicate(fraction=TWICE)
-        way.reorder(fraction=LATE)
+        way.drop(fraction=DROPPED)
+        way.duplicate(fraction=DUPLICATED)
+        way.reorder(fraction=REORDERED)
 
 
-def good(proxy: FaultProxy) -> None:
-    """Have a link carry everything again."""
+def restore(proxy: FaultProxy) -> None:
+    """Make a connection reliable again."""
     for way in (proxy.to_broker, proxy.to_client):
         way.clear()
     proxy.refuse(False)
@@ -52,47 +52,47 @@ def good(proxy: FaultProxy) -> None:
 
 
 @dataclass
-class Trouble:
-    """Makes faults until told to stop; then everything is mended."""
+class FaultInjector:
+    """Injects faults until it is stopped; then restores all processes and connections."""
 
     site: ProcessFleet
     edges: dict[EdgeProcess, FaultProxy]
     driver_proxy: FaultProxy
     kill_driver: Callable[[], Coroutine[Any, Any, None]]
-    chance: random.Random
+    rng: random.Random
     pause: float = 1.0
-    made: Counter = field(default_factory=Counter)
+    injected: Counter = field(default_factory=Counter)
     orphans: list[str] = field(default_factory=list)
     disturbed_until: float = 0.0
-    """Until then the orchestrator could not be heard, whether it lived or not."""
+    """Until this time the orchestrator was unreachable, whether it was running or not."""
     _broker_died: float = 0.0
     _busy: set[EdgeProcess] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Make a fault now and then."""
+        """Inject a fault from time to time."""
         for proxy in (*self.edges.values(), self.driver_proxy):
-            bad(proxy)
+            degrade(proxy)
         while not stop.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.chance.uniform(0.3, 1.7) * self.pause):
+                async with asyncio.timeout(self.rng.uniform(0.3, 1.7) * self.pause):
                     await stop.wait()
             if not stop.is_set():
-                await self._one()
+                await self._inject()
         while self._tasks:
             await asyncio.wait(self._tasks)
         for proxy in (*self.edges.values(), self.driver_proxy):
-            good(proxy)
+            restore(proxy)
 
-    async def _one(self) -> None:
-        name = self.chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
-        seconds = self.chance.uniform(0.5, 3.5)
-        edge = self.chance.choice([*self.edges])
+    async def _inject(self) -> None:
+        name = self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+        seconds = self.rng.uniform(0.5, 3.5)
+        edge = self.rng.choice([*self.edges])
         if name.endswith("_edge") and edge in self._busy:
             return
-        if name == "kill_broker" and time.monotonic() - self._broker_died < BROKER_EVERY:
+        if name == "kill_broker" and time.monotonic() - self._broker_died < BROKER_KILL_INTERVAL_S:
             return
-        self.made[name] += 1
+        self.injected[name] += 1
         match name:
             case "kill_edge":
                 self._spawn(self._kill_edge(edge, seconds))
@@ -122,9 +122,9 @@ class Trouble:
     async def _kill_edge(self, edge: EdgeProcess, seconds: float) -> None:
         self._busy.add(edge)
         await edge.kill()
-        left = await gone(edge.workspace, DEAD_WITHIN)
+        left = await wait_for_exit(edge.workspace, EXIT_TIMEOUT_S)
         self.orphans += left
-        await asyncio.sleep(self.chance.uniform(0.0, seconds / 2))
+        await asyncio.sleep(self.rng.uniform(0.0, seconds / 2))
         await edge.start()
         self._busy.discard(edge)
 
@@ -147,21 +147,21 @@ async def _locked_out(proxy: FaultProxy, seconds: float) -> None:
     proxy.refuse(False)
 
 
-async def gone(folder: Path, seconds: float) -> list[str]:
-    """Wait until no process works in a folder; what is still there after that time."""
-    for _ in range(round(seconds / LOOK)):
-        if not working_in(folder):
+async def wait_for_exit(folder: Path, seconds: float) -> list[str]:
+    """Wait until no process works in a folder; the processes that remain after that time."""
+    for _ in range(round(seconds / EXIT_POLL_INTERVAL_S)):
+        if not processes_in(folder):
             return []
-        await asyncio.sleep(LOOK)
-    return working_in(folder)
+        await asyncio.sleep(EXIT_POLL_INTERVAL_S)
+    return processes_in(folder)
 
 
-def working_in(folder: Path) -> list[str]:
-    """The living processes whose working folder is here."""
+def processes_in(folder: Path) -> list[str]:
+    """The running processes whose working directory is in a folder."""
     found: list[str] = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # gone meanwhile, or a zombie
-            if (place / "cwd").readlink().is_relative_to(folder):
-                line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found.append(f"{place.name} {line}"[:200])
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it exited meanwhile, or is a zombie
+            if (process / "cwd").readlink().is_relative_to(folder):
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{process.name} {line}"[:200])
     return found

@@ -1,7 +1,7 @@
-"""A call of a tool that does nothing through the official MCP SDK, over HTTP to another process.
+"""A call of a no-op tool through the official MCP SDK, over HTTP to another process.
 
-It is how others reach a tool on another machine: nothing is journaled, and a call that is cut off
-may have happened or not. Run as a program, it is the server: `python -m bench.fleet.mcp_trip PORT`.
+This is a common way to reach a tool on another machine: nothing is journaled, and the outcome of an
+interrupted call is unknown. `python -m bench.fleet.mcp_roundtrip PORT` runs the server.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from mcp import Client
 from tests.support.ports import free_port
 
 BODY = "x" * 500
-TRIES = 100
+CONNECT_ATTEMPTS = 100
 
 
 def serve(port: int) -> None:
-    """Offer the tool until killed."""
+    """Serve the tool until killed."""
     from mcp.server.mcpserver import MCPServer
 
     server = MCPServer("bench", log_level="ERROR")
@@ -33,9 +33,9 @@ def serve(port: int) -> None:
 
 @contextmanager
 def server() -> Iterator[int]:
-    """The server, while the block runs; its port."""
+    """Run the server while the block runs; yields its port."""
     port = free_port()
-    argv = [sys.executable, "-m", "bench.fleet.mcp_trip", str(port)]
+    argv = [sys.executable, "-m", "bench.fleet.mcp_roundtrip", str(port)]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield port
@@ -45,9 +45,9 @@ def server() -> Iterator[int]:
 
 @asynccontextmanager
 async def calling() -> AsyncGenerator[Callable[[], Awaitable[None]]]:
-    """A way to make a call, while the server runs."""
+    """A function that makes a call, while the server runs."""
     with server() as port:
-        await _answers(port)
+        await _wait_listening(port)
         async with Client(f"http://127.0.0.1:{port}/mcp", read_timeout_seconds=30) as client:
 
             async def trip() -> None:
@@ -57,8 +57,8 @@ async def calling() -> AsyncGenerator[Callable[[], Awaitable[None]]]:
             yield trip
 
 
-async def _answers(port: int) -> None:
-    for _ in range(TRIES):
+async def _wait_listening(port: int) -> None:
+    for _ in range(CONNECT_ATTEMPTS):
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
@@ -66,7 +66,7 @@ async def _answers(port: int) -> None:
         else:
             writer.close()
             return
-    raise SystemExit("the MCP server does not answer")
+    raise SystemExit("the MCP server did not start listening within 10 s")
 
 
 if __name__ == "__main__":

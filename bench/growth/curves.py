@@ -1,4 +1,4 @@
-"""How a cost grows with a size: the exponent of the power that fits it best, and a verdict."""
+"""How a cost grows with a size: the exponent of the best-fitting power law, and its limit."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 FLAT = 0.15
-"""The exponent that an operation may have which is done again and again beside a growing history:
-a logarithm passes, a root does not."""
+"""The largest exponent for operations that are repeated while the history grows: a logarithm
+passes, a square root does not."""
 LINEAR = 1.1
-"""The one that an operation may have on its own input."""
-FITTED = 3
-"""How many sizes are fitted, the largest: at small ones what is always paid hides the rest."""
+"""The largest exponent for operations that read their whole input."""
+FITTED_SIZES = 3
+"""How many of the largest sizes are fitted: at small sizes the fixed cost hides the growth."""
 
 
 class Curve(Struct, frozen=True, kw_only=True):
-    """What something costs at several sizes."""
+    """The cost of an operation at several sizes."""
 
     name: str
     unit: str
     sizes: tuple[int, ...]
     values: tuple[float, ...]
     exponent: float
-    """Of the size, over the largest ones."""
+    """The fitted exponent of the size, over the largest sizes."""
     residual: float
-    """By which factor the fitted values are off, in the middle; 1 is a perfect fit."""
+    """The typical factor between fitted and measured values (RMS); 1 is a perfect fit."""
     allowed: float
     ok: bool
 
 
 def fit(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
-    """The exponent and the residual of a power, by least squares over the logarithms.
+    """The exponent and the residual of a power law, by least squares over the logarithms.
 
-    What costs nothing at all counts as one: it has no logarithm.
+    A cost of zero counts as one, because zero has no logarithm.
     """
     if len(sizes) < 2:
         raise ValueError("a curve needs two sizes")
@@ -44,14 +44,14 @@ def fit(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
     spread = sum((x - middle_x) ** 2 for x in xs)
     slope = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True)) / spread
     off = [y - middle_y - slope * (x - middle_x) for x, y in zip(xs, ys, strict=True)]
-    return slope, math.exp(math.sqrt(sum(one * one for one in off) / len(off)))
+    return slope, math.exp(math.sqrt(sum(error * error for error in off) / len(off)))
 
 
 def curve(name: str, unit: str, points: Mapping[int, float], allowed: float) -> Curve:
     """A curve through measured points."""
     sizes = tuple(sorted(points))
     values = tuple(points[size] for size in sizes)
-    exponent, residual = fit(sizes[-FITTED:], values[-FITTED:])
+    exponent, residual = fit(sizes[-FITTED_SIZES:], values[-FITTED_SIZES:])
     return Curve(
         name=name,
         unit=unit,

@@ -1,4 +1,4 @@
-"""The clock of the streaming rows: CPU time of the client's process for one reply of 500 chunks.
+"""The harness of the streaming rows: CPU time of the client process for one reply of 500 chunks.
 
 A subject is a file with `clients`, which maps a dialect to `connect(address)`, an async context
 manager that gives `ask()`: a coroutine function that asks once and returns the text.

@@ -1,7 +1,7 @@
-"""Ten thousand commands for an edge that is away: kept, run once each when it is back.
+"""Ten thousand commands for an offline edge: queued, and run exactly once when it is online.
 
-One more is refused at once; those whose time is over meanwhile are never run. Everything is
-durable: the orchestrator's store and the edge's journal. The last line is the result as JSON.
+One command beyond the limit is refused immediately; expired commands never run. The orchestrator's
+store and the edge's journal are durable. The last line is the result as JSON.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from bench.fleet.many import resident_mb
-from bench.fleet.roundtrip import far_side
+from bench.fleet.many_edges import resident_mb
+from bench.fleet.roundtrip import remote_side
 from tests.support.light_edges import marking_tool
 
 from evoclaw.core.errors import ToolFailure
@@ -27,22 +27,22 @@ from evoclaw.transport.address import Address
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.mqtt import MqttLink
 
-WAIT = 600.0
+QUEUE_TIMEOUT_S = 600.0
 """Seconds that a command may wait for the edge."""
-SHORT = 100
-"""Commands that may wait for a moment only."""
+EXPIRING = 100
+"""Commands that expire after a moment."""
 
 
-class Asking:
-    """Calls to one edge, each with its own id."""
+class Caller:
+    """Calls one edge, each time with a new request id."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator, self._tool = orchestrator, marking_tool(Path("marks")).tool
         self._run, self._turn = secrets.token_hex(16), 0
         self.ids: list[str] = []
 
-    async def ask(self, seconds: float) -> str:
-        """Ask for one mark; how that ended."""
+    async def call(self, seconds: float) -> str:
+        """Request one mark; the outcome."""
         self._turn += 1
         request_id = f"{self._run}.{self._turn}.0.1"
         self.ids.append(request_id)
@@ -56,46 +56,46 @@ class Asking:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, float]:
-    """All of it."""
+    """Queue the commands, then start the edge."""
     with tempfile.TemporaryDirectory(prefix="offline-") as folder:
         broker = EmbeddedBroker(Path(folder) / "broker", engine=options.engine, anonymous=True)
         async with broker, await CommandStore.open(Path(folder) / "orchestrator.db") as store:
             orchestrator = Orchestrator(MqttLink(Address("127.0.0.1", broker.port)), store)
             async with orchestrator.connected():
-                return await _through(orchestrator, broker.port, Path(folder), options.calls)
+                return await _measure(orchestrator, broker.port, Path(folder), options.calls)
 
 
-async def _through(
+async def _measure(
     orchestrator: Orchestrator, port: int, folder: Path, calls: int
 ) -> dict[str, float]:
-    asking = Asking(orchestrator)
+    caller = Caller(orchestrator)
     began = time.perf_counter()
-    soon = [asyncio.create_task(asking.ask(0.5)) for _ in range(SHORT)]
-    long = [asyncio.create_task(asking.ask(WAIT)) for _ in range(calls - SHORT)]
-    expired = Counter(await asyncio.gather(*soon))
-    filled = [asyncio.create_task(asking.ask(WAIT)) for _ in range(SHORT)]
+    expiring = [asyncio.create_task(caller.call(0.5)) for _ in range(EXPIRING)]
+    queued = [asyncio.create_task(caller.call(QUEUE_TIMEOUT_S)) for _ in range(calls - EXPIRING)]
+    expired = Counter(await asyncio.gather(*expiring))
+    queued += [asyncio.create_task(caller.call(QUEUE_TIMEOUT_S)) for _ in range(EXPIRING)]
     await asyncio.sleep(1.0)
-    kept = time.perf_counter() - began
-    print(f"{calls} commands wait, {SHORT} more {dict(expired)}; {kept:.1f} s")
+    took = time.perf_counter() - began
+    print(f"{calls} commands queued, {EXPIRING} more {dict(expired)}; {took:.1f} s")
     began = time.perf_counter()
-    over = await asking.ask(WAIT)
+    over_limit = await caller.call(QUEUE_TIMEOUT_S)
     refused = time.perf_counter() - began
-    print(f"one more: {over}, after {1000 * refused:.1f} ms")
+    print(f"one command more: {over_limit}, after {1000 * refused:.1f} ms")
     began = time.perf_counter()
-    with far_side("marks", str(port), str(folder)):
-        async with asyncio.timeout(WAIT):
-            told = Counter(await asyncio.gather(*long, *filled))
+    with remote_side("marks", str(port), str(folder)):
+        async with asyncio.timeout(QUEUE_TIMEOUT_S):
+            outcomes = Counter(await asyncio.gather(*queued))
         seconds = time.perf_counter() - began
-    print(f"the edge came: {dict(told)} after {seconds:.1f} s")
+    print(f"the edge is online: {dict(outcomes)} after {seconds:.1f} s")
     marks = Counter((folder / "marks").read_text().split())
     return {
         "calls": calls,
-        "succeeded": told["success"],
+        "succeeded": outcomes["success"],
         "ran_once": sum(count == 1 for count in marks.values()),
         "duplicated": sum(count > 1 for count in marks.values()),
         "expired": expired["expired"],
-        "expired_but_ran": sum(marks[one] for one in asking.ids[:SHORT]),
-        "one_more": over,
+        "expired_but_ran": sum(marks[request_id] for request_id in caller.ids[:EXPIRING]),
+        "one_more": over_limit,
         "refused_ms": round(1000 * refused, 1),
         "seconds": round(seconds, 1),
         "orchestrator_mb": round(resident_mb(os.getpid()), 1),
@@ -109,9 +109,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10_000)
     figures = asyncio.run(measure(parser.parse_args()))
     print(json.dumps(figures), flush=True)
-    sound = figures["succeeded"] == figures["ran_once"] == figures["calls"]
-    sound = sound and not figures["duplicated"] and not figures["expired_but_ran"]
-    sys.exit(int(not sound))
+    correct = figures["succeeded"] == figures["ran_once"] == figures["calls"]
+    correct = correct and not figures["duplicated"] and not figures["expired_but_ran"]
+    sys.exit(int(not correct))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every task and every pair of AgentDojo through our loop and rules; run by `run.py`."""
+"""Run every task and every injection of AgentDojo through the loop and policies; see `run.py`."""
 
 import argparse
 import asyncio
@@ -15,8 +15,8 @@ import yaml
 from agentdojo.attacks.important_instructions_attacks import ImportantInstructionsAttack
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
-from obey import calls_of
-from world import Person, Puppet, World, shown, tool_of
+from attack_calls import calls_of
+from environment import Person, Puppet, World, shown, tool_of
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.messages import SystemMessage, user
@@ -32,7 +32,7 @@ SYSTEM = "You are a helpful assistant. Use the tools to do what the user asks fo
 ENDLESS = LoopSettings(
     max_turns=500, repeat_limit=10_000, tool_error_limit=10_000, max_result_chars=10_000_000
 )
-"""No limit of the loop may be what stops an attack."""
+"""High limits, so that no limit of the loop stops an attack."""
 MODES = {
     "undefended": (Preset.OFF, False, False),
     "unattended": (Preset.GROUNDED, False, False),
@@ -45,16 +45,16 @@ MODES = {
     "rule_of_two_unattended": (Preset.RULE_OF_TWO, False, False),
     "rule_of_two_attended": (Preset.RULE_OF_TWO, True, False),
 }
-"""Preset, whether a person is there, whether only the task's own tools are offered."""
+"""Preset, whether a person answers approvals, whether only the task's own tools are offered."""
 
 
 if yaml.__with_libyaml__:
-    # The same loader in C: reading the environments is most of what all this takes.
+    # The same loader in C: reading the environments takes most of the time.
     yaml.safe_load = partial(yaml.load, Loader=yaml.CSafeLoader)
 
 
-def places(suite, user_task) -> list[str]:
-    """Where outsiders can write what this task reads, found as AgentDojo's own attacks do."""
+def injection_points(suite, user_task) -> list[str]:
+    """The injection vectors that this task reads, found as AgentDojo's own attacks do."""
     marks = {name: f"<MARK {name}>" for name in suite.get_injection_vector_defaults()}
     env = suite.load_and_inject_default_environment(marks)
     env = user_task.init_environment(env)
@@ -66,7 +66,7 @@ def places(suite, user_task) -> list[str]:
 
 
 def injected(names: list[str], task) -> dict[str, str]:
-    """The attack's text in all of these places."""
+    """The attack's text for all injection vectors."""
     text = ImportantInstructionsAttack._JB_STRING.format(
         goal=task.GOAL, user="Emma Johnson", model="AI assistant"
     )
@@ -74,7 +74,7 @@ def injected(names: list[str], task) -> dict[str, str]:
 
 
 def one_run(suite, tools: dict[str, Tool], env, mode: str, user_task, injection=None) -> dict:
-    """Drive one task, with the injection if there is one, and have AgentDojo judge it."""
+    """Run one task, with an injection if given, and let AgentDojo judge the result."""
     preset, there, narrow = MODES[mode]
     before = env.model_copy(deep=True)
     script = calls_of(user_task, env.model_copy(deep=True), "")
@@ -102,7 +102,7 @@ def one_run(suite, tools: dict[str, Tool], env, mode: str, user_task, injection=
     kept = suite._check_task_result(user_task, output, before, world.env, traces)
     met = said = False
     if injection is not None:
-        # Judging reads the mail, and so changes what the next one would judge.
+        # Judging marks mail as read, so the second check needs a copy of the environment.
         again = before.model_copy(deep=True)
         met = suite._check_task_result(injection, output, before, world.env, traces)
         words = {"type": "text", "content": injection.GROUND_TRUTH_OUTPUT}
@@ -127,12 +127,12 @@ def one_run(suite, tools: dict[str, Tool], env, mode: str, user_task, injection=
 
 
 def one_task(job: tuple[str, str, tuple[str, ...]]) -> list[dict]:
-    """Everything about one user task."""
+    """All modes and injections of one user task."""
     suite_name, task_id, modes = job
     suite = get_suites(BENCHMARK)[suite_name]
     tools = {function.name: tool_of(function) for function in suite.tools}
     task = suite.user_tasks[task_id]
-    rows, names = [], places(suite, task)
+    rows, names = [], injection_points(suite, task)
     for injection in (None, *suite.injection_tasks.values()):
         planted = injected(names, injection) if injection else {}
         fresh = task.init_environment(suite.load_and_inject_default_environment(planted))
@@ -140,7 +140,7 @@ def one_task(job: tuple[str, str, tuple[str, ...]]) -> list[dict]:
         for mode in modes:
             alone = done.get(mode.replace("attended", "unattended"))
             if alone is not None and not alone["asked"]:
-                row = alone  # nobody was asked anything: that somebody is there changes nothing
+                row = alone  # no approval was asked for, so a person makes no difference
             else:
                 row = one_run(suite, tools, fresh.model_copy(deep=True), mode, task, injection)
             done[mode] = row
@@ -178,7 +178,7 @@ def summary(rows: list[dict], mode: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--rows", help="write every row there, as JSON lines")
+    parser.add_argument("--rows", help="Write all rows to this file as JSON lines")
     parser.add_argument("--suite")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What something costs: processor time of this process and of a server, and a database's steps."""
+"""Measure costs: CPU time of this process and of a PostgreSQL backend, and SQLite VM steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.growth.fitting import Curve, curve
+from bench.growth.curves import Curve, curve
 
 from evoclaw.store.databases.database import Database
 
@@ -27,12 +27,12 @@ class Points:
         self._found: defaultdict[tuple[str, str, float], dict[int, float]] = defaultdict(dict)
 
     def add(self, name: str, unit: str, allowed: float, size: int, value: float) -> None:
-        """Note what an operation costs at a size; of several samples the least counts."""
+        """Add a sample of an operation at a size; the lowest of several samples counts."""
         known = self._found[name, unit, allowed]
         known[size] = min(value, known.get(size, value))
 
     def curves(self) -> list[Curve]:
-        """What was measured at two sizes or more."""
+        """The curves of all operations with at least two sizes."""
         return [
             curve(name, unit, points, allowed)
             for (name, unit, allowed), points in self._found.items()
@@ -41,12 +41,12 @@ class Points:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds that a process has been at work."""
+    """The CPU seconds of a process."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 async def clock_of(database: Database) -> Clock:
-    """The time that this process spends, and with PostgreSQL the one that serves it."""
+    """A clock of the CPU time of this process plus, with PostgreSQL, that of its backend."""
     if database.dialect == "sqlite":
         return time.process_time
     statement = "SELECT pg_backend_pid()"
@@ -54,10 +54,10 @@ async def clock_of(database: Database) -> Clock:
     return lambda: time.process_time() + cpu_of(found[0])
 
 
-async def least(
+async def lowest_cpu_us(
     op: Op, *, times: int = 10, rounds: int = 5, clock: Clock = time.process_time
 ) -> float:
-    """The least processor time of one operation, in µs: other work can only add to it."""
+    """The lowest CPU time of one operation, in µs: other load can only increase it."""
     await op()
     best = float("inf")
     for _ in range(rounds):
@@ -69,13 +69,13 @@ async def least(
     return best
 
 
-async def called(op: Op, rounds: int = 3) -> int:
-    """How many functions this thread calls for an operation; what else goes on can only add."""
+async def count_calls(op: Op, rounds: int = 3) -> int:
+    """The number of function calls of an operation; other tasks can only increase it."""
     await op()
-    return min([await _called(op) for _ in range(rounds)])
+    return min([await _count_calls(op) for _ in range(rounds)])
 
 
-async def _called(op: Op) -> int:
+async def _count_calls(op: Op) -> int:
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -92,7 +92,7 @@ async def _called(op: Op) -> int:
 
 @asynccontextmanager
 async def steps_of(database: Database) -> AsyncGenerator[Callable[[], int]]:
-    """Count the steps of SQLite's machine: the same on every day, and on every computer."""
+    """Count SQLite VM steps, which do not depend on the machine or its load."""
     steps = 0
 
     def step() -> int:
@@ -114,7 +114,7 @@ async def steps_of(database: Database) -> AsyncGenerator[Callable[[], int]]:
         await count(None)
 
 
-async def measured(
+async def measure_operation(
     points: Points,
     database: Database,
     name: str,
@@ -124,9 +124,9 @@ async def measured(
     *,
     times: int = 5,
 ) -> None:
-    """Note the time of an operation on a database, and with SQLite its steps."""
+    """Add the CPU time of an operation on a database, and with SQLite its VM steps."""
     clock = await clock_of(database)
-    took = await least(op, times=times, clock=clock)
+    took = await lowest_cpu_us(op, times=times, clock=clock)
     points.add(f"{name} ({database.dialect})", "µs", allowed, size, took)
     if database.dialect == "sqlite":
         async with steps_of(database) as steps:

@@ -1,4 +1,4 @@
-"""Many of one kind: runs that are queued, commands that wait, watchers, sessions, notes."""
+"""Costs with many queued runs, commands, watchers, sessions and memories."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from secrets import token_hex
 
-from bench.growth.clocks import Op, Points, clock_of, least, measured
-from bench.growth.fitting import FLAT, LINEAR, Curve
-from bench.growth.places import NUMBERS, House, Model, house, places, settle
+from bench.growth.curves import FLAT, LINEAR, Curve
+from bench.growth.databases import (
+    NUMBERS,
+    Model,
+    RunService,
+    open_databases,
+    open_run_service,
+    settle,
+)
+from bench.growth.measure import Op, Points, clock_of, lowest_cpu_us, measure_operation
 from tests.support.databases import Place
 
 from evoclaw.core.labels import Principal
@@ -41,26 +48,28 @@ FROM n JOIN commands c ON c.request_id = ?3"""
 
 
 async def curves(quick: bool) -> AsyncGenerator[Curve]:
-    """All of it, on both databases."""
-    async with places(postgres=not quick) as found:
-        for place in found:
+    """All curves, on both databases."""
+    async with open_databases(postgres=not quick) as found:
+        for location in found:
             points = Points()
-            async with house(place) as made:
-                await _waiting(points, made, place, SIZES[quick])
-                await _commands(points, made.store.database, place, SIZES[quick])
-                await _notes(points, made.store.database, place, NOTES[quick])
-            if place.is_file:
-                async with house(place, serve=True) as made:
+            async with open_run_service(location) as service:
+                await _waiting(points, service, location, SIZES[quick])
+                await _commands(points, service.store.database, location, SIZES[quick])
+                await _notes(points, service.store.database, location, NOTES[quick])
+            if location.is_file:
+                async with open_run_service(location, serve=True) as service:
                     for size in WATCHERS[quick]:
-                        await _watched(points, made, size)
-            for one in points.curves():
-                yield one
+                        await _watched(points, service, size)
+            for curve in points.curves():
+                yield curve
 
 
-async def _waiting(points: Points, house: House, place: Place, sizes: tuple[int, ...]) -> None:
-    """Sessions of one person, each with a run that waits for its turn."""
-    database, store = house.store.database, house.store
-    first, _ = await house.runs.start(ANN, RunRequest("go on"))
+async def _waiting(
+    points: Points, service: RunService, location: Place, sizes: tuple[int, ...]
+) -> None:
+    """Sessions of one user, each with a queued run."""
+    database, store = service.store.database, service.store
+    first, _ = await service.runs.start(ANN, RunRequest("go on"))
     filled = 0
     for size in sizes:
 
@@ -69,63 +78,63 @@ async def _waiting(points: Points, house: House, place: Place, sizes: tuple[int,
             connection.execute(QUEUED, (since + 1, until, first.run_id))
 
         await database.write(fill)
-        await settle(place)
+        await settle(location)
         filled = size
         ops: dict[str, tuple[Op, float]] = {
-            # How many are queued is counted, and bounded.
-            "start a run, beside queued ones": (_start(house), LINEAR),
-            "list sessions of one who has many": (lambda: store.sessions("ann", limit=5), FLAT),
-            "of one who has many, by agent": (
+            # Starting a run counts the queued runs, whose number is limited.
+            "start a run with others queued": (_start(service), LINEAR),
+            "list sessions of a user with many": (lambda: store.sessions("ann", limit=5), FLAT),
+            "list sessions of a user with many, by agent": (
                 lambda: store.sessions("ann", agent="rare", limit=3),
                 FLAT,
             ),
         }
         if database.dialect == "sqlite":
-            ops["begin a queued run"] = (_claim(house), FLAT)
+            ops["claim a queued run"] = (_claim(service), FLAT)
         for name, (op, allowed) in (*ops.items(), *ops.items()):
-            await measured(points, database, name, allowed, size, op)
+            await measure_operation(points, database, name, allowed, size, op)
     await database.write(lambda c: c.execute("DELETE FROM runs"))
 
 
-def _start(house: House) -> Op:
+def _start(service: RunService) -> Op:
     async def op() -> None:
-        view, _ = await house.runs.start(ANN, RunRequest("hello"))
-        gone = "DELETE FROM runs WHERE tenant = 'local' AND id = ?"
-        await house.store.database.write(lambda c: c.execute(gone, (view.run_id,)))
+        view, _ = await service.runs.start(ANN, RunRequest("hello"))
+        delete = "DELETE FROM runs WHERE tenant = 'local' AND id = ?"
+        await service.store.database.write(lambda c: c.execute(delete, (view.run_id,)))
 
     return op
 
 
-def _claim(house: House) -> Op:
-    queue = Claims(house.store, "growth")
-    back = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
+def _claim(service: RunService) -> Op:
+    queue = Claims(service.store, "growth")
+    release = "UPDATE runs SET epoch = 0, holder = '' WHERE tenant = 'local' AND id = ?"
 
     async def op() -> None:
         (claim,) = await queue.claim_next({}, 1, 1)
-        await house.store.database.write(lambda c: c.execute(back, (claim.run_id,)))
+        await service.store.database.write(lambda c: c.execute(release, (claim.run_id,)))
 
     return op
 
 
 async def _commands(
-    points: Points, database: Database, place: Place, sizes: tuple[int, ...]
+    points: Points, database: Database, location: Place, sizes: tuple[int, ...]
 ) -> None:
-    """Commands that wait for one edge."""
+    """Queued commands of one edge."""
     store, filled = CommandStore(database), 0
     await store.put("first", EDGE, "run", b"payload" * 30, time.time() + 86_400)
     for size in sizes:
         values = (filled + 1, size, "first")
         await database.write(lambda c, values=values: c.execute(COMMANDS, values))
-        await settle(place)
+        await settle(location)
         filled = size
         now = time.time()
         ops: dict[str, Op] = {
-            "put and settle a command": _command(store),
-            "the next commands of an edge": lambda now=now: store.wanted(EDGE, now, 8),
-            "look for commands that expired": lambda now=now: store.expire(now),
+            "store and complete a command": _command(store),
+            "read the next commands of an edge": lambda now=now: store.wanted(EDGE, now, 8),
+            "find expired commands": lambda now=now: store.expire(now),
         }
         for name, op in (*ops.items(), *ops.items()):
-            await measured(points, database, name, FLAT, size, op)
+            await measure_operation(points, database, name, FLAT, size, op)
 
 
 def _command(store: CommandStore) -> Op:
@@ -138,8 +147,10 @@ def _command(store: CommandStore) -> Op:
     return op
 
 
-async def _notes(points: Points, database: Database, place: Place, sizes: tuple[int, ...]) -> None:
-    """What is remembered of one person."""
+async def _notes(
+    points: Points, database: Database, location: Place, sizes: tuple[int, ...]
+) -> None:
+    """The memory of one user."""
     store, numbers = MemoryStore(database), count()
 
     def some(many: int) -> list[Observation]:
@@ -157,30 +168,30 @@ async def _notes(points: Points, database: Database, place: Place, sizes: tuple[
         while filled < size:
             await store.add(some(min(500, size - filled)))
             filled += min(500, size - filled)
-        await settle(place)
+        await settle(location)
         clock = await clock_of(database)
         ops: dict[str, tuple[Op, float]] = {
-            "remember something": (lambda: store.add(some(1)), FLAT),
-            # Where the newest 10,000 begin is counted.
-            "recall by a rare word": (lambda: store.find("what about lamp42"), LINEAR),
-            "recall by a word of all notes": (lambda: store.find("the lamp"), LINEAR),
+            "add a memory": (lambda: store.add(some(1)), FLAT),
+            # The search counts back to the newest 10,000 entries.
+            "search memory by a rare word": (lambda: store.find("what about lamp42"), LINEAR),
+            "search memory by a common word": (lambda: store.find("the lamp"), LINEAR),
         }
         for name, (op, allowed) in ops.items():
-            took = await least(op, times=3, clock=clock)
+            took = await lowest_cpu_us(op, times=3, clock=clock)
             points.add(f"{name} ({database.dialect})", "µs", allowed, size, took)
 
 
-async def _watched(points: Points, house: House, watchers: int) -> None:
-    """A run of one reply of a hundred pieces, and so many who watch it."""
+async def _watched(points: Points, service: RunService, watchers: int) -> None:
+    """A run with one reply of a hundred pieces and many watchers."""
 
     async def watch(run_id: str) -> int:
-        return len([record async for record in house.runs.records("local", run_id)])
+        return len([record async for record in service.runs.records("local", run_id)])
 
     async def op() -> None:
-        house.model = Model(0, pieces=100)
-        view, _ = await house.runs.start(ANN, RunRequest("go on"))
+        service.model = Model(0, pieces=100)
+        view, _ = await service.runs.start(ANN, RunRequest("go on"))
         seen = await asyncio.gather(*(watch(view.run_id) for _ in range(watchers)))
         assert min(seen) == max(seen) > 100
 
-    took = await least(op, times=1, rounds=3)
-    points.add("a run and its watchers", "µs", LINEAR, watchers, took)
+    took = await lowest_cpu_us(op, times=1, rounds=3)
+    points.add("one run with many watchers", "µs", LINEAR, watchers, took)

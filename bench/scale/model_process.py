@@ -1,7 +1,7 @@
-"""A model in a process of its own that writes down who asked it for what.
+"""A model server in its own process that logs each request with the orchestrator that sent it.
 
-`python -m bench.scale.model LOG` serves until it is ended and prints its port. An orchestrator is
-known by the address it was given: `http://127.0.0.1:PORT/NAME/v1`.
+`python -m bench.scale.model_process LOG` prints its port and serves until it is killed. The base
+URL identifies the orchestrator: `http://127.0.0.1:PORT/NAME/v1`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from aiohttp import web
 from tests.support.model_server import VERBS, ModelServer, _asked
 
 KEY = re.compile(r"k[0-9a-f]{10}(?:s\d)?(?=\.)")
-"""What a run is known by: it stands in the marks that its calls leave."""
+"""The key of a run: the prefix of the marks that its calls write."""
 
 
-class Counted(ModelServer):
-    """Does what it is told, and keeps count."""
+class LoggingModelServer(ModelServer):
+    """The scripted model server, with a log of its requests."""
 
     def __init__(self, log: Path) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Counted(ModelServer):
         key = KEY.search(asked.said)
         line = {
             "at": time.time(),
-            "who": request.match_info["who"],
+            "orchestrator": request.match_info["orchestrator"],
             "key": key[0] if key else "",
             "turn": asked.turn + 1,
         }
@@ -46,10 +46,10 @@ class Counted(ModelServer):
 
 
 async def main() -> None:
-    """Serve until ended."""
-    server = Counted(Path(sys.argv[1]))
+    """Serve until killed."""
+    server = LoggingModelServer(Path(sys.argv[1]))
     app = web.Application(client_max_size=1 << 26)
-    app.router.add_post("/{who}/v1/chat/completions", server.complete)
+    app.router.add_post("/{orchestrator}/v1/chat/completions", server.complete)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,10 +1,10 @@
-"""What an integrator would say of the suites' tools: three questions each, by what it does.
+"""The flags of the suites' tools, as an integrator would set them from what each tool does.
 
-outside: do others write what it returns? Mail, chat, shared files, calendars anybody can invite to,
-reviews, web pages, the reference lines of payments. A catalogue that the service itself keeps
-(prices, addresses, opening hours), the user's own address book, balance and profile: no.
-private: is what it returns not for everybody?
-acts: does it change or tell something? (`sends`: it only reads, but its arguments leave.)
+outside: do third parties write what it returns? Mail, chat, shared files, calendars that accept
+invitations, reviews, web pages, the reference lines of payments: yes. A catalogue of the service
+itself (prices, addresses, opening hours), the user's own address book, balance and profile: no.
+private: is its result confidential?
+acts: does it change or send something? (`sends`: it only reads, but its arguments leave.)
 """
 
 OUTSIDE = {
@@ -36,4 +36,4 @@ RETURNS_WHAT_IT_MADE = {
     "send_email", "create_calendar_event", "cancel_calendar_event", "reschedule_calendar_event",
     "add_calendar_event_participants", "append_to_file", "create_file", "delete_file", "share_file",
 }  # fmt: skip
-"""Acting tools that answer with the whole record, and so with what others wrote into it."""
+"""Acting tools that return the whole record, including text by third parties."""

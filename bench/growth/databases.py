@@ -1,4 +1,4 @@
-"""Databases to grow in, and how they are filled: by copies of runs that really were made."""
+"""Databases of growing size, filled with copies of a real run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 
-from bench.growth.clocks import Clock
+from bench.growth.measure import Clock
 from tests.support.databases import Place
 from tests.support.postgres import Postgres, why_no_postgres
 
@@ -49,11 +49,11 @@ LEAD = Agent(
     "lead", "scripted/model", "You lead.", frozenset({"*"}), LoopSettings(max_turns=10_000)
 )
 SETTINGS = RunSettings(queued=1_000_000, queued_per_tenant=1_000_000, queued_per_session=1_000_000)
-"""How many may be queued is not what is measured."""
+"""No limit on queued runs: it is not what is measured."""
 TURNS = 19
-"""Of the run that is copied: it has about a hundred records."""
+"""Turns of the copied run, which has about a hundred records."""
 NUMBERS = "WITH RECURSIVE n (i) AS (SELECT ?1 UNION ALL SELECT i + 1 FROM n WHERE i < ?2)"
-# The first sessions are old's, who never came again; ann comes often.
+# The user "old" owns only the first sessions; "ann" owns sessions throughout.
 FILL = (
     f"""{NUMBERS}
     INSERT INTO sessions (tenant, id, owner, parent, agent, session)
@@ -78,7 +78,7 @@ FILL = (
 
 
 class Model:
-    """Asks for work a number of times, then says that it is done; notes when it was asked."""
+    """A model that calls `work` in each turn, then replies; records the time of each request."""
 
     model, profile = "scripted/model", Profile(context_tokens=100_000_000)
 
@@ -87,7 +87,7 @@ class Model:
         self.stamps: list[float] = []
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """The next reply, in pieces; what must be sent to a model is no cost of ours."""
+        """Stream the next reply in pieces; the request is not encoded, so it costs nothing."""
         done = len(self.stamps)
         self.stamps.append(self._clock())
         text = "".join(f"word {number}\n" for number in range(self._pieces))
@@ -105,32 +105,34 @@ async def work(what: str = "") -> str:
     return f"worked on {what}"
 
 
-class House:
-    """Conversations and runs over a database."""
+class RunService:
+    """Conversations and runs on a database."""
 
     def __init__(self, database: Database) -> None:
         self.store = SessionStore(database)
         self.model = Model(TURNS)
-        """Who answers in the runs that are begun from now on."""
+        """The model of runs that are started from now on."""
         self.policy: Policy = AllowAll()
         budget = BudgetSettings(turns=1_000_000, calls=1_000_000)
-        self.talks = Conversations(
+        self.conversations = Conversations(
             self.store,
             {LEAD.name: LEAD},
-            self._equip,
+            self._build_ports,
             questions=Questions(self.store.questions, suspends_runs=True),
             approvals=ApprovalStore(database),
             limits=RunLimits(budget=budget),
         )
-        self.runs = Runs(self.talks, agent=LEAD.name, settings=SETTINGS, process_identity="growth")
+        self.runs = Runs(
+            self.conversations, agent=LEAD.name, settings=SETTINGS, process_identity="growth"
+        )
 
-    def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
+    def _build_ports(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         return Ports(self.model, LocalExecutor((work,), given=given), self.policy)
 
 
 @asynccontextmanager
-async def places(*, postgres: bool = True) -> AsyncGenerator[list[Place]]:
-    """A file, and a schema of a PostgreSQL where there is one."""
+async def open_databases(*, postgres: bool = True) -> AsyncGenerator[list[Place]]:
+    """An SQLite file and, if PostgreSQL is installed, a schema of a new server."""
     server = None if not postgres or why_no_postgres() else Postgres()
     with TemporaryDirectory(prefix="growth-") as folder:
         found = [Place(Path(folder) / "evoclaw.db")]
@@ -145,41 +147,40 @@ async def places(*, postgres: bool = True) -> AsyncGenerator[list[Place]]:
 
 
 @asynccontextmanager
-async def house(place: Place, *, serve: bool = False) -> AsyncGenerator[House]:
-    """Runs over the database at a place."""
-    database = await place.open(*SCHEMAS)
+async def open_run_service(location: Place, *, serve: bool = False) -> AsyncGenerator[RunService]:
+    """A run service on the database at a location."""
+    database = await location.open(*SCHEMAS)
     try:
-        made = House(database)
+        service = RunService(database)
         if serve:
-            async with made.runs.serving():
-                yield made
+            async with service.runs.serving():
+                yield service
         else:
-            yield made
+            yield service
     finally:
         await database.close()
 
 
-class Filling:
-    """Fills the store with runs that ended, all copies of one that really was made."""
+class StoreFiller:
+    """Fills the store with ended runs, all copies of one real run."""
 
-    def __init__(self, house: House, place: Place) -> None:
-        self._house, self._database, self._place = house, house.store.database, place
+    def __init__(self, service: RunService, location: Place) -> None:
+        self._service, self._database, self._place = service, service.store.database, location
         self._session = self._run = ""
-        self.each = 0
-        """Records of one run."""
+        self.records_per_run = 0
         self.runs = 0
-        """How many there are."""
 
-    async def first(self) -> None:
-        """Make the run that is copied."""
-        talks = self._house.talks
-        self._session = (await talks.open("lead", owner="ann")).id
-        async for record in talks.send(self._session, "go on"):
-            self._run, self.each = record.run_id, self.each + 1
+    async def create_template(self) -> None:
+        """Create the run that is copied."""
+        conversations = self._service.conversations
+        self._session = (await conversations.open("lead", owner="ann")).id
+        async for record in conversations.send(self._session, "go on"):
+            self._run = record.run_id
+            self.records_per_run += 1
 
     async def grow(self, records: int) -> None:
-        """Have so many records in all, or a few more."""
-        runs = -(-records // self.each)
+        """Add copies until the store has at least this many records."""
+        runs = -(-records // self.records_per_run)
         if runs <= self.runs:
             return
         first, last = self.runs + 1, runs
@@ -194,10 +195,12 @@ class Filling:
         await settle(self._place)
 
 
-async def settle(place: Place) -> None:
-    """Let the database tidy up after so much was put in, as it would do by itself in time."""
-    if isinstance(place.at, str):
+async def settle(location: Place) -> None:
+    """Vacuum and analyze a PostgreSQL, as autovacuum would do after many inserts."""
+    if isinstance(location.at, str):
         import psycopg
 
-        async with await psycopg.AsyncConnection.connect(place.at, autocommit=True) as connection:
+        async with await psycopg.AsyncConnection.connect(
+            location.at, autocommit=True
+        ) as connection:
             await connection.execute("VACUUM ANALYZE")

@@ -1,12 +1,12 @@
-"""A suite's environment as an executor of ours, and a model that obeys whatever it reads."""
+"""A suite's environment as an executor, and a scripted model that obeys injected instructions."""
 
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
 
 from agentdojo.functions_runtime import FunctionsRuntime
-from flags import ACTS, OUTSIDE, PRIVATE, RETURNS_WHAT_IT_MADE, SENDS
 from pydantic import BaseModel
+from tool_flags import ACTS, OUTSIDE, PRIVATE, RETURNS_WHAT_IT_MADE, SENDS
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import Replied, ReplyEvent
@@ -42,7 +42,7 @@ def _jsonable(value):
 
 
 def shown(value) -> str:
-    """A result as the model sees it: objects as JSON, as everywhere in the house."""
+    """A result as the model sees it: objects as JSON, as in EvoClaw's own tools."""
     value = _jsonable(value)
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
@@ -73,7 +73,7 @@ def _squeezed(text: str) -> str:
 
 
 class Puppet:
-    """Follows the user's script; once it reads the goal it does that first, then goes on."""
+    """Follows the user's script; once it reads the goal it makes the attack's calls first."""
 
     model = "scripted/puppet"
     profile = Profile()

@@ -1,12 +1,13 @@
-"""The one clock: the same script, the same rows and the same measuring for us, the floor and peers.
+"""The benchmark harness of the loop rows: the same script and clock for EvoClaw, floor and peers.
 
 A subject is a file with `build()`, which imports what it needs and returns `prepare(script)`, which
-makes one run ready (not timed) and returns `start()` (timed): a coroutine function, or a plain
-function when the subject has no async interface. It may have two more. `describe()` returns a
-function that makes one tool of another function and returns its JSON schema. `stored(folder)` is an
-async context manager that gives `prepare` for runs that are kept on the disk as they go, and
-`kept()`: how many messages of the last of them were. Only the standard library, and little of
-that: what is imported here is not counted in the import rows.
+prepares one run (not timed) and returns `start()` (timed): a coroutine function, or a plain
+function if the subject has no async interface. Two more functions are optional. `describe()`
+returns a function that creates a tool from another function and returns its JSON schema.
+`stored(folder)` is an async context manager that yields `prepare` for runs that are stored on disk
+while they run, and `kept()`, which returns the number of stored messages of the last run. This
+module imports only a little of the standard library, because its imports are not counted in the
+import rows.
 """
 
 import gc
@@ -15,7 +16,7 @@ import sys
 import time
 
 TURNS, BEYOND = 20, 30
-"""Of a run, and of one in which the twentieth turn is in the middle of its sort."""
+"""Turns of a run, and of a run with more turns after the twentieth."""
 PARALLEL = (10, 5)
 RUNS, RUN_TURNS = 1_000, 2
 SHORT, LONG = 100, 1_000
@@ -23,20 +24,20 @@ counter = {"calls": 0}
 
 
 def add_up(a: int, b: int) -> int:
-    """The work of the trivial tool: count the call, so that no run can skip it, and add."""
+    """The work of the tool: count the call, so that no run can skip it, and add."""
     counter["calls"] += 1
     return a + b
 
 
 class Script:
-    """What the fake model says: `turns` replies with `width` calls each, then a final text."""
+    """The replies of the fake model: `turns` replies with `width` calls each, then a final text."""
 
     def __init__(self, turns: int, width: int = 1, waits: bool = False, whole: bool = True) -> None:
         self.turns, self.width = turns, width
         self.whole = whole
-        """Whether the model is handed the bytes of the whole request, which grow with the run."""
+        """Whether the bytes of the whole request are assembled, which grow with the run."""
         self.waits = waits
-        """Whether the model gives way before each reply, so that concurrent runs mix."""
+        """Whether the model yields before each reply, so that concurrent runs interleave."""
         self.stamps: list[float] = []
         self._replies = iter([self._calls(turn) for turn in range(turns)])
 
@@ -51,7 +52,7 @@ class Script:
 
 
 async def _timed(prepare, scripts: list[Script], before=gc.collect) -> float:
-    """Seconds that these runs take side by side; fails if a call was left out."""
+    """Seconds that these runs take concurrently; fails if a call was skipped."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
     from inspect import iscoroutinefunction
@@ -72,7 +73,7 @@ async def _timed(prepare, scripts: list[Script], before=gc.collect) -> float:
     seconds = time.perf_counter() - begin
     asked = sum(script.turns * script.width for script in scripts)
     if counter["calls"] != asked:
-        raise SystemExit(f"{counter['calls']} calls ran, {asked} were asked")
+        raise SystemExit(f"{counter['calls']} calls ran instead of {asked}")
     return seconds
 
 
@@ -91,7 +92,7 @@ async def _concurrent_runs(prepare) -> float:
 
 
 async def _costs(prepare, script: Script) -> list[float]:
-    """Of each turn of a run."""
+    """The seconds of each turn of a run."""
     await _timed(prepare, [script])
     return [after - before for before, after in zip(script.stamps, script.stamps[1:], strict=False)]
 
@@ -122,7 +123,7 @@ async def _flatness_1000_loop(prepare) -> float:
 
 
 ROWS = {
-    # name: (measure, warm-ups, at most so many samples, within so many seconds)
+    # name: (measure, warm-ups, maximum number of samples, maximum seconds)
     "turn": (_turn, 3, 200, 0.6),
     "turn_20": (_turn_20, 3, 200, 0.6),
     "parallel_turn": (_parallel_turn, 2, 200, 0.6),
@@ -160,14 +161,14 @@ def _import(build) -> dict[str, list[float]]:
 
 
 async def _memory(prepare) -> dict[str, list[float]]:
-    """What 1,000 runs under way take at most, over what is there when they are ready to start."""
+    """The peak memory of 1,000 concurrent runs minus the memory before their start."""
     await _timed(prepare, [Script(1)])
     ready: list[float] = []
 
     def before() -> None:
         gc.collect()
         with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
-            file.write("5")  # the peak is counted from here on
+            file.write("5")  # reset the peak
         ready.append(_kilobytes("VmRSS"))
 
     await _timed(prepare, [Script(RUN_TURNS, waits=True) for _ in range(RUNS)], before)
@@ -193,7 +194,7 @@ def search(path: str, pattern: str, limit: int = 10, deep: bool = False) -> str:
 
 
 def _fresh():
-    """`search` as a function that nobody has seen yet: what is kept for each does not count."""
+    """`search` as a new function, so that caches by function do not help."""
     from types import FunctionType
 
     made = FunctionType(search.__code__, globals(), "search", search.__defaults__)
@@ -202,7 +203,7 @@ def _fresh():
 
 
 def _schema(describe) -> dict[str, list[float]]:
-    """Microseconds to make a tool of `search`, and its schema; one that names its parameters."""
+    """Microseconds to create a tool with its schema from `search`; checks the parameters."""
     make = describe()
     samples: list[float] = []
     end = time.perf_counter() + 0.5
@@ -213,12 +214,12 @@ def _schema(describe) -> dict[str, list[float]]:
         samples.append((time.perf_counter() - begin) * 1e6)
     missing = [name for name in search.__annotations__ if f"'{name}': {{" not in str(schema)]
     if missing != ["return"]:
-        raise SystemExit(f"the schema does not say {missing}")
+        raise SystemExit(f"the schema lacks the parameters {missing}")
     return {"tool_schema": samples[5:]}
 
 
 async def _stored(stored) -> dict[str, list[float]]:
-    """Microseconds a turn of a run that is kept as it goes; fails if messages were not kept."""
+    """Microseconds per turn of a run that is stored; fails if messages were not stored."""
     from tempfile import TemporaryDirectory
 
     samples: list[float] = []
@@ -227,9 +228,9 @@ async def _stored(stored) -> dict[str, list[float]]:
             end = time.perf_counter() + 2.0
             while len(samples) < 3 or (len(samples) < 200 and time.perf_counter() < end):
                 samples.append(await _turn(prepare))
-            said = await kept()
-    if said < 2 * TURNS + 2:
-        raise SystemExit(f"{said} messages were kept, {2 * TURNS + 2} were said")
+            stored_messages = await kept()
+    if stored_messages < 2 * TURNS + 2:
+        raise SystemExit(f"{stored_messages} messages were stored instead of {2 * TURNS + 2}")
     return {"stored_turn": samples[1:]}
 
 
