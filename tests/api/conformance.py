@@ -22,7 +22,7 @@ from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, ToolResult
 from evoclaw.core.ports import Progress
-from evoclaw.core.tools import ALL_PERMISSIONS, Call, Tool
+from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer, NoPins
@@ -112,7 +112,7 @@ def served() -> McpTools:
     """What the suite is shown: its tools, under our rules."""
     bound = (test_simple_text, test_image_content, test_error_handling, test_tool_with_progress)
     executor = LocalExecutor([*bound, schema_tool()])
-    return McpTools(executor, Autonomy(Level.FULL), capabilities=frozenset({ALL_PERMISSIONS}))
+    return McpTools(executor, Autonomy(Level.FULL))
 
 
 async def be_client(url: str) -> None:

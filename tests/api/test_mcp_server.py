@@ -23,6 +23,7 @@ from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.events import CallFinished, CallJudged, Record, RunFinished, StopReason
 from evoclaw.core.messages import ErrorKind, ImageBlock
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Approval, Ask, Decision, Progress
 from evoclaw.core.state import fold
 from evoclaw.core.tools import ALL_PERMISSIONS, Call
@@ -30,6 +31,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer, NoPins
 from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.governance.permissions import PermittedTools
 from evoclaw.tools.define import tool
 from tests.support.mcp_servers import PIXEL
 
@@ -106,8 +108,9 @@ class Answers:
 
 
 def offered(bench: Bench, level: Level = Level.FULL, **more: Any) -> McpTools:
-    more.setdefault("capabilities", frozenset({ALL_PERMISSIONS}))
-    return McpTools(LocalExecutor(bench.tools()), Autonomy(level), **more)
+    held = more.pop("capabilities", frozenset({ALL_PERMISSIONS}))
+    executor = Pipeline([LocalExecutor(bench.tools())], [PermittedTools(held)])
+    return McpTools(executor, Autonomy(level), **more)
 
 
 @asynccontextmanager

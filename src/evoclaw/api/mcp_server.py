@@ -23,7 +23,7 @@ from evoclaw.core.ports import Approver, Executor, NoApprover, Policy, Ports, Re
 from evoclaw.core.profile import Profile
 from evoclaw.core.run import Bus
 from evoclaw.core.state import new_run
-from evoclaw.core.tools import Effect, Tool, failure, missing_permissions
+from evoclaw.core.tools import Effect, Tool, failure
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.version import VERSION
 
@@ -55,22 +55,20 @@ class McpTools:
         policy: Policy,
         approver: Approver | None = None,
         *,
-        capabilities: frozenset[str],
         sinks: Sequence[Sink] = (),
         settings: LoopSettings = LoopSettings(),
     ) -> None:
         """Configure the server.
 
         Args:
-            executor: Where calls run.
+            executor: The tools that clients are offered, and where calls run.
             policy: Judges each call.
             approver: Asks a person when the policy returns Ask; without one such calls wait.
-            capabilities: What clients hold; tools that need other permissions are not listed.
             sinks: Receive the records; a call that cannot be recorded is not run.
             settings: Limits the text of a result, the duration and the concurrency of calls.
         """
         self._ports = Ports(_NoModel(), executor, policy, approver or NoApprover())
-        self._capabilities, self._sinks, self._settings = capabilities, sinks, settings
+        self._sinks, self._settings = sinks, settings
         self._slots = asyncio.Semaphore(settings.max_parallel)
         self._seen: Sequence[Tool] | None = None
         self._tools = Toolset()
@@ -79,9 +77,7 @@ class McpTools:
         """The tools that clients are offered now."""
         seen = self._ports.executor.tools()
         if seen is not self._seen:
-            held = self._capabilities
-            able = (tool for tool in seen if not missing_permissions(tool, held))
-            self._tools, self._seen = Toolset(able, like=seen), seen
+            self._tools, self._seen = Toolset(seen, like=seen), seen
         return self._tools
 
     async def call(

@@ -91,7 +91,6 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
             pipeline,
             pipeline.policy,
             options.approver,
-            capabilities=capabilities,
             sinks=(budgets, *governance.shared_sinks()),
         )
 

@@ -57,7 +57,7 @@ def offered(wanted: McpServerOptions) -> McpTools:
     local = LocalExecutor([*coding(), shout], files=files, exec=processes)
     executor = Pipeline([local], [PermittedTools(held)])
     policy = Chain((Permissions(held), Autonomy(wanted.level)))
-    return McpTools(executor, policy, wanted.approver, capabilities=held)
+    return McpTools(executor, policy, wanted.approver)
 
 
 def main(words: list[str]) -> int:
