@@ -159,7 +159,7 @@ async def test_the_canvas_renders_model_html_without_network_or_storage_access(
     run = await start_run(looker.house.client, f"call canvas {json.dumps(shown)}\nsay look")
     view = await wait_for_state(looker.house.client, run)
     await looker.enter("chat", str(view["session_id"]))
-    await expect(looker.page.get_by_role("log")).to_contain_text("shown in the dashboard")
+    await expect(looker.page.get_by_role("log")).to_contain_text("shown at the dashboard")
     panel = looker.page.get_by_role("complementary", name="Canvas")
     await expect(panel).to_be_visible()
 
