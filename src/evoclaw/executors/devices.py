@@ -42,11 +42,11 @@ class LocalDevice:
         self._pins = _present(GPIO_COMMANDS)
 
     def sensor_names(self) -> Sequence[str]:
-        """What can be asked for here."""
+        """The sensors of this machine that can be read."""
         return tuple(self._ways())
 
     async def read_sensor(self, what: str, pin: int | None) -> ToolOutput:
-        """Look at one of them."""
+        """Read one sensor."""
         if what == "gpio":
             return await self._gpio(pin or 0)
         return await self._ways()[what]()
@@ -140,11 +140,11 @@ class LocalNotifier:
 
     @property
     def works(self) -> bool:
-        """Whether there is a way."""
+        """Whether this machine has a notification program."""
         return bool(self._program)
 
     async def notify(self, message: str) -> str:
-        """Show a message; how it was shown."""
+        """Show a message; return how it was shown."""
         done = await self._exec.run((*self._program, "--", message))
         if done.exit_code:
             raise ToolFailure(ErrorKind.EXECUTION_FAILED, _why("It could not be shown", done))
@@ -160,8 +160,8 @@ def _unknown(what: str) -> ToolFailure:
 
 
 def _why(what: str, done: CompletedProcess) -> str:
-    said = done.stderr.decode(errors="replace").strip()[-500:]
-    return f"{what} (exit code {done.exit_code}): {said or 'it said nothing'}"
+    stderr = done.stderr.decode(errors="replace").strip()[-500:]
+    return f"{what} (exit code {done.exit_code}): {stderr or 'no error output'}"
 
 
 def _said(text: str, **details: JSON) -> ToolOutput:

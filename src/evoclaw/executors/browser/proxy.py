@@ -34,7 +34,7 @@ class GuardedProxy:
 
         Args:
             guard: Which addresses may be connected to.
-            may_visit: Called for every URL as well; of an encrypted connection it sees only the host.
+            may_visit: Called for every URL as well; for HTTPS it sees only the host.
         """
         self._guard, self._may_visit = guard, may_visit
         self._server: asyncio.Server | None = None

@@ -263,7 +263,7 @@ class SessionPages:
         await self._settle()
 
     async def _settle(self) -> None:
-        """Give the page some time to load its parts; a page that never finishes is used as it is."""
+        """Give the page some time to load its parts; one that never finishes is used as it is."""
         from playwright.async_api import TimeoutError as Late
 
         with suppress(Late):
