@@ -36,7 +36,7 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 
 
 def to_server() -> WebFetcher:
-    """A fetcher for addresses that the operator chose: anywhere, but never on by a redirect."""
+    """A fetcher for configured addresses: any network, but no redirects."""
     limits = FetchLimits(wire_bytes=MAX_ANSWER_BYTES, body_bytes=2 * MAX_ANSWER_BYTES, redirects=0)
     return WebFetcher(UrlGuard(ANY_NETWORK), limits=limits)
 
@@ -68,13 +68,13 @@ class Brave:
         sites: Sequence[str] = CODE_SITES,
         ask: WebFetcher | None = None,
     ) -> None:
-        """Take the key.
+        """Set the key and the endpoint.
 
         Args:
             key: The subscription token.
             url: The web search endpoint.
-            sites: Where to look for code and documentation.
-            ask: The way there.
+            sites: The sites to search for code and documentation.
+            ask: The fetcher.
         """
         self._key, self._url, self._sites = _one_line(key), _checked(url), tuple(sites)
         self._ask = ask or to_server()
@@ -134,13 +134,13 @@ class Searxng:
         code_categories: str = "it",
         ask: WebFetcher | None = None,
     ) -> None:
-        """Take the address.
+        """Set the address of the server.
 
         Args:
-            url: Where the server is, with or without `/search`.
-            categories: What `search` looks through.
-            code_categories: What `search_code` looks through.
-            ask: The way there.
+            url: The URL of the server, with or without `/search`.
+            categories: The categories that `search` uses.
+            code_categories: The categories that `search_code` uses.
+            ask: The fetcher.
         """
         self._url = _checked(url).rstrip("/").removesuffix("/search") + "/search"
         self._categories, self._code_categories = categories, code_categories
@@ -204,7 +204,7 @@ class GitHubCode:
     """GitHub's code search, with a token."""
 
     def __init__(self, token: str, *, url: str = GITHUB_URL, ask: WebFetcher | None = None) -> None:
-        """Take the token, and where to ask."""
+        """Set the token and the endpoint."""
         self._token, self._url, self._ask = _one_line(token), _checked(url), ask or to_server()
 
     async def search_code(
@@ -242,9 +242,9 @@ class SearchOffer(Struct, frozen=True):
 
 
 def search_from(settings: Mapping[str, str]) -> SearchOffer:
-    """Choose who searches by what is set, as in the environment; raise `ConfigError` if it is bad.
+    """Choose the backends by the environment variables; raise `ConfigError` if one is invalid.
 
-    A SearXNG server of one's own comes before Brave; for code GitHub comes before both.
+    A SearXNG server has priority over Brave; for code GitHub has priority over both.
     """
     key, url, token = (
         settings.get(name, "").strip() for name in (BRAVE_KEY, SEARXNG_URL, GITHUB_KEY)
@@ -254,7 +254,7 @@ def search_from(settings: Mapping[str, str]) -> SearchOffer:
     if web is None:
         how = f"set {BRAVE_KEY} (Brave Search) or {SEARXNG_URL} (a SearXNG server)"
         also = "" if code is not None else f", or {GITHUB_KEY} for codesearch alone"
-        return SearchOffer(None, code, f"nobody to search the web with: {how}{also}")
+        return SearchOffer(None, code, f"no web search backend is configured: {how}{also}")
     names = {Brave: "Brave Search", Searxng: "SearXNG", GitHubCode: "GitHub"}
     return SearchOffer(web, code, f"web: {names[type(web)]}; code: {names[type(code or web)]}")
 
@@ -268,7 +268,7 @@ def _read(page: FetchedPage, shape: type[T], who: str) -> T:
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED,
             f"{who} answered with something that is no list of results "
-            f"({page.content_type[:80] or 'type not said'}, {len(page.body):,} bytes). "
+            f"({page.content_type[:80] or 'no content type'}, {len(page.body):,} bytes). "
             "Try again later, or explain this to the user.",
         ) from None
 
@@ -286,10 +286,10 @@ def _refusal(page: FetchedPage, who: str) -> ToolFailure:
         what = "redirects elsewhere, which is not followed. Tell the user to check its address"
     else:
         what = "refuses the search. Try other or fewer words"
-    said = f" It says: {detail!r}" if detail else ""
+    quoted = f" It says: {detail!r}" if detail else ""
     return ToolFailure(
         ErrorKind.EXECUTION_FAILED,
-        f"{who} {what} (status {page.status}).{said}",
+        f"{who} {what} (status {page.status}).{quoted}",
         status=page.status,
     )
 
