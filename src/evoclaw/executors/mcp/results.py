@@ -64,8 +64,8 @@ def _block(content: types.ContentBlock) -> Block:
             return _binary("audio", content.mime_type, content.data)
         case types.ResourceLink():
             parts = [content.name, f"<{content.uri}>", content.mime_type, content.description]
-            reason = " ".join(part for part in parts if part)
-            return TextBlock(f"[a resource: {one_line(reason, MAX_NOTE_CHARS)}]")
+            description = " ".join(part for part in parts if part)
+            return TextBlock(f"[a resource: {one_line(description, MAX_NOTE_CHARS)}]")
         case types.EmbeddedResource():
             return _resource(content.resource)
 
