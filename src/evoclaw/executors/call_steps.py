@@ -86,8 +86,8 @@ class Quarantine(OfferStep, AroundStep, ResultStep):
 
 def _handle(call: Call) -> str:
     """A name that is stable for the call, and not chosen by an outsider."""
-    run, _, place = call.request_id.partition(".")
-    return "-".join(("q", run[:6], *place.split(".")[:2]))
+    run, _, position = call.request_id.partition(".")
+    return "-".join(("q", run[:6], *position.split(".")[:2]))
 
 
 class TraceCall(AroundStep):

@@ -84,11 +84,11 @@ class LocalDevice:
         if now is None or before is None:
             raise _unknown("how busy its processors are")
         percent = now.percent_since(before) or 0.0
-        load = [round(each, 2) for each in machine.load_average() or ()]
+        load = [round(value, 2) for value in machine.load_average() or ()]
         cores = os.cpu_count() or 1
         text = f"{percent} % of {cores} cores busy"
         if load:
-            text += f"; load {' '.join(f'{each:.2f}' for each in load)}"
+            text += f"; load {' '.join(f'{value:.2f}' for value in load)}"
         return _said(text, percent=percent, cores=cores, load=[*load])
 
     async def _memory(self) -> ToolOutput:
@@ -109,7 +109,9 @@ class LocalDevice:
 
     async def _processes(self) -> ToolOutput:
         heaviest = await asyncio.to_thread(machine.heaviest_processes, MAX_LISTED_PROCESSES)
-        found = [(round(each.resident / 1e6, 1), each.pid, each.name) for each in heaviest]
+        found = [
+            (round(process.resident / 1e6, 1), process.pid, process.name) for process in heaviest
+        ]
         lines = ["    pid  MB     name", *(f"{pid:7} {mb:6.1f}  {name}" for mb, pid, name in found)]
         rows: list[JSON] = [{"pid": pid, "mb": mb, "name": name} for mb, pid, name in found]
         return _said("\n".join(lines), processes=rows)

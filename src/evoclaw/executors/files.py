@@ -107,11 +107,11 @@ class LocalFiles:
             raise
 
     def _open(self, path: str, flags: int) -> tuple[int, LocatedPath]:
-        place = self.roots.locate(path)
+        located = self.roots.locate(path)
         try:
-            return self.roots.open(place, flags), place
+            return self.roots.open(located, flags), located
         except OSError as problem:
-            near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
+            near = self.roots.near(located) if problem.errno == errno.ENOENT else ()
             raise explained(problem, path, near) from None
 
     def _read(self, path: str, start: int, limit: int | None) -> bytes:
@@ -120,14 +120,14 @@ class LocalFiles:
         try:
             about = os.fstat(descriptor)
             self._regular(path, about)
-            wanted = max(0, about.st_size - start) if limit is None else limit
-            if wanted > MAX_READ_BYTES:
+            length = max(0, about.st_size - start) if limit is None else limit
+            if length > MAX_READ_BYTES:
                 raise ToolFailure(
                     ErrorKind.TOO_LARGE,
                     f"'{path}' has {about.st_size:,} bytes, too many to read at once. "
                     "Read a part of it, or search it with grep.",
                 )
-            return _read_all(descriptor, start, wanted, whole=limit is None)
+            return _read_all(descriptor, start, length, whole=limit is None)
         except OSError as problem:
             raise explained(problem, path) from None
         finally:
@@ -148,17 +148,17 @@ class LocalFiles:
             raise outside(path)
 
     def _stat(self, path: str) -> FileStat:
-        descriptor, place = self._open(path, os.O_PATH)
+        descriptor, located = self._open(path, os.O_PATH)
         try:
             about = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        return FileStat(place.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
+        return FileStat(located.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
 
     def _write(self, path: str, data: bytes, abandoned: threading.Event) -> None:
-        place, above, name = self._named(path)
+        located, above, name = self._named(path)
         try:
-            folder = self._reach(place, above, make=True)
+            folder = self._reach(located, above, make=True)
             try:
                 self._replace(folder, name, data, path, abandoned)
             finally:
@@ -167,9 +167,9 @@ class LocalFiles:
             raise explained(problem, path) from None
 
     def _remove(self, path: str, abandoned: threading.Event) -> None:
-        place, above, name = self._named(path)
+        located, above, name = self._named(path)
         try:
-            folder = self._reach(place, above, make=False)
+            folder = self._reach(located, above, make=False)
             try:
                 if self._present(folder, name, path) is None:
                     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -180,14 +180,14 @@ class LocalFiles:
             finally:
                 os.close(folder)
         except OSError as problem:
-            near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
+            near = self.roots.near(located) if problem.errno == errno.ENOENT else ()
             raise explained(problem, path, near) from None
 
     def _named(self, path: str) -> tuple[LocatedPath, str, str]:
         """A path to be changed, as its root, the folders below that, and the file name."""
-        place = self.roots.locate(path, write=True)
+        located = self.roots.locate(path, write=True)
         # No links are followed, so resolving `..` textually equals walking it.
-        inside = posixpath.normpath(place.inside)
+        inside = posixpath.normpath(located.inside)
         if inside == ".." or inside.startswith("../"):
             raise outside(path)
         above, name = posixpath.split(inside)
@@ -197,7 +197,7 @@ class LocalFiles:
             )
         if self._protect:
             check_not_protected(path, inside)
-        return place, above, name
+        return located, above, name
 
     def _reach(self, place: LocatedPath, above: str, *, make: bool) -> int:
         """Open the folder of a file without following links; create it if asked to."""

@@ -64,17 +64,17 @@ class LocalExecutor:
         if call.resumed and not call.safe_to_repeat:
             # This process keeps no journal: whether the call ran before a crash is unknown.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
-        given = self._given
+        dependencies = self._given
         if self._exec_for is not None and ExecOps in bound.dependencies:
-            given = {**given, ExecOps: self._exec_for(call)}
-        return await bound.run(call, ToolEnvironment(given, progress))
+            dependencies = {**dependencies, ExecOps: self._exec_for(call)}
+        return await bound.run(call, ToolEnvironment(dependencies, progress))
 
 
 _HOW = {FileOps: "`files=LocalFiles(…)`", ExecOps: "`exec=LocalProcesses(…)`"}
 
 
 def _unmet(name: str, missing: Iterable[type]) -> str:
-    wanted = sorted(missing, key=lambda kind: kind.__name__)
-    names = " and ".join(kind.__name__ for kind in wanted)
-    how = " and ".join(_HOW.get(kind, f"`given={{{kind.__name__}: …}}`") for kind in wanted)
+    kinds = sorted(missing, key=lambda kind: kind.__name__)
+    names = " and ".join(kind.__name__ for kind in kinds)
+    how = " and ".join(_HOW.get(kind, f"`given={{{kind.__name__}: …}}`") for kind in kinds)
     return f"tool {name!r} needs {names}; give {how}"

@@ -156,7 +156,7 @@ def heaviest_processes(limit: int) -> list[ProcessMemory]:
             continue
         found.append(ProcessMemory(resident, process.pid, ""))
     heaviest = sorted(found, reverse=True)[:limit]
-    return [each._replace(name=_process_name(each.pid)) for each in heaviest]
+    return [entry._replace(name=_process_name(entry.pid)) for entry in heaviest]
 
 
 def _process_name(pid: int) -> str:

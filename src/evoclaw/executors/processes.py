@@ -139,17 +139,17 @@ class LocalProcesses:
         watch = ProcessWatch(max_output, self._max_bytes, on_output)
         watch_workspace = None if self._sandbox is None else self._sandbox.watch_workspace(watch)
         # A separate task: cancelling the caller must not cancel the cleanup.
-        living = asyncio.create_task(self._live(tree, job, watch))
+        task = asyncio.create_task(self._live(tree, job, watch))
         try:
-            await asyncio.wait([living])
+            await asyncio.wait([task])
         except asyncio.CancelledError:
             watch.wake.set()
-            await wait_uncancelled(living)
+            await wait_uncancelled(task)
             raise
         finally:
             met = [] if watch_workspace is None else watch_workspace.stop()
         try:
-            code = living.result()
+            code = task.result()
         except OSError as problem:
             raise _refused(problem, job.argv[0]) from None
         if watch_workspace is not None and self._sandbox is not None:

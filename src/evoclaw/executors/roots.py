@@ -118,9 +118,9 @@ class Roots:
 
     def real_folder(self, path: str) -> str:
         """The resolved path of a folder in a root, for a process to start in."""
-        place = self.locate(path)
+        located = self.locate(path)
         try:
-            descriptor = self.open(place, OPEN_FOLDER_FLAGS)
+            descriptor = self.open(located, OPEN_FOLDER_FLAGS)
         except OSError as problem:
             raise explained(problem, path) from None
         try:

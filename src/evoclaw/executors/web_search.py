@@ -81,9 +81,9 @@ class Brave:
 
     async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchHit]:
         """Find pages."""
-        asked = {"q": query, "count": str(min(count, 20)), "text_decorations": "false"}
+        params = {"q": query, "count": str(min(count, 20)), "text_decorations": "false"}
         page = await self._ask.fetch(
-            f"{self._url}?{urlencode(asked)}",
+            f"{self._url}?{urlencode(params)}",
             seconds=seconds,
             headers={"Accept": "application/json", "X-Subscription-Token": self._key},
         )
@@ -106,10 +106,10 @@ class Brave:
         """Find pages on the sites that document code."""
         sites = " OR ".join(f"site:{site}" for site in self._sites)
         words = f"{query} {language}".strip()
-        asked = f"{words} ({sites})" if sites else words
+        text = f"{words} ({sites})" if sites else words
         # Brave refuses more than 400 characters or 50 words.
-        fits = len(asked) <= 400 and len(asked.split()) <= 50
-        return await self.search(asked if fits else words[:400], count=count, seconds=seconds)
+        fits = len(text) <= 400 and len(text.split()) <= 50
+        return await self.search(text if fits else words[:400], count=count, seconds=seconds)
 
 
 class _SearxngHit(Struct, frozen=True, rename={"date": "publishedDate"}):
@@ -160,9 +160,9 @@ class Searxng:
     async def _search(
         self, query: str, categories: str, count: int, seconds: float
     ) -> Sequence[SearchHit]:
-        asked = {"q": query, "format": "json", "categories": categories}
+        params = {"q": query, "format": "json", "categories": categories}
         page = await self._ask.fetch(
-            f"{self._url}?{urlencode(asked)}",
+            f"{self._url}?{urlencode(params)}",
             seconds=seconds,
             headers={"Accept": "application/json"},
         )
@@ -212,14 +212,14 @@ class GitHubCode:
     ) -> Sequence[SearchHit]:
         """Find files."""
         words = f"{query} language:{language}" if language else query
-        asked = {"q": words, "per_page": str(count)}
+        params = {"q": words, "per_page": str(count)}
         headers = {
             "Accept": "application/vnd.github.text-match+json",
             "Authorization": f"Bearer {self._token}",
             "X-GitHub-Api-Version": "2022-11-28",
         }
         page = await self._ask.fetch(
-            f"{self._url}?{urlencode(asked)}", seconds=seconds, headers=headers
+            f"{self._url}?{urlencode(params)}", seconds=seconds, headers=headers
         )
         hits = _read(page, _GitHubAnswer, "GitHub").items
         return [
@@ -304,8 +304,8 @@ def _complaint(body: bytes) -> tuple[str, str]:
         return "", ""
     error = answer.get("error")
     inner = error if is_object(error) else answer
-    words = inner.get("detail") or inner.get("message") or ""
-    return str(inner.get("code", "")), " ".join(str(words).split())[:200]
+    message = inner.get("detail") or inner.get("message") or ""
+    return str(inner.get("code", "")), " ".join(str(message).split())[:200]
 
 
 def _plain(text: str) -> str:

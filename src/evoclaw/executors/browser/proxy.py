@@ -82,9 +82,9 @@ class GuardedProxy:
         """Record why a URL was refused, to explain why the page did not load."""
         if len(self.refusals) >= MAX_REMEMBERED_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
-        place = target_of(url)
-        self.refusals.pop(place, None)
-        self.refusals[place] = failure
+        target = target_of(url)
+        self.refusals.pop(target, None)
+        self.refusals[target] = failure
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

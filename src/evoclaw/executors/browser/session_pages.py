@@ -106,10 +106,10 @@ class SessionPages:
         """The page in front."""
         if self._page is None or self._page.is_closed():
             # A window that closed itself leaves the one that opened it.
-            left = self._open_windows()
-            if not left:
+            remaining = self._open_windows()
+            if not remaining:
                 raise ToolFailure(ErrorKind.INVALID_PARAMS, NO_PAGE_MESSAGE)
-            self._page = left[-1]
+            self._page = remaining[-1]
         return self._page
 
     def _open_windows(self) -> list[Page]:
@@ -271,8 +271,8 @@ class SessionPages:
 
     def _unreached(self, url: str, problem: Exception | None) -> ToolFailure:
         """Why a page did not load: refused by the proxy, or a network error."""
-        place = self._asked.url if self._asked is not None else url
-        for text in (place, url):
+        requested = self._asked.url if self._asked is not None else url
+        for text in (requested, url):
             if (failure := self._proxy.refusals.get(target_of(text))) is not None:
                 return failure
         message = str(problem) if problem is not None else ""
@@ -370,8 +370,8 @@ def _level(request: Request) -> Literal["page", "part", "new window"]:
 def _reason(problem: Exception) -> str:
     """Playwright's error, in one short line."""
     text = str(problem)
-    for word in ("intercepts pointer events", "not visible", "not enabled", "not editable"):
-        if word in text:
-            return f"something {word}" if word.startswith("intercepts") else f"it is {word}"
+    for cause in ("intercepts pointer events", "not visible", "not enabled", "not editable"):
+        if cause in text:
+            return f"something {cause}" if cause.startswith("intercepts") else f"it is {cause}"
     first = text.splitlines()[0] if text else type(problem).__name__
     return first.rpartition("Error: ")[2][:MAX_NOTE_CHARS].rstrip(".")

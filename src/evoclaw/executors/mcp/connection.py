@@ -107,10 +107,10 @@ class McpConnection:
 
     def why(self) -> str:
         """Why the server is not connected, in one line."""
-        process, living = self._process, self._living
+        process, task = self._process, self._living
         reason = process.fault if process is not None else ""
-        if not reason and living is not None and living.done() and not living.cancelled():
-            reason = _told(living.exception())
+        if not reason and task is not None and task.done() and not task.cancelled():
+            reason = _told(task.exception())
         if not reason:
             waited = f"it did not answer within {self._server.start_timeout:g}s"
             reason = "it ended" if self._ready.is_set() else waited

@@ -93,9 +93,9 @@ class McpExecutor:
 
     async def refresh(self) -> None:
         """Connect if needed, and list the tools again: after an approval."""
-        fresh = self._connection is None or not self._connection.alive
+        reconnects = self._connection is None or not self._connection.alive
         connection = await self._connected()
-        if not fresh:
+        if not reconnects:
             await self._list(connection)
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:

@@ -195,8 +195,8 @@ class SshFiles:
         # Checked before it is opened: opening a pipe would block the server forever.
         check_regular(path, about)
         size = about.size or 0
-        wanted = max(0, size - start) if limit is None else limit
-        if wanted > MAX_READ_BYTES:
+        length = max(0, size - start) if limit is None else limit
+        if length > MAX_READ_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
                 f"'{path}' has {size:,} bytes, too many to read at once. "
@@ -204,7 +204,7 @@ class SshFiles:
             )
         if limit is None and size == 0:
             # Files of /proc and /sys report a size of 0.
-            wanted = 1 << 20
+            length = 1 << 20
         try:
             file = await sftp.open(real, "rb")
             try:
@@ -212,7 +212,7 @@ class SshFiles:
                 check_regular(path, opened)
                 if again != real:
                     raise outside(path)
-                return await file.read(wanted, start) if wanted else b""
+                return await file.read(length, start) if length else b""
             finally:
                 await file.close()
         except SFTPError as problem:

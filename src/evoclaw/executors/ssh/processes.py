@@ -194,14 +194,14 @@ class SshProcesses:
             # From here on the command may have run. A separate task: cancelling the caller
             # must not cancel the cleanup.
             channel.write(word(order, self._python or "") + (stdin or b""))
-            living = asyncio.create_task(self._live(channel, remote))
+            task = asyncio.create_task(self._live(channel, remote))
             try:
-                await asyncio.wait([living])
+                await asyncio.wait([task])
             except asyncio.CancelledError:
                 watch.wake.set()
-                await wait_uncancelled(living)
+                await wait_uncancelled(task)
                 raise
-            await living
+            await task
         if watch.overflowed:
             raise self._too_much(watch)
         if remote.code is None:
@@ -305,11 +305,11 @@ class SshProcesses:
         return cwd
 
     def _refused(self, remote: RemoteSession, order: RemoteCommand | None, cwd: str) -> ToolFailure:
-        word = (remote.answer or "").removeprefix("no ")
-        if word == "outside":
+        code = (remote.answer or "").removeprefix("no ")
+        if code == "outside":
             return outside(cwd)
-        if order is not None and word in REFUSAL_MESSAGES:
-            kind, text = REFUSAL_MESSAGES[word]
+        if order is not None and code in REFUSAL_MESSAGES:
+            kind, text = REFUSAL_MESSAGES[code]
             return ToolFailure(kind, text.format(cwd=cwd, program=order.argv[0]))
         reason = (
             remote.noise[-MAX_SHOWN_OUTPUT_BYTES:].decode(errors="replace").strip()

@@ -70,8 +70,8 @@ def script(order: RemoteCommand, python: str) -> bytes:
             f'"$mark" {len(_variables(order))} {size} "$found" "$@"'
         )
     else:
-        given = {name: shlex.quote(value) for name, value in order.env.items()}
-        pairs = {**_KEPT_VARIABLES, **given, "EVOCLAW_CALL": "$mark"}.items()
+        variables = {name: shlex.quote(value) for name, value in order.env.items()}
+        pairs = {**_KEPT_VARIABLES, **variables, "EVOCLAW_CALL": "$mark"}.items()
         env = " ".join(f"{shlex.quote(name)}={value}" for name, value in pairs)
         lines.append(f'size={size}\nclean() {{ exec $apart env -i {env} "$@"; }}')
         lines.append(_SHELL)
