@@ -224,10 +224,12 @@ class McpExecutor:
 
     def _lost(self, call: Call) -> ToolFailure:
         if call.safe_to_repeat:
-            return self._offline("It went away during the call; ask again if it is still needed.")
+            return self._offline(
+                "It disconnected during the call; ask again if it is still needed."
+            )
         return ToolFailure(
             ErrorKind.UNKNOWN,
-            f"Error: The MCP server {self.server.name!r} went away ({self._reason}) while "
+            f"Error: The MCP server {self.server.name!r} disconnected ({self._reason}) while "
             f"{call.name!r} ran; it may have happened.\n"
             "It was not run again. Look first, then decide, or ask the user.",
             mcp_server=self.server.name,

@@ -70,7 +70,7 @@ class SshChannel(Protocol):
 
 
 class RemoteSession:
-    """One script on the other machine: its answer, its output, its end."""
+    """One script on the other machine: its answer, its output and its exit."""
 
     def __init__(self, mark: str, watch: ProcessWatch) -> None:
         self.watch = watch
@@ -111,7 +111,7 @@ class RemoteSession:
         self.code = -int(number) if isinstance(number, signal.Signals) else 255
 
     def connection_lost(self, problem: BaseException | None) -> None:
-        """The channel is closed: by its end, or with the connection."""
+        """Note that the channel is closed: the script ended, or the connection was lost."""
         self.problem = problem
         self.heard.set()
         for stream in (STDOUT, STDERR):
