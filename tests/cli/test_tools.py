@@ -25,7 +25,8 @@ async def test_tools_are_listed_with_the_reason_why_some_are_unavailable(tmp_pat
     assert plain.code == everything.code == 0
     assert "apply_patch" in plain.out and "websearch" not in plain.out
     assert (
-        "websearch        (unavailable: nobody to search the web with: set BRAVE" in everything.out
+        "websearch        (unavailable: no web search backend is configured: set BRAVE"
+        in everything.out
     )
     assert {one["name"] for one in facts} == set(TOOL_NAMES)
     (read,) = [one for one in facts if one["name"] == "read"]

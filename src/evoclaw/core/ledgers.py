@@ -156,17 +156,17 @@ def check_funds(
     found: dict[str, RemainingBudget] = {}
     for account in accounts:
         for kind, limit in account.limits.items():
-            wanted = amounts.get(kind)
-            if wanted is None:
+            requested = amounts.get(kind)
+            if requested is None:
                 continue
-            left = limit.most - account.used(kind, now)
-            left = left if left > 0 else 0
-            if wanted and wanted + leaving.get(kind, 0) > left:
-                spare = max(0, left - leaving.get(kind, 0))
-                return InsufficientFunds(kind, account.name, spare, wanted, limit.per)
+            remaining = limit.most - account.used(kind, now)
+            remaining = remaining if remaining > 0 else 0
+            if requested and requested + leaving.get(kind, 0) > remaining:
+                spare = max(0, remaining - leaving.get(kind, 0))
+                return InsufficientFunds(kind, account.name, spare, requested, limit.per)
             known = found.get(kind)
-            if known is None or left < known.left:
-                found[kind] = RemainingBudget(kind, account.name, left, limit.most)
+            if known is None or remaining < known.left:
+                found[kind] = RemainingBudget(kind, account.name, remaining, limit.most)
     return tuple(found.values())
 
 
@@ -178,10 +178,10 @@ def remaining_by_kind(
     for account in accounts:
         for kind, limit in account.limits.items():
             if kinds is None or kind in kinds:
-                left = account.remaining(kind, now) or 0
+                remaining = account.remaining(kind, now) or 0
                 known = found.get(kind)
-                if known is None or left < known.left:
-                    found[kind] = RemainingBudget(kind, account.name, left, limit.most)
+                if known is None or remaining < known.left:
+                    found[kind] = RemainingBudget(kind, account.name, remaining, limit.most)
     return found
 
 

@@ -114,12 +114,12 @@ class Histogram(Struct, forbid_unknown_fields=True):
 
     def percentile_ms(self, share: float) -> float:
         """The percentile, within 5 %; 0 if there are no values."""
-        left = nearest_rank(share, self.count)
-        if left >= self.count:
+        remaining = nearest_rank(share, self.count)
+        if remaining >= self.count:
             return self.high_ms
         for bucket in sorted(self.buckets):
-            left -= self.buckets[bucket]
-            if left <= 0:
+            remaining -= self.buckets[bucket]
+            if remaining <= 0:
                 middle = 2 ** ((bucket + 0.5) / BUCKETS_PER_DOUBLING) / 1000
                 return min(max(middle, self.low_ms), self.high_ms)
         return self.high_ms

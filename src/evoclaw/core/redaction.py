@@ -260,8 +260,8 @@ def _secret_fields(node: JSON, root: Mapping[str, JSON], depth: int) -> SecretFi
     }
     secret = {name: marks for name, marks in fields.items() if marks is not None}
     rest = [
-        _secret_fields(node.get(word), root, depth + 1)
-        for word in ("items", "additionalProperties")
+        _secret_fields(node.get(keyword), root, depth + 1)
+        for keyword in ("items", "additionalProperties")
     ]
     for schema in _alternatives(node, root):
         marks = _secret_fields(schema, root, depth + 1)
@@ -278,8 +278,8 @@ def _members(node: dict[str, JSON], word: str) -> Iterable[tuple[str, JSON]]:
 
 
 def _alternatives(node: dict[str, JSON], root: Mapping[str, JSON]) -> Iterator[JSON]:
-    for word in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        value = node.get(word)
+    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        value = node.get(keyword)
         if is_array(value):
             yield from value
     target = node.get("$ref")
@@ -364,10 +364,10 @@ def _value_end(text: str, match: re.Match[str]) -> int:
 
 def _private_key_spans(text: str) -> Iterator[Span]:
     at = 0
-    while begin := _compiled(_PEM_BEGIN).search(text, at):
-        end = _compiled(_PEM_END).search(text, begin.end())
+    while header := _compiled(_PEM_BEGIN).search(text, at):
+        end = _compiled(_PEM_END).search(text, header.end())
         at = len(text) if end is None else end.end()
-        yield begin.start(), at, "private-key"
+        yield header.start(), at, "private-key"
 
 
 def looks_random(text: str) -> bool:

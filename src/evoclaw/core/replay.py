@@ -2,9 +2,7 @@
 
 The model's replies, the tools' results, verdicts and approvals come from the records; everything
 else is computed again. If the records are the same, byte for byte, the loop depends on nothing that
-was not recorded.
-
-Verify that a recorded run replays byte for byte.
+was not recorded: `verify_replay` checks this for a recorded run.
 """
 
 from __future__ import annotations
@@ -109,22 +107,22 @@ class Replay:
         """Replay from one start or resumption to the next, or to the end of the records."""
         deadline = Deadline()
         ports = Ports(self, self, self, self, steering=self._steering)
-        held: list[Event] = []
+        buffered: list[Event] = []
         async with aclosing(run_loop(state, ports, self._opening.settings, deadline)) as events:
             async for event in events:
-                held.append(event)
+                buffered.append(event)
                 # Events of concurrent calls may come in any order; yield them as recorded.
-                while self._next in held:
+                while self._next in buffered:
                     expected = self._events[self._at]
-                    held.remove(expected)
+                    buffered.remove(expected)
                     yield expected
                     self._interrupt_when_due(deadline)
-                if held and not _may_be_early(held[-1]):
-                    raise self._mismatch(held[0])
+                if buffered and not _may_be_early(buffered[-1]):
+                    raise self._mismatch(buffered[0])
                 if self._next is None or isinstance(self._next, RunResumed):
                     break
-        if held:
-            raise self._mismatch(held[0])
+        if buffered:
+            raise self._mismatch(buffered[0])
 
     def _interrupt_when_due(self, deadline: Deadline) -> None:
         """End the run from outside exactly where the recorded run was ended."""
@@ -263,7 +261,7 @@ def _may_be_early(event: Event) -> bool:
 
 
 REPLAY_STALL_TIMEOUT_S = 10.0
-"""Seconds to wait for the next record: an altered recording may block the loop for ever."""
+"""Seconds to wait for the next record: an altered recording may block the loop forever."""
 
 
 class ReplayResult(Struct, frozen=True):

@@ -109,16 +109,16 @@ def _walk(node: JSON, depth: int) -> Iterator[tuple[JSON, int]]:
 
 
 def _check_reference(node: dict[str, JSON]) -> None:
-    for word in ("$ref", "$dynamicRef", "$recursiveRef"):
-        target = node.get(word)
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        target = node.get(keyword)
         if isinstance(target, str) and not target.startswith("#/"):
             raise SchemaError(
-                "", f"{word} {target[:80]!r}: only references within the schema are allowed"
+                "", f"{keyword} {target[:80]!r}: only references within the schema are allowed"
             )
-    for word in ("$id", "id", "$schema"):
-        target = node.get(word)
-        if word != "$schema" and isinstance(target, str) and "://" in target:
-            raise SchemaError("", f"{word} {target[:80]!r}: URLs are not allowed")
+    for keyword in ("$id", "id", "$schema"):
+        target = node.get(keyword)
+        if keyword != "$schema" and isinstance(target, str) and "://" in target:
+            raise SchemaError("", f"{keyword} {target[:80]!r}: URLs are not allowed")
 
 
 def _check_expansion(schema: dict[str, JSON]) -> None:

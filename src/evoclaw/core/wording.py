@@ -1,4 +1,4 @@
-"""What the model and the user are told, made from structured facts."""
+"""The messages for the model and the user, built from structured facts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def tool_not_found(name: str, available: Iterable[str]) -> str:
 
 
 def timed_out(call: Call, said: str = "") -> str:
-    """Word a call that took too long; what it said until then may be what was wanted."""
+    """Word a call that took too long; its output until then may be enough."""
     command = call.arguments.get("command")
     what = f" Command: {_short(command)!r}." if isinstance(command, str) else ""
     return (

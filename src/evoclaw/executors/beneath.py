@@ -1,6 +1,6 @@
 """Opens a path that must stay beneath a folder, enforced by the kernel when it is opened.
 
-Checking a path first and opening it later loses to whoever swaps a link in between; `openat2`
+Checking a path first and opening it later is a race: a link may be swapped in between; `openat2`
 does both at once. Kernels without it get a walk that opens one component at a time.
 """
 
@@ -44,7 +44,7 @@ def open_beneath(
         links: Whether links that stay inside are followed; if not, any link is ELOOP.
         mounts: Whether the path may cross into another file system mounted inside.
     """
-    # openat2 refuses flags that mean nothing together.
+    # openat2 rejects combinations of flags that have no effect.
     flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NOCTTY)
     if has_openat2():
         return _openat2(folder, path, flags, links=links, mounts=mounts)
@@ -53,7 +53,7 @@ def open_beneath(
 
 @cache
 def has_openat2() -> bool:
-    """Whether this kernel (and whatever filters its system calls) has `openat2`."""
+    """Whether this kernel has `openat2` and no seccomp filter denies it."""
     folder = os.open("/", OPEN_FOLDER_FLAGS)
     try:
         os.close(_openat2(folder, ".", OPEN_FOLDER_FLAGS, links=True, mounts=True))

@@ -35,33 +35,33 @@ class Quarantine(OfferStep, AroundStep, ResultStep):
     """Replaces text from outside by a handle, which only `read_untrusted` can ask about.
 
     The text itself goes into the result's details, which are recorded and never sent to a model:
-    it is there after a restart, for the one tool that may ask about it.
+    it survives a restart, for the one tool that may ask about it.
     """
 
     def __init__(self, kept: str) -> None:
-        """`kept` is the detail under which the asking tool looks for the text."""
+        """`kept` is the key of the detail in which the asking tool finds the text."""
         self._kept = kept
         self._outside: frozenset[str] = frozenset()
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Clear the label of outside tools: what they bring does not get further than here."""
+        """Clear the `outside` mark of tools: their text does not get past this step."""
         self._outside = frozenset(tool.name for tool in tools if tool.outside)
         return [replace(tool, outside=False) if tool.outside else tool for tool in tools]
 
     @asynccontextmanager
     async def around(self, execution: Execution) -> AsyncGenerator[None]:
-        """Drop what an outside tool reports while it runs: it is as little to be trusted."""
+        """Drop the progress of an outside tool: it is as untrusted as its result."""
         if self._hides(execution):
             execution.progress = lambda text: None
         yield
 
     async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
-        """Keep the text, and say under which handle."""
+        """Keep the text, and return its handle."""
         return self._hidden(execution.call, result) if self._hides(execution) else result
 
     def _hides(self, execution: Execution) -> bool:
-        asked = execution.route.place is Place.MODEL
-        return not asked and execution.call.name in self._outside
+        asks_model = execution.route.place is Place.MODEL
+        return not asks_model and execution.call.name in self._outside
 
     def _hidden(self, call: Call, result: ToolResult) -> ToolResult:
         texts = [block.text for block in result.blocks if not isinstance(block, ImageBlock)]
@@ -71,23 +71,23 @@ class Quarantine(OfferStep, AroundStep, ResultStep):
             self._kept: {"handle": handle, "text": text[:MAX_KEPT_CHARS], "characters": len(text)}
         }
         if result.error is not None:
-            said = (
-                f"It failed ({result.error}). What was said about it came from outside and is kept "
+            message = (
+                f"It failed ({result.error}). The error message came from outside and is kept "
                 f"as {handle}; ask about it with read_untrusted."
             )
-            return call.failed(ErrorKind(result.error), said, **kept)
+            return call.failed(ErrorKind(result.error), message, **kept)
         left_out = f" {pictures} pictures were left out." if pictures else ""
-        said = (
+        message = (
             f"{len(text)} characters came from outside. They are not shown; they are kept as "
             f"{handle}. Ask about them with read_untrusted.{left_out}"
         )
-        return ToolResult(call.id, call.name, (TextBlock(said),), details=kept)
+        return ToolResult(call.id, call.name, (TextBlock(message),), details=kept)
 
 
 def _handle(call: Call) -> str:
-    """A name that the same call always has, and that no outsider chose."""
-    run, _, place = call.request_id.partition(".")
-    return "-".join(("q", run[:6], *place.split(".")[:2]))
+    """A name that is stable for the call, and not chosen by an outsider."""
+    run, _, position = call.request_id.partition(".")
+    return "-".join(("q", run[:6], *position.split(".")[:2]))
 
 
 class TraceCall(AroundStep):
@@ -119,12 +119,12 @@ class SignReceipt(ResultStep):
         if execution.route.place is not Place.HERE:
             return result
         signed = await self._sign(execution.call, result, execution.started, execution.ended)
-        # Whatever a tool said of receipts is not one.
+        # A tool must not supply receipts of its own.
         details = {name: of for name, of in result.details.items() if name != "receipts"}
         return replace(result, details={**details, "receipt": signed})
 
 
-# Joiners and variation selectors are left out: they make emoji and whole scripts.
+# Joiners and variation selectors are left out: emoji and some scripts need them.
 _KINDS = {
     "tag characters": re.compile("[\U000e0000-\U000e007f]"),
     "text that is shown in another order": re.compile("[\u202a-\u202e\u2066-\u2069]"),
@@ -136,14 +136,14 @@ _KINDS = {
 
 
 def hidden_kinds(text: str) -> list[str]:
-    """What a text holds that people do not see when it is shown, in words."""
+    """The kinds of hidden characters in a text, in words."""
     if text.isascii() and "\x1b" not in text:
         return []
     return [kind for kind, pattern in _KINDS.items() if pattern.search(text)]
 
 
 class MarkHiddenText(ResultStep):
-    """Notes in the result that it holds characters which people do not see."""
+    """Adds a note to a result that contains hidden characters."""
 
     async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
         """Add a note; the text itself stays exact."""
@@ -152,7 +152,7 @@ class MarkHiddenText(ResultStep):
             return result
         last = result.blocks[-1]
         if isinstance(last, ErrorBlock):
-            # A failure is one block, which the model reads whole.
+            # A failure is a single block.
             marked = replace(last, text=f"{last.text}\n{note.text}")
             return replace(result, blocks=(*result.blocks[:-1], marked))
         return replace(result, blocks=(*result.blocks, note))

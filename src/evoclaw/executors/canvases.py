@@ -27,25 +27,25 @@ img-src data:; font-src data:">
 
 
 class FileCanvas:
-    """One page. What a model wrote is shown in a frame that can load and reach nothing."""
+    """One HTML file. The model's content is shown in a frame without network access."""
 
     def __init__(self, path: Path, seen_at: str = "") -> None:
-        """Show it; what is shown outlives this process.
+        """Set the file; its content outlives this process.
 
         Args:
-            path: Ends in `.html`.
-            seen_at: What is said of where to look, if that is not the file.
+            path: The file; it ends in `.html`.
+            seen_at: The address to report to the user, if it is not that of the file.
         """
         self._path, self._kept = path, path.with_suffix(".json")
         self._seen_at = seen_at or path.as_uri()
 
     async def show(self, sheet: CanvasSheet) -> str:
-        """Show this instead of what was there; where it is to be seen."""
+        """Replace the shown sheet; return the address to look at."""
         await asyncio.to_thread(self._write, sheet)
         return self._seen_at
 
     async def current(self) -> CanvasSheet | None:
-        """What is shown now."""
+        """The sheet that is shown now; None if there is none."""
         try:
             data = await asyncio.to_thread(self._kept.read_bytes)
         except FileNotFoundError:
@@ -53,14 +53,14 @@ class FileCanvas:
         return msgspec.json.decode(data, type=CanvasSheet)
 
     async def changed_at(self) -> float:
-        """When that was put there; Unix seconds, 0 for nothing."""
+        """When the sheet was last changed: Unix seconds, 0 without a sheet."""
         try:
             return (await asyncio.to_thread(self._kept.stat)).st_mtime
         except FileNotFoundError:
             return 0.0
 
     async def clear(self) -> None:
-        """Show nothing."""
+        """Remove the sheet."""
         for path in (self._kept, self._path):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
@@ -73,21 +73,21 @@ class FileCanvas:
 
 
 class CanvasFolder:
-    """The canvases of sessions: one page each, which no other session may read or change."""
+    """The canvases of sessions: one file each, which no other session may read or change."""
 
     def __init__(self, folder: Path, seen_at: str = "") -> None:
-        """Keep them in a folder; `seen_at` says where to look, if that is not the file."""
+        """Set the folder; `seen_at` is the address to report, if it is not that of the file."""
         self._folder, self._seen_at = folder, seen_at
 
     def of(self, tenant: str, session_id: str) -> FileCanvas:
-        """A session's own."""
-        # Ids are others' words: no file is named by them.
+        """The canvas of one session."""
+        # Session ids are untrusted: they must not appear in a file name.
         name = sha256(f"{tenant}/{session_id}".encode()).hexdigest()[:32]
         return FileCanvas(self._folder / f"{name}.html", self._seen_at)
 
 
 def page(sheet: CanvasSheet) -> str:
-    """A whole page that shows a sheet and lets it do nothing else."""
+    """A complete HTML page that shows a sheet in a sandboxed frame."""
     heading = f"<h1>{html.escape(sheet.title)}</h1>" if sheet.title else ""
     is_html = sheet.format == "html"
     body = sheet.content if is_html else f"<pre>{html.escape(sheet.content)}</pre>"

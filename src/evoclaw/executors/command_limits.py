@@ -95,8 +95,8 @@ class WorkspaceWatch:
         for name in self._absent:
             if not os.path.lexists(f"{self._policy.workspace}/{name}"):
                 continue
-            if aside := set_aside(self._policy.workspace, name):
-                self.made.append(f"{name} (now {aside})")
+            if new_name := set_aside(self._policy.workspace, name):
+                self.made.append(f"{name} (now {new_name})")
             else:
                 self.grown = True
         return self._met

@@ -42,11 +42,11 @@ class LocalDevice:
         self._pins = _present(GPIO_COMMANDS)
 
     def sensor_names(self) -> Sequence[str]:
-        """What can be asked for here."""
+        """The sensors of this machine that can be read."""
         return tuple(self._ways())
 
     async def read_sensor(self, what: str, pin: int | None) -> ToolOutput:
-        """Look at one of them."""
+        """Read one sensor."""
         if what == "gpio":
             return await self._gpio(pin or 0)
         return await self._ways()[what]()
@@ -84,11 +84,11 @@ class LocalDevice:
         if now is None or before is None:
             raise _unknown("how busy its processors are")
         percent = now.percent_since(before) or 0.0
-        load = [round(each, 2) for each in machine.load_average() or ()]
+        load = [round(value, 2) for value in machine.load_average() or ()]
         cores = os.cpu_count() or 1
         text = f"{percent} % of {cores} cores busy"
         if load:
-            text += f"; load {' '.join(f'{each:.2f}' for each in load)}"
+            text += f"; load {' '.join(f'{value:.2f}' for value in load)}"
         return _said(text, percent=percent, cores=cores, load=[*load])
 
     async def _memory(self) -> ToolOutput:
@@ -109,7 +109,9 @@ class LocalDevice:
 
     async def _processes(self) -> ToolOutput:
         heaviest = await asyncio.to_thread(machine.heaviest_processes, MAX_LISTED_PROCESSES)
-        found = [(round(each.resident / 1e6, 1), each.pid, each.name) for each in heaviest]
+        found = [
+            (round(process.resident / 1e6, 1), process.pid, process.name) for process in heaviest
+        ]
         lines = ["    pid  MB     name", *(f"{pid:7} {mb:6.1f}  {name}" for mb, pid, name in found)]
         rows: list[JSON] = [{"pid": pid, "mb": mb, "name": name} for mb, pid, name in found]
         return _said("\n".join(lines), processes=rows)
@@ -140,11 +142,11 @@ class LocalNotifier:
 
     @property
     def works(self) -> bool:
-        """Whether there is a way."""
+        """Whether this machine has a notification program."""
         return bool(self._program)
 
     async def notify(self, message: str) -> str:
-        """Show a message; how it was shown."""
+        """Show a message; return how it was shown."""
         done = await self._exec.run((*self._program, "--", message))
         if done.exit_code:
             raise ToolFailure(ErrorKind.EXECUTION_FAILED, _why("It could not be shown", done))
@@ -160,8 +162,8 @@ def _unknown(what: str) -> ToolFailure:
 
 
 def _why(what: str, done: CompletedProcess) -> str:
-    said = done.stderr.decode(errors="replace").strip()[-500:]
-    return f"{what} (exit code {done.exit_code}): {said or 'it said nothing'}"
+    stderr = done.stderr.decode(errors="replace").strip()[-500:]
+    return f"{what} (exit code {done.exit_code}): {stderr or 'no error output'}"
 
 
 def _said(text: str, **details: JSON) -> ToolOutput:

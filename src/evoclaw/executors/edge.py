@@ -1,6 +1,6 @@
-"""Calls that run on another machine: the tools of one edge as an executor.
+"""`EdgeExecutor`: the tools of one edge as an executor; calls run on that machine.
 
-The one bridge between rooms of this floor: it knows the wire.
+The only module of this package that uses the transport.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from evoclaw.transport.wire import (
 )
 
 MAX_READ_ONLY_ATTEMPTS = 2
-"""How often a call that does no harm is tried while its outcome stays unknown."""
+"""How often a read-only call is tried while its outcome stays unknown."""
 JOB_START_TIMEOUT_S = 20.0
-"""Seconds in which an edge that got a job says so."""
+"""Seconds in which an edge must confirm that it received a job."""
 EDGE_GRACE_S = 2 * OUTCOME_GRACE_S
 """Seconds beside queue and timeout before the loop itself gives up waiting for an edge."""
 Grants: TypeAlias = Callable[[str, Command, Call | None], str]
-"""Signs what an edge is asked to do: the grant for an agent, a command and its call, if any."""
+"""Signs a command for an edge: the grant for an agent, a command and its call, if any."""
 
 
 def ungranted(agent_id: str, command: Command, call: Call | None) -> str:
-    """Where edges ask for no grants."""
+    """An empty grant, for edges that require none."""
     return ""
 
 
 class EdgeExecutor:
-    """The tools that one edge says it has, run there."""
+    """The tools that one edge offers, run on that edge."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class EdgeExecutor:
         self._tools = Toolset()
 
     def tools(self) -> Sequence[Tool]:
-        """What the edge offers now, with time for the way there and back."""
+        """The tools the edge offers now, with time for the round trip."""
         known = self._known()
         if known is not self._seen:
             slack = self._queue + EDGE_GRACE_S
@@ -71,7 +71,7 @@ class EdgeExecutor:
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Have the edge run it; ask once more for what does no harm and got lost."""
+        """Run the call on the edge; retry once if it is safe to repeat and its outcome was lost."""
         outcome = await self._ask(call, call.request_id, progress)
         for _ in range(1, MAX_READ_ONLY_ATTEMPTS):
             if not _worth_another(call, outcome):
@@ -84,21 +84,21 @@ class EdgeExecutor:
     async def start(
         self, call: Call, *, seconds: float = DEFAULT_JOB_TIMEOUT_S, idle: float | None = None
     ) -> ToolResult:
-        """Have the edge run it as a job: the answer comes when it has begun, and names the job."""
-        asked = self._payload(call) | {"background": True}
-        asked["timeout_ms"] = min(seconds, MAX_JOB_TIMEOUT_S) * 1000
-        asked["idle_ms"] = None if idle is None else idle * 1000
-        outcome = await self._send(call, call.request_id, asked, JOB_START_TIMEOUT_S)
+        """Run the call on the edge as a job; return when the job has started, with its id."""
+        payload = self._payload(call) | {"background": True}
+        payload["timeout_ms"] = min(seconds, MAX_JOB_TIMEOUT_S) * 1000
+        payload["idle_ms"] = None if idle is None else idle * 1000
+        outcome = await self._send(call, call.request_id, payload, JOB_START_TIMEOUT_S)
         result = to_result(outcome, call.id, call.name)
         return replace(result, details={**result.details, "agent": self._agent_id})
 
     async def _ask(self, call: Call, request_id: str, progress: Progress) -> Outcome:
-        # The edge's journal knows the id of a call that was begun before a crash of ours.
+        # The edge's journal knows the request id of a call from before an orchestrator crash.
         return await self._send(call, request_id, self._payload(call), call.timeout, progress)
 
     def _payload(self, call: Call) -> dict[str, JSON]:
-        asked = ToolPayload(call.name, call.arguments, call.timeout * 1000, call.tool.streams)
-        return as_payload(asked)
+        payload = ToolPayload(call.name, call.arguments, call.timeout * 1000, call.tool.streams)
+        return as_payload(payload)
 
     async def _send(
         self,
@@ -131,7 +131,7 @@ def _worth_another(call: Call, outcome: Outcome) -> bool:
 
 
 def _next_attempt(call: Call) -> Call:
-    """The same call under the request id of its next attempt, so no journal answers for it."""
+    """The same call under the request id of its next attempt, so that no journal answers it."""
     stem, _, attempt = call.request_id.rpartition(".")
     if not stem or not attempt.isdigit():
         return call

@@ -17,11 +17,11 @@ from evoclaw.executors.file_walk import MAX_DEPTH, MAX_FOLDER_ENTRIES
 from evoclaw.executors.roots import LocatedPath, Roots, explained
 
 OPEN_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""NONBLOCK: opening a fifo would wait for a writer for ever."""
+"""NONBLOCK: opening a fifo would wait for a writer forever."""
 
 
 class SurveyFolder:
-    """One folder below the start, while it is visited. Open only while it is read."""
+    """A folder below the start, during its visit. It is open only while it is read."""
 
     def __init__(self, survey: Survey, inside: str) -> None:
         self._survey, self._inside = survey, inside
@@ -30,10 +30,10 @@ class SurveyFolder:
         self.path = "" if path == "." else path
         """As tools name it; empty for the workspace itself."""
         self.entries: Sequence[tuple[str, str]] = _entries(self._open())
-        """The name and kind of what is in it, in sorted order."""
+        """The names and kinds of its entries, in sorted order."""
 
     def read(self, name: str, start: int, limit: int) -> bytes | None:
-        """Read a regular file of this folder; None if that cannot be done."""
+        """Read a regular file of this folder; None if it cannot be read."""
         if "/" in name:
             return None  # not in this folder
         try:
@@ -57,7 +57,7 @@ class SurveyFolder:
             return 0.0
 
     def below(self, name: str) -> SurveyFolder | None:
-        """A folder in this one; None if it is gone, closed to us, or another file system."""
+        """A sub-folder; None if it was removed, is unreadable, or is another file system."""
         self.close()
         if len(self.path) + len(name) >= MAX_DEPTH:
             return None
@@ -67,7 +67,7 @@ class SurveyFolder:
             return None
 
     def close(self) -> None:
-        """Let go of it; reading opens it again."""
+        """Close the descriptor; reading opens it again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -89,7 +89,7 @@ class Survey:
     def run(
         self, visit: Callable[[SurveyFolder], Iterator[str]], abandoned: Callable[[], bool]
     ) -> None:
-        """Have every folder visited, until told that nobody waits any more."""
+        """Visit every folder, until `abandoned` says that the caller stopped waiting."""
         stack: list[tuple[SurveyFolder, Iterator[str]]] = []
         try:
             self._top = self._roots.open(self._start, OPEN_FOLDER_FLAGS)
@@ -120,7 +120,7 @@ class Survey:
         return open_beneath(self._top, inside or ".", flags, links=False, mounts=self._roots.mounts)
 
     def may_read(self, about: os.stat_result) -> bool:
-        """Whether a file is one, and has no second name if that is asked for."""
+        """Whether it is a regular file, and has no second hard link unless those are allowed."""
         return stat.S_ISREG(about.st_mode) and (self._hard_links or about.st_nlink == 1)
 
 

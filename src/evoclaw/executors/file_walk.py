@@ -26,7 +26,7 @@ MAX_DEPTH = 4_000
 
 
 def kind_of(mode: int) -> str:
-    """The `FileStat` word for a file's mode."""
+    """The `FileStat` kind for a file's mode."""
     if stat.S_ISREG(mode):
         return "file"
     if stat.S_ISDIR(mode):
@@ -35,7 +35,7 @@ def kind_of(mode: int) -> str:
 
 
 class FileWalk:
-    """What is below a folder, as an async iterator.
+    """The files below a folder, as an async iterator.
 
     Nothing stays open between two steps, so a walk may be dropped at any time.
     """
@@ -93,7 +93,7 @@ class FileWalk:
         except OSError as problem:
             if not folder:
                 raise explained(problem, self._start.shown) from None
-            # Gone, closed to us, or another file system: there is nothing to see here.
+            # Removed, unreadable, or another file system: nothing to list.
             return iter(())
         try:
             return iter(_sorted_names(descriptor))

@@ -23,15 +23,15 @@ from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import LocatedPath, Roots, explained, outside
 
 MAX_READ_BYTES = 64 << 20
-"""What one read may bring into memory."""
+"""The most bytes that one read returns."""
 
 
 class LocalFiles:
     """Files of this machine.
 
     Everything blocking runs in a thread. Links are followed only when reading, and only as long
-    as they stay inside; a write replaces the name and a removal takes it away, so neither ever
-    reaches another file through a symbolic or a hard link.
+    as they stay inside; a write replaces the directory entry and a removal deletes it, so neither
+    ever reaches another file through a symbolic or a hard link.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LocalFiles:
         hard_links: bool = True,
         protect: bool = True,
     ) -> None:
-        """Choose what may be reached.
+        """Set which files may be accessed.
 
         Args:
             root: The workspace; relative paths start here.
@@ -52,7 +52,7 @@ class LocalFiles:
             writable: Further folders, for reading and writing, by absolute path.
             mounts: Whether file systems mounted inside a root belong to it.
             hard_links: Whether a file with a second name, perhaps outside, may be read.
-            protect: Whether hooks, profiles and our own settings are not to be changed.
+            protect: Whether hooks, profiles and our own settings are write-protected.
         """
         self.roots = Roots(
             root, readable=readable, writable=writable, mounts=mounts, closed=protect
@@ -64,12 +64,12 @@ class LocalFiles:
         return await asyncio.to_thread(self._read, path, start, limit)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a regular file whole or not at all; make its folders; keep its mode."""
+        """Create or replace a regular file atomically; create its folders; keep its mode."""
         abandoned = threading.Event()
         try:
             await asyncio.to_thread(self._write, path, data, abandoned)
         except asyncio.CancelledError:
-            # The thread cannot be stopped, but it looks at this before the rename.
+            # The thread cannot be stopped, but it checks this event before the rename.
             abandoned.set()
             raise
 
@@ -83,7 +83,7 @@ class LocalFiles:
             raise
 
     async def stat(self, path: str) -> FileStat:
-        """Look at one file; links inside the root are followed."""
+        """Stat one file; links inside the root are followed."""
         return await asyncio.to_thread(self._stat, path)
 
     def walk(self, path: str = ".") -> FileWalk:
@@ -94,7 +94,7 @@ class LocalFiles:
         return FileWalk(self.roots, self.roots.locate(path))
 
     async def scan_tree(self, path: str, visit: Callable[[SurveyFolder], Iterator[str]]) -> None:
-        """Have every folder from this one on visited, in a thread; raise what the visitor does.
+        """Visit this folder and every folder below it, in a thread; raise what the visitor raises.
 
         A visitor works on a folder's entries in order, and yields the sub-folders to go into.
         """
@@ -107,27 +107,27 @@ class LocalFiles:
             raise
 
     def _open(self, path: str, flags: int) -> tuple[int, LocatedPath]:
-        place = self.roots.locate(path)
+        located = self.roots.locate(path)
         try:
-            return self.roots.open(place, flags), place
+            return self.roots.open(located, flags), located
         except OSError as problem:
-            near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
+            near = self.roots.near(located) if problem.errno == errno.ENOENT else ()
             raise explained(problem, path, near) from None
 
     def _read(self, path: str, start: int, limit: int | None) -> bytes:
-        # NONBLOCK: opening a fifo would wait for a writer for ever.
+        # NONBLOCK: opening a fifo would wait for a writer forever.
         descriptor, _ = self._open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             about = os.fstat(descriptor)
             self._regular(path, about)
-            wanted = max(0, about.st_size - start) if limit is None else limit
-            if wanted > MAX_READ_BYTES:
+            length = max(0, about.st_size - start) if limit is None else limit
+            if length > MAX_READ_BYTES:
                 raise ToolFailure(
                     ErrorKind.TOO_LARGE,
                     f"'{path}' has {about.st_size:,} bytes, too many to read at once. "
                     "Read a part of it, or search it with grep.",
                 )
-            return _read_all(descriptor, start, wanted, whole=limit is None)
+            return _read_all(descriptor, start, length, whole=limit is None)
         except OSError as problem:
             raise explained(problem, path) from None
         finally:
@@ -148,17 +148,17 @@ class LocalFiles:
             raise outside(path)
 
     def _stat(self, path: str) -> FileStat:
-        descriptor, place = self._open(path, os.O_PATH)
+        descriptor, located = self._open(path, os.O_PATH)
         try:
             about = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        return FileStat(place.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
+        return FileStat(located.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
 
     def _write(self, path: str, data: bytes, abandoned: threading.Event) -> None:
-        place, above, name = self._named(path)
+        located, above, name = self._named(path)
         try:
-            folder = self._reach(place, above, make=True)
+            folder = self._reach(located, above, make=True)
             try:
                 self._replace(folder, name, data, path, abandoned)
             finally:
@@ -167,9 +167,9 @@ class LocalFiles:
             raise explained(problem, path) from None
 
     def _remove(self, path: str, abandoned: threading.Event) -> None:
-        place, above, name = self._named(path)
+        located, above, name = self._named(path)
         try:
-            folder = self._reach(place, above, make=False)
+            folder = self._reach(located, above, make=False)
             try:
                 if self._present(folder, name, path) is None:
                     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -180,14 +180,14 @@ class LocalFiles:
             finally:
                 os.close(folder)
         except OSError as problem:
-            near = self.roots.near(place) if problem.errno == errno.ENOENT else ()
+            near = self.roots.near(located) if problem.errno == errno.ENOENT else ()
             raise explained(problem, path, near) from None
 
     def _named(self, path: str) -> tuple[LocatedPath, str, str]:
-        """A path to be changed, as its root, the folders below that, and its own name."""
-        place = self.roots.locate(path, write=True)
-        # With no links followed, folding `..` by text means the same as walking it.
-        inside = posixpath.normpath(place.inside)
+        """A path to be changed, as its root, the folders below that, and the file name."""
+        located = self.roots.locate(path, write=True)
+        # No links are followed, so resolving `..` textually equals walking it.
+        inside = posixpath.normpath(located.inside)
         if inside == ".." or inside.startswith("../"):
             raise outside(path)
         above, name = posixpath.split(inside)
@@ -197,10 +197,10 @@ class LocalFiles:
             )
         if self._protect:
             check_not_protected(path, inside)
-        return place, above, name
+        return located, above, name
 
     def _reach(self, place: LocatedPath, above: str, *, make: bool) -> int:
-        """Open the folder that holds a file, with no link on the way; perhaps make it."""
+        """Open the folder of a file without following links; create it if asked to."""
         with place.folder() as root:
             here = os.open(".", OPEN_FOLDER_FLAGS, dir_fd=root)
             for name in above.split("/") if above else []:
@@ -218,7 +218,7 @@ class LocalFiles:
             return here
 
     def _present(self, folder: int, name: str, path: str) -> os.stat_result | None:
-        """What is there now, unless it may not be changed."""
+        """The existing file, if any; refuse one that may not be changed."""
         old = _look(folder, name)
         if old is not None and stat.S_ISLNK(old.st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -263,7 +263,7 @@ def _read_all(descriptor: int, start: int, wanted: int, *, whole: bool) -> bytes
         pieces.append(piece)
         start, wanted = start + len(piece), wanted - len(piece)
     if whole and not pieces:
-        # Files of /proc and /sys say they have no size.
+        # Files of /proc and /sys report a size of 0.
         return os.pread(descriptor, 1 << 20, start)
     return b"".join(pieces)
 
@@ -290,14 +290,14 @@ def _look(folder: int, name: str) -> os.stat_result | None:
 
 def _keep_rights(descriptor: int, old: os.stat_result) -> None:
     if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-        # It may not be ours to give away; the content matters more than the owner.
+        # We may not be allowed to change the owner; the content matters more.
         with suppress(PermissionError):
             os.fchown(descriptor, old.st_uid, old.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
 
 
 def _sync_folder(folder: int) -> None:
-    """Make the rename itself durable; the descriptor we hold is only good for paths."""
+    """Make the rename durable; opens the folder again, since an O_PATH descriptor cannot sync."""
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Waiting for the end of a task that must not be cut short."""
+"""Waits for a task that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 async def wait_uncancelled(work: asyncio.Task[Any]) -> None:
-    """Wait for a task whatever else is cancelled meanwhile; it takes seconds at most."""
+    """Wait for a task even if the caller is cancelled; it takes seconds at most."""
     while not work.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([work])
     if not work.cancelled():
-        # Seen, so that nobody warns of an error that no longer matters.
+        # Retrieved, so that asyncio does not log an error that no longer matters.
         work.exception()

@@ -1,4 +1,4 @@
-"""`LocalExecutor`: calls that run in this process, over the operations it is given."""
+"""`LocalExecutor`: runs calls in this process, with injected file and process operations."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class LocalExecutor:
         exec_for: Callable[[Call], ExecOps] | None = None,
         sound: bool = False,
     ) -> None:
-        """Take the tools and what they work with.
+        """Bind the tools to their dependencies.
 
         Args:
             bound: The tools.
             files: The files of the machine.
             exec: The processes of the machine.
-            given: Whatever else tools are handed, by its Protocol.
-            exec_for: The processes for one call, where they are not the same for all.
-            sound: Their schemas are our own work, and need not be tried out now.
+            given: Further dependencies of the tools, by Protocol.
+            exec_for: The processes for one call, if they differ per call.
+            sound: Whether their schemas are known to be valid and need no check.
         """
         self._exec_for = exec_for
         self._given = dict(given or {})
@@ -44,37 +44,37 @@ class LocalExecutor:
         if exec is not None:
             self._given[ExecOps] = exec
         self._bound: dict[str, BoundTool] = {}
-        for one in bound:
-            if one.name in self._bound:
-                raise DuplicateTool(one.name)
-            if missing := one.dependencies - self._given.keys():
-                raise ConfigError(_unmet(one.name, missing))
-            self._bound[one.name] = one
-        self._tools = Toolset((one.tool for one in self._bound.values()), trusted=sound)
+        for tool in bound:
+            if tool.name in self._bound:
+                raise DuplicateTool(tool.name)
+            if missing := tool.dependencies - self._given.keys():
+                raise ConfigError(_unmet(tool.name, missing))
+            self._bound[tool.name] = tool
+        self._tools = Toolset((tool.tool for tool in self._bound.values()), trusted=sound)
 
     def tools(self) -> Sequence[Tool]:
         """The tools it was built with."""
         return self._tools
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call to its end."""
+        """Run one call to completion."""
         bound = self._bound.get(call.name)
         if bound is None:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._bound))
         if call.resumed and not call.safe_to_repeat:
-            # This process keeps no journal: what it started before a crash, it cannot know.
+            # This process keeps no journal: whether the call ran before a crash is unknown.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
-        given = self._given
+        dependencies = self._given
         if self._exec_for is not None and ExecOps in bound.dependencies:
-            given = {**given, ExecOps: self._exec_for(call)}
-        return await bound.run(call, ToolEnvironment(given, progress))
+            dependencies = {**dependencies, ExecOps: self._exec_for(call)}
+        return await bound.run(call, ToolEnvironment(dependencies, progress))
 
 
 _HOW = {FileOps: "`files=LocalFiles(…)`", ExecOps: "`exec=LocalProcesses(…)`"}
 
 
 def _unmet(name: str, missing: Iterable[type]) -> str:
-    wanted = sorted(missing, key=lambda one: one.__name__)
-    names = " and ".join(one.__name__ for one in wanted)
-    how = " and ".join(_HOW.get(one, f"`given={{{one.__name__}: …}}`") for one in wanted)
+    kinds = sorted(missing, key=lambda kind: kind.__name__)
+    names = " and ".join(kind.__name__ for kind in kinds)
+    how = " and ".join(_HOW.get(kind, f"`given={{{kind.__name__}: …}}`") for kind in kinds)
     return f"tool {name!r} needs {names}; give {how}"

@@ -1,7 +1,7 @@
 """What this machine reports of itself, on every system that psutil knows.
 
-The one file that knows psutil. A figure that a system does not have, or does not let us read, is
-None or left out; nothing here raises for it.
+The only module that uses psutil. A value that the system lacks, or does not let us read, is None or
+left out; no function raises for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psutil import Error as PsutilError
 T = TypeVar("T")
 
 MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
-"""Beyond these a sensor is not believed."""
+"""A reading outside these limits is ignored."""
 _UNREADABLE = (
     PsutilError,
     OSError,
@@ -84,7 +84,7 @@ class Sensor(Protocol):
 
 
 def cpu_times() -> CpuTimes | None:
-    """The processors' times; two of them tell how busy the machine was."""
+    """The processors' times; two samples yield the CPU load."""
     times = _or_none(psutil.cpu_times)
     if times is None:
         return None
@@ -94,7 +94,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def load_average() -> tuple[float, float, float] | None:
-    """Processes that run or want to: means of the last 1, 5 and 15 minutes."""
+    """The load averages of the last 1, 5 and 15 minutes."""
     return _or_none(psutil.getloadavg)
 
 
@@ -122,7 +122,7 @@ def temperatures() -> dict[str, float]:
 
 
 def by_sensor(chips: Mapping[str, Sequence[Sensor]]) -> dict[str, float]:
-    """One name for each sensor that can be believed: its chip's, and its own if it has one."""
+    """The plausible readings, each named by its chip and, if it has one, its label."""
     found: dict[str, float] = {}
     for chip, sensors in chips.items():
         for number, sensor in enumerate(sensors):
@@ -147,7 +147,7 @@ def disks() -> dict[str, DiskUsage]:
 
 
 def heaviest_processes(limit: int) -> list[ProcessMemory]:
-    """The processes with the most resident memory; those we may not look at are left out."""
+    """The processes with the most resident memory; unreadable ones are left out."""
     found: list[ProcessMemory] = []
     for process in psutil.process_iter():
         try:
@@ -156,7 +156,7 @@ def heaviest_processes(limit: int) -> list[ProcessMemory]:
             continue
         found.append(ProcessMemory(resident, process.pid, ""))
     heaviest = sorted(found, reverse=True)[:limit]
-    return [each._replace(name=_process_name(each.pid)) for each in heaviest]
+    return [entry._replace(name=_process_name(entry.pid)) for entry in heaviest]
 
 
 def _process_name(pid: int) -> str:

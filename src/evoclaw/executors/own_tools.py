@@ -1,4 +1,4 @@
-"""`OwnTools`: tools that somebody wrote as Python files in a folder, picked up as they change."""
+"""`OwnTools`: the user's own tools, Python files in a folder that are reloaded on change."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class OwnTools:
         """Choose the folder.
 
         Args:
-            folder: Where the files are; it need not be there yet.
-            given: What tools may be handed, by Protocol.
+            folder: The folder of the files; it need not exist yet.
+            given: The dependencies that tools may use, by Protocol.
             reserved: Names that are taken.
         """
         self.folder, self._given, self._reserved = folder, dict(given), frozenset(reserved)
         self._seen: tuple[tuple[str, int, int], ...] | None = None
         self._executor = LocalExecutor(())
         self.problems: dict[str, str] = {}
-        """Why files are not used, by their names."""
+        """Why a file is not used, by its name."""
 
     def tools(self) -> Sequence[Tool]:
         """The tools there are now; the same object while no file changed."""
@@ -48,13 +48,13 @@ class OwnTools:
         return self._executor.tools()
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call to its end."""
+        """Run one call to completion."""
         return await self._executor.execute(call, progress)
 
     def _look(self) -> tuple[tuple[str, int, int], ...]:
         try:
             files = sorted(self.folder.glob("*.py"))[:MAX_TOOL_FILES]
-            stats = [(one.name, one.stat()) for one in files if not one.name.startswith("_")]
+            stats = [(file.name, file.stat()) for file in files if not file.name.startswith("_")]
         except OSError:
             return ()
         return tuple((name, about.st_mtime_ns, about.st_size) for name, about in stats)
@@ -64,27 +64,27 @@ class OwnTools:
         bound: dict[str, BoundTool] = {}
         for file in files:
             try:
-                for one in self._read(file):
-                    if one.name in bound or one.name in self._reserved:
-                        raise DuplicateTool(one.name)
-                    LocalExecutor([one], given=self._given)
-                    bound[one.name] = one
+                for tool in self._read(file):
+                    if tool.name in bound or tool.name in self._reserved:
+                        raise DuplicateTool(tool.name)
+                    LocalExecutor([tool], given=self._given)
+                    bound[tool.name] = tool
             except (ConfigError, DuplicateTool, SchemaError) as problem:
                 self.problems[file.name] = str(problem)
             except Exception as problem:
-                # Whatever its author's code raises: the other files must not suffer for it.
+                # The user's code may raise anything: the other files must still load.
                 self.problems[file.name] = f"{type(problem).__name__}: {problem}"
         self._executor = LocalExecutor(bound.values(), given=self._given)
 
     def _read(self, file: Path) -> list[BoundTool]:
         if file.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError("others may change it; say chmod go-w")
+            raise ConfigError("others may change it; run chmod go-w")
         spec = importlib.util.spec_from_file_location(f"evoclaw_own_{file.stem}", file)
         if spec is None or spec.loader is None:
             raise ConfigError("it is no Python file")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found = [one for one in vars(module).values() if isinstance(one, BoundTool)]
+        found = [value for value in vars(module).values() if isinstance(value, BoundTool)]
         if not found:
             raise ConfigError("it has no function with @tool")
         return found

@@ -64,7 +64,7 @@ class NamespaceHolder(asyncio.SubprocessProtocol):
         self.ready, self.exited = asyncio.Event(), asyncio.Event()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Note that it echoed: the namespace is ready."""
+        """Note the echo: the namespace is ready."""
         self.ready.set()
 
     def process_exited(self) -> None:
@@ -135,9 +135,9 @@ class NamespaceTree:
     async def end(self) -> int:
         """Let the first process end; the kernel kills the others and only then reports it."""
         if self._held is not None:
-            held = self._held.get_pipe_transport(0)
-            if held is not None:
-                held.close()
+            stdin = self._held.get_pipe_transport(0)
+            if stdin is not None:
+                stdin.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_TIMEOUT_S):
                     await self._emptied()
@@ -165,7 +165,7 @@ def _members(holder: int) -> list[int]:
     with suppress(OSError):
         space = Path(f"/proc/{holder}/ns/pid_for_children").readlink()
         for name in Path("/proc").glob("[0-9]*/ns/pid"):
-            # Gone meanwhile, or somebody else's.
+            # It ended meanwhile, or belongs to another user.
             with suppress(OSError):
                 if name.readlink() == space:
                     found.append(int(name.parts[2]))
@@ -187,13 +187,13 @@ class SupervisedTree:
 
     async def start(self, job: CommandSpec, watch: ProcessWatch) -> None:
         """Start the supervisor, which starts the command."""
-        told, self._control = os.pipe()
+        control_read, self._control = os.pipe()
         script = str(Path(__file__).with_name("supervisor_program.py"))
-        argv = (sys.executable, "-I", "-S", script, str(told), *job.argv)
+        argv = (sys.executable, "-I", "-S", script, str(control_read), *job.argv)
         try:
-            self._main = await _spawn(argv, job, watch, told)
+            self._main = await _spawn(argv, job, watch, control_read)
         finally:
-            os.close(told)
+            os.close(control_read)
         self._watch = watch
 
     def terminate(self) -> None:
@@ -219,28 +219,28 @@ class SupervisedTree:
 
 
 def memory_file(data: bytes) -> int:
-    """Something to read from that is no pipe: nothing to feed, nothing to block on."""
-    held = os.memfd_create("given")
+    """A descriptor to read the data from; unlike a pipe it needs no writer and never blocks."""
+    descriptor = os.memfd_create("given")
     try:
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(held, rest) :]
-        os.lseek(held, 0, os.SEEK_SET)
+            rest = rest[os.write(descriptor, rest) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
     except OSError:
-        os.close(held)
+        os.close(descriptor)
         raise
-    return held
+    return descriptor
 
 
 async def _spawn(
     argv: tuple[str, ...], job: CommandSpec, watch: ProcessWatch, *keep: int
 ) -> asyncio.SubprocessTransport:
-    given = memory_file(job.stdin) if job.stdin is not None else None
+    stdin = memory_file(job.stdin) if job.stdin is not None else None
     try:
         transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: watch,
             *argv,
-            stdin=asyncio.subprocess.DEVNULL if given is None else given,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -250,8 +250,8 @@ async def _spawn(
         )
         return transport
     finally:
-        if given is not None:
-            os.close(given)
+        if stdin is not None:
+            os.close(stdin)
 
 
 async def _close(main: asyncio.SubprocessTransport | None, watch: ProcessWatch | None) -> int:
@@ -262,6 +262,6 @@ async def _close(main: asyncio.SubprocessTransport | None, watch: ProcessWatch |
     if not await watch.settled(END_TIMEOUT_S):
         logger.warning("process %d or one of its children could not be killed", main.get_pid())
     code = main.get_returncode()
-    # Closing also frees a reader that something unkillable still holds the other end of.
+    # Closing also frees a pipe whose other end an unkillable process still holds.
     main.close()
     return -int(signal.SIGKILL) if code is None else code

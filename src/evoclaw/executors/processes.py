@@ -108,7 +108,7 @@ class LocalProcesses:
             try:
                 await asyncio.wait([probing])
             except asyncio.CancelledError:
-                # As below: even if we are cancelled, it ends what it started.
+                # As in `run`: even if cancelled, the probe ends what it started.
                 await wait_uncancelled(probing)
                 raise
             self._how = probing.result()
@@ -139,17 +139,17 @@ class LocalProcesses:
         watch = ProcessWatch(max_output, self._max_bytes, on_output)
         watch_workspace = None if self._sandbox is None else self._sandbox.watch_workspace(watch)
         # A separate task: cancelling the caller must not cancel the cleanup.
-        living = asyncio.create_task(self._live(tree, job, watch))
+        task = asyncio.create_task(self._live(tree, job, watch))
         try:
-            await asyncio.wait([living])
+            await asyncio.wait([task])
         except asyncio.CancelledError:
             watch.wake.set()
-            await wait_uncancelled(living)
+            await wait_uncancelled(task)
             raise
         finally:
             met = [] if watch_workspace is None else watch_workspace.stop()
         try:
-            code = living.result()
+            code = task.result()
         except OSError as problem:
             raise _refused(problem, job.argv[0]) from None
         if watch_workspace is not None and self._sandbox is not None:
@@ -157,8 +157,8 @@ class LocalProcesses:
             _check_made(watch_workspace.made, isolation)
         if watch.overflowed:
             raise self._too_much(watch, isolation)
-        said = watch.kept[STDERR].content()
-        if met := limits_met(code, said, met + tree.met(), sandboxed=self._sandbox is not None):
+        stderr = watch.kept[STDERR].content()
+        if met := limits_met(code, stderr, met + tree.met(), sandboxed=self._sandbox is not None):
             raise _limited(met, code, watch, isolation)
         out, err = watch.kept[STDOUT], watch.kept[STDERR]
         return CompletedProcess(code, out.content(), err.content(), out.total, err.total, isolation)
@@ -183,23 +183,23 @@ class LocalProcesses:
         self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
     ) -> CommandSpec:
         folder = self._roots.real_folder(cwd)
-        whole = _clean_environment()
+        environment = _clean_environment()
         if self._sandbox is not None:
-            whole |= self._sandbox.environment()
-        whole |= self._env | dict(env)
-        for text in (*argv, *whole.keys(), *whole.values()):
+            environment |= self._sandbox.environment()
+        environment |= self._env | dict(env)
+        for text in (*argv, *environment.keys(), *environment.values()):
             _check_text(text)
         if not argv or not argv[0]:
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "No program was named.")
         name = argv[0]
         program = str(Path(folder, name)) if "/" in name else name
-        found = shutil.which(program, path=whole.get("PATH", DEFAULT_PATH))
+        found = shutil.which(program, path=environment.get("PATH", DEFAULT_PATH))
         if found is None:
             raise ToolFailure(
                 ErrorKind.NOT_FOUND,
                 f"There is no program '{name}' on this machine. Use another one.",
             )
-        return CommandSpec((str(Path(folder, found)), *argv[1:]), folder, whole, stdin)
+        return CommandSpec((str(Path(folder, found)), *argv[1:]), folder, environment, stdin)
 
     def _too_much(self, watch: ProcessWatch, isolation: str) -> ToolFailure:
         out, err = watch.kept[STDOUT], watch.kept[STDERR]

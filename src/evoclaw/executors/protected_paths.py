@@ -45,7 +45,7 @@ def check_not_protected(path: str, inside: str) -> None:
 
 def _protection_reason(parts: list[str]) -> str:
     for part in parts:
-        # Some file systems take these for the same name.
+        # Some file systems treat these as the same name.
         if why := PROTECTED_FOLDERS.get(part.rstrip(". ")):
             return why
     if any(
@@ -114,13 +114,13 @@ def set_aside(workspace: str, name: str) -> str:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
         if name == ".git" and is_plain_repository(folder):
             return ""
-        aside = f"{name}.refused-{secrets.token_hex(3)}"
-        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+        new_name = f"{name}.refused-{secrets.token_hex(3)}"
+        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:
         return ""
     finally:
         os.close(folder)
-    return aside
+    return new_name
 
 
 def is_plain_repository(folder: int) -> bool:
@@ -172,15 +172,15 @@ def _of_git(path: Path) -> list[str]:
 
 def _folders(top: str) -> Iterator[tuple[str, list[str]]]:
     """The folders of a workspace, outermost first, and the names in each."""
-    todo, looked = [(top, 0)], 0
-    while todo and looked < MAX_SCANNED_ENTRIES:
+    todo, scanned = [(top, 0)], 0
+    while todo and scanned < MAX_SCANNED_ENTRIES:
         folder, depth = todo.pop(0)
         try:
             with os.scandir(folder) as entries:
                 inner = sorted(entries, key=lambda entry: entry.name)
         except OSError:
             continue
-        looked += len(inner)
+        scanned += len(inner)
         yield folder, [entry.name for entry in inner]
         if depth < MAX_SCAN_DEPTH:
             todo += [

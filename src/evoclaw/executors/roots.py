@@ -31,7 +31,7 @@ INVALID_PATH_ERRNOS = (
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A folder that may be read, perhaps written."""
+    """A folder that may be read, and written if `writable`."""
 
     path: str
     """Absolute, links resolved."""
@@ -46,7 +46,7 @@ class LocatedPath:
 
     root: Root
     inside: str
-    """Relative to the root, as written: links and `..` are for the kernel to judge."""
+    """Relative to the root, as written: the kernel resolves links and `..`."""
     shown: str
     """Relative to the workspace when in it, else absolute."""
 
@@ -72,7 +72,7 @@ class Roots:
         mounts: bool = False,
         closed: bool = True,
     ) -> None:
-        """`closed` keeps our own folder shut, wherever it lies below a root."""
+        """Set the roots; `closed` denies access to our own state folder below a root."""
         self.workspace = _root(workspace, writable=True)
         self.mounts, self._closed = mounts, closed
         self._all = (
@@ -82,7 +82,7 @@ class Roots:
         )
 
     def locate(self, path: str, *, write: bool = False) -> LocatedPath:
-        """Say where a path is; refuse one that cannot be a path or is in no root."""
+        """Locate a path; refuse one that is invalid or in no root."""
         check_path(path)
         if not path.startswith("/"):
             self._check_closed(path, path)
@@ -103,7 +103,7 @@ class Roots:
         raise outside(path)
 
     def _check_closed(self, path: str, inside: str) -> None:
-        """Refuse a path into our own folder: keys, approvals and stops are not for tools to see."""
+        """Refuse a path into our state folder: tools must not see keys, approvals and stops."""
         if self._closed and STATE_FOLDER in inside.casefold().split("/"):
             raise ToolFailure(
                 ErrorKind.PERMISSION_DENIED,
@@ -112,15 +112,15 @@ class Roots:
             )
 
     def open(self, place: LocatedPath, flags: int, *, links: bool = True) -> int:
-        """Open what is at a place; `OSError` if that cannot be or would leave the root."""
+        """Open a located path; `OSError` if that fails or would leave the root."""
         with place.folder() as folder:
             return open_beneath(folder, place.inside, flags, links=links, mounts=self.mounts)
 
     def real_folder(self, path: str) -> str:
-        """The true path of a folder in a root, for a process to start in."""
-        place = self.locate(path)
+        """The resolved path of a folder in a root, for a process to start in."""
+        located = self.locate(path)
         try:
-            descriptor = self.open(place, OPEN_FOLDER_FLAGS)
+            descriptor = self.open(located, OPEN_FOLDER_FLAGS)
         except OSError as problem:
             raise explained(problem, path) from None
         try:
@@ -149,14 +149,14 @@ class Roots:
 
 
 def _root(path: str | Path, *, writable: bool) -> Root:
-    given = Path(path).absolute()
+    absolute = Path(path).absolute()
     try:
-        real = given.resolve(strict=True)
+        real = absolute.resolve(strict=True)
     except OSError as problem:
-        raise ConfigError(f"folder {str(given)!r} cannot be used: {problem.strerror}") from None
+        raise ConfigError(f"folder {str(absolute)!r} cannot be used: {problem.strerror}") from None
     if not real.is_dir():
-        raise ConfigError(f"{str(given)!r} is not a folder")
-    return Root(str(real), (str(real), str(given)), writable)
+        raise ConfigError(f"{str(absolute)!r} is not a folder")
+    return Root(str(real), (str(real), str(absolute)), writable)
 
 
 def _inside(root: Root, path: str) -> str | None:
@@ -170,7 +170,7 @@ def _inside(root: Root, path: str) -> str | None:
 
 
 def check_path(path: str) -> None:
-    """Refuse what cannot be a path; everything else is taken literally, `~` and `$HOME` too."""
+    """Refuse an invalid path; everything else is taken literally, `~` and `$HOME` too."""
     problem = None
     if not path:
         problem = "is empty"
@@ -199,7 +199,7 @@ def outside(path: str) -> ToolFailure:
 
 
 def explained(problem: OSError, path: str, near: Iterable[str] = ()) -> ToolFailure:
-    """The error for the model when the system refused."""
+    """The error for the model when the system refused access."""
     code = problem.errno
     reason = problem.strerror or str(problem)
     if code == errno.EXDEV:

@@ -16,11 +16,11 @@ import time
 
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_TIMEOUT_S = 4.0
-"""Seconds of killing after which what is left cannot be killed by us."""
+"""Seconds of killing after which the remaining processes count as unkillable."""
 
 
 def main() -> None:
-    """Run the command, wait for its end or for ours."""
+    """Run the command; wait until it ends or the control descriptor closes."""
     control, program = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(control, False)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _ignored(_number: int, _frame: object) -> None:
-    """Only there so that the signal wakes us; a handler is not inherited, ignoring is."""
+    """Exists so that the signal wakes us; unlike SIG_IGN, a handler is not inherited."""
 
 
 def _defaults() -> list[int]:
@@ -49,7 +49,7 @@ def _defaults() -> list[int]:
 
 
 def _watch(pid: int, control: int, woken: int) -> int:
-    """The command's status, or that of a killed process if we were told to end."""
+    """The command's status, or that of a killed process if the control descriptor closed."""
     while True:
         readable, _, _ = select.select([control, woken], [], [])
         if control in readable:
@@ -65,7 +65,7 @@ def _watch(pid: int, control: int, woken: int) -> int:
 
 
 def _reap(pid: int) -> int | None:
-    """Take the status of everything that ended; return the command's if it is among them."""
+    """Reap every process that ended; return the command's status if it is among them."""
     found = None
     while True:
         try:
@@ -83,7 +83,7 @@ def _sweep() -> None:
     give_up = time.monotonic() + SWEEP_TIMEOUT_S
     while time.monotonic() < give_up:
         frozen: set[int] = set()
-        # What is frozen cannot fork, so the set stops growing.
+        # A stopped process cannot fork, so the set stops growing.
         while more := _descendants() - frozen:
             _signal(more, signal.SIGSTOP)
             frozen |= more
@@ -131,7 +131,7 @@ def _signal(pids: set[int], number: int) -> None:
         try:
             os.kill(pid, number)
         except OSError:
-            # Already gone, or not ours.
+            # Already dead, or not ours.
             continue
 
 

@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 10.0
 HEAD_TIMEOUT_S = 30.0
 END_OF_HEAD = b"\r\n\r\n"
 
-# What is between us and one neighbour only, and what we say anew.
+# Hop-by-hop headers, and those that the proxy sets itself.
 _HOP_BY_HOP_HEADERS = (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization")
 
 
@@ -45,7 +45,7 @@ async def connect(target: UrlTarget) -> Streams:
 
 
 def for_the_server(head: bytes) -> bytes:
-    """A request as a server expects it: only the path, and nothing kept open."""
+    """A request head for the origin server: only the path, and `Connection: close`."""
     line, _, _ = head.partition(b"\r\n")
     method, url, version = line.split(b" ", 2)
     path = b"/" + url.partition(b"://")[2].partition(b"/")[2]
@@ -67,7 +67,7 @@ def closing(head: bytes) -> bytes:
 
 
 async def answer(writer: asyncio.StreamWriter, status: str, text: str = "") -> None:
-    """Send an answer of our own instead of the server's."""
+    """Send the proxy's own response instead of the server's."""
     body = f"{text}\n".encode() if text else b""
     kind = "Content-Type: text/plain; charset=utf-8\r\n" if body else ""
     head = f"HTTP/1.1 {status}\r\n{kind}Content-Length: {len(body)}\r\nConnection: close"
@@ -92,7 +92,7 @@ async def bring_answer(
     while head[9:10] == b"1":  # `HTTP/1.1 100 Continue` and its like
         writer.write(head)
         head = await reader.readuntil(END_OF_HEAD)
-    # Otherwise what is meant for another host would be sent along this way.
+    # Otherwise requests for another host would be sent over this connection.
     writer.write(closing(head))
     await carry(reader, writer, count)
 
@@ -104,7 +104,7 @@ async def join(
     try:
         await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
         if not down.done():
-            # All has been said to the server; it may still have something to say.
+            # The request was sent completely; the server may still be answering.
             with suppress(OSError, RuntimeError):
                 back.write_eof()
             await asyncio.wait((down,))

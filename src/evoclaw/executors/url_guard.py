@@ -1,7 +1,7 @@
 """`UrlGuard`: which web addresses may be connected to.
 
-A URL is read once, its name is resolved once, and every address that comes out of it is judged;
-nothing is ever connected to that was not judged.
+A URL is parsed once, its host is resolved once, and every resulting address is judged; no
+connection is made to an address that was not judged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A name and a port to all its addresses; `OSError` if it has none."""
+"""Resolves a host and a port to all addresses; `OSError` if there is none."""
 MayReach: TypeAlias = Callable[[str], bool]
 """Whether a host may be reached; its name is ASCII, lower case, without a dot at the end."""
 
@@ -35,7 +35,7 @@ MAX_URL_CHARS = 8_000
 """Length of a URL."""
 MAX_RESOLVED_ADDRESSES = 32
 
-# Of the standard library's `is_global` we know that it lets tunnels, multicast and clouds pass.
+# The standard library's `is_global` admits tunnels, multicast and cloud metadata addresses.
 DENIED_NETWORKS = tuple(
     (ipaddress.ip_network(text), what)
     for text, what in (
@@ -69,7 +69,7 @@ DENIED_NETWORKS = tuple(
     )
 )
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""All IPv6 addresses that are assigned to the internet; the rest is refused."""
+"""The global unicast IPv6 range; the rest is refused."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -95,20 +95,20 @@ class UrlGuard:
         resolve: Resolve | None = None,
         may: MayReach | None = None,
     ) -> None:
-        """Set what may be reached beyond the public internet, and what not even of it.
+        """Set exceptions to the rule that exactly the public internet may be reached.
 
         Args:
             allowed: Addresses or networks that may be reached although they are not public.
-            resolve: How names become addresses; the system's way if not given.
-            may: Which hosts may be reached at all; every one if not given. It is asked before a
-                name is resolved, for each redirect and each part of a page anew.
+            resolve: The resolver; that of the system if not given.
+            may: Which hosts may be reached at all; every host if not given. It is called before a
+                name is resolved, again for each redirect and each resource of a page.
         """
         self._may = may
         self._allowed = tuple(_network(network) for network in allowed)
         self._resolve = resolve or resolve_by_system
 
     async def target(self, url: str) -> UrlTarget:
-        """Read a URL, resolve its host once and judge all it has; raise `ToolFailure`."""
+        """Parse a URL, resolve its host once, judge every address; raise `ToolFailure`."""
         read = read_url(url)
         host, port = read.raw_host or "", read.port or 0
         if self._may is not None and not self._may(host):
@@ -121,14 +121,14 @@ class UrlGuard:
         found = [str(literal)] if literal else await self._look_up(host, port)
         addresses = [_address(match) for match in found]
         for address in addresses:
-            # One bad address spoils the name: whoever mixes them hopes for the second try.
+            # One denied address denies the name: mixed answers suggest DNS rebinding.
             if why := self.objection(address):
                 raise _refused(host, address, why)
         unique = dict.fromkeys(str(address) for address in addresses)
         return UrlTarget(str(read), tuple(unique)[:MAX_RESOLVED_ADDRESSES])
 
     def objection(self, address: Address) -> str:
-        """What an address is that it must not be reached; empty if it may be."""
+        """Why an address must not be reached; empty if it may be."""
         inner = _unwrapped(address)
         if any(inner in network for network in self._allowed):
             return ""
@@ -205,7 +205,7 @@ def _check_host(text: str, authority: str, host: str) -> None:
         try:
             IPv4Address(host)
         except ValueError:
-            # `127.1`, `2130706433`, `0x7f.1`: an address to the system, a name to a reader.
+            # `127.1`, `2130706433`, `0x7f.1`: an address to the system, a name to a parser.
             raise _invalid(text, "spells an address oddly: write it as 4 decimal numbers") from None
 
 
@@ -226,7 +226,7 @@ def _address(text: str) -> Address:
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that is really reached through an IPv6 one."""
+    """The IPv4 address that is reached through an IPv6 address."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -255,6 +255,6 @@ def _refused(host: str, address: Address, why: str) -> ToolFailure:
 
 def _invalid(text: str, problem: str) -> ToolFailure:
     shown = text if len(text) <= 200 else text[:200] + "…"
-    # A password must not travel on into a history.
+    # A password must not end up in a history.
     shown = re.sub(r"//[^/]*@", "//…@", shown)
     return ToolFailure(ErrorKind.INVALID_PARAMS, f"The URL {shown!r} {problem}.")

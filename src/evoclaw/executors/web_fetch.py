@@ -29,7 +29,7 @@ REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 REQUEST_HEADERS = {
     "User-Agent": "evoclaw",
     "Accept": "text/markdown, text/html, application/xhtml+xml, text/plain;q=0.9, */*;q=0.8",
-    # Only what we unpack piece by piece ourselves.
+    # Only encodings that `_Unpacker` decompresses piece by piece.
     "Accept-Encoding": "gzip, deflate",
 }
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -46,7 +46,7 @@ class FetchLimits(Struct, frozen=True):
     """Decompressed bytes for each received; checked above `small` bytes."""
     small: int = 1 << 20
     redirects: int = 5
-    """How many to follow; with 0 the redirect itself is returned."""
+    """How many to follow; with 0 the redirect response itself is returned."""
     seconds: float = 120.0
     """From the first lookup to the last byte, at most."""
     connect_seconds: float = 10.0
@@ -65,9 +65,9 @@ class WebFetcher:
         """Set the rules.
 
         Args:
-            guard: What may be reached; only the public internet if not given.
-            limits: What one fetch may cost.
-            tls: Whom to trust; the system's authorities if not given.
+            guard: Which addresses may be reached; only the public internet if not given.
+            limits: The limits of one fetch.
+            tls: The trusted authorities; those of the system if not given.
         """
         self._guard = guard or UrlGuard()
         self._limits = limits or FetchLimits()
@@ -80,12 +80,12 @@ class WebFetcher:
         seconds: float = 30.0,
         headers: Mapping[str, str] | None = None,
     ) -> FetchedPage:
-        """Get what is at a URL; raise `ToolFailure` when it may not or cannot be had.
+        """Fetch a URL; raise `ToolFailure` if it is denied or fails.
 
         Args:
-            url: Where; `http` or `https`.
+            url: An `http` or `https` URL.
             seconds: How long it may take in all.
-            headers: Sent to this URL only, never to where it redirects.
+            headers: Sent to this URL only, never to the target of a redirect.
         """
         import aiohttp
 
@@ -166,8 +166,8 @@ class WebFetcher:
     async def _unpacked(self, url: str, response: ClientResponse) -> AsyncGenerator[bytes]:
         limits, wire, size = self._limits, 0, 0
         if (response.content_length or 0) > limits.wire_bytes and response.status < 400:
-            said = f"it announces {response.content_length:,} bytes, more"
-            raise _too_large(url, response, said, limits.wire_bytes)
+            what = f"it announces {response.content_length:,} bytes, more"
+            raise _too_large(url, response, what, limits.wire_bytes)
         unpack = _unpacker(url, response.headers.get("Content-Encoding", ""))
         while data := await response.content.readany():
             wire += len(data)
@@ -205,7 +205,7 @@ def pinned(target: UrlTarget, tls: ssl.SSLContext | None = None) -> TCPConnector
 
     def open_socket(info: Any) -> socket.socket:
         kind, how, proto, _, where = info
-        # The last word before a connection, whatever way led here.
+        # The last check before a connection, whatever the code path.
         if ipaddress.ip_address(where[0]) not in allowed:
             raise ToolFailure(
                 ErrorKind.PERMISSION_DENIED, f"{where[0]} was not contacted: it was not judged."
@@ -242,7 +242,7 @@ class _Unpacker:
         self._stream = zlib.decompressobj(self._window) if self._window else None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What some bytes of the wire stand for."""
+        """Decompress some bytes from the wire."""
         if self._stream is None:
             yield data
             return
@@ -255,7 +255,7 @@ class _Unpacker:
                 data = self._stream.unconsumed_tail
                 continue
             data = self._stream.unused_data
-            # Only gzip bodies may go on with another member; what trails others is ignored.
+            # Only gzip bodies may continue with another member; data after others is ignored.
             if self._window != _WINDOWS["gzip"] or not data:
                 return
             self._stream = zlib.decompressobj(self._window)
@@ -266,14 +266,14 @@ class _Unpacker:
             return self._stream.decompress(data, READ_BYTES)
         except zlib.error as error:
             if self._window == _WINDOWS["deflate"] and not self._begun:
-                # Half of the world's servers leave out the header that `deflate` should have.
+                # Many servers leave out the zlib header that `deflate` requires.
                 self._window = -zlib.MAX_WBITS
                 self._stream = zlib.decompressobj(self._window)
                 return self._step(data)
             raise _damaged(self._url, str(error)) from None
 
     def end(self) -> None:
-        """Make sure that the body was whole."""
+        """Check that the body was complete."""
         if self._stream is not None and self._begun and not self._stream.eof:
             raise _damaged(self._url, "it breaks off")
 
@@ -320,13 +320,13 @@ def _damaged(url: str, why: str) -> ToolFailure:
 def _broken(url: str, error: Exception) -> ToolFailure:
     import aiohttp
 
-    said = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, aiohttp.ClientPayloadError):
-        what = f"sent less than it had promised, or something garbled: {said}"
+        what = f"sent less than it had promised, or something garbled: {reason}"
     elif isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
-        what = f"cannot be trusted: {said}"
+        what = f"cannot be trusted: {reason}"
     elif isinstance(error, aiohttp.ClientConnectorError):
-        what = f"cannot be reached: {said}"
+        what = f"cannot be reached: {reason}"
     else:
-        what = f"gave no proper answer: {said}"
+        what = f"gave no proper answer: {reason}"
     return ToolFailure(ErrorKind.EXECUTION_FAILED, f"The server of '{url}' {what}.")

@@ -36,7 +36,7 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 
 
 def to_server() -> WebFetcher:
-    """A fetcher for addresses that the operator chose: anywhere, but never on by a redirect."""
+    """A fetcher for configured addresses: any network, but no redirects."""
     limits = FetchLimits(wire_bytes=MAX_ANSWER_BYTES, body_bytes=2 * MAX_ANSWER_BYTES, redirects=0)
     return WebFetcher(UrlGuard(ANY_NETWORK), limits=limits)
 
@@ -68,22 +68,22 @@ class Brave:
         sites: Sequence[str] = CODE_SITES,
         ask: WebFetcher | None = None,
     ) -> None:
-        """Take the key.
+        """Set the key and the endpoint.
 
         Args:
             key: The subscription token.
             url: The web search endpoint.
-            sites: Where to look for code and documentation.
-            ask: The way there.
+            sites: The sites to search for code and documentation.
+            ask: The fetcher.
         """
         self._key, self._url, self._sites = _one_line(key), _checked(url), tuple(sites)
         self._ask = ask or to_server()
 
     async def search(self, query: str, *, count: int, seconds: float) -> Sequence[SearchHit]:
         """Find pages."""
-        asked = {"q": query, "count": str(min(count, 20)), "text_decorations": "false"}
+        params = {"q": query, "count": str(min(count, 20)), "text_decorations": "false"}
         page = await self._ask.fetch(
-            f"{self._url}?{urlencode(asked)}",
+            f"{self._url}?{urlencode(params)}",
             seconds=seconds,
             headers={"Accept": "application/json", "X-Subscription-Token": self._key},
         )
@@ -106,10 +106,10 @@ class Brave:
         """Find pages on the sites that document code."""
         sites = " OR ".join(f"site:{site}" for site in self._sites)
         words = f"{query} {language}".strip()
-        asked = f"{words} ({sites})" if sites else words
+        text = f"{words} ({sites})" if sites else words
         # Brave refuses more than 400 characters or 50 words.
-        fits = len(asked) <= 400 and len(asked.split()) <= 50
-        return await self.search(asked if fits else words[:400], count=count, seconds=seconds)
+        fits = len(text) <= 400 and len(text.split()) <= 50
+        return await self.search(text if fits else words[:400], count=count, seconds=seconds)
 
 
 class _SearxngHit(Struct, frozen=True, rename={"date": "publishedDate"}):
@@ -134,13 +134,13 @@ class Searxng:
         code_categories: str = "it",
         ask: WebFetcher | None = None,
     ) -> None:
-        """Take the address.
+        """Set the address of the server.
 
         Args:
-            url: Where the server is, with or without `/search`.
-            categories: What `search` looks through.
-            code_categories: What `search_code` looks through.
-            ask: The way there.
+            url: The URL of the server, with or without `/search`.
+            categories: The categories that `search` uses.
+            code_categories: The categories that `search_code` uses.
+            ask: The fetcher.
         """
         self._url = _checked(url).rstrip("/").removesuffix("/search") + "/search"
         self._categories, self._code_categories = categories, code_categories
@@ -160,9 +160,9 @@ class Searxng:
     async def _search(
         self, query: str, categories: str, count: int, seconds: float
     ) -> Sequence[SearchHit]:
-        asked = {"q": query, "format": "json", "categories": categories}
+        params = {"q": query, "format": "json", "categories": categories}
         page = await self._ask.fetch(
-            f"{self._url}?{urlencode(asked)}",
+            f"{self._url}?{urlencode(params)}",
             seconds=seconds,
             headers={"Accept": "application/json"},
         )
@@ -204,7 +204,7 @@ class GitHubCode:
     """GitHub's code search, with a token."""
 
     def __init__(self, token: str, *, url: str = GITHUB_URL, ask: WebFetcher | None = None) -> None:
-        """Take the token, and where to ask."""
+        """Set the token and the endpoint."""
         self._token, self._url, self._ask = _one_line(token), _checked(url), ask or to_server()
 
     async def search_code(
@@ -212,14 +212,14 @@ class GitHubCode:
     ) -> Sequence[SearchHit]:
         """Find files."""
         words = f"{query} language:{language}" if language else query
-        asked = {"q": words, "per_page": str(count)}
+        params = {"q": words, "per_page": str(count)}
         headers = {
             "Accept": "application/vnd.github.text-match+json",
             "Authorization": f"Bearer {self._token}",
             "X-GitHub-Api-Version": "2022-11-28",
         }
         page = await self._ask.fetch(
-            f"{self._url}?{urlencode(asked)}", seconds=seconds, headers=headers
+            f"{self._url}?{urlencode(params)}", seconds=seconds, headers=headers
         )
         hits = _read(page, _GitHubAnswer, "GitHub").items
         return [
@@ -242,9 +242,9 @@ class SearchOffer(Struct, frozen=True):
 
 
 def search_from(settings: Mapping[str, str]) -> SearchOffer:
-    """Choose who searches by what is set, as in the environment; raise `ConfigError` if it is bad.
+    """Choose the backends by the environment variables; raise `ConfigError` if one is invalid.
 
-    A SearXNG server of one's own comes before Brave; for code GitHub comes before both.
+    A SearXNG server has priority over Brave; for code GitHub has priority over both.
     """
     key, url, token = (
         settings.get(name, "").strip() for name in (BRAVE_KEY, SEARXNG_URL, GITHUB_KEY)
@@ -254,7 +254,7 @@ def search_from(settings: Mapping[str, str]) -> SearchOffer:
     if web is None:
         how = f"set {BRAVE_KEY} (Brave Search) or {SEARXNG_URL} (a SearXNG server)"
         also = "" if code is not None else f", or {GITHUB_KEY} for codesearch alone"
-        return SearchOffer(None, code, f"nobody to search the web with: {how}{also}")
+        return SearchOffer(None, code, f"no web search backend is configured: {how}{also}")
     names = {Brave: "Brave Search", Searxng: "SearXNG", GitHubCode: "GitHub"}
     return SearchOffer(web, code, f"web: {names[type(web)]}; code: {names[type(code or web)]}")
 
@@ -268,7 +268,7 @@ def _read(page: FetchedPage, shape: type[T], who: str) -> T:
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED,
             f"{who} answered with something that is no list of results "
-            f"({page.content_type[:80] or 'type not said'}, {len(page.body):,} bytes). "
+            f"({page.content_type[:80] or 'no content type'}, {len(page.body):,} bytes). "
             "Try again later, or explain this to the user.",
         ) from None
 
@@ -286,10 +286,10 @@ def _refusal(page: FetchedPage, who: str) -> ToolFailure:
         what = "redirects elsewhere, which is not followed. Tell the user to check its address"
     else:
         what = "refuses the search. Try other or fewer words"
-    said = f" It says: {detail!r}" if detail else ""
+    quoted = f" It says: {detail!r}" if detail else ""
     return ToolFailure(
         ErrorKind.EXECUTION_FAILED,
-        f"{who} {what} (status {page.status}).{said}",
+        f"{who} {what} (status {page.status}).{quoted}",
         status=page.status,
     )
 
@@ -304,8 +304,8 @@ def _complaint(body: bytes) -> tuple[str, str]:
         return "", ""
     error = answer.get("error")
     inner = error if is_object(error) else answer
-    words = inner.get("detail") or inner.get("message") or ""
-    return str(inner.get("code", "")), " ".join(str(words).split())[:200]
+    message = inner.get("detail") or inner.get("message") or ""
+    return str(inner.get("code", "")), " ".join(str(message).split())[:200]
 
 
 def _plain(text: str) -> str:

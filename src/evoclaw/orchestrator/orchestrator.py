@@ -34,7 +34,7 @@ from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import DEFAULT_JOB_TIMEOUT_S, Command, Outcome
 
 DISCOVERY_QUIET_S = 1.2
-"""Seconds without a change after which all online edges are taken to have said hello."""
+"""Seconds without a change after which all online edges are assumed to have sent their hello."""
 GATHER_POLL_INTERVAL_S = 0.02
 """Seconds between two checks for missing edges: a large fleet changes much more often."""
 

@@ -1,6 +1,6 @@
 """Unified diffs of two versions of a file, for people, in bounded time and memory.
 
-The unified diff of two versions of a file by their bytes, without copies of a large file.
+A large file is compared by its bytes, without copies.
 """
 
 from __future__ import annotations

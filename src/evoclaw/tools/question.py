@@ -148,16 +148,16 @@ async def question(
         multiple: Whether several options may be chosen.
         own_words: Whether the user may answer something that is none of the options.
     """
-    asked = question_for_call(call)
-    if fault := question_problem(asked):
+    prompt = question_for_call(call)
+    if fault := question_problem(prompt):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, fault)
-    answer = await person.ask(asked)
+    answer = await person.ask(prompt)
     if answer is None:
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, NO_USER_MESSAGE)
-    if problem := answer_problem(asked, answer):
+    if problem := answer_problem(prompt, answer):
         text = f"Error: The answer cannot be used: {problem}. Ask again, in other words."
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
     parts = [", ".join(answer.chosen), answer.text.strip()]
     text = "; ".join(part for part in parts if part)
-    details = {"question_id": asked.id, "chosen": list(answer.chosen), "text": answer.text}
+    details = {"question_id": prompt.id, "chosen": list(answer.chosen), "text": answer.text}
     return ToolOutput((TextBlock(f"The user answered: {text}"),), details)

@@ -297,12 +297,12 @@ async def session_status(
         wait_seconds: How long to wait for its end if it runs.
     """
     status = await sessions.status(session_id, wait_seconds)
-    left = ", ".join(f"{name} {value}" for name, value in status.budget.items())
+    remaining = ", ".join(f"{name} {value}" for name, value in status.budget.items())
     used = f"used: {status.turns} turns, {status.calls} calls, {status.tokens} tokens"
     parts = [
         _line(status),
         f"{used}{_cost_text(status)}",
-        f"left for all together: {left}" if left else "",
+        f"left for all together: {remaining}" if remaining else "",
     ]
     if status.reason:
         parts.append(f"reason: {status.reason}")

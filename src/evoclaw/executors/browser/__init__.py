@@ -1,1 +1,1 @@
-"""A real browser for the tool `browser`: Chromium, one profile for each session."""
+"""A real browser for the tool `browser`: Chromium, one profile per session."""

@@ -1,4 +1,4 @@
-"""Chromium through Playwright: one process, one context a session, nothing left behind."""
+"""Chromium through Playwright: one process, one context per session, nothing left behind."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ END_TIMEOUT_S = 5.0
 UNREACHABLE_PROXY_URL = "http://127.0.0.1:9"
 """An address without a listener: requests that belong to no session go there."""
 CHROMIUM_ARGUMENTS = (
-    # No name is looked up beside the proxy, and no packet goes around it.
+    # No DNS lookup and no packet bypasses the proxy.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--disable-quic",
-    # It would tell its maker which forms it sees.
+    # Autofill would report the forms it sees to Google.
     f"--autofill-server-url={UNREACHABLE_PROXY_URL}/",
 )
 PASSED_ON_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "FONTCONFIG_PATH", "FONTCONFIG_FILE")
 """Variables of our environment that are passed on; the rest may hold secrets."""
 BROWSER_ENDED_MESSAGE = (
-    "The browser ended unexpectedly. Use the action 'open' to go on with a new one."
+    "The browser ended unexpectedly. Use the action 'open' to continue with a new one."
 )
 
 
@@ -56,7 +56,7 @@ class _Running:
     main: BrowserMain
 
     async def stop(self) -> None:
-        """End it, and see that all of it has ended."""
+        """Stop the browser, and verify that all its processes have ended."""
         from playwright.async_api import Error
 
         with suppress(Error, TimeoutError):
@@ -89,7 +89,7 @@ class Chromium:
         Args:
             program: What `find_browser` found.
             guard: Which addresses may be reached; only the public internet if not given.
-            may_visit: Asked about every URL besides.
+            may_visit: Called for every URL as well.
             idle: Seconds after which a session that does nothing is closed.
             sessions: How many may have pages at once.
         """
@@ -105,7 +105,7 @@ class Chromium:
 
     @property
     def isolation(self) -> str:
-        """The sandbox pages really run in."""
+        """The sandbox that pages actually run in."""
         if self._sandbox:
             return "chromium"
         return "none (as root, Chromium runs without its sandbox)"
@@ -117,7 +117,7 @@ class Chromium:
         return self._sessions[key]
 
     async def end(self, key: str) -> None:
-        """A session is over: close what it has."""
+        """Close everything of a session that has ended."""
         session = self._sessions.pop(key, None)
         if session is not None:
             await session.close()
@@ -132,7 +132,7 @@ class Chromium:
             await asyncio.wait(self._unwatched)
 
     async def begin(self, session: SessionBrowser) -> tuple[SessionPages, Browser]:
-        """Give a session a context of its own; the browser is started if need be."""
+        """Create the context of a session; the browser is started if needed."""
         from playwright.async_api import Error
 
         if session not in self._active and len(self._active) >= self._room:
@@ -145,7 +145,7 @@ class Chromium:
         try:
             return await self._visit(browser), browser
         except Error:
-            # Its driver has died, which Playwright does not notice until it is asked something.
+            # The driver is dead, which Playwright only notices at the next request.
             await self._give_up(browser)
         browser = await self._browser()
         return await self._visit(browser), browser
@@ -162,19 +162,19 @@ class Chromium:
     async def _give_up(self, browser: Browser) -> None:
         async with self._lock:
             start = self._start
-            # Somebody else may have a new one already.
+            # Another session may have started a new browser already.
             if start is not None and _is_up(start) and start.result().browser is browser:
                 await self._stop()
 
     async def leave(self, session: SessionBrowser, *, obeys: bool = True) -> None:
-        """A session has no pages any more; a browser that nobody uses, or that hangs, is ended."""
+        """Note that a session has no pages; stop a browser that is unused or hangs."""
         async with self._lock:
             self._active.discard(session)
             if not self._active or not obeys:
                 await self._stop()
 
     def unwatched(self, doing: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Do something to its end, whoever waits for it or not; `close` does."""
+        """Run something to completion even if no caller awaits it; `close` waits for it."""
         task = asyncio.create_task(doing)
         self._unwatched.add(task)
         task.add_done_callback(self._unwatched.discard)
@@ -187,7 +187,7 @@ class Chromium:
             if self._start is None:
                 self._start = asyncio.create_task(self._launch())
             start = self._start
-        # Whoever waits may be cancelled; the start goes on, and `leave` ends what came of it.
+        # The caller may be cancelled; the start continues, and `leave` stops the browser.
         return (await asyncio.shield(start)).browser
 
     async def _stop(self) -> None:
@@ -196,7 +196,7 @@ class Chromium:
             return
         await asyncio.wait((start,))
         if not start.cancelled() and start.exception() is None:
-            # Half an end would leave processes behind.
+            # An interrupted stop would leave processes behind.
             await asyncio.shield(self.unwatched(start.result().stop()))
 
     async def _launch(self) -> _Running:
@@ -228,8 +228,8 @@ class Chromium:
             raise self._unstartable(problem) from None
 
     def _unstartable(self, problem: Exception) -> ToolFailure:
-        said = " ".join(str(problem).split())
-        if self._sandbox and "sandbox" in said.lower():
+        message = " ".join(str(problem).split())
+        if self._sandbox and "sandbox" in message.lower():
             return ToolFailure(
                 ErrorKind.SANDBOX_UNAVAILABLE,
                 "Chromium cannot make its sandbox on this machine, and is not started without "
@@ -237,7 +237,7 @@ class Chromium:
             )
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
-            f"Chromium could not be started: {said[:300] or type(problem).__name__}. Do without "
+            f"Chromium could not be started: {message[:300] or type(problem).__name__}. Do without "
             "the browser; explain this to the user.",
         )
 
@@ -254,16 +254,16 @@ class SessionBrowser:
 
     @property
     def isolation(self) -> str:
-        """The sandbox pages really run in."""
+        """The sandbox that pages actually run in."""
         return self._chromium.isolation
 
     async def open(self, url: str, *, seconds: float) -> PageView:
         """Go to a URL."""
-        read_url(url)  # an odd one is refused before anything is started
+        read_url(url)  # an invalid URL is refused before anything is started
         return await self._act(seconds, lambda visit: visit.open(url), begin=True)
 
     async def snapshot(self, *, seconds: float) -> PageView:
-        """Look at the page in front."""
+        """Take a snapshot of the page in front."""
         return await self._act(seconds, lambda visit: visit.look())
 
     async def click(self, ref: str, *, seconds: float) -> PageView:
@@ -275,7 +275,7 @@ class SessionBrowser:
         return await self._act(seconds, lambda visit: visit.type(ref, text, submit=submit))
 
     async def back(self, *, seconds: float) -> PageView:
-        """Go to the page before."""
+        """Go to the previous page."""
         return await self._act(seconds, lambda visit: visit.back())
 
     async def screenshot(self, *, full_page: bool, seconds: float) -> bytes:
@@ -290,7 +290,7 @@ class SessionBrowser:
         """Forget all pages, cookies and refs."""
         async with self._lock:
             self._cancel_idle_timer()
-            # Once begun it is brought to its end, also when nobody waits for it any more.
+            # Once started it runs to completion, even if the caller is cancelled.
             await asyncio.shield(self._chromium.unwatched(self._drop()))
 
     async def _act(
@@ -336,9 +336,9 @@ class SessionBrowser:
         if self._is_lost() or "has been closed" in str(problem) or "crashed" in str(problem):
             await self._drop()
             return ToolFailure(ErrorKind.EXECUTION_FAILED, BROWSER_ENDED_MESSAGE)
-        said = " ".join(str(problem).split())[:300]
+        message = " ".join(str(problem).split())[:300]
         return ToolFailure(
-            ErrorKind.EXECUTION_FAILED, f"The browser could not do it: {said}. Take a snapshot."
+            ErrorKind.EXECUTION_FAILED, f"The browser could not do it: {message}. Take a snapshot."
         )
 
     async def _drop(self) -> None:
@@ -352,7 +352,7 @@ class SessionBrowser:
             self._timer = None
 
     def _start_idle_timer(self) -> None:
-        """Close after a while without an act."""
+        """Close the session after a while without an action."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(
             self._chromium.idle, lambda: self._chromium.unwatched(self.close())

@@ -1,7 +1,7 @@
 """Finds Chromium on this machine; ends all processes of a browser, and verifies it.
 
-Chromium starts a dozen, and some leave their parent. What they keep is the environment they were
-born with, or the session of one that did; a mark in it tells them from everything else.
+Chromium starts a dozen processes, and some leave their parent. They keep the environment they were
+started with, or the session of a process that did; a mark in that environment identifies them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BrowserMain(Struct, frozen=True):
     driver: int = 0
     """The pid of its parent, Playwright's driver; 0 if unknown."""
     profile: str = ""
-    """The folder that Playwright made for it, which stays behind if its driver is killed."""
+    """The folder that Playwright created for it; it remains if the driver is killed."""
 
 
 def _living(mark: bytes) -> Iterator[_Process]:
@@ -47,7 +47,7 @@ def _living(mark: bytes) -> Iterator[_Process]:
     for folder in PROC_FOLDER.iterdir():
         if not folder.name.isdigit():
             continue
-        with suppress(OSError):  # gone between two looks
+        with suppress(OSError):  # it ended meanwhile
             state, parent, _, session = _stat(folder)
             line = (folder / "cmdline").read_bytes()
             marked = mark in line or mark in _environment(folder)
@@ -64,7 +64,7 @@ def _environment(folder: Path) -> bytes:
     try:
         return (folder / "environ").read_bytes()
     except OSError:
-        # Somebody else's, or in Chromium's sandbox: then its session tells.
+        # Another user's, or in Chromium's sandbox: then its session identifies it.
         return b""
 
 
@@ -79,7 +79,7 @@ def belonging(mark: str) -> set[int]:
 
 
 def find_main(mark: str) -> BrowserMain:
-    """Look for the process that carries a mark among its arguments and was started for us."""
+    """Find the process that has a mark in its arguments and was started by Playwright."""
     for process in _living(mark.encode()):
         if process.marked and b"--remote-debugging-pipe" in process.arguments:
             option = b"--user-data-dir="
@@ -92,15 +92,15 @@ def find_main(mark: str) -> BrowserMain:
 
 
 async def end_all(mark: str, *, also: int = 0) -> None:
-    """Kill what is left of a browser, and wait until it is gone.
+    """Kill the remaining processes of a browser, and wait until they are dead.
 
     Args:
-        mark: What all of it carries.
-        also: One more process.
+        mark: The mark in the environment of its processes.
+        also: The pid of a further process; 0 for none.
     """
     async with asyncio.timeout(END_TIMEOUT_S):
-        while left := await asyncio.to_thread(belonging, mark):
-            for pid in left:
+        while remaining := await asyncio.to_thread(belonging, mark):
+            for pid in remaining:
                 _kill(pid)
             await asyncio.sleep(END_POLL_INTERVAL_S)
         while also and await asyncio.to_thread(_lives, also):
@@ -138,7 +138,7 @@ def find_browser(named: str = "", *, env: Mapping[str, str] | None = None) -> Pa
     """The path of a usable Chromium, or as text why there is none and what to do about it.
 
     Args:
-        named: The program that the configuration names; nothing else is looked for then.
+        named: The program that the configuration names; no other is searched for then.
         env: The environment; this process's if not given.
     """
     if importlib.util.find_spec("playwright") is None:

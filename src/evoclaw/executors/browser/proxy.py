@@ -1,8 +1,8 @@
 """`GuardedProxy`: a browser's only egress; it connects to judged addresses and to nothing else.
 
-A browser resolves names by itself and follows redirects by itself; whatever is judged before it
-sets out can be something else when it arrives. Here every connection is judged when it is made,
-and made to the very address that was judged.
+A browser resolves names and follows redirects itself, so a URL that was judged beforehand may lead
+elsewhere when the browser requests it. Here every connection is judged when it is made, and made to
+the very address that was judged.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class GuardedProxy:
 
         Args:
             guard: Which addresses may be connected to.
-            may_visit: What is asked besides; of an encrypted connection it sees only the host.
+            may_visit: Called for every URL as well; for HTTPS it sees only the host.
         """
         self._guard, self._may_visit = guard, may_visit
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._received = 0
         self.refusals: dict[str, ToolFailure] = {}
-        """Why, by `host:port`; the latest last."""
+        """The failures by `host:port`; the latest last."""
 
     @property
     def address(self) -> str:
-        """What the browser is told."""
+        """The proxy URL for the browser."""
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         self._server = await asyncio.start_server(
             self._accept, "127.0.0.1", 0, limit=MAX_HEAD_BYTES
         )
@@ -65,7 +65,7 @@ class GuardedProxy:
             await asyncio.wait(self._serving)
 
     async def judge(self, url: str) -> UrlTarget:
-        """Where a URL leads, if it may be visited; a refusal is remembered and raised."""
+        """The target of a URL, if it may be visited; a refusal is recorded and raised."""
         try:
             if self._received > MAX_PROXY_BYTES:
                 raise _too_much()
@@ -79,12 +79,12 @@ class GuardedProxy:
         return target
 
     def remember(self, url: str, failure: ToolFailure) -> None:
-        """Keep why a URL was refused, for whoever wonders why the page did not come."""
+        """Record why a URL was refused, to explain why the page did not load."""
         if len(self.refusals) >= MAX_REMEMBERED_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
-        place = target_of(url)
-        self.refusals.pop(place, None)
-        self.refusals[place] = failure
+        target = target_of(url)
+        self.refusals.pop(target, None)
+        self.refusals[target] = failure
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -93,10 +93,10 @@ class GuardedProxy:
         try:
             await self._serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-            # A neighbour went away or talks nonsense: the browser sees a broken connection.
+            # A peer disconnected or sent garbage: the browser sees a broken connection.
             writer.transport.abort()
         except asyncio.CancelledError:
-            # Only `close` cancels, and the server would report it as somebody's fault.
+            # Only `close` cancels; asyncio's server would log this as an error.
             writer.transport.abort()
         finally:
             self._serving.discard(task)
@@ -111,7 +111,7 @@ class GuardedProxy:
         try:
             target = await self.judge(f"https://{place}/" if tunnel else place)
         except ToolFailure:
-            # Without a body, so that a browser shows its own error and no page of ours.
+            # Without a body, so that the browser shows its own error page.
             await tunnels.answer(writer, "403 Forbidden")
             return
         try:
@@ -141,7 +141,7 @@ def _uncounted(_size: int) -> bool:
 
 
 def target_of(url: str) -> str:
-    """Host and port of a URL, to compare with."""
+    """Host and port of a URL, for comparison."""
     try:
         split = urlsplit(url)
         port = split.port or (80 if split.scheme in ("http", "ws") else 443)

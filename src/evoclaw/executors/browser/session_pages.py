@@ -63,7 +63,7 @@ class SessionPages:
         self._stirred, self._leaving = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.crashed = False
-        """A page took its process down: only a new visit helps."""
+        """A page crashed its process: a new session is needed."""
 
     @classmethod
     async def begin(
@@ -85,7 +85,7 @@ class SessionPages:
         return visit
 
     async def end(self) -> bool:
-        """Close everything; False if the browser did not obey and must be ended itself."""
+        """Close everything; False if the browser did not respond and must be killed."""
         from playwright.async_api import Error
 
         for task in self._tasks:
@@ -96,7 +96,7 @@ class SessionPages:
         except TimeoutError:
             return False
         except Error:
-            pass  # it is gone already
+            pass  # it is closed already
         finally:
             await self._proxy.close()
         return True
@@ -106,10 +106,10 @@ class SessionPages:
         """The page in front."""
         if self._page is None or self._page.is_closed():
             # A window that closed itself leaves the one that opened it.
-            left = self._open_windows()
-            if not left:
+            remaining = self._open_windows()
+            if not remaining:
                 raise ToolFailure(ErrorKind.INVALID_PARAMS, NO_PAGE_MESSAGE)
-            self._page = left[-1]
+            self._page = remaining[-1]
         return self._page
 
     def _open_windows(self) -> list[Page]:
@@ -117,7 +117,7 @@ class SessionPages:
         return self._windows
 
     def allow(self, seconds: float) -> None:
-        """Say how long what comes next may take."""
+        """Set the time limit of the next action."""
         self._context.set_default_timeout(seconds * 1000)
         self._context.set_default_navigation_timeout(seconds * 1000)
 
@@ -132,7 +132,7 @@ class SessionPages:
             response = await self._page.goto(url, wait_until="domcontentloaded")
         except Error as problem:
             if _NET.search(str(problem)):
-                # The browser is about to show its error there, into whatever comes next.
+                # The browser is about to show its error page, which would disturb the next action.
                 self._windows.remove(self._page)
                 self._later(self._page.close())
                 self._page = None
@@ -141,7 +141,7 @@ class SessionPages:
         return await self.look(response.status if response is not None else 0)
 
     async def look(self, status: int = 0) -> PageView:
-        """Take in the page in front; the refs in it are the only ones that hold from now on."""
+        """Take a snapshot of the page in front; from now on only its refs are valid."""
         page = self.page
         if page.url.startswith("chrome-error:"):
             raise self._unreached(self._asked.url if self._asked else "the page", None)
@@ -160,7 +160,7 @@ class SessionPages:
         return await self.look()
 
     async def type(self, ref: str, text: str, *, submit: bool) -> PageView:
-        """Put text in a field, or choose an option by its label; then press Enter if asked."""
+        """Fill a field, or choose an option by its label; then press Enter if asked."""
         element = await self._element(ref)
         milliseconds = ACTION_TIMEOUT_S * 1000
         self._begin()
@@ -175,7 +175,7 @@ class SessionPages:
         return await self.look()
 
     async def back(self) -> PageView:
-        """Go back; from a page that another one opened, to that one."""
+        """Go back; from a page that another page opened, to that page."""
         from playwright.async_api import Error
 
         page = self.page
@@ -193,7 +193,7 @@ class SessionPages:
         return await self.look()
 
     async def screenshot(self, *, full_page: bool) -> bytes:
-        """A JPEG picture of what is in view, or of the whole page as far as it is shown."""
+        """A JPEG picture of the viewport, or of the whole page up to a maximum height."""
         clip: FloatRect | None = None
         if full_page:
             size = await self.page.evaluate(
@@ -234,7 +234,7 @@ class SessionPages:
             await acting
         except Error as problem:
             if self._page is None or self._page.is_closed():
-                return  # it closed its own window: `look` finds what is left
+                return  # it closed its own window: `look` finds the remaining pages
             if self.crashed:
                 raise
             raise ToolFailure(
@@ -248,14 +248,14 @@ class SessionPages:
         self._leaving.clear()
 
     async def _follow(self) -> None:
-        """Wait for what an act led to, if it leads anywhere."""
+        """Wait for the navigation that an action started, if any."""
         from playwright.async_api import Error
 
         with suppress(TimeoutError):
             async with asyncio.timeout(NAVIGATION_START_TIMEOUT_S):
                 await self._stirred.wait()
         if self._stirred.is_set():
-            with suppress(Error, TimeoutError):  # what came of it, `look` will see
+            with suppress(Error, TimeoutError):  # `look` sees the result
                 async with asyncio.timeout(SETTLE_TIMEOUT_S):
                     await self._leaving.wait()
                     if self._asked is not None:
@@ -263,31 +263,31 @@ class SessionPages:
         await self._settle()
 
     async def _settle(self) -> None:
-        """Give the page some time to load its parts; one that never ends is looked at as it is."""
+        """Give the page some time to load its parts; one that never finishes is used as it is."""
         from playwright.async_api import TimeoutError as Late
 
         with suppress(Late):
             await self.page.wait_for_load_state("load", timeout=SETTLE_TIMEOUT_S * 1000)
 
     def _unreached(self, url: str, problem: Exception | None) -> ToolFailure:
-        """Why a page did not come: refused on its way, or something of the net."""
-        place = self._asked.url if self._asked is not None else url
-        for text in (place, url):
+        """Why a page did not load: refused by the proxy, or a network error."""
+        requested = self._asked.url if self._asked is not None else url
+        for text in (requested, url):
             if (failure := self._proxy.refusals.get(target_of(text))) is not None:
                 return failure
-        said = str(problem) if problem is not None else ""
-        if "Download is starting" in said:
+        message = str(problem) if problem is not None else ""
+        if "Download is starting" in message:
             return ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
                 f"'{url[:200]}' is a download, and downloads are off. Use webfetch, if you can.",
             )
-        if "Timeout" in said:
+        if "Timeout" in message:
             return ToolFailure(
                 ErrorKind.TIMEOUT,
                 f"'{url[:200]}' did not load in time. Try once more, or take a snapshot of what "
                 "is there.",
             )
-        found = _NET.search(said)
+        found = _NET.search(message)
         what = found[1] if found else _reason(problem) if problem else "the browser shows an error"
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
@@ -322,8 +322,8 @@ class SessionPages:
     def _dialog(self, dialog: Dialog) -> None:
         leaving = dialog.type == "beforeunload"
         if not leaving:
-            said = " ".join(dialog.message.split())[:MAX_NOTE_CHARS]
-            self._notes.append(f"The page showed a dialog, which was dismissed: {said!r}")
+            message = " ".join(dialog.message.split())[:MAX_NOTE_CHARS]
+            self._notes.append(f"The page showed a dialog, which was dismissed: {message!r}")
         self._later(dialog.accept() if leaving else dialog.dismiss())
 
     def _download(self, download: Download) -> None:
@@ -337,7 +337,7 @@ class SessionPages:
             from playwright.async_api import Error
 
             reason = await may_visit(request.url)
-            with suppress(Error):  # the page went away meanwhile
+            with suppress(Error):  # the page was closed meanwhile
                 if reason is None:
                     await route.continue_()
                     return
@@ -350,7 +350,7 @@ class SessionPages:
         async def quietly() -> None:
             from playwright.async_api import Error
 
-            with suppress(Error):  # what it was about is gone already
+            with suppress(Error):  # its page is closed already
                 await doing
 
         task = asyncio.create_task(quietly())
@@ -364,14 +364,14 @@ def _level(request: Request) -> Literal["page", "part", "new window"]:
     try:
         return "page" if request.frame.parent_frame is None else "part"
     except Error:
-        return "new window"  # it appears when its page begins to come
+        return "new window"  # it appears when its page starts to load
 
 
 def _reason(problem: Exception) -> str:
     """Playwright's error, in one short line."""
     text = str(problem)
-    for word in ("intercepts pointer events", "not visible", "not enabled", "not editable"):
-        if word in text:
-            return f"something {word}" if word.startswith("intercepts") else f"it is {word}"
+    for cause in ("intercepts pointer events", "not visible", "not enabled", "not editable"):
+        if cause in text:
+            return f"something {cause}" if cause.startswith("intercepts") else f"it is {cause}"
     first = text.splitlines()[0] if text else type(problem).__name__
     return first.rpartition("Error: ")[2][:MAX_NOTE_CHARS].rstrip(".")

@@ -67,16 +67,16 @@ class McpConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be used, so far as we know."""
+        """Whether it can be used, as far as known."""
         return self._ready.is_set() and not self._over.is_set() and not self.ended
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left of it."""
+        """Whether its task has ended."""
         return self._living is None or self._living.done()
 
     async def open(self) -> None:
-        """Connect and agree on a version; `McpUnreachable` if that does not come about in time."""
+        """Connect and negotiate the version; `McpUnreachable` if that fails or takes too long."""
         self._living = asyncio.create_task(self._live(), name=f"mcp {self._server.name}")
         self._living.add_done_callback(_seen)
         ready = asyncio.create_task(self._ready.wait())
@@ -94,7 +94,7 @@ class McpConnection:
             raise McpUnreachable(self.why())
 
     async def close(self) -> None:
-        """End it, and everything it started."""
+        """Close it, and end everything the server started."""
         self._over.set()
         if self._living is None:
             return
@@ -106,11 +106,11 @@ class McpConnection:
             await asyncio.wait([self._living], timeout=CLOSE_TIMEOUT_S)
 
     def why(self) -> str:
-        """Why it is not there (any more), in one line."""
-        process, living = self._process, self._living
+        """Why the server is not connected, in one line."""
+        process, task = self._process, self._living
         reason = process.fault if process is not None else ""
-        if not reason and living is not None and living.done() and not living.cancelled():
-            reason = _told(living.exception())
+        if not reason and task is not None and task.done() and not task.cancelled():
+            reason = _told(task.exception())
         if not reason:
             waited = f"it did not answer within {self._server.start_timeout:g}s"
             reason = "it ended" if self._ready.is_set() else waited
@@ -118,7 +118,7 @@ class McpConnection:
 
     @property
     def last_words(self) -> str:
-        """What a program last wrote to its error output: for people, never for the model."""
+        """The end of the server's stderr: for people, never for the model."""
         return one_line(self._process.last_words, MAX_NOTE_CHARS) if self._process else ""
 
     async def _live(self) -> None:
@@ -149,7 +149,7 @@ class McpConnection:
             self._on_change()
 
     async def list(self) -> list[ListedTool]:
-        """Every tool the server has, page by page; `McpUnreachable` if it does not say."""
+        """Every tool of the server, page by page; `McpUnreachable` if listing fails."""
         assert self._client is not None
         found: list[ListedTool] = []
         cursor: str | None = None
@@ -162,18 +162,18 @@ class McpConnection:
                     if cursor is None or len(found) > MAX_SERVER_TOOLS:
                         break
         except (MCPError, ValidationError, TimeoutError) as problem:
-            said = str(problem).partition("\n")[0] or "it takes too long"
-            why = self.why() if not self.alive else one_line(said, MAX_NOTE_CHARS)
+            reason = str(problem).partition("\n")[0] or "it takes too long"
+            why = self.why() if not self.alive else one_line(reason, MAX_NOTE_CHARS)
             raise McpUnreachable(f"it does not list its tools: {why}") from None
         return found
 
     async def call(
         self, remote: str, arguments: dict[str, JSON], timeout: float, progress: Progress
     ) -> types.CallToolResult:
-        """Have a tool called. When cancelled, or out of time, the server is told to stop.
+        """Call a tool. On cancellation or timeout the server is notified to stop.
 
-        Not by the SDK's `call_tool`: that checks answers against the server's own schema with a
-        validator whose patterns can be made to run for ever.
+        Does not use the SDK's `call_tool`: it checks answers against the server's own schema with
+        a validator whose patterns can run forever.
         """
         assert self._client is not None
         params = types.CallToolRequestParams(name=remote, arguments=arguments)
@@ -196,30 +196,30 @@ class McpConnection:
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
                 f"Error: The MCP server {self._server.name!r} wants to be asked back for input, "
-                "which is not done here. Go on without this tool or explain to the user.",
+                "which is not done here. Continue without this tool or explain to the user.",
             )
         return answer
 
     def _worded(self, problem: MCPError, timeout: float) -> Exception:
-        said, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
+        message, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
         match problem.code:
-            case types.CONNECTION_CLOSED if not self.alive or said.startswith(_LOST):
-                return McpConnectionLost(self.why() if not self.alive else said)
-            case types.INVALID_REQUEST if said == "Session terminated":
-                return CallNotRun(said)
+            case types.CONNECTION_CLOSED if not self.alive or message.startswith(_LOST):
+                return McpConnectionLost(self.why() if not self.alive else message)
+            case types.INVALID_REQUEST if message == "Session terminated":
+                return CallNotRun(message)
             case types.REQUEST_TIMEOUT:
                 kind, text = ErrorKind.TIMEOUT, f"did not answer within {timeout:g}s"
             case types.INVALID_PARAMS:
-                kind, text = ErrorKind.INVALID_PARAMS, f"refused the arguments: {said}"
+                kind, text = ErrorKind.INVALID_PARAMS, f"refused the arguments: {message}"
             case types.METHOD_NOT_FOUND:
-                kind, text = ErrorKind.NOT_FOUND, f"does not know this tool any more: {said}"
+                kind, text = ErrorKind.NOT_FOUND, f"does not know this tool any more: {message}"
             case _:
-                kind, text = ErrorKind.EXECUTION_FAILED, f"answered with an error: {said}"
+                kind, text = ErrorKind.EXECUTION_FAILED, f"answered with an error: {message}"
         return ToolFailure(kind, f"Error: The MCP server {name!r} {text}", mcp_server=name)
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Its failure is told by `why`; nobody needs to be warned of it besides."""
+    """Mark its exception as retrieved: `why` reports it, asyncio need not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -276,7 +276,7 @@ async def _http(server: McpServer) -> AsyncGenerator[Any]:
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Bound what is read of an answer; of a stream of events, each has its own bound."""
+    """Limit the size of an answer; in an event stream each event has its own limit."""
     kind = response.headers.get("content-type", "")
     stream = response.stream
     assert isinstance(stream, httpx2.AsyncByteStream)
@@ -292,10 +292,10 @@ class _Bounded(httpx2.AsyncByteStream):
         self._inner = inner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_MESSAGE_BYTES
+        remaining = MAX_MESSAGE_BYTES
         async for chunk in self._inner:
-            left -= len(chunk)
-            if left < 0:
+            remaining -= len(chunk)
+            if remaining < 0:
                 raise httpx2.StreamError(f"an answer longer than {MAX_MESSAGE_BYTES:,} bytes")
             yield chunk
 

@@ -33,10 +33,10 @@ MIN_LIST_INTERVAL_S = 1.0
 
 
 class McpExecutor:
-    """One server's tools, each approved as it is, run there.
+    """The approved tools of one server, run by that server.
 
     `async with` it: the server is connected, and everything it started has ended when the block
-    does. A server that cannot be reached is no error but a `problem`: it has no tools then.
+    does. An unreachable server raises no error: it has no tools, and `problem` says why.
     """
 
     def __init__(self, server: McpServer, pins: ToolPins) -> None:
@@ -50,7 +50,7 @@ class McpExecutor:
         self._tools = Toolset()
         self._connection: McpConnection | None = None
         self._old: list[McpConnection] = []
-        """Given up, and perhaps not ended yet."""
+        """Abandoned connections that may not have ended yet."""
         self._connecting: asyncio.Task[McpConnection] | None = None
         self._listing: asyncio.Task[None] | None = None
         self._failures, self._not_before = 0, 0.0
@@ -59,7 +59,7 @@ class McpExecutor:
         self.left_out: tuple[RejectedTool, ...] = ()
         """The tools that are not offered, and why."""
         self.problem = ""
-        """Why the server is not there, if it is not; for people."""
+        """Why the server is unreachable, if it is; for people."""
 
     async def __aenter__(self) -> Self:
         with suppress(ToolFailure):
@@ -88,23 +88,23 @@ class McpExecutor:
             await connection.close()
 
     def tools(self) -> Sequence[Tool]:
-        """The tools that are approved; those of a server that went away stay, it may come back."""
+        """The approved tools; those of an unreachable server stay, since it may reconnect."""
         return self._tools
 
     async def refresh(self) -> None:
-        """Connect if need be, and look at the tools anew: after something was approved."""
-        fresh = self._connection is None or not self._connection.alive
+        """Connect if needed, and list the tools again: after an approval."""
+        reconnects = self._connection is None or not self._connection.alive
         connection = await self._connected()
-        if not fresh:
+        if not reconnects:
             await self._list(connection)
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Have the server run one call; a server that went away is started or sought again."""
+        """Run one call on the server; reconnect, or restart the server, if it is unreachable."""
         from evoclaw.executors.mcp.connection import CallNotRun, McpConnectionLost
         from evoclaw.executors.mcp.results import to_result
 
         if call.resumed and not call.safe_to_repeat:
-            # Servers keep no journal: what was begun before a crash, nobody can know.
+            # Servers keep no journal: whether the call ran before a crash is unknown.
             raise ToolFailure(ErrorKind.UNKNOWN, outcome_unknown(call.name))
         connection = await self._connected()
         offered = self._offer(call)
@@ -129,7 +129,7 @@ class McpExecutor:
         return offered
 
     async def _connected(self) -> McpConnection:
-        """The connection there is, or a new one; all who need it wait for the same."""
+        """The current connection, or a new one; concurrent callers share one attempt."""
         if self._closed:
             raise self._offline("It was closed.")
         connection = self._connection
@@ -147,7 +147,7 @@ class McpExecutor:
 
     async def _connect(self) -> McpConnection:
         try:
-            # Asked for only here: whoever uses no MCP server need not have it installed.
+            # Imported only here: the SDK is an optional dependency.
             from evoclaw.executors.mcp.connection import McpConnection, McpUnreachable
         except ImportError as missing:
             raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
@@ -181,7 +181,7 @@ class McpExecutor:
             self._offers = found
 
     def _changed(self) -> None:
-        """The server says that its tools changed: look again, but not more often than is good."""
+        """List the tools again after the server reported a change, at a limited rate."""
         if not self._closed and (self._listing is None or self._listing.done()):
             self._listing = asyncio.create_task(self._list_soon())
             self._listing.add_done_callback(_seen)
@@ -194,7 +194,7 @@ class McpExecutor:
                 await self._list(connection)
 
     async def _drop_connection(self, connection: McpConnection, reason: str) -> None:
-        """Let go of a connection that is of no use, and wait until nothing is left of it."""
+        """Close an unusable connection, and wait until it has ended."""
         self._give_up(connection, reason)
         await connection.close()
 
@@ -207,10 +207,10 @@ class McpExecutor:
             ]
 
     def _note_failure(self, reason: str, last_words: str) -> None:
-        # The first failure costs no pause: most often a server was only restarted.
-        pause = min(MAX_RECONNECT_DELAY_S, 2.0 ** (self._failures - 1)) if self._failures else 0.0
+        # No delay after the first failure: usually the server was only restarted.
+        delay = min(MAX_RECONNECT_DELAY_S, 2.0 ** (self._failures - 1)) if self._failures else 0.0
         self._failures += 1
-        self._not_before = asyncio.get_running_loop().time() + pause
+        self._not_before = asyncio.get_running_loop().time() + delay
         self._reason = reason
         self.problem = f"{reason}; it said: {last_words}" if last_words else reason
 
@@ -224,10 +224,12 @@ class McpExecutor:
 
     def _lost(self, call: Call) -> ToolFailure:
         if call.safe_to_repeat:
-            return self._offline("It went away during the call; ask again if it is still needed.")
+            return self._offline(
+                "It disconnected during the call; ask again if it is still needed."
+            )
         return ToolFailure(
             ErrorKind.UNKNOWN,
-            f"Error: The MCP server {self.server.name!r} went away ({self._reason}) while "
+            f"Error: The MCP server {self.server.name!r} disconnected ({self._reason}) while "
             f"{call.name!r} ran; it may have happened.\n"
             "It was not run again. Look first, then decide, or ask the user.",
             mcp_server=self.server.name,

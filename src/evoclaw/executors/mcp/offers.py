@@ -1,7 +1,7 @@
 """An MCP server's configuration, and which of its tools are offered: named, cleaned, approved.
 
-Everything a server says of its tools is a stranger's text: it may be hostile, and it may change
-after somebody has looked at it.
+Everything a server lists of its tools is untrusted text: it may be hostile, and it may change after
+a person approved it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MAX_NOTE_CHARS = 300
 """Characters of the text beside one parameter."""
 MAX_SERVER_TOOLS = 500
 CANCEL_TIMEOUT_S = 5.0
-"""How long a cancelled call is waited for, beyond the timeout of the loop."""
+"""How long to wait for a cancelled call, beyond the timeout of the loop."""
 
 SERVER_NAME = re.compile(r"(?=.{1,32}\Z)[A-Za-z](?:_?[A-Za-z0-9-])*")
-"""Never two underscores in a row, nor one at the end: so `server__tool` can be read in one way."""
+"""Never two underscores in a row, nor one at the end: so `server__tool` is unambiguous."""
 _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
 _LITERAL = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are data, not schema: changing them would change what is valid."""
@@ -49,7 +49,7 @@ class ListedTool(Struct, frozen=True):
 
 
 class OfferedTool(Struct, frozen=True):
-    """A tool that may be offered, and what its server calls it."""
+    """A tool that may be offered, and its name on the server."""
 
     tool: Tool
     remote: str
@@ -79,7 +79,7 @@ class ToolPins(Protocol):
     """Which tools were approved, and with which digest."""
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
-        """The names of those that may be offered as they are now; the others are noted."""
+        """The names of the tools whose digests are approved; the others are recorded."""
         ...
 
 
@@ -87,18 +87,18 @@ class NoPins:
     """Approves every tool: for our own servers, and for tests."""
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
-        """All of them."""
+        """The names of all tools."""
         return digests.keys()
 
 
 def digest(listed: ListedTool) -> str:
-    """A hash of everything that a server lists of a tool."""
+    """A hash of everything that a server lists about a tool."""
     text = msgspec.json.encode(msgspec.to_builtins(listed), order="sorted")
     return sha256(text).hexdigest()
 
 
 def tool_name(server: str, remote: str) -> str:
-    """A legal name that no other tool of any server has."""
+    """A valid name that no other tool of any server has."""
     plain = f"{server}__{remote}"
     if remote and not _STRANGE.search(remote) and len(plain) <= MAX_TOOL_NAME_CHARS:
         return plain
@@ -110,7 +110,7 @@ def tool_name(server: str, remote: str) -> str:
 def one_line(text: str, limit: int) -> str:
     """Untrusted text as one short line, without control or invisible characters.
 
-    Control, format and private characters go, among them those that make text invisible.
+    Control, format and private-use characters are removed, among them invisible ones.
     """
     seen = text[: 4 * limit]
     kept = "".join(" " if _unseen(char) else char for char in seen)
@@ -126,48 +126,48 @@ def choose(
     listed: Iterable[ListedTool], terms: ServerTerms, pins: ToolPins
 ) -> tuple[tuple[OfferedTool, ...], tuple[RejectedTool, ...]]:
     """Split a server's tools into those that are offered and those that are rejected."""
-    every = list(listed)
-    left: list[RejectedTool] = []
-    if len(every) > MAX_SERVER_TOOLS:
-        left.append(
+    tools = list(listed)
+    rejected: list[RejectedTool] = []
+    if len(tools) > MAX_SERVER_TOOLS:
+        rejected.append(
             RejectedTool(
-                "", f"{len(every) - MAX_SERVER_TOOLS} tools beyond {MAX_SERVER_TOOLS} are ignored"
+                "", f"{len(tools) - MAX_SERVER_TOOLS} tools beyond {MAX_SERVER_TOOLS} are ignored"
             )
         )
-        every = every[:MAX_SERVER_TOOLS]
-    names = Counter(tool_name(terms.server, entry.name) for entry in every)
-    sound: dict[str, OfferedTool] = {}
-    for entry in every:
+        tools = tools[:MAX_SERVER_TOOLS]
+    names = Counter(tool_name(terms.server, entry.name) for entry in tools)
+    valid: dict[str, OfferedTool] = {}
+    for entry in tools:
         shown = one_line(entry.name, MAX_TOOL_NAME_CHARS)
         try:
             tool = _tool(entry, terms)
             if names[tool.name] > 1:
-                left.append(RejectedTool(shown, "the server lists this name more than once"))
+                rejected.append(RejectedTool(shown, "the server lists this name more than once"))
                 continue
             compile_schema(tool)
-            sound[tool.name] = OfferedTool(tool, entry.name, digest(entry))
+            valid[tool.name] = OfferedTool(tool, entry.name, digest(entry))
         except SchemaError as refused:
-            left.append(RejectedTool(shown, one_line(refused.problem, MAX_NOTE_CHARS)))
+            rejected.append(RejectedTool(shown, one_line(refused.problem, MAX_NOTE_CHARS)))
         except RecursionError:
-            left.append(RejectedTool(shown, "its schema is nested too deeply"))
-    approved = pins.approved(terms.server, {name: offer.digest for name, offer in sound.items()})
-    left += [
+            rejected.append(RejectedTool(shown, "its schema is nested too deeply"))
+    approved = pins.approved(terms.server, {name: offer.digest for name, offer in valid.items()})
+    rejected += [
         RejectedTool(name, "new or changed; a person must approve it", offer.digest)
-        for name, offer in sound.items()
+        for name, offer in valid.items()
         if name not in approved
     ]
-    return tuple(offer for name, offer in sound.items() if name in approved), tuple(left)
+    return tuple(offer for name, offer in valid.items() if name in approved), tuple(rejected)
 
 
 def _tool(listed: ListedTool, terms: ServerTerms) -> Tool:
-    said = one_line(listed.description, MAX_DESCRIPTION_CHARS) or "nothing"
-    said = said.replace('"', "'")
+    description = one_line(listed.description, MAX_DESCRIPTION_CHARS) or "nothing"
+    description = description.replace('"', "'")
     hints = listed.hints if terms.trust_hints else {}
     parameters = _tidied({"type": "object", **listed.parameters}, listed.name)
     assert is_object(parameters)
     return Tool(
         tool_name(terms.server, listed.name),
-        f'A tool of the MCP server {terms.server!r}, which says of it: "{said}"',
+        f'A tool of the MCP server {terms.server!r}, which says of it: "{description}"',
         parameters,
         permissions=terms.permissions,
         effect=Effect.READ if hints.get("readOnlyHint") is True else Effect.WRITE,
@@ -177,13 +177,13 @@ def _tool(listed: ListedTool, terms: ServerTerms) -> Tool:
         streams=True,
         slack=CANCEL_TIMEOUT_S,
         outside=True,
-        # Whatever it says of itself, what it is asked leaves this machine's rules behind.
+        # Whatever its hints say: the arguments leave the control of this machine.
         sends=True,
     )
 
 
 def _tidied(node: JSON, name: str, depth: int = 1) -> JSON:
-    """The same schema, its texts each made one line."""
+    """The same schema, with every text reduced to one line."""
     if depth > MAX_SCHEMA_DEPTH + 1:
         raise SchemaError(name, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}")
     if is_array(node):
@@ -200,21 +200,21 @@ def _tidied(node: JSON, name: str, depth: int = 1) -> JSON:
 
 
 class McpServer(Struct, frozen=True):
-    """A server to be used: a program to start, or an address to reach."""
+    """The configuration of a server: a program to start, or a URL to connect to."""
 
     name: str
-    """The first half of its tools' names."""
+    """The prefix of its tools' names."""
     command: tuple[str, ...] = ()
     """The program and its arguments; it uses stdin and stdout."""
     url: str = ""
     """Its streamable HTTP endpoint, instead of a command."""
     env: Mapping[str, str] = {}
-    """The whole environment of the program, except `PATH`."""
+    """The complete environment of the program, except `PATH`."""
     cwd: str = ""
     headers: Mapping[str, str] = {}
-    """Sent with every HTTP request; here belongs a token."""
+    """Sent with every HTTP request; put a token here."""
     permissions: frozenset[str] = frozenset({"network"})
-    """What each of its tools needs."""
+    """The permissions that each of its tools requires."""
     trust_hints: bool = False
     """Trust its tool annotations: read-only, idempotent. Else all of its tools write."""
     timeout: float = 60.0
@@ -223,7 +223,7 @@ class McpServer(Struct, frozen=True):
     """Seconds in which it must be connected, and in which it must list its tools."""
 
     def check(self) -> None:
-        """Refuse what cannot work."""
+        """Raise `ConfigError` for an invalid configuration."""
         if not SERVER_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"the MCP server name {self.name[:80]!r} must be letters, digits and `-`, with "

@@ -1,4 +1,4 @@
-"""`PinFile`: the MCP tools that a person approved, by digest, and those that wait."""
+"""`PinFile`: the MCP tools that a person approved, by digest, and those that are pending."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ServerPins(Struct, frozen=True):
     approved: dict[str, str] = {}
     """Name and digest."""
     waiting: dict[str, str] = {}
-    """New ones, and changed ones, as they were last seen."""
+    """New and changed tools, as last listed."""
 
 
 class PinFile:
-    """Approvals in a JSON file that several processes may change, one after the other."""
+    """Approvals in a JSON file that several processes may change, under a lock."""
 
     def __init__(self, path: Path, *, trust_first: bool = False) -> None:
-        """Say where, and whether the tools a server shows the very first time need no word."""
+        """Set the file, and whether the tools of a server seen for the first time are trusted."""
         self._path, self._trust_first = path, trust_first
 
     def all(self) -> dict[str, ServerPins]:
@@ -39,23 +39,23 @@ class PinFile:
             return {}
         except (OSError, msgspec.DecodeError) as problem:
             raise ConfigError(
-                f"{self._path} cannot be read ({problem}); put a copy back, or move it away and "
-                "approve anew"
+                f"{self._path} cannot be read ({problem}); restore a backup, or move it away and "
+                "approve again"
             ) from None
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
-        """The names of those that may be offered as they are now; the others wait."""
+        """The names of the tools whose digests are approved; the others become pending."""
         pinned = self.all().get(server)
         if pinned is None and self._trust_first:
             pinned = self._change(server, lambda now: now or ServerPins(dict(digests)))
         pinned = pinned or ServerPins()
         if _waiting(pinned, digests) != pinned.waiting:
-            # Seen anew under the lock: somebody may have approved or forgotten meanwhile.
+            # Read again under the lock: another process may have changed the file.
             pinned = self._change(server, lambda now: _noted(now or ServerPins(), digests))
         return digests.keys() - _waiting(pinned, digests).keys()
 
     def approve(self, server: str, names: Collection[str] | None = None) -> ServerPins:
-        """Approve what waits, or of it the named ones, as it was last seen."""
+        """Approve the pending tools, or the named ones of them, as last listed."""
 
         def approve(pinned: ServerPins | None) -> ServerPins:
             if pinned is None:
@@ -65,13 +65,13 @@ class PinFile:
             chosen = waits if names is None else {name: waits.get(name, "") for name in names}
             if missing := [name for name, found in chosen.items() if not found]:
                 raise ConfigError(f"nothing waits under the name {', '.join(sorted(missing))}")
-            left = {name: found for name, found in waits.items() if name not in chosen}
-            return ServerPins({**pinned.approved, **chosen}, left)
+            remaining = {name: found for name, found in waits.items() if name not in chosen}
+            return ServerPins({**pinned.approved, **chosen}, remaining)
 
         return self._change(server, approve)
 
     def forget(self, server: str) -> None:
-        """Take every approval of a server back."""
+        """Revoke every approval of a server."""
         self._change(server, lambda _: ServerPins())
 
     def _change(self, server: str, update: Callable[[ServerPins | None], ServerPins]) -> ServerPins:
@@ -103,7 +103,7 @@ class PinFile:
 
 
 def _waiting(pinned: ServerPins, digests: Mapping[str, str]) -> dict[str, str]:
-    """The listed tools that are not approved as they are."""
+    """The listed tools whose digests are not approved."""
     return {name: found for name, found in digests.items() if pinned.approved.get(name) != found}
 
 

@@ -44,10 +44,10 @@ class ServerProcess:
         max_message: int,
         on_end: Callable[[], None],
     ) -> None:
-        """Choose what to start; `on_end` is told when nothing more will come from it."""
+        """Set the command; `on_end` is called when the process sends nothing more."""
         self._command, self._cwd, self._max_message = tuple(command), cwd, max_message
         self._on_end = on_end
-        # Nothing of ours but where programs are: whatever else it needs was configured.
+        # Of our environment only PATH: every other variable must be configured.
         self._env = {"PATH": os.environ.get("PATH", DEFAULT_PATH), **env}
         self._last_words = bytearray()
         self.fault = ""
@@ -55,12 +55,12 @@ class ServerProcess:
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote to its error output."""
+        """The end of its stderr."""
         return bytes(self._last_words[-MAX_STDERR_BYTES:]).decode(errors="replace").strip()
 
     @asynccontextmanager
     async def streams(self) -> AsyncGenerator[Streams]:
-        """Start it; when the block ends, so has everything it started."""
+        """Start it; when the block ends, everything it started has ended."""
         process, control = await self._start()
         assert process.stdin is not None and process.stdout is not None
         assert process.stderr is not None
@@ -85,11 +85,19 @@ class ServerProcess:
         program = shutil.which(self._command[0], path=self._env["PATH"])
         if program is None:
             raise ConfigError(f"there is no program {self._command[0]!r} on this machine")
-        told, control = os.pipe()
+        control_read, control = os.pipe()
         script = str(Path(__file__).parent.with_name("supervisor_program.py"))
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", script, str(told), program, *self._command[1:]),
+                *(
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    script,
+                    str(control_read),
+                    program,
+                    *self._command[1:],
+                ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -97,13 +105,13 @@ class ServerProcess:
                 start_new_session=True,
                 cwd=self._cwd or None,
                 env=self._env,
-                pass_fds=(told,),
+                pass_fds=(control_read,),
             )
         except OSError as problem:
             os.close(control)
             raise ConfigError(f"it could not be started: {problem.strerror}") from None
         finally:
-            os.close(told)
+            os.close(control_read)
         return process, control
 
     async def _listen(self, stdout: asyncio.StreamReader, to_us: Inbound) -> None:
@@ -122,10 +130,10 @@ class ServerProcess:
         except ValueError:
             self.fault = f"it sent a message longer than {self._max_message:,} bytes"
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            pass  # nobody listens any more; what is left to do is below
+            pass  # the session is closed; clean up below
         self._on_end()
         to_us.close()
-        # Whoever cannot write cannot end, and an end is seen only behind what was written.
+        # Drain stdout: a process blocked on a write cannot exit.
         while await stdout.read(65_536):
             pass
 
@@ -141,7 +149,7 @@ class ServerProcess:
                 stdin.write(text.encode() + b"\n")
                 await stdin.drain()
         except (ConnectionError, anyio.ClosedResourceError):
-            # It reads no more, so it will not answer: whoever waits must know.
+            # It reads no more, so it will not answer: close the stream to fail pending requests.
             self._on_end()
             to_us.close()
 
@@ -178,7 +186,7 @@ async def _end(process: asyncio.subprocess.Process, control: int) -> None:
 async def _whatever_happens(
     ending: asyncio.Future[None], pumps: Sequence[asyncio.Task[None]]
 ) -> None:
-    """Wait for the end even if cancelled meanwhile; it takes seconds at most."""
+    """Wait for the exit even if cancelled; it takes seconds at most."""
 
     async def settle() -> None:
         await ending

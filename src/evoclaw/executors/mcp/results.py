@@ -32,12 +32,12 @@ IMAGE_MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/we
 
 
 def to_result(call: Call, answer: types.CallToolResult, server: str) -> ToolResult:
-    """Turn an answer into a result; raise `ToolFailure` if the server says it is an error."""
+    """Convert an answer to a result; raise `ToolFailure` if the server reports an error."""
     blocks = _bounded(_blocks(answer))
     details: dict[str, JSON] = {"mcp_server": server}
     if answer.is_error:
-        said = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-        text = f"Error: Tool {call.name!r} failed: {said or 'the server does not say why'}"
+        reason = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+        text = f"Error: Tool {call.name!r} failed: {reason or 'the server does not say why'}"
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, text, **details)
     return ToolResult(call.id, call.name, blocks or (TextBlock("(no output)"),), details=details)
 
@@ -48,7 +48,7 @@ def _blocks(answer: types.CallToolResult) -> list[Block]:
         blocks.append(TextBlock(f"[{len(answer.content) - MAX_RESULT_BLOCKS} more parts left out]"))
     if answer.structured_content is not None:
         text = msgspec.json.encode(answer.structured_content).decode()
-        # Servers should say the same once more as text; then once is enough.
+        # Servers should repeat structured content as text; then the text is enough.
         if not _said_already(answer.structured_content, blocks):
             blocks.append(TextBlock(text))
     return blocks
@@ -64,8 +64,8 @@ def _block(content: types.ContentBlock) -> Block:
             return _binary("audio", content.mime_type, content.data)
         case types.ResourceLink():
             parts = [content.name, f"<{content.uri}>", content.mime_type, content.description]
-            said = " ".join(part for part in parts if part)
-            return TextBlock(f"[a resource: {one_line(said, MAX_NOTE_CHARS)}]")
+            description = " ".join(part for part in parts if part)
+            return TextBlock(f"[a resource: {one_line(description, MAX_NOTE_CHARS)}]")
         case types.EmbeddedResource():
             return _resource(content.resource)
 
@@ -103,7 +103,7 @@ def _is_base64(data: str) -> bool:
 
 
 def _said_already(value: JSON, blocks: Iterable[Block]) -> bool:
-    # A plain value is commonly wrapped as `{"result": value}`, and said as text without that.
+    # A plain value is commonly wrapped as `{"result": value}`, and repeated as text unwrapped.
     bare = value["result"] if is_object(value) and value.keys() == {"result"} else value
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     if bare in texts:

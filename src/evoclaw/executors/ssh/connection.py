@@ -90,16 +90,16 @@ class SshConnection:
         patience: float = 15.0,
         keep_alive: float = 15.0,
     ) -> None:
-        """Say which machine and how to log in.
+        """Set the machine and the login.
 
         Args:
-            host: Its name or address.
+            host: The name or address of the machine.
             port: Where its sshd listens.
-            user: Whom to log in as; the local user if left out.
+            user: The login name; the local user if left out.
             keys: Private key files. Without any, the agent and the usual keys are tried.
-            known_hosts: The file with the keys of machines that are trusted.
-            patience: Seconds to reach it and to log in.
-            keep_alive: Seconds of silence after which it is asked whether it is there.
+            known_hosts: The file with the host keys of trusted machines.
+            patience: Seconds to connect and to log in.
+            keep_alive: Seconds without traffic after which a keepalive is sent.
         """
         self.name = f"{host}:{port}"
         self._host, self._port, self._user = host, port, user
@@ -119,7 +119,7 @@ class SshConnection:
         await self.close()
 
     async def open(self) -> SSHClientConnection:
-        """The connection; `ConfigError` says what to do if there can be none."""
+        """The open connection; `ConfigError` says what to do if connecting fails."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 self._files = None
@@ -127,7 +127,7 @@ class SshConnection:
             return self._connection
 
     async def close(self) -> None:
-        """End it, and wait until it has ended."""
+        """Close the connection, and wait until it is closed."""
         connection, self._connection, self._files = self._connection, None, None
         if connection is not None:
             connection.close()
@@ -138,7 +138,7 @@ class SshConnection:
                 connection.abort()
 
     async def reach(self) -> SSHClientConnection:
-        """The connection, for a call: what keeps it from being made is worded for the model."""
+        """The connection, for a call; a failure to connect is worded for the model."""
         try:
             return await self.open()
         except SshUnreachable as problem:
@@ -151,7 +151,7 @@ class SshConnection:
             ) from None
 
     async def harmless(self, action: Callable[[SFTPClient], Awaitable[T]]) -> T:
-        """Do over SFTP what may be done twice; once more if the connection proves to be gone."""
+        """Run an action that is safe to repeat over SFTP; retry once if the connection is dead."""
         try:
             return await self.once(action)
         except ToolFailure as failure:
@@ -168,14 +168,14 @@ class SshConnection:
             ) from None
 
     async def once(self, action: Callable[[SFTPClient], Awaitable[T]]) -> T:
-        """Do over SFTP what may not be done twice; `UNKNOWN` if the connection broke meanwhile."""
+        """Run an action over SFTP exactly once; `UNKNOWN` if the connection breaks meanwhile."""
         from asyncssh import DisconnectError, SFTPConnectionLost, SFTPNoConnection
 
         files = await self._session()
         try:
             return await action(files)
         except asyncio.CancelledError:
-            # The server does one thing after the other: it may be stuck in what we gave up.
+            # The server handles requests in order: it may be stuck in the cancelled one.
             self._suspect = True
             raise
         except (SFTPConnectionLost, SFTPNoConnection, DisconnectError, OSError) as problem:
@@ -184,7 +184,7 @@ class SshConnection:
             raise self.broke(problem) from None
 
     def broke(self, problem: BaseException | None = None) -> ToolFailure:
-        """The failure of a call whose connection was lost after it had begun."""
+        """The failure of a call whose connection was lost after the call had started."""
         reason = f" ({problem})" if problem is not None and str(problem) else ""
         return ToolFailure(
             ErrorKind.UNKNOWN,
@@ -218,7 +218,7 @@ class SshConnection:
                 self._files = None
         self._suspect = False
         if self._files is None:
-            # Names are bytes on the other side; ours come back as the same bytes.
+            # File names are bytes on the server; surrogateescape keeps them exact.
             opening = connection.start_sftp_client(path_errors="surrogateescape")
             self._files = await whole(opening, _left)
         return self._files
@@ -262,7 +262,7 @@ class SshConnection:
             def validate_host_public_key(
                 self, host: str, addr: str, port: int, key: asyncssh.SSHKey
             ) -> bool:
-                # Asked only about keys that are not in the file: remembered for the refusal.
+                # Called only for keys that are not in the file; kept for the error message.
                 offered.append(key)
                 return False
 
@@ -282,7 +282,7 @@ class SshConnection:
         return options
 
     def _trusted(self) -> bytes:
-        """What the file of known hosts says; never nothing, which would mean another file."""
+        """The content of the known-hosts file; never empty: asyncssh would use its default file."""
         if missing := [key for key in self._keys if not Path(key).is_file()]:
             raise ConfigError(f"there is no key file {missing[0]!r}")
         try:
@@ -298,29 +298,30 @@ class SshConnection:
         file = self._known_hosts
         if not offered:
             return f"the host key of {self.name} is refused: {problem}; see {file}"
-        print_ = offered[0].get_fingerprint()
+        fingerprint = offered[0].get_fingerprint()
         known = match_known_hosts(self._trusted(), self._host, "", self._port)[0]
         login = f"{self._user}@{self._host}" if self._user else self._host
         if known:
             name = self._host if self._port == SSH_PORT else f"[{self._host}]:{self._port}"
             return (
-                f"the host key of {self.name} has changed to {print_}: somebody may be in between. "
-                f"If the machine was set up anew, check that print there, then run "
+                f"the host key of {self.name} has changed to {fingerprint}: the connection "
+                f"may be intercepted. "
+                f"If the machine was reinstalled, check that fingerprint there, then run "
                 f"`ssh-keygen -f {file} -R '{name}'` and log in once with ssh to accept it"
             )
         return (
-            f"the host key of {self.name} is unknown; it is {print_}. Compare it on that machine "
-            "(`ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`), then accept it by logging in "
-            f"once: `ssh -o UserKnownHostsFile={file} -p {self._port} {login}`"
+            f"the host key of {self.name} is unknown; it is {fingerprint}. Compare it on that "
+            "machine (`ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`), then accept it by "
+            f"logging in once: `ssh -o UserKnownHostsFile={file} -p {self._port} {login}`"
         )
 
 
 async def whole(work: Awaitable[T], spare: Callable[[T], Awaitable[object]]) -> T:
-    """Await what must not be interrupted, such as the opening of a session.
+    """Await work that must not be interrupted, such as opening a session.
 
     Args:
-        work: It goes on when we are cancelled, for a while.
-        spare: Then puts away what came of it.
+        work: Continues for a while when the caller is cancelled.
+        spare: Then cleans up the result of that work.
     """
 
     async def worked() -> T:

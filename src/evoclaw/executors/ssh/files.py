@@ -2,9 +2,9 @@
 
 SFTP knows paths only, never "open below this folder". So a path is resolved by the server, judged,
 opened, and resolved again. This holds against every path a model can write and every link that is
-there. It does not hold against somebody who, on that machine and with rights in the workspace,
-swaps folders for links in the moment between: where such a user exists, have sshd lock the account
-in (`ChrootDirectory`), or run an edge there, which asks the kernel.
+there. It does not hold against a local user of that machine who may write to the workspace and
+swaps folders for links between the two checks: where such a user exists, have sshd confine the
+account (`ChrootDirectory`), or run an edge there, which uses `openat2`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class SshFiles:
     """Files of another machine.
 
     Links are followed only when reading, and only as long as they stay inside; a write replaces
-    the name whole, or not at all, and goes through no link.
+    the file atomically and follows no link.
     """
 
     def __init__(self, connection: SshConnection, root: str, *, protect: bool = True) -> None:
-        """Choose what may be reached.
+        """Set which files may be accessed.
 
         Args:
             connection: The machine.
             root: The workspace there: absolute, or relative to the home folder.
-            protect: Whether hooks, profiles and our own settings are not to be changed.
+            protect: Whether hooks, profiles and our own settings are write-protected.
         """
         self._ssh, self._protect = connection, protect
         self._given = root
         self._root: Root | None = None
 
     async def check(self) -> None:
-        """Say with a `ConfigError` if the machine or the folder cannot be used."""
+        """Raise `ConfigError` if the machine or the folder cannot be used."""
         await self._ssh.open()
         try:
             await self._ssh.harmless(self.root)
@@ -73,7 +73,7 @@ class SshFiles:
         return await self._ssh.harmless(lambda sftp: self._read(sftp, path, start, limit))
 
     async def stat(self, path: str) -> FileStat:
-        """Look at one file; links inside the root are followed."""
+        """Stat one file; links inside the root are followed."""
         check_path(path)
         return await self._ssh.harmless(lambda sftp: self._stat(sftp, path))
 
@@ -86,13 +86,13 @@ class SshFiles:
         return SshWalk(self._ssh, path, self._folder)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a regular file whole or not at all; make its folders; keep its mode.
+        """Create or replace a regular file atomically; create its folders; keep its mode.
 
         It is durable if the server can sync files; SFTP has no way to sync a folder.
         """
         check_path(path)
         folder, name = await self._ssh.harmless(lambda sftp: self._place(sftp, path))
-        # A task of its own: cancelling the caller must not leave a draft behind.
+        # A separate task: cancelling the caller must not leave a draft behind.
         writing = asyncio.create_task(
             self._ssh.once(lambda sftp: self._write(sftp, path, folder, name, data))
         )
@@ -130,7 +130,7 @@ class SshFiles:
         return self._root
 
     async def real(self, sftp: SFTPClient, path: str) -> tuple[str, SFTPAttrs]:
-        """Where a path really leads, inside, and what is there."""
+        """The resolved path inside the root, and its attributes."""
         from asyncssh import SFTPError
 
         root = await self.root(sftp)
@@ -149,7 +149,7 @@ class SshFiles:
         return posixpath.normpath(_relative(await self.root(sftp), path))
 
     async def _folder(self, sftp: SFTPClient, path: str) -> tuple[str, str]:
-        """The true path of a folder and how it is shown."""
+        """The resolved path of a folder, and the path to show."""
         real, about = await self.real(sftp, path)
         if file_kind(about) != "dir":
             raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{path}' is not a folder.")
@@ -158,7 +158,7 @@ class SshFiles:
     async def _reason(
         self, sftp: SFTPClient, full: str, path: str, problem: SFTPError
     ) -> ToolFailure:
-        """What is really wrong: SFTP has one word for most of it, and must not tell of outside."""
+        """The actual error: SFTP has one code for most, and must not reveal what is outside."""
         from asyncssh import SFTPConnectionLost, SFTPError, SFTPNoConnection
 
         if isinstance(problem, SFTPConnectionLost | SFTPNoConnection):
@@ -192,19 +192,19 @@ class SshFiles:
         from asyncssh import SFTPError
 
         real, about = await self.real(sftp, path)
-        # Looked at before it is opened: opening a pipe would block the server for ever.
+        # Checked before it is opened: opening a pipe would block the server forever.
         check_regular(path, about)
         size = about.size or 0
-        wanted = max(0, size - start) if limit is None else limit
-        if wanted > MAX_READ_BYTES:
+        length = max(0, size - start) if limit is None else limit
+        if length > MAX_READ_BYTES:
             raise ToolFailure(
                 ErrorKind.TOO_LARGE,
                 f"'{path}' has {size:,} bytes, too many to read at once. "
                 "Read a part of it, or search it with grep.",
             )
         if limit is None and size == 0:
-            # Files of /proc and /sys say they have no size.
-            wanted = 1 << 20
+            # Files of /proc and /sys report a size of 0.
+            length = 1 << 20
         try:
             file = await sftp.open(real, "rb")
             try:
@@ -212,7 +212,7 @@ class SshFiles:
                 check_regular(path, opened)
                 if again != real:
                     raise outside(path)
-                return await file.read(wanted, start) if wanted else b""
+                return await file.read(length, start) if length else b""
             finally:
                 await file.close()
         except SFTPError as problem:
@@ -224,9 +224,9 @@ class SshFiles:
         return FileStat(shown, file_kind(about), about.size or 0, float(about.mtime or 0))
 
     async def _place(self, sftp: SFTPClient, path: str) -> tuple[str, str]:
-        """The folder, without any link on the way, and the name to write in it."""
+        """The folder, reached without links, and the name to write in it."""
         root = await self.root(sftp)
-        # With no links followed, folding `..` by text means the same as walking it.
+        # No links are followed, so resolving `..` textually equals walking it.
         relative = posixpath.normpath(_relative(root, path))
         if relative == ".." or relative.startswith("../"):
             raise outside(path)
@@ -237,7 +237,7 @@ class SshFiles:
             )
         if self._protect:
             check_not_protected(path, relative)
-        # Finds out, where it does no harm, whether the connection still stands.
+        # A harmless request first, which detects a dead connection.
         await sftp.realpath(root.path)
         return posixpath.join(root.path, above) if above else root.path, name
 
@@ -278,7 +278,7 @@ class SshFiles:
             raise await self._unchanged(sftp, folder, path, problem, 0) from None
 
     async def _go(self, sftp: SFTPClient, folder: str, path: str, *, make: bool) -> None:
-        """See that a folder is there and no link on the way to it; make it if asked to."""
+        """Check that a folder exists and no link leads to it; create it if asked to."""
         root = await self.root(sftp)
         here = root.path
         for name in folder[len(root.path) :].split("/"):
@@ -306,7 +306,7 @@ class SshFiles:
                 if disk.bavail * disk.frsize < size:
                     return explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
             except SFTPError:
-                # Not every server can tell; then its own word has to do.
+                # Not every server supports this; then its own error is used.
                 return explained(os_error(problem), path)
         return explained(os_error(problem), path)
 

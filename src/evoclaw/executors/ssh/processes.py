@@ -50,18 +50,18 @@ REFUSAL_MESSAGES = {
 
 
 class SshChannel(Protocol):
-    """What is used of the library's channel; its own types leave the kind of data open."""
+    """The part of the library's channel that is used; its own types leave the data type open."""
 
     def write(self, data: bytes) -> None:
         """Send."""
         ...
 
     def write_eof(self) -> None:
-        """Say that nothing more is sent."""
+        """Send end-of-file."""
         ...
 
     def abort(self) -> None:
-        """Close it, whatever is left to send."""
+        """Close it without sending what is buffered."""
         ...
 
     async def wait_closed(self) -> None:
@@ -70,7 +70,7 @@ class SshChannel(Protocol):
 
 
 class RemoteSession:
-    """One script on the other machine: its answer, its output, its end."""
+    """One script on the other machine: its answer, its output and its exit."""
 
     def __init__(self, mark: str, watch: ProcessWatch) -> None:
         self.watch = watch
@@ -79,12 +79,12 @@ class RemoteSession:
         self.problem: BaseException | None = None
         self.noise = bytearray()
         self.heard = asyncio.Event()
-        """It answered, or never will."""
+        """Set when the script answered, or never will."""
         self._mark = mark.encode() + b" "
         self._before = bytearray()
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        """Look for the answer first; what follows is the command's."""
+        """Look for the script's answer first; what follows is the command's output."""
         if self.answer is not None:
             self.watch.pipe_data_received(STDOUT if datatype is None else STDERR, data)
         elif datatype is not None:
@@ -102,16 +102,16 @@ class RemoteSession:
                 self.heard.set()
 
     def exit_status_received(self, status: int) -> None:
-        """It ended by itself."""
+        """Note the exit code."""
         self.code = status
 
     def exit_signal_received(self, name: str, _core: bool, _text: str, _language: str) -> None:
-        """A signal ended it."""
+        """Note the signal that ended the command."""
         number = getattr(signal, f"SIG{name}", None)
         self.code = -int(number) if isinstance(number, signal.Signals) else 255
 
     def connection_lost(self, problem: BaseException | None) -> None:
-        """The channel is closed: by its end, or with the connection."""
+        """Note that the channel is closed: the script ended, or the connection was lost."""
         self.problem = problem
         self.heard.set()
         for stream in (STDOUT, STDERR):
@@ -119,20 +119,20 @@ class RemoteSession:
         self.watch.process_exited()
 
     def connection_made(self, _channel: object) -> None:
-        """Asked for by the library; nothing to do."""
+        """Required by the library; nothing to do."""
 
     def session_started(self) -> None:
-        """Asked for by the library; nothing to do."""
+        """Required by the library; nothing to do."""
 
     def eof_received(self) -> bool:
-        """Keep our side open: its end would end the command."""
+        """Keep our side open: end-of-file would end the command."""
         return True
 
     def pause_writing(self) -> None:
-        """Asked for by the library; what is written is bounded by what we were given."""
+        """Required by the library; the input is bounded by the `stdin` of the call."""
 
     def resume_writing(self) -> None:
-        """Asked for by the library; nothing to do."""
+        """Required by the library; nothing to do."""
 
 
 class SshProcesses:
@@ -140,7 +140,7 @@ class SshProcesses:
 
     They start in a clean environment (PATH, HOME and LANG as the login there has them), without a
     terminal and with nothing to read. When a call ends, however it ends, what it started is dead;
-    also when the connection breaks. This is tidiness, not a sandbox: a command may do whatever the
+    also when the connection breaks. This is cleanup, not a sandbox: a command may do whatever the
     account may.
     """
 
@@ -154,7 +154,7 @@ class SshProcesses:
         max_bytes: int = 128 << 20,
         grace: float = 0.3,
     ) -> None:
-        """Choose where and how.
+        """Set the workspace and the limits.
 
         Args:
             connection: The machine.
@@ -173,7 +173,7 @@ class SshProcesses:
         self._asking = asyncio.Lock()
 
     async def isolation(self) -> str:
-        """What commands there run in: nothing, as far as we can know."""
+        """The isolation of commands there: none, as far as is known."""
         return ISOLATION
 
     async def run(
@@ -186,22 +186,22 @@ class SshProcesses:
         on_output: Callable[[str], None] | None = None,
         max_output: int = 1 << 20,
     ) -> CompletedProcess:
-        """Run a program to its end, its leftovers included."""
+        """Run a program until it and everything it started has ended."""
         order = self._order(tuple(argv), cwd, {**self._env, **(env or {})}, stdin)
         watch = ProcessWatch(max_output, self._max_bytes, on_output)
         async with self._places:
             channel, remote = await self._prepared(order, watch, cwd)
-            # From here on it may have happened. A task of its own: cancelling the caller must
-            # not cut the clean-up short.
+            # From here on the command may have run. A separate task: cancelling the caller
+            # must not cancel the cleanup.
             channel.write(word(order, self._python or "") + (stdin or b""))
-            living = asyncio.create_task(self._live(channel, remote))
+            task = asyncio.create_task(self._live(channel, remote))
             try:
-                await asyncio.wait([living])
+                await asyncio.wait([task])
             except asyncio.CancelledError:
                 watch.wake.set()
-                await wait_uncancelled(living)
+                await wait_uncancelled(task)
                 raise
-            await living
+            await task
         if watch.overflowed:
             raise self._too_much(watch)
         if remote.code is None:
@@ -230,7 +230,7 @@ class SshProcesses:
     async def _prepared(
         self, order: RemoteCommand, watch: ProcessWatch, cwd: str
     ) -> tuple[SshChannel, RemoteSession]:
-        """A script that waits for the word to go; until then nothing has happened."""
+        """A script that waits for the start signal; until then nothing has run."""
         from asyncssh import Error
 
         for last in (False, True):
@@ -254,7 +254,7 @@ class SshProcesses:
 
     async def _interpreter(self, connection: SSHClientConnection) -> str:
         """The Python that supervises there; empty if `sh` must."""
-        # Asked once: a server has room for ten sessions, and the first commands may come together.
+        # Probed once: sshd allows ten sessions, and the first commands may be concurrent.
         async with self._asking:
             if self._python is None:
                 mark = secrets.token_hex(16)
@@ -297,7 +297,7 @@ class SshProcesses:
         return RemoteCommand(mark, self._root, self._folder(cwd), argv, env, size)
 
     def _folder(self, cwd: str) -> str:
-        """A folder that does not leave the root by its text; the machine judges the rest."""
+        """Refuse a folder that textually leaves the root; the script there checks the rest."""
         check_path(cwd)
         normal = posixpath.normpath(cwd)
         if normal == ".." or normal.startswith("../"):
@@ -305,19 +305,19 @@ class SshProcesses:
         return cwd
 
     def _refused(self, remote: RemoteSession, order: RemoteCommand | None, cwd: str) -> ToolFailure:
-        word = (remote.answer or "").removeprefix("no ")
-        if word == "outside":
+        code = (remote.answer or "").removeprefix("no ")
+        if code == "outside":
             return outside(cwd)
-        if order is not None and word in REFUSAL_MESSAGES:
-            kind, text = REFUSAL_MESSAGES[word]
+        if order is not None and code in REFUSAL_MESSAGES:
+            kind, text = REFUSAL_MESSAGES[code]
             return ToolFailure(kind, text.format(cwd=cwd, program=order.argv[0]))
-        said = (
+        reason = (
             remote.noise[-MAX_SHOWN_OUTPUT_BYTES:].decode(errors="replace").strip()
             or "it gave no reason"
         )
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
-            f"The command could not be started on {self._ssh.name}, and nothing was done: {said}",
+            f"The command could not be started on {self._ssh.name}, and nothing was done: {reason}",
         )
 
     def _too_much(self, watch: ProcessWatch) -> ToolFailure:
@@ -368,5 +368,5 @@ async def _closed(channel: SshChannel) -> None:
         async with asyncio.timeout(END_TIMEOUT_S):
             await channel.wait_closed()
     except TimeoutError:
-        # The connection is dead too, and will be seen to be.
+        # The connection is dead too, and the next call detects that.
         return

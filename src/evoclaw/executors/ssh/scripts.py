@@ -2,12 +2,12 @@
 
 A login shell, whichever it is, sees one fixed line. That line has `/bin/sh` read a script from
 standard input, which names program, arguments, folder and environment. The script answers with a
-mark, waits for the word to go, and from then on takes the end of its input as the order to end
-everything: so a broken connection ends the command too.
+mark, waits for the start signal, and from then on ends everything when its input ends: so a broken
+connection ends the command too.
 
-Where there is Linux and a `python3`, the supervisor of `trees` does this and can prove that all
-are dead. Elsewhere `sh` does what it can: it finds descendants, members of the session and
-whatever carries the mark in its environment. A process that leaves all three (new session, new
+On Linux with a `python3`, `supervisor_program.py` does this and can prove that all processes are
+dead. Elsewhere `sh` does what it can: it finds descendants, members of the session and processes
+with the mark in their environment. A process that leaves all three (new session, new
 parent and an empty environment) escapes it.
 """
 
@@ -30,11 +30,11 @@ class RemoteCommand(Struct, frozen=True):
     """An unguessable marker that starts every line of the script."""
     root: str
     folder: str
-    """As it was asked for: relative to the root, or absolute."""
+    """As requested: relative to the root, or absolute."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     stdin: int | None
-    """How many bytes of input follow the word to go."""
+    """How many bytes of input follow the start signal."""
 
 
 def boot(script: bytes) -> str:
@@ -43,7 +43,7 @@ def boot(script: bytes) -> str:
 
 
 def probe(mark: str) -> bytes:
-    """A script that says which Python can supervise a command there, if any."""
+    """A script that prints which Python can supervise a command there, if any."""
     return f"""
 for one in /usr/bin/python3 /usr/local/bin/python3 python3; do
   [ -r /proc/self/stat ] && found=$("$one" -I -S -c {shlex.quote(_VERSION)} 2>/dev/null) && break
@@ -70,8 +70,8 @@ def script(order: RemoteCommand, python: str) -> bytes:
             f'"$mark" {len(_variables(order))} {size} "$found" "$@"'
         )
     else:
-        given = {name: shlex.quote(value) for name, value in order.env.items()}
-        pairs = {**_KEPT_VARIABLES, **given, "EVOCLAW_CALL": "$mark"}.items()
+        variables = {name: shlex.quote(value) for name, value in order.env.items()}
+        pairs = {**_KEPT_VARIABLES, **variables, "EVOCLAW_CALL": "$mark"}.items()
         env = " ".join(f"{shlex.quote(name)}={value}" for name, value in pairs)
         lines.append(f'size={size}\nclean() {{ exec $apart env -i {env} "$@"; }}')
         lines.append(_SHELL)
@@ -254,7 +254,7 @@ end_like = scope["_end_like"]
 
 def end(status):
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in NAMED:
-        # SSH has no word for it: say it as shells do.
+        # SSH has no name for this signal: report it as shells do.
         os._exit(128 + os.WTERMSIG(status))
     end_like(status)
 
@@ -265,6 +265,6 @@ scope["main"]()
 
 
 def _supervisor() -> str:
-    """The supervisor of this machine, with what stands before it on another."""
+    """The source of the supervisor program, with the prologue for a remote machine."""
     source = Path(__file__).parent.with_name("supervisor_program.py").read_text(encoding="utf-8")
     return f"SOURCE = {source!r}\nNAMED = {NAMED_SIGNALS!r}\n{_PYTHON}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def look(sftp: SFTPClient, path: str) -> SFTPAttrs | None:
-    """What is at a path, a link itself included; None if nothing is."""
+    """The attributes of a path, without following a link; None if it does not exist."""
     from asyncssh import SFTPNoSuchFile
 
     try:
@@ -34,13 +34,13 @@ async def look(sftp: SFTPClient, path: str) -> SFTPAttrs | None:
 
 
 async def make_folder(sftp: SFTPClient, path: str) -> None:
-    """Create a folder, unless it exists meanwhile."""
+    """Create a folder, unless it exists by now."""
     from asyncssh import SFTPFailure, SFTPFileAlreadyExists
 
     try:
         await sftp.mkdir(path)
     except (SFTPFailure, SFTPFileAlreadyExists):
-        # Made by somebody else meanwhile; if not, looking at it says so.
+        # Another process created it; if not, the caller's `lstat` reports that.
         return
 
 
@@ -49,7 +49,7 @@ async def fill(sftp: SFTPClient, draft: str, data: bytes, old: SFTPAttrs | None)
     from asyncssh import SFTPAttrs, SFTPOpUnsupported
 
     mode = 0o666 if old is None else stat.S_IMODE(old.permissions or 0o600) & 0o777
-    # Closed to others until it has its mode; exclusive creation follows no link.
+    # Not readable for others until it has its mode; exclusive creation follows no link.
     attrs = SFTPAttrs() if old is None else SFTPAttrs(permissions=mode & 0o700 | 0o600)
     file = await sftp.open(draft, "xb", attrs)
     try:
@@ -75,7 +75,7 @@ async def _keep_owner(file: SFTPClientFile, old: SFTPAttrs) -> None:
         try:
             await file.setstat(SFTPAttrs(uid=old.uid, gid=old.gid))
         except SFTPError:
-            # It may not be ours to give away; the content matters more than the owner.
+            # We may not be allowed to change the owner; the content matters more.
             return
 
 
@@ -86,7 +86,7 @@ async def drop(sftp: SFTPClient, draft: str) -> None:
     try:
         await sftp.remove(draft)
     except (Error, OSError):
-        # Renamed after all, or nobody is there any more.
+        # The draft was renamed after all, or the connection is dead.
         return
 
 
@@ -95,12 +95,12 @@ MAX_NEAR_NAMES = 1000
 
 
 def file_kind(about: SFTPAttrs) -> str:
-    """The `FileStat` word for what the server says of a file."""
+    """The `FileStat` kind of a file, from its attributes."""
     return kind_of(about.permissions or 0)
 
 
 def check_regular(path: str, about: SFTPAttrs) -> None:
-    """Refuse what is no regular file; it must never be opened."""
+    """Refuse anything but a regular file: others must never be opened."""
     kind = file_kind(about)
     if kind == "dir":
         raise ToolFailure(
@@ -148,7 +148,7 @@ async def near(sftp: SFTPClient, folder: str, path: str) -> list[str]:
 
 
 class SshWalk:
-    """What is below a folder, as an async iterator; nothing stays open between two steps."""
+    """The files below a folder, as an async iterator; nothing stays open between two steps."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class SshWalk:
         self._ssh, self._path, self._locate = connection, path, locate
         self._folders: list[Iterator[FileStat]] = []
         self._start = ""
-        """The true path of the folder that was asked for, once known."""
+        """The resolved path of the requested folder, once known."""
         self._shown = posixpath.normpath(path)
         self._entering: str | None = ""
         """Relative to the start: the folder to go into next."""
@@ -200,7 +200,7 @@ class SshWalk:
         except (SFTPConnectionLost, SFTPNoConnection):
             raise
         except SFTPError:
-            # Gone or closed to us: there is nothing to see here.
+            # Removed, or not readable for us: nothing to list.
             return []
         if not folder:
             raise outside(self._path)

@@ -166,8 +166,8 @@ def level_of(agent: Agent, default: Level = Level.SUPERVISED, maximum: Level = L
         maximum: The highest level that the process allows.
     """
     order = list(Level)
-    wanted = Level(agent.autonomy) if agent.autonomy else default
-    return min(wanted, maximum, key=order.index)
+    level = Level(agent.autonomy) if agent.autonomy else default
+    return min(level, maximum, key=order.index)
 
 
 def budget_of(agent: Agent, default: BudgetSettings) -> BudgetSettings:

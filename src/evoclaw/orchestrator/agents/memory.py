@@ -137,9 +137,9 @@ class Memory:
 
     def of(self, tenant: str, owner: str = "") -> Memory:
         """The memory of another user."""
-        others = copy.copy(self)
-        others._store = self._store.of(tenant, owner)
-        return others
+        memory = copy.copy(self)
+        memory._store = self._store.of(tenant, owner)
+        return memory
 
     @property
     def dropped(self) -> int:

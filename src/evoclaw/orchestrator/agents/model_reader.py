@@ -38,10 +38,10 @@ class ModelReader:
     ) -> UntrustedAnswer:
         """Answer a question about a text in these fields."""
         task = _TASK.format(fields=msgspec.json.encode(fields).decode())
-        asked = f"Question: {question}\n\nThe text:\n{text[:MAX_TEXT_CHARS]}"
+        prompt = f"Question: {question}\n\nThe text:\n{text[:MAX_TEXT_CHARS]}"
         usage, cost, problem = Usage(), 0.0, ""
         for _ in range(MAX_ATTEMPTS):
-            reply = await self._ask(task, f"{asked}{problem}")
+            reply = await self._ask(task, f"{prompt}{problem}")
             usage, cost = usage + reply.usage, cost + (reply.cost or 0.0)
             answered = parse_output(reply.text, ())
             wrong = [

@@ -117,14 +117,16 @@ def _capabilities(agent: Agent) -> str:
     if not agent.capabilities:
         return "You have no tools: answer from what you know and were told, and say so if unsure."
     if ALL_PERMISSIONS in agent.capabilities:
-        held = "Your capabilities: all; the tools you are offered are those there are."
+        capabilities = "Your capabilities: all; the tools you are offered are those there are."
     else:
-        held = (
+        capabilities = (
             f"Your capabilities: {', '.join(sorted(agent.capabilities))}. Other tools are denied."
         )
     if agent.tools is not None:
-        held += f" You may use these tools alone: {', '.join(sorted(agent.tools)) or 'none'}."
-    return held
+        capabilities += (
+            f" You may use these tools alone: {', '.join(sorted(agent.tools)) or 'none'}."
+        )
+    return capabilities
 
 
 def _autonomy(agent: Agent) -> str:
@@ -171,12 +173,12 @@ def _output(outputs: Mapping[str, Field]) -> str:
 
 
 def _active(agent: Agent, skills: Sequence[Skill]) -> Iterable[str]:
-    left = MAX_INSTRUCTIONS_CHARS
+    remaining = MAX_INSTRUCTIONS_CHARS
     for skill in active_skills(agent, skills):
         text = skill_instructions(skill)
-        if len(text) > left:
+        if len(text) > remaining:
             text = (
                 f"# Skill {skill.key}\n\nToo long to be shown here: load it with the tool `skill`."
             )
-        left -= len(text)
+        remaining -= len(text)
         yield text

@@ -148,8 +148,8 @@ class RunObserver:
             "tokens": reply.usage.input + reply.usage.output,
         }
         if not names:
-            asked = self._redactor.text(self._asked, self._max_chars // 4)
-            return f"Asked: {asked}\nAnswered: {reply.text}", metadata
+            task = self._redactor.text(self._asked, self._max_chars // 4)
+            return f"Asked: {task}\nAnswered: {reply.text}", metadata
         text = f"{reply.text}\n" if reply.text else ""
         return f"{text}Called: {', '.join(names)}", metadata | {"calls": names}
 

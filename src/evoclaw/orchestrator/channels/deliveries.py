@@ -105,7 +105,7 @@ class DeliveryWorker:
             if task.done():
                 self._tasks.discard(task)
                 if (error := task.exception()) is not None:
-                    # Its answer is due again when the lease expires; the others go on.
+                    # Its answer is due again when the lease expires; the others continue.
                     logger.error("a delivery on channel %s crashed", self._channel, exc_info=error)
                     self._counts["not delivered"] += 1
 

@@ -1,7 +1,7 @@
 """The channel dispatcher: takes messages from all channels, starts runs, delivers the answers.
 
 It survives a crash: a message is stored before it is answered, its run starts exactly once, and
-the sender is told when the run waits for a person and when it has ended.
+the sender is notified when the run waits for a person and when it has ended.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Channel(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether an old message can be replayed; then message ids are stored for ever."""
+        """Whether an old message can be replayed; then message ids are stored forever."""
         ...
 
     async def serve(self, handler: ChannelDispatcher) -> None:
@@ -209,13 +209,13 @@ class ChannelDispatcher:
 
     async def _accept(self, message: InboundMessage) -> AcceptResult:
         new = _new_message(message)
-        stored, fresh = await self._store.add_message(new)
+        stored, is_new = await self._store.add_message(new)
         if stored.sha256 != new.sha256:
             self.counts["refused: conflict"] += 1
             raise MessageRefused(
                 "conflict", "this message id was used for another message; send it with a new id"
             )
-        if not fresh:
+        if not is_new:
             self.counts["came again"] += 1
             return AcceptResult(MessageState.ACCEPTED, stored.run_id, fresh=False)
         self.counts["taken"] += 1

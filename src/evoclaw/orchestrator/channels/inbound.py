@@ -30,7 +30,7 @@ class InboundMessage(Struct, frozen=True, omit_defaults=True):
     conversation: str = ""
     """The sender's name for one of several conversations."""
     untrusted: bool = False
-    """Whether it may come from somebody other than a configured sender."""
+    """Whether it may come from a sender who is not configured."""
 
     @property
     def principal(self) -> Principal:

@@ -67,7 +67,7 @@ async def watch_approvals(
                         continue
                     fleet.reapply_permit(agent_id, approved.recheck)
                     if device is not None and device.state is DeviceState.REVOKED:
-                        # Its account is gone; a broker that restarts sends no will for it.
+                        # Its account was deleted; a broker that restarts sends no will for it.
                         fleet.mark_offline(agent_id)
             except EvoClawError as problem:
                 # Without the store, nothing is sent to edges either.

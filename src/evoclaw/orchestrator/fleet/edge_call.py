@@ -83,15 +83,15 @@ class EdgeCall:
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Call one edge, or several at the same time."""
-        wanted = call.arguments.get("agent_id")
+        requested = call.arguments.get("agent_id")
         sent = await self._requests.agent_of(call.request_id) if call.resumed else None
         if sent is not None:
             await self._wait_until_known(sent, call)
         before = await self._sent_before(call)
         try:
-            if isinstance(wanted, str) and self._is_target(wanted, before):
-                return await self._ask(self._fleet.member(wanted), call, progress)
-            members = self._targets(wanted, before)
+            if isinstance(requested, str) and self._is_target(requested, before):
+                return await self._ask(self._fleet.member(requested), call, progress)
+            members = self._targets(requested, before)
         except ToolFailure as problem:
             if sent is None or problem.kind not in NOT_SENT_ERRORS:
                 raise
@@ -156,31 +156,36 @@ class EdgeCall:
             for task in tasks.values():
                 task.cancel()
             await asyncio.wait(tasks.values())
-        late = "Error: There was no answer in time; it may have happened. Look before asking again."
+        message = (
+            "Error: There was no answer in time; it may have happened. Look before asking again."
+        )
         return _combine(
             call,
             {
-                name: call.failed(ErrorKind.UNKNOWN, late) if task.cancelled() else task.result()
+                name: call.failed(ErrorKind.UNKNOWN, message) if task.cancelled() else task.result()
                 for name, task in tasks.items()
             },
         )
 
     def _targets(self, wanted: JSON, sent_before: set[str]) -> list[Member]:
         """The edges that are selected, each once, by name."""
-        asked: list[str] = [wanted] if isinstance(wanted, str) else list(wanted or ())
+        requested: list[str] = [wanted] if isinstance(wanted, str) else list(wanted or ())
         online = self._fleet.online()
         usable = self._online() | sent_before
         found = [
             member
             for member in self._fleet.members()
-            if member.agent_id in usable and any(_selects(selector, member) for selector in asked)
+            if member.agent_id in usable
+            and any(_selects(selector, member) for selector in requested)
         ]
         listed = _first_names([member.agent_id for member in online]) or "none"
         offline = [
-            name for name in asked if name != ALL_EDGES and ":" not in name and name not in usable
+            name
+            for name in requested
+            if name != ALL_EDGES and ":" not in name and name not in usable
         ]
         if offline or not found:
-            names = ", ".join(offline or asked) or "nobody"
+            names = ", ".join(offline or requested) or "nobody"
             text = f"Error: Agent {names} is not online. Online: {listed}."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
         return found
@@ -189,8 +194,8 @@ class EdgeCall:
         action = call.arguments.get("action")
         params = call.arguments.get("params")
         if isinstance(action, str) and member.tools.find(action) is not None:
-            given = params if is_object(params) else {}
-            return await self._use_tool(member, call, action, given, progress)
+            arguments = params if is_object(params) else {}
+            return await self._use_tool(member, call, action, arguments, progress)
         if call.arguments.get("background"):
             tools = ", ".join(member.tools.names) or "none"
             text = f"Error: Only a tool of the agent can go on in the background: {tools}."
@@ -217,9 +222,9 @@ class EdgeCall:
         progress: Progress,
     ) -> ToolResult:
         """Call a tool of the edge: the arguments are checked here, and by the edge again."""
-        asked = ToolCall(call.id, action, msgspec.json.encode(params).decode())
+        request = ToolCall(call.id, action, msgspec.json.encode(params).decode())
         ready = prepare(
-            asked,
+            request,
             member.tools,
             request_id=call.request_id,
             epoch=call.epoch,
@@ -246,7 +251,7 @@ class EdgeCall:
         return replace(await edge.execute(ready, progress), name=call.name)
 
     async def _prompt(self, member: Member, call: Call, query: str) -> ToolResult:
-        who = call.context.principal
+        principal = call.context.principal
         command = Command(
             "prompt",
             {"prompt": query, "timeout_ms": call.timeout * 1000},
@@ -255,7 +260,7 @@ class EdgeCall:
             epoch=call.epoch,
             hops=1,
             queue_ttl_ms=round(QUEUE_TTL_S * 1000),
-            tenant="" if who == LOCAL_PRINCIPAL else who.tenant,
+            tenant="" if principal == LOCAL_PRINCIPAL else principal.tenant,
             traceparent=current_traceparent(),
             label=call.context.label,
         )
@@ -352,8 +357,8 @@ def _selects(selector: str, member: Member) -> bool:
 def _to_query(action: JSON, params: JSON) -> str:
     if not isinstance(action, str) or not action.strip():
         return ""
-    given = msgspec.json.encode(params if params is not None else {}).decode()
-    return f"Execute action: {action} with params: {given}"
+    arguments = msgspec.json.encode(params if params is not None else {}).decode()
+    return f"Execute action: {action} with params: {arguments}"
 
 
 def _request_id_for(request_id: str, agent_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The tool calls on edges that a call of `edge_call` or `nodes` stands for."""
+"""The tool calls that a call of `edge_call` or `nodes` forwards to edges."""
 
 from __future__ import annotations
 

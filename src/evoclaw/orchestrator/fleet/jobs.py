@@ -57,9 +57,9 @@ async def find_job(
 
 
 async def _query_edge(requests: Requests, agent_id: str, job_id: str) -> EdgeJob:
-    asked = Command("job", {"action": "read", "job_id": job_id}, f"job-{token_hex(8)}")
+    command = Command("job", {"action": "read", "job_id": job_id}, f"job-{token_hex(8)}")
     try:
-        outcome = await requests.query(agent_id, asked)
+        outcome = await requests.query(agent_id, command)
     except ToolFailure:
         return EdgeJob(job_id, agent_id, "unknown")
     found = outcome.result if is_object(outcome.result) else {}

@@ -51,5 +51,5 @@ class FleetNodes:
         tools = self._fleet.member(node).tools
         if tools.find(action) is None and tools.find(DEVICE_TOOL) is not None:
             action, params = DEVICE_TOOL, {**params, "what": action}
-        asked: dict[str, JSON] = {"agent_id": node, "action": action, "params": params}
-        return await self._edge_call.execute(replace(call, arguments=asked), progress)
+        arguments: dict[str, JSON] = {"agent_id": node, "action": action, "params": params}
+        return await self._edge_call.execute(replace(call, arguments=arguments), progress)

@@ -159,8 +159,8 @@ class ReportReceiver:
 
     async def _inspect(self, receipts: ReceiptVerifier, report: Report) -> None:
         try:
-            asked = await self._commands.get(report.request_id)
-            report = await receipts.inspect(report, asked)
+            command = await self._commands.get(report.request_id)
+            report = await receipts.inspect(report, command)
         except EvoClawError:
             self.counts["the store failed"] += 1  # not acknowledged, so the edge reports it again
             return

@@ -53,8 +53,8 @@ class ToolDiscovery:
         listed: list[JSON] = []
         offset: JSON = 0
         for _ in range(MAX_PAGES):
-            asked = Command("tools_list", {"offset": offset}, f"tools-{token_hex(8)}")
-            outcome = await self._requests.query(agent_id, asked)
+            command = Command("tools_list", {"offset": offset}, f"tools-{token_hex(8)}")
+            outcome = await self._requests.query(agent_id, command)
             page = outcome.result if is_object(outcome.result) else {}
             found = page.get("tools")
             listed += found if is_array(found) else []

@@ -256,10 +256,10 @@ def tool_series(
     intervals: Intervals, tools: Sequence[str], calls: Iterable[CallRow]
 ) -> dict[str, tuple[ToolPoint, ...]]:
     """The first of some tools, by interval."""
-    wanted: Collection[str] = frozenset(tools[:MAX_TOOL_SERIES])
+    shown_tools: Collection[str] = frozenset(tools[:MAX_TOOL_SERIES])
     found: defaultdict[tuple[str, int], _Interval] = defaultdict(_Interval)
     for call in calls:
-        if call.tool in wanted:
+        if call.tool in shown_tools:
             found[call.tool, intervals.number_of(call.at)].add_call(call)
 
     def points(tool: str) -> Iterator[ToolPoint]:

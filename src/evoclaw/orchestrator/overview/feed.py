@@ -21,9 +21,9 @@ from evoclaw.store.databases.change_detection import CommitMark
 
 logger = logging.getLogger(__name__)
 MIN_POLL_INTERVAL_S = 0.5
-"""However much happens."""
+"""The shortest interval, however many changes there are."""
 MAX_POLL_INTERVAL_S = 0.75
-"""Changes of other processes are seen by then."""
+"""The longest interval: changes of other processes are seen by then."""
 MAX_PENDING_ITEMS = 2_000
 """Changed items that are kept for one watcher; one that is further behind gets all items."""
 
@@ -154,8 +154,10 @@ class Feed:
 
     async def _leave(self, tenant: str, feed: _TenantFeed, watcher: _Watcher) -> None:
         feed.watchers.remove(watcher)
-        wanted = {topic for watcher in feed.watchers for topic in watcher.topics}
-        feed.sources = {name: source for name, source in feed.sources.items() if name in wanted}
+        watched_topics = {topic for watcher in feed.watchers for topic in watcher.topics}
+        feed.sources = {
+            name: source for name, source in feed.sources.items() if name in watched_topics
+        }
         if not feed.watchers and self._tenants.get(tenant) is feed:
             del self._tenants[tenant]
         polling = self._polling

@@ -81,10 +81,10 @@ class RunSource:
             store.database, store.tenant, NEWEST_RUNS, MAX_OPEN_RUNS, self._unlisted
         )
         before = known if self._known is None else self._known
-        changed = [id_ for id_, stands in known.items() if before.get(id_) != stands]
+        changed = [id_ for id_, row in known.items() if before.get(id_) != row]
         items = [await self._item(run_id) for run_id in reversed(changed)]
         self._known = known
-        active = [id_ for id_, stands in known.items() if stands[STOP_COLUMN] in (None, "waiting")]
+        active = [id_ for id_, row in known.items() if row[STOP_COLUMN] in (None, "waiting")]
         self._unlisted = active[:MAX_FOLLOWED_RUNS]
         return [item for item in items if item is not None]
 
@@ -165,14 +165,14 @@ class QuestionSource:
 
     async def poll(self) -> Sequence[FeedItem]:
         """All items if any changed, the removed ones if none is left; nothing if none changed."""
-        asked = await self._conversations.questions.waiting()
-        if asked == self._pending:
+        questions = await self._conversations.questions.waiting()
+        if questions == self._pending:
             return ()
-        owners = await owners_of(self._conversations, {session for session, _ in asked})
-        removed, self._pending = self._items, asked
+        owners = await owners_of(self._conversations, {session for session, _ in questions})
+        removed, self._pending = self._items, questions
         self._items = [
             _item(question.id, owners[session], self._show(session, question))
-            for session, question in asked
+            for session, question in questions
         ]
         return self._items or removed
 

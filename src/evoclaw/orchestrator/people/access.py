@@ -1,4 +1,4 @@
-"""Authentication: API tokens, their scopes, and the caller that a token stands for."""
+"""Authentication: API tokens, their scopes, and the caller that a token identifies."""
 
 from __future__ import annotations
 
@@ -170,14 +170,14 @@ class AccessControl:
             scopes: What it permits.
             expires_in: Seconds until it expires; None is never.
         """
-        held = frozenset(scopes)
-        _check_scopes(held)
+        granted = frozenset(scopes)
+        _check_scopes(granted)
         if not tenant:
             raise ConfigError("a token needs a tenant; none was given")
         id_, secret, now = secrets.token_hex(6), secrets.token_hex(32), self._store.now()
         expires_at = None if expires_in is None else now + expires_in
         await self._store.put(
-            StoredToken(id_, tenant, name, user, held, _hash(secret), now, expires_at)
+            StoredToken(id_, tenant, name, user, granted, _hash(secret), now, expires_at)
         )
         return id_, f"{TOKEN_PREFIX}_{id_}_{secret}"
 

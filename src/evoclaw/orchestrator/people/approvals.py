@@ -190,15 +190,15 @@ class CallApprovals:
         until = None if self._local_approver is not None else loop.time() + self.settings.patience_s
         try:
             while not (prompting.done() or waking.done()):
-                left = (
+                remaining_s = (
                     ANSWER_POLL_INTERVAL_S
                     if until is None
                     else min(ANSWER_POLL_INTERVAL_S, until - loop.time())
                 )
-                if left <= 0:
+                if remaining_s <= 0:
                     break
                 await asyncio.wait(
-                    (prompting, waking), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    (prompting, waking), timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 row = await self._store.get(id_, tenant)
                 if row is None or row.status(self._store.now()) is not ApprovalStatus.WAITING:
@@ -217,8 +217,13 @@ class CallApprovals:
             return
         async with self._prompt_lock:
             approval = await self._local_approver.approve(call, ask)
-        who = call.context.principal
-        by = Answerer("person", who.user or "at the terminal", who.tenant, frozenset({HUMAN_SCOPE}))
+        principal = call.context.principal
+        by = Answerer(
+            "person",
+            principal.user or "at the terminal",
+            principal.tenant,
+            frozenset({HUMAN_SCOPE}),
+        )
         await self.answer(id_, approval.decision, by, approval.reason)
 
     def _approval(

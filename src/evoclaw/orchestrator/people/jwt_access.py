@@ -138,11 +138,11 @@ class JwtVerifier:
         return Caller(Principal(tenant, user), scopes, f"jwt:{user}"[:200])
 
     def _scopes(self, claim: JSON) -> frozenset[str]:
-        words = claim.split() if isinstance(claim, str) else claim if is_array(claim) else []
-        named = [word for word in words if isinstance(word, str)]
+        names = claim.split() if isinstance(claim, str) else claim if is_array(claim) else []
+        named = [name for name in names if isinstance(name, str)]
         if self._settings.scopes:
             return frozenset(
-                scope for word in named for scope in self._settings.scopes.get(word, ())
+                scope for name in named for scope in self._settings.scopes.get(name, ())
             )
         return frozenset(named) & SCOPES
 

@@ -60,9 +60,9 @@ class Questions:
 
     def of(self, tenant: str) -> Questions:
         """The questions of another tenant; the person at the terminal is not asked."""
-        others = copy.copy(self)
-        others._store = self._store.of(tenant)
-        return others
+        questions = copy.copy(self)
+        questions._store = self._store.of(tenant)
+        return questions
 
     @property
     def _available_person(self) -> UserPrompter | None:

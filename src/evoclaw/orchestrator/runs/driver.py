@@ -1,12 +1,9 @@
 """Run driver: drives the claimed runs of this process, closes runs, handles control requests.
 
-A fault in one run does not affect the others.
-
-Closes a run that no process drives: cancelled while waiting, or failed internally.
-
-Control requests that came in through another orchestrator: cancel, steer, resume.
-
-A request that is missed here is found a little later by polling: see `RunSupervisor`.
+A fault in one run does not affect the others. A run that no process drives is closed here: it was
+cancelled while waiting, or failed internally. Control requests (cancel, steer, resume) arrive
+through another orchestrator; one that is missed is found a little later by polling: see
+`RunSupervisor`.
 """
 
 from __future__ import annotations
@@ -148,9 +145,9 @@ class SteeringMessages:
 
     def add(self, start: int, messages: Sequence[UserMessage]) -> None:
         """Add the messages that start at a number; skip those received before."""
-        fresh = messages[max(0, self.received - start) :]
-        self._waiting.extend(fresh)
-        self.received += len(fresh)
+        new_messages = messages[max(0, self.received - start) :]
+        self._waiting.extend(new_messages)
+        self.received += len(new_messages)
 
 
 @dataclass(eq=False, slots=True)
@@ -330,8 +327,8 @@ class RunDriver:
             return await self._continue(active)
         pending = [index for index, call in state.unanswered if call.id in state.pending]
         active.released = True
-        places = [f"{claim.run_id}.{state.turn}.{index}" for index in pending]
-        return await self._queue.park(claim, places)
+        call_keys = [f"{claim.run_id}.{state.turn}.{index}" for index in pending]
+        return await self._queue.park(claim, call_keys)
 
     async def _finish(self, active: ActiveRun, stored: StoredRun, stop: StopReason | None) -> None:
         active.released = True
@@ -347,11 +344,11 @@ class RunDriver:
         if not messages:
             return
         if stop is not StopReason.CANCELLED:
-            late = messages[steering_count(await store.records(stored.id)) :]
+            unread = messages[steering_count(await store.records(stored.id)) :]
             session = await store.session(stored.session_id)
-            if late and session is not None:
+            if unread and session is not None:
                 before = decode_run_request(await store.run_request(stored.id))
-                entry = _follow_up_run(session, before, [_decode_text(blob) for blob in late])
+                entry = _follow_up_run(session, before, [_decode_text(blob) for blob in unread])
         await self._inbox.move_to_next_run(tenant, stored.id, entry)
         self._on_capacity()
 

@@ -106,7 +106,7 @@ class Topic:
         self.published_count = 0
         """Records published since the topic exists."""
         self.notify_count = 0
-        """How often all watchers were told to check."""
+        """How often all watchers were notified to check."""
         self.announced_at: float | None = None
         """When other processes were last notified that the run is watched."""
         self.unstored: deque[Record] = deque(maxlen=MAX_BUFFERED_RECORDS)
@@ -349,12 +349,12 @@ class _RecordReader:
 
     def unseen(self, records: Sequence[Record]) -> Sequence[Record]:
         """The records that this watcher has not got yet."""
-        fresh = [record for record in records if record.seq > self._after]
-        if fresh:
-            self._after = fresh[-1].seq
-            if isinstance(end := fresh[-1].event, RunFinished):
+        new_records = [record for record in records if record.seq > self._after]
+        if new_records:
+            self._after = new_records[-1].seq
+            if isinstance(end := new_records[-1].event, RunFinished):
                 self.finished = self._ends(end.stop)
-        return fresh
+        return new_records
 
     async def listen(self, topic: Topic, position: int) -> AsyncGenerator[Record, None]:
         """The records from a position on, while this process drives the run."""

@@ -240,8 +240,8 @@ def _iterative_response(agent: str, model: str, result: RunResult) -> IterativeR
 
 
 def _messages(agent: Agent, inputs: dict[str, JSON]) -> tuple[Message, ...]:
-    asked = user(json.encode(inputs).decode())
-    return (SystemMessage(agent.prompt), asked) if agent.prompt else (asked,)
+    message = user(json.encode(inputs).decode())
+    return (SystemMessage(agent.prompt), message) if agent.prompt else (message,)
 
 
 def _tokens(result: RunResult) -> int:

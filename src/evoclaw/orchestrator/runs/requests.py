@@ -62,8 +62,8 @@ class RunRequest(Struct, frozen=True, omit_defaults=True):
 
     def digest(self) -> str:
         """A hash of the request without its trace; equal requests have equal digests."""
-        asked = msgspec.structs.replace(self, traceparent="")
-        return sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+        request = msgspec.structs.replace(self, traceparent="")
+        return sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()
 
 
 def decode_run_request(blob: bytes | None) -> RunRequest:

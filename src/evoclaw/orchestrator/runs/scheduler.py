@@ -193,7 +193,7 @@ class QueueScheduler:
         try:
             await asyncio.wait([active.task])
         except asyncio.CancelledError:
-            # The worker takes this process for dead.
+            # The worker considers this process dead.
             await self._driver.interrupt([active], release=False)
             raise
         return not active.interrupted and active.key not in self._driver.suspended

@@ -118,12 +118,12 @@ class RunSupervisor:
 
     async def _renew_claims(self) -> None:
         before = list(self._driver.active.values())
-        held = await self._queue.renew()
+        renewed = await self._queue.renew()
         live = self._driver.active
-        lost = [run for run in before if run.claim not in held and live.get(run.key) is run]
+        lost = [run for run in before if run.claim not in renewed and live.get(run.key) is run]
         await self._driver.interrupt([run for run in lost if not run.released], release=False)
         # A claim without a driver, twice in a row: the request that claimed it was interrupted.
-        undriven = held - {run.claim for run in (*before, *live.values())}
+        undriven = renewed - {run.claim for run in (*before, *live.values())}
         if abandoned := undriven & self._undriven:
             await self._queue.release(list(abandoned))
         self._undriven = undriven

@@ -349,10 +349,10 @@ class Conversations:
     ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
             earlier = [SystemMessage(text)]
-        asked = [UserMessage((TextBlock(stored.message, stored.label),))]
+        messages = [UserMessage((TextBlock(stored.message, stored.label),))]
         if request.messages:
-            return [*earlier, *request.messages, *(asked if request.message else ())]
-        return [*earlier, *await self._recall(agent, session, stored), *asked]
+            return [*earlier, *request.messages, *(messages if request.message else ())]
+        return [*earlier, *await self._recall(agent, session, stored), *messages]
 
     def _ports(
         self,
@@ -363,13 +363,13 @@ class Conversations:
         request: RunRequest,
     ) -> Ports:
         session = run.session
-        given: dict[type, object] = {
+        dependencies: dict[type, object] = {
             TodoList: StoredTodos(self.store, session.id),
             UserPrompter: self.questions.person(session.id),
             Sessions: RunSessions(self, run),
             History: run.state.history if run.state.started else History(run.state.opening),
         }
-        ports = self._make_ports(agent, session, given)
+        ports = self._make_ports(agent, session, dependencies)
         user = session.owner or ports.principal.user
         principal = replace(ports.principal, tenant=session.tenant, user=user)
         run.budget = RunBudget(

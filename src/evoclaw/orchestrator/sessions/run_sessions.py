@@ -314,10 +314,10 @@ class RunSessions:
     def _narrowed_tools(self, wanted: Sequence[str] | None) -> frozenset[str] | None:
         if wanted is None:
             return self._run.session.tools
-        held = [tool.name for tool in self._run.ports.executor.tools()]
+        offered = [tool.name for tool in self._run.ports.executor.tools()]
         for name in wanted:
-            if name not in held:
-                raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(name, held))
+            if name not in offered:
+                raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(name, offered))
         return frozenset(wanted)
 
     def _subrun_of(self, session_id: str) -> ActiveSubrun | None:
@@ -405,7 +405,7 @@ def _role_and_text(message: Message) -> tuple[str, str]:
         case UserMessage():
             return "user", message.text
         case Reply(text, calls):
-            asked = [f"→ {call.name}({call.arguments})" for call in calls]
-            return "assistant", "\n".join(part for part in (text, *asked) if part)
+            lines = [f"→ {call.name}({call.arguments})" for call in calls]
+            return "assistant", "\n".join(part for part in (text, *lines) if part)
         case ToolResult(name=name):
             return f"tool {name}", message.text

@@ -41,8 +41,10 @@ class RunTools(OfferStep):
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Return the tools that this run may use."""
-        held = None if self._parent is None else {tool.name for tool in self._parent.tools()}
-        return [tool for tool in tools if self._is_offered(tool.name, held)]
+        parent_tools = (
+            None if self._parent is None else {tool.name for tool in self._parent.tools()}
+        )
+        return [tool for tool in tools if self._is_offered(tool.name, parent_tools)]
 
     def _is_offered(self, name: str, held: set[str] | None) -> bool:
         named = self._names is None or name in self._names

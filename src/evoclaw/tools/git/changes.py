@@ -92,8 +92,10 @@ def branch_line(about: Mapping[str, str]) -> str:
     line += ", no commit yet" if oid == "(initial)" else f" at {oid[:10]}"
     if upstream := about.get("branch.upstream"):
         ahead, _, behind = about.get("branch.ab", "").partition(" ")
-        apart = f"{ahead[1:]} ahead, {behind[1:]} behind" if behind else "which is gone"
-        line += f"; follows {upstream}: {apart}" if behind else f"; follows {upstream}, {apart}"
+        distance = f"{ahead[1:]} ahead, {behind[1:]} behind" if behind else "which is gone"
+        line += (
+            f"; follows {upstream}: {distance}" if behind else f"; follows {upstream}, {distance}"
+        )
     return f"{line}."
 
 

@@ -182,8 +182,8 @@ class _HunkLocator:
             at, offset = self._nearest(hunk, old, found, at)
             offset -= missing
         if offset:
-            way = "below" if offset > 0 else "above"
-            self.moved.append(f"{hunk.label} was found {abs(offset):,} lines {way}")
+            direction = "below" if offset > 0 else "above"
+            self.moved.append(f"{hunk.label} was found {abs(offset):,} lines {direction}")
         self._drift = wanted + offset - (hunk.lines_above or 0)
         return self._replacement(at, old, new)
 
@@ -249,12 +249,12 @@ class _HunkLocator:
         data, at = self._data, start
         while (found := data.find(anchor, at)) >= 0:
             self._budget.spend(SEARCH_STEP_COST_BYTES + found - at, self._name, hunk)
-            begins = data.rfind(b"\n", 0, found) + 1
+            line_start = data.rfind(b"\n", 0, found) + 1
             ends = data.find(b"\n", found)
             ends = len(data) if ends < 0 else ends
             # Very long lines cannot be anchors: comparing them repeatedly would be slow.
-            if ends - begins < CHUNK_BYTES and data[begins:ends].strip() == anchor:
-                return begins
+            if ends - line_start < CHUNK_BYTES and data[line_start:ends].strip() == anchor:
+                return line_start
             at = ends
         self._budget.spend(len(data) - at, self._name, hunk)
         return -1

@@ -139,8 +139,8 @@ class _UnifiedDiffParser:
     def _hunk(self, numbers: re.Match[bytes], number: int, name: str) -> Hunk:
         label = f"hunk {number} ({numbers[0].decode()})"
         old, new = int(numbers[2] or 1), int(numbers[4] or 1)
-        body, begins = HunkBuilder(), self._at + 1
-        self._at = begins
+        body, first_line = HunkBuilder(), self._at + 1
+        self._at = first_line
         while len(body.old_lines) < old or len(body.new_lines) < new:
             line = self._peek()
             if line is None or not self._take(body, line):
@@ -150,7 +150,7 @@ class _UnifiedDiffParser:
         if (len(body.old_lines), len(body.new_lines)) != (old, new) or self._hunk_continues():
             raise invalid_patch(
                 f"{name}, {label}: the '@@' line promises {old} old and {new} new lines, but "
-                f"what follows it (from line {begins + 1} of the patch) does not agree. "
+                f"what follows it (from line {first_line + 1} of the patch) does not agree. "
                 "If the patch was cut off, send all of it; else correct the counts."
             )
         before = int(numbers[1]) - (old > 0)
