@@ -23,7 +23,7 @@ from evoclaw.transport.outcomes import failed, is_about
 from evoclaw.transport.wire import Command, Outcome, OutputChunk, fingerprint
 
 MAX_OUTPUT_CHARS = 1_000_000
-"""Output of a call that is passed on while it runs; the rest is dropped."""
+"""Output of a call that is forwarded while it runs; the rest is dropped."""
 
 
 class PendingRequest:
@@ -78,8 +78,8 @@ class PendingRequest:
 
     def is_for(self, agent_id: str, command: Command) -> bool:
         """Whether this is the same command to the same agent."""
-        whose = (self.agent_id, self.command.tenant)
-        return whose == (agent_id, command.tenant) and (
+        target = (self.agent_id, self.command.tenant)
+        return target == (agent_id, command.tenant) and (
             fingerprint(command) == fingerprint(self.command)
         )
 
