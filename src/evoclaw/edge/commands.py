@@ -1,7 +1,7 @@
 """The commands of a device: one function for each.
 
 Commands that do something (`tool`, `execute`, `prompt`) go to `EdgeCalls`, which journals them. The
-others only look, or may be done twice without harm, and are answered at once.
+others are read-only or idempotent, and are answered at once.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def take(edge: EdgeDevice, command: Command, message: bytes, *, for_all: bool = 
     elif not command.request_id:
         edge.counts["ignored"] += 1
     elif not known or name not in (edge.parts.accepts or ALL_COMMANDS):
-        there = ", ".join(sorted(ALL_COMMANDS & (edge.parts.accepts or ALL_COMMANDS)))
-        text = f"This agent does not take the command {name[:64]!r}; it takes: {there}."
+        accepted = ", ".join(sorted(ALL_COMMANDS & (edge.parts.accepts or ALL_COMMANDS)))
+        text = f"This agent does not take the command {name[:64]!r}; it takes: {accepted}."
         kind = ErrorKind.PERMISSION_DENIED if known else ErrorKind.NOT_FOUND
         edge.spawn(refuse(edge, command.request_id, WireError(kind, text), message))
     elif name in edge.parts.planners:
@@ -257,8 +257,8 @@ def _welcome(edge: EdgeDevice, command: Command) -> None:
 
 
 def _result_ack(edge: EdgeDevice, command: Command) -> None:
-    given = command.payload.get("request_ids")
-    ids = [value for value in given if isinstance(value, str)] if is_array(given) else []
+    values = command.payload.get("request_ids")
+    ids = [value for value in values if isinstance(value, str)] if is_array(values) else []
     edge.spawn(edge.reports.acknowledged(ids))
 
 

@@ -157,9 +157,9 @@ def idle_timeout(live: RunningCall, seconds: float | None) -> Generator[None]:
 
     def look() -> None:
         nonlocal timer
-        left = live.heard + seconds - loop.time()
-        if left > 0:
-            timer = loop.call_later(left, look)
+        remaining = live.heard + seconds - loop.time()
+        if remaining > 0:
+            timer = loop.call_later(remaining, look)
         else:
             live.silent = True
             live.deadline.expire()
