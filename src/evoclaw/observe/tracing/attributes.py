@@ -1,4 +1,4 @@
-"""Names, attributes and content of spans: the GenAI semantic conventions, and our own attributes.
+"""Names, attributes and content of spans: the GenAI semantic conventions, and EvoClaw's own.
 
 Names of tools, agents and calls may be invented by a model: they are bounded and cleaned.
 Messages, arguments and results are bounded and redacted, and only there if content capture is
@@ -51,7 +51,7 @@ CACHE_WRITE = "gen_ai.usage.cache_creation.input_tokens"
 TOOL_NAME, TOOL_CALL, TOOL_TYPE = "gen_ai.tool.name", "gen_ai.tool.call.id", "gen_ai.tool.type"
 INVOKE_AGENT, CHAT, EXECUTE_TOOL = "invoke_agent", "chat", "execute_tool"
 FUNCTION = "function"
-"""The type of all our tools."""
+"""The type of all EvoClaw tools."""
 ERROR_TYPE = "error.type"
 RUN_ID, TENANT, TURN = "evoclaw.run_id", "evoclaw.tenant", "evoclaw.turn"
 STOP, TURNS, CALLS, COST = "evoclaw.stop", "evoclaw.turns", "evoclaw.calls", "evoclaw.cost"
@@ -71,7 +71,7 @@ _PROVIDERS: Mapping[str, str] = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Where the conventions name a provider differently than we do."""
+"""Providers that the conventions name differently than EvoClaw does."""
 _FINISHES: Mapping[Finish, str] = {
     Finish.STOP: "stop",
     Finish.CALLS: "tool_call",
