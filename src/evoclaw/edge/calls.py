@@ -141,7 +141,7 @@ class EdgeCalls:
         received = await self._journal.receive(entry)
         if received.kind is not ReceiveKind.NEW:
             return received.row
-        text = "The call was cancelled before it came here."
+        text = "The call was cancelled before it arrived."
         unseen = Command("", {}, request_id)
         result = refused(unseen, ErrorKind.CANCELLED, text)
         payload = to_payload(result, request_id, 0)

@@ -180,7 +180,7 @@ def qr_rows(text: str) -> tuple[str, ...]:
     try:
         import segno
     except ImportError:
-        raise ConfigError("for QR codes, say: pip install 'evoclaw[server]'") from None
+        raise ConfigError("for QR codes, run: pip install 'evoclaw[server]'") from None
     code = segno.make(text, micro=False, error="m", boost_error=False)
     return tuple("".join(map(str, row)) for row in code.matrix_iter(border=QR_BORDER_MODULES))
 

@@ -92,7 +92,9 @@ class KeepLargeOutput(AroundStep):
         details: dict[str, JSON] = {**result.details, "artifact": msgspec.to_builtins(kept)}
         details["artifact"]["size"] = max(tee.total, kept.size)
         if not long:
-            note = TextBlock(f"[All it said is kept here: {_how_to_read(kept, tee.total)}]")
+            note = TextBlock(
+                f"[The complete output is kept on the device: {_how_to_read(kept, tee.total)}]"
+            )
             return replace(result, blocks=(*result.blocks, note), details=details)
         shown = await self._excerpt(kept, max(tee.total, kept.size))
         if result.error is not None:
@@ -152,9 +154,9 @@ class KeepLargeOutput(AroundStep):
         try:
             kept = await self._artifacts.put(b64decode(image.data), image.media_type)
         except (EvoClawError, NotBase64):
-            return TextBlock(f"[a picture ({image.media_type}) is too big to be sent]", image.label)
+            return TextBlock(f"[an image ({image.media_type}) is too large to send]", image.label)
         return TextBlock(
-            f"[a picture ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
+            f"[an image ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
             f"{kept.handle}; it can be fetched by that handle]",
             image.label,
         )

@@ -25,7 +25,7 @@ class TlsSettings(Struct, frozen=True):
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError) as problem:
-            raise ConfigError(f"the CA file {self.ca_file!r} is of no use: {problem}") from None
+            raise ConfigError(f"cannot load the CA file {self.ca_file!r}: {problem}") from None
         if self.cert_file is None:
             if self.key_file is not None:
                 raise ConfigError("a TLS key is set, but no certificate; set the certificate too")
@@ -35,7 +35,7 @@ class TlsSettings(Struct, frozen=True):
             context.load_cert_chain(self.cert_file, self.key_file, password="")
         except (OSError, ValueError) as problem:
             names = f"{self.cert_file!r} and {self.key_file or self.cert_file!r}"
-            raise ConfigError(f"certificate and key {names} are of no use: {problem}") from None
+            raise ConfigError(f"cannot load certificate and key {names}: {problem}") from None
         return context
 
 
@@ -64,9 +64,11 @@ def parse_url(url: str, *, password: str = "", tls: TlsSettings | None = None) -
     except ValueError:
         raise wrong from None
     if parts.password is not None:
-        raise ConfigError("leave the password out of the broker's address, and give it apart")
-    beside = parts.path.strip("/") or parts.query or parts.fragment
-    if parts.scheme not in ("mqtt", "mqtts") or not host or port == 0 or beside:
+        raise ConfigError(
+            "the broker's address may not contain the password; configure it separately"
+        )
+    extra = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in ("mqtt", "mqtts") or not host or port == 0 or extra:
         raise wrong
     user = unquote(parts.username or "")
     if password and not user:

@@ -253,11 +253,11 @@ class EmbeddedBroker:
             ) from None
         if self._anonymous and not loopback:
             raise ConfigError(
-                f"a broker that lets anyone in may not listen on {self.host}: give it accounts, "
-                "or a loopback address"
+                f"a broker without passwords may not listen on {self.host}: use accounts, or a "
+                "loopback address"
             )
         if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"{self.port} is no port; say 0 for any, or 1 to 65535")
+            raise ConfigError(f"{self.port} is not a port; use 0 for any free port, or 1 to 65535")
         tls = () if self._tls is None else (self._tls.cert, self._tls.key)
         if not all(str(path).isprintable() for path in (self.folder, *tls)):
             raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
@@ -278,7 +278,7 @@ class EmbeddedBroker:
             if _bind(self.host, port) is None:
                 write_private(path, f"{port}\n".encode())
                 return port
-        raise ConfigError(f"no free port was found on {self.host}; name one")
+        raise ConfigError(f"no free port was found on {self.host}; configure a port")
 
     async def _wait_for_port(self) -> None:
         """Wait for the port: the broker of a killed predecessor may still be exiting."""

@@ -97,7 +97,7 @@ class BrokerAccounts:
         except (OSError, msgspec.DecodeError) as problem:
             raise ConfigError(
                 f"the accounts in {self.path} cannot be read ({problem}); put a copy back, or "
-                "move the file away and give every edge a new account"
+                "move the file to another folder and give every edge a new account"
             ) from None
 
     def stamp(self) -> tuple[int, int] | None:
@@ -111,13 +111,13 @@ class BrokerAccounts:
     def add(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
         """Create an account; its password is returned only here and stored hashed."""
         if not is_agent_id(name):
-            raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
+            raise ConfigError(f"{name!r} is not a valid account name: {ID_RULE}")
         return self._put(name, role, new=True)
 
     def renew(self, name: str, role: BrokerRole = BrokerRole.AGENT, *, password: str = "") -> str:
         """Set an account's password, or create it; without a password, a random one is used."""
         if not is_agent_id(name):
-            raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
+            raise ConfigError(f"{name!r} is not a valid account name: {ID_RULE}")
         return self._put(name, role, new=False, password=password)
 
     def remove(self, name: str) -> None:
@@ -156,7 +156,7 @@ class BrokerAccounts:
                 owner = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
                 raise ConfigError(
                     f"there is an account {name!r} already, of {owner}; choose another "
-                    "name, or take that account away first"
+                    "name, or remove that account first"
                 )
             password = password or token_urlsafe(24)
             known[name] = BrokerAccount(name, role, hashed(password))

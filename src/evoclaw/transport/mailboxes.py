@@ -79,7 +79,7 @@ def read_inbox(data: bytes) -> InboxMessage:
         raw: JSON = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as problem:
         raise WireError(
-            ErrorKind.INVALID_PARAMS, f"it begins as JSON and is none: {problem}"
+            ErrorKind.INVALID_PARAMS, f"it starts like JSON but is invalid: {problem}"
         ) from None
     message_id = raw.get("message_id") if is_object(raw) else None
     return _checked(convert(raw, InboxMessage, message_id if _is_id(message_id) else ""))
@@ -94,13 +94,13 @@ def _checked(message: InboxMessage) -> InboxMessage:
     id_ = message.message_id
     if id_ and not _is_id(id_):
         problem = (
-            f"the message_id is no short text: at most {MAX_REQUEST_ID_CHARS} letters, on one line"
+            f"the message_id must be text of at most {MAX_REQUEST_ID_CHARS} characters, on one line"
         )
         raise WireError(ErrorKind.INVALID_PARAMS, problem)
     if message.session and not is_agent_id(message.session):
         raise WireError(ErrorKind.INVALID_PARAMS, f"the session's name must be {ID_RULE}", id_)
     if not message.message.strip():
-        raise WireError(ErrorKind.INVALID_PARAMS, "there is no text in it", id_)
+        raise WireError(ErrorKind.INVALID_PARAMS, "it has no text", id_)
     return message
 
 

@@ -112,7 +112,7 @@ def _blocks(outcome: Outcome, error: ErrorKind | None) -> tuple[Block, ...]:
             pass  # unknown kinds of blocks: the plain text has the same content
     if error is None:
         return (TextBlock(_text(outcome.result)),)
-    message = outcome.error or _text(outcome.result) or "it did not say why"
+    message = outcome.error or _text(outcome.result) or "the edge reported no reason"
     if outcome.stderr and outcome.stderr[-200:] not in message:
         message = f"{message}\n[stderr]\n{outcome.stderr[-_MAX_STDERR_CHARS:]}"
     return (ErrorBlock(error, message),)
