@@ -304,12 +304,12 @@ class Edge:
 
 
 def _some(ids: list[str]) -> list[str]:
-    """As many of the ids as fit: foreign ids may be long."""
-    found: list[str] = []
-    room = MAX_HELLO_ID_BYTES
+    """As many of the ids as fit: ids of other orchestrators may be long."""
+    fitting: list[str] = []
+    remaining_bytes = MAX_HELLO_ID_BYTES
     for request_id in ids[:MAX_HELLO_IDS]:
-        room -= 6 * len(request_id) + 3
-        if room < 0:
+        remaining_bytes -= 6 * len(request_id) + 3
+        if remaining_bytes < 0:
             break
-        found.append(request_id)
-    return found
+        fitting.append(request_id)
+    return fitting

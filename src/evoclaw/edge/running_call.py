@@ -135,16 +135,16 @@ class RunningCall:
     def describe(self) -> dict[str, JSON]:
         """Its status, as JSON."""
         now = time.monotonic()
-        found: dict[str, JSON] = {
+        status: dict[str, JSON] = {
             "job_id": self.request_id,
             "tool": self.plan.name if self.plan is not None else self.command.command,
             "state": "running" if self.began else "received",
             "background": self.is_job,
         }
         if self.began:
-            found["elapsed_s"] = round(now - self.began, 1)
-            found["idle_s"] = round(now - self.heard, 1)
-        return found
+            status["elapsed_s"] = round(now - self.began, 1)
+            status["idle_s"] = round(now - self.heard, 1)
+        return status
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from evoclaw.transport.link import MAX_PAYLOAD_BYTES, MAX_TOPIC_BYTES, Incoming,
 V311, V5 = 4, 5
 """Versions of MQTT, by their protocol level."""
 LEAVE_TIMEOUT_S = 1.0
-"""How long a broker may take to close the connection after our DISCONNECT."""
+"""How long a broker may take to close the connection after a DISCONNECT."""
 MAX_INCOMING_BYTES = 2 << 20
 """Bytes of an incoming packet: a larger length field is not trusted."""
 

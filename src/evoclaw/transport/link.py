@@ -112,7 +112,7 @@ class Link(Protocol):
 
     @property
     def max_payload(self) -> int:
-        """The maximum bytes of a message: the smaller of our limit and the broker's."""
+        """Maximum bytes of a message: `MAX_PAYLOAD_BYTES`, or the broker's limit if lower."""
         ...
 
     async def run(self, party: Party) -> None:
