@@ -63,7 +63,7 @@ RETRIED, APPROVED, TRIMMED = "evoclaw.retried", "evoclaw.approval", "evoclaw.con
 ATTEMPT, WAIT = "evoclaw.attempt", "evoclaw.wait_s"
 SUCCESS, INTERRUPTED = "success", "cut_off"
 MAX_NAME_CHARS = 128
-"""Of one name."""
+"""Characters of a name."""
 PROMPT = "prompt"
 
 _PROVIDERS: Mapping[str, str] = {
@@ -239,9 +239,9 @@ INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
 ARGUMENTS, RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
 MAX_TEXT_CHARS = 8_000
-"""Of one text."""
+"""Characters of a text."""
 MAX_MESSAGES = 50
-"""Of one request; the last ones are kept."""
+"""Messages of a request; the last ones are kept."""
 
 
 class Content:
@@ -253,7 +253,7 @@ class Content:
         self._marks: dict[str, SecretFields | None] = {}
 
     def tools(self, tools: Iterable[Tool]) -> None:
-        """Take note of the parameters that are secrets."""
+        """Note the parameters that are secrets."""
         self._marks = {
             name: secret_fields_of(tool.parameters)
             for tool in tools
