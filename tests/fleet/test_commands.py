@@ -69,7 +69,7 @@ async def test_an_edge_accepts_only_its_configured_commands(tmp_path: Path) -> N
         edge.parts = msgspec.structs.replace(edge.parts, accepts=frozenset({"ping", "tool"}))
         outcome = await here.orchestrator.query("pi", "shutdown")
         assert outcome.error_type == "permission_denied"
-        assert "it takes: ping, tool" in outcome.error
+        assert "it accepts: ping, tool" in outcome.error
         assert (await here.run_tool("mark", text="a")).error is None
 
 

@@ -171,7 +171,7 @@ async def test_a_job_without_output_for_too_long_times_out(tmp_path: Path) -> No
         done = await ended(here, job_id)
         assert done.state == "timeout"
         assert done.result is not None
-        assert "said nothing for 1s" in done.result.text and "a 3" in done.result.text
+        assert "wrote no output for 1s" in done.result.text and "a 3" in done.result.text
         assert loop.time() - began > 1.5, "not while it spoke"
 
 

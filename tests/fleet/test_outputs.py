@@ -141,7 +141,9 @@ async def test_a_short_result_after_long_progress_output_mentions_the_artifact(
 ) -> None:
     outputs = executor(tmp_path)
     result = await run(outputs, "stream", pieces=10_000)
-    assert result.text.startswith("done\n[All it said is kept here: 120,000 bytes in all")
+    assert result.text.startswith(
+        "done\n[The complete output is kept on the device: 120,000 bytes in all"
+    )
     assert about(result)["size"] == 120_000
     assert "truncated" not in result.details
     failed = await run(outputs, "stream", pieces=10_000, fails=True)

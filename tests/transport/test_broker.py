@@ -816,7 +816,7 @@ def test_account_names_are_validated_and_unique(tmp_path: Path) -> None:
     accounts.add("a")
 
     for name in ("", "_probe", "a/b", "+", "#", "a.b", "a:b", "a\nuser b", "x" * 65):
-        with pytest.raises(ConfigError, match="no name for an account"):
+        with pytest.raises(ConfigError, match="not a valid account name"):
             accounts.add(name)
     with pytest.raises(ConfigError, match="already, of an agent"):
         accounts.add("a", BrokerRole.ORCHESTRATOR)

@@ -58,7 +58,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls_key: Path | None = None
     """The private key file of the certificate."""
     names: tuple[str, ...] = ()
-    """Further accepted `Host` headers beside `host`: `name` or `name:port`."""
+    """Further accepted `Host` headers besides `host`: `name` or `name:port`."""
     origins: tuple[str, ...] = ()
     """Allowed web origins (CORS), such as `https://example.org`."""
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20

@@ -1,4 +1,4 @@
-"""What the command's exit codes mean: one table."""
+"""The exit codes of the `evoclaw` command."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ async def _ping(agent: str, *, as_json: bool) -> int:
 
     async with open_fleet(os.environ) as orchestrator:
         await orchestrator.wait_for(agent, EDGE_TIMEOUT_S, tools=False)
-        began = time.monotonic()
+        started = time.monotonic()
         outcome = await orchestrator.query(agent, "ping")
-        elapsed = (time.monotonic() - began) * 1000
+        elapsed = (time.monotonic() - started) * 1000
     answer = {"agent": agent, "ms": round(elapsed, 2), **outcome.result}
     print_out(answer if as_json else f"{agent} answered in {elapsed:.1f} ms")
     return exits.OK

@@ -251,7 +251,7 @@ def copy_and_approve(path: Path, folder: Path, approvals: SkillApprovalFile) -> 
             raise ConfigError(f"{target} already exists; remove it first")
         _copy(skill, target)
         if source.resolve() == (bundled_skills_folder() / DESKTOP_TOOLS).resolve():
-            # The programs start without us, so they need the path of this Python.
+            # The programs are started by other processes, so they need the path of this Python.
             tools = [program.tool.name for program in skill.programs]
             write_programs(target, tools, python=sys.executable)
         skill = load_skill(target, platform=sys.platform)

@@ -1,4 +1,4 @@
-"""A device from what it was given: a link, a journal, and the ports its calls run through."""
+"""Assembles an edge from its dependencies: a link, a journal, and the ports of its calls."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def assemble(
     notes: CallAudit | None = None,
     tracing: Tracing | None = None,
 ) -> Edge:
-    """An edge that runs these ports' tools; its prompts too, if their provider is a real one.
+    """An edge that runs the tools of these ports, and prompts if their provider is a real one.
 
-    With artifacts, what is too much to send is kept there; with a key, every result is signed; with
-    notes, every call is put on record; with tracing, every one is a span.
+    With artifacts, output that is too large to send is stored there; with a key, every result is
+    signed; with notes, every call is audited; with tracing, every call is a span.
     """
     genomes, outcomes = Genomes(journal), Outcomes()
     await genomes.load()

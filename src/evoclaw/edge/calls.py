@@ -27,7 +27,7 @@ from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
 
 MAX_REMEMBERED_REFUSALS = 10_000
-"""Refusals that are remembered without a journal record."""
+"""Refusals that are kept without a journal record."""
 MAX_PENDING_REPORTS = 1_000
 """Reports being sent."""
 END_TIMEOUT_S = 10.0
@@ -65,14 +65,14 @@ class EdgeCalls:
         """Set the dependencies.
 
         Args:
-            planners: What makes a plan of each command.
-            journal: Where everything is written down first.
-            reports: The way out.
-            clock: The orchestrator's.
-            limits: How much at once.
-            boot_id: Of this process.
-            concurrency: How many run at the same time, if that is not what the limits say.
-            noted: Told how each call ended and how long it ran, if it did.
+            planners: The planner of each command.
+            journal: The journal; every state is written there first.
+            reports: Sends the reports.
+            clock: The orchestrator's clock.
+            limits: The limits of the device.
+            boot_id: The boot id of this process.
+            concurrency: Concurrent calls, if other than in the limits.
+            noted: Called with the outcome of each call and how long it ran, if it did.
         """
         self._planners, self._journal, self._reports = planners, journal, reports
         self._clock, self._limits, self._boot_id, self._noted = clock, limits, boot_id, noted
@@ -104,10 +104,10 @@ class EdgeCalls:
         return self._limits.concurrency + self._limits.queue - len(self._live) + self._jobs
 
     def accept(self, command: Command, message: bytes) -> None:
-        """Take a command from a message; a background task continues it."""
+        """Accept a command from a message; a background task runs it."""
         known = self._live.get(command.request_id)
         if self._closing:
-            return  # the orchestrator sends it again when we are back
+            return  # the orchestrator sends it again after the restart
         if known is None:
             live = RunningCall(command, self.places.enqueue(), message)
             self._take(live, self._start_call(live))
@@ -141,7 +141,7 @@ class EdgeCalls:
         received = await self._journal.receive(entry)
         if received.kind is not ReceiveKind.NEW:
             return received.row
-        text = "The call was cancelled before it came here."
+        text = "The call was cancelled before it arrived."
         unseen = Command("", {}, request_id)
         result = refused(unseen, ErrorKind.CANCELLED, text)
         payload = to_payload(result, request_id, 0)
@@ -181,8 +181,8 @@ class EdgeCalls:
     @property
     def _is_full(self) -> bool:
         # Jobs are counted only when needed: there may be thousands of calls.
-        most = self._limits.concurrency + self._limits.queue
-        return len(self._live) > most and self.room < 0
+        limit = self._limits.concurrency + self._limits.queue
+        return len(self._live) > limit and self.room < 0
 
     @property
     def _jobs(self) -> int:
@@ -197,7 +197,7 @@ class EdgeCalls:
         del self._live[live.request_id]
         live.ticket.leave()
         if not task.cancelled() and (problem := task.exception()) is not None:
-            # A bug of ours: the call may have run, and the caller must not wait for ever.
+            # An internal error: the call may have run, and the caller must not wait forever.
             text = crashed(named(live.command), problem)
             result = refused(live.command, ErrorKind.INTERNAL, text)
             self._spawn(self._finish(live, result) if live.kept else self._reject(live, result))
@@ -308,7 +308,7 @@ class EdgeCalls:
         if plan.background:
             live.ticket.leave()
         wait = 0.0 if plan.background else self._limits.accepted_delay_s
-        word = asyncio.get_running_loop().call_later(
+        timer = asyncio.get_running_loop().call_later(
             wait, lambda: self._spawn(self._report_state(live))
         )
         chunks = OutputChunks(self._reports, live.request_id) if plan.streams else None
@@ -322,7 +322,7 @@ class EdgeCalls:
             with idle_timeout(live, plan.idle):
                 result = await plan.work(live.deadline, progress)
         finally:
-            word.cancel()
+            timer.cancel()
             if chunks is not None:
                 await chunks.close()
         await self._finish(live, refusals.silent(live) if live.silent else result)
@@ -368,8 +368,8 @@ class EdgeCalls:
         """Report that a call is accepted, if it would survive a crash."""
         if live.kept and self._live.get(live.request_id) is live:
             state = "running" if live.began else "accepted"
-            word: dict[str, JSON] = {"request_id": live.request_id, "state": state}
-            await self._reports.send(ReportType.PROGRESS, word)
+            progress: dict[str, JSON] = {"request_id": live.request_id, "state": state}
+            await self._reports.send(ReportType.PROGRESS, progress)
 
     def _spawn(self, word: Coroutine[object, object, None]) -> None:
         if len(self._words) >= MAX_PENDING_REPORTS:

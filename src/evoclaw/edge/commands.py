@@ -1,7 +1,7 @@
 """The commands of a device: one function for each.
 
 Commands that do something (`tool`, `execute`, `prompt`) go to `EdgeCalls`, which journals them. The
-others only look, or may be done twice without harm, and are answered at once.
+others are read-only or idempotent, and are answered at once.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def take(edge: EdgeDevice, command: Command, message: bytes, *, for_all: bool = 
     elif not command.request_id:
         edge.counts["ignored"] += 1
     elif not known or name not in (edge.parts.accepts or ALL_COMMANDS):
-        there = ", ".join(sorted(ALL_COMMANDS & (edge.parts.accepts or ALL_COMMANDS)))
-        text = f"This agent does not take the command {name[:64]!r}; it takes: {there}."
+        accepted = ", ".join(sorted(ALL_COMMANDS & (edge.parts.accepts or ALL_COMMANDS)))
+        text = f"This agent does not accept the command {name[:64]!r}; it accepts: {accepted}."
         kind = ErrorKind.PERMISSION_DENIED if known else ErrorKind.NOT_FOUND
         edge.spawn(refuse(edge, command.request_id, WireError(kind, text), message))
     elif name in edge.parts.planners:
@@ -158,7 +158,7 @@ async def _get_metrics(edge: EdgeDevice, command: Command) -> JSON:
 async def _cancel(edge: EdgeDevice, command: Command) -> JSON:
     wanted = command.payload.get("request_id") or command.payload.get("job_id")
     if not isinstance(wanted, str):
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which call, as `request_id`.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Name the call as `request_id`.")
     if edge.calls.cancel(wanted):
         return {"request_id": wanted, "cancelled": True, "state": "cancelling"}
     row = await edge.calls.cancel_unseen(wanted)
@@ -218,7 +218,7 @@ async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
         version = command.payload.get("version")
         if not isinstance(version, int):
             # "The previous version" would be another one when the command is repeated.
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say to which `version` to roll back.")
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "Name the `version` to roll back to.")
         await _in_force(edge, await genomes.roll_back(version))
     elif action != "status":
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` is status or roll_back.")
@@ -257,8 +257,8 @@ def _welcome(edge: EdgeDevice, command: Command) -> None:
 
 
 def _result_ack(edge: EdgeDevice, command: Command) -> None:
-    given = command.payload.get("request_ids")
-    ids = [value for value in given if isinstance(value, str)] if is_array(given) else []
+    values = command.payload.get("request_ids")
+    ids = [value for value in values if isinstance(value, str)] if is_array(values) else []
     edge.spawn(edge.reports.acknowledged(ids))
 
 

@@ -1,4 +1,4 @@
-"""What a device is made of: its identity, its limits, its parts, and the advert that describes it.
+"""A device's identity, limits, dependencies and advert.
 
 `OrchestratorClock`: the orchestrator's time, by which deadlines are set.
 """
@@ -35,15 +35,15 @@ class OrchestratorClock:
         self._wall, self._steady = wall, ticks
         self._ahead: float | None = None
         self.loose = 0.0
-        """Seconds by which it may be ahead of the orchestrator's."""
+        """Maximum seconds by which it is ahead of the orchestrator's clock."""
         self._known = asyncio.Event()
 
     def set(self, now: float, waited: float = 0.0) -> None:
-        """Take the orchestrator's word, which may be as old as we waited for it.
+        """Set the orchestrator's time, which may be as old as the round trip.
 
-        So our clock is ahead of its by the way there and back at most, and never behind: a slow
-        link gives nobody more time. A word that took long says less than an earlier one that did
-        not, and changes nothing unless the two cannot both be true.
+        This clock is then ahead of the orchestrator's by at most the round trip, and never
+        behind: a slow link extends no deadline. A time with a long round trip is less precise
+        than an earlier one with a short one, and is ignored unless the two contradict.
         """
         least = now - self._steady()
         if self._ahead is None or not least <= self._ahead <= least + waited:
@@ -55,12 +55,12 @@ class OrchestratorClock:
         self._known.set()
 
     async def known(self) -> None:
-        """Wait until there is a clock for deadlines: ours alone may be days off."""
+        """Wait until the orchestrator's time is known: the device's own clock may be days off."""
         await self._known.wait()
 
     @property
     def skew(self) -> float:
-        """Seconds by which this device's clock is ahead; 0 while the other one is not known."""
+        """Seconds by which this device's clock is ahead; 0 while the orchestrator's is unknown."""
         return 0.0 if self._ahead is None else self._wall() - self.now()
 
     def now(self) -> float:
@@ -85,9 +85,9 @@ class DeviceLimits(Struct, frozen=True):
 
     concurrency: int = 4
     queue: int = 100
-    """Calls that may wait beside those that run; further ones are refused at once."""
+    """Calls that may wait besides the running ones; further calls are refused at once."""
     jobs: int = 16
-    """Jobs that may run beside the calls."""
+    """Jobs that may run besides the calls."""
     heartbeat_s: float = 30.0
     """Seconds between two heartbeats."""
     output_bytes: int = 64 * 1024

@@ -36,7 +36,7 @@ HELLO_RETRY_FACTORS = (1, 2, 4, 8, 15, 30)
 OWN_CLOCK_AFTER_HELLOS = 3
 """Unanswered hellos after which the device uses its own clock."""
 MAX_CLOCK_ROUND_TRIP_S = 1.0
-"""The longest round trip of an accepted time; after a longer one the device asks once again."""
+"""The longest round trip of an accepted time; after a longer one the device asks again, once."""
 LEAVE_TIMEOUT_S = 2.0
 """How long pending answers are waited for when leaving."""
 MAX_HELLO_IDS = 500
@@ -139,11 +139,11 @@ class Edge:
         self.reports.link_is_up()
 
     def disconnected(self, reason: str) -> None:
-        """Count it; the link reconnects."""
+        """Count the lost connection; the link reconnects."""
         self.counts["disconnected"] += 1
 
     def received(self, message: Incoming) -> None:
-        """Take a command; an invalid one is counted, and answered if possible."""
+        """Handle a command; an invalid one is counted, and answered if possible."""
         if message.retained:
             self.counts["retained"] += 1  # a retained command is stale
             return
@@ -173,13 +173,13 @@ class Edge:
         asyncio.get_running_loop().call_later(delay, self._greet.set)
 
     def on_welcome(self, welcome: Welcome) -> None:
-        """Take an orchestrator's welcome."""
+        """Handle an orchestrator's welcome."""
         who = self.parts.identity
         if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
             self.counts["stale welcome"] += 1
             return
-        said = self._asked if welcome.asked is None else welcome.asked
-        self.clock.set(welcome.now, max(monotonic_clock() - said, 0.0))
+        asked = self._asked if welcome.asked is None else welcome.asked
+        self.clock.set(welcome.now, max(monotonic_clock() - asked, 0.0))
         self._welcomed.set()
         if self.clock.loose > MAX_CLOCK_ROUND_TRIP_S and self._doubted != self.connection:
             self._doubted = self.connection
@@ -189,7 +189,7 @@ class Edge:
         self.spawn(self._settle(welcome.acks))
 
     def heartbeat(self) -> Heartbeat:
-        """How this device is."""
+        """The payload of a heartbeat."""
         machine = self.machine.read(sensors=False)
         return Heartbeat(
             self.parts.identity.boot_id,
@@ -238,8 +238,8 @@ class Edge:
         )
 
     def _concurrency(self) -> int:
-        most, wished = self.parts.limits.concurrency, self.parts.genomes.current().concurrency
-        return most if wished is None else min(most, wished)
+        limit, requested = self.parts.limits.concurrency, self.parts.genomes.current().concurrency
+        return limit if requested is None else min(limit, requested)
 
     async def _leave(self) -> None:
         await self.calls.close()
@@ -304,12 +304,12 @@ class Edge:
 
 
 def _some(ids: list[str]) -> list[str]:
-    """As many of the ids as fit: foreign ids may be long."""
-    found: list[str] = []
-    room = MAX_HELLO_ID_BYTES
+    """As many of the ids as fit: ids of other orchestrators may be long."""
+    fitting: list[str] = []
+    remaining_bytes = MAX_HELLO_ID_BYTES
     for request_id in ids[:MAX_HELLO_IDS]:
-        room -= 6 * len(request_id) + 3
-        if room < 0:
+        remaining_bytes -= 6 * len(request_id) + 3
+        if remaining_bytes < 0:
             break
-        found.append(request_id)
-    return found
+        fitting.append(request_id)
+    return fitting

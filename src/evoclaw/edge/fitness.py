@@ -65,9 +65,9 @@ class Outcomes:
         never_ran = error is not None and elapsed_ms is None
         if name not in tools and (never_ran or len(tools) >= MAX_TOOLS):
             name = OTHER_TOOLS
-        found = tools.setdefault(name, CallCounters())
+        counters = tools.setdefault(name, CallCounters())
         message = message[:MAX_ERROR_CHARS]
-        found.add(error, at=self._now(), elapsed_ms=elapsed_ms, message=message)
+        counters.add(error, at=self._now(), elapsed_ms=elapsed_ms, message=message)
 
     def record_run(self, stop: StopReason, *, by_tools: bool = False) -> None:
         """Count a prompt's run; `by_tools` means that it failed because of its tools."""

@@ -30,27 +30,27 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An agent's tunables. Kept in full: a default that changes later changes no old version."""
 
     prompt: Annotated[str, Meta(max_length=16_000)] = ""
-    """Instructions that a prompt's run begins with."""
+    """Instructions at the start of a prompt's run."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    """None is the model's own."""
+    """None is the model's default."""
     max_turns: Annotated[int, Meta(ge=1, le=100)] = 10
     call_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
-    """What one call may take at most; None is the tool's own limit."""
+    """The maximum seconds of a call; None is the tool's own limit."""
     run_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
-    """What one prompt's run may take at most."""
+    """The maximum seconds of a prompt's run."""
     concurrency: Annotated[int, Meta(ge=1, le=64)] | None = None
     """Commands served at the same time; None is the device's own limit, which it never exceeds."""
     skills: Annotated[tuple[SkillName, ...], Meta(max_length=200)] | None = None
-    """The skills in use; None is all there are."""
+    """The enabled skills; None is all."""
     strategy: dict[str, JSON] = {}
-    """Whatever the agent's own logic goes by; nothing here reads it."""
+    """Settings for the agent's own logic; nothing here reads them."""
     version: int = 0
-    """0 is what the device is configured with."""
+    """0 is the configuration of the device."""
     restored: int | None = None
-    """The version it was made equal to by rolling back."""
+    """The version that a rollback restored."""
 
 
-GENOME_RULES: Mapping[str, str] = {  # the same in words, for what can be set
+GENOME_RULES: Mapping[str, str] = {  # the same as text, for each setting
     "prompt": "text of at most 16000 characters",
     "temperature": "a number from 0 to 2, or null",
     "max_turns": "a whole number from 1 to 100",
@@ -64,7 +64,7 @@ GENOME_RULES: Mapping[str, str] = {  # the same in words, for what can be set
 
 
 class GenomeUnreadable(EvoClawError):
-    """A stored version is damaged, or of a kind that this release does not know."""
+    """A stored version is damaged, or of a format that this release does not know."""
 
     def __init__(self, version: int, problem: str) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class Genomes:
     """The current genome and its versions."""
 
     def __init__(self, store: Journal, first: Genome | None = None, *, key: str = "genome") -> None:
-        """`first` is version 0: what the device is configured with."""
+        """`first` is version 0: the configuration of the device."""
         self._store, self._key = store, key
         self._first = replace(first or Genome(), version=0, restored=None)
         self._current: Genome | None = None
@@ -98,9 +98,9 @@ class Genomes:
         return self._current
 
     async def update(self, patch: Mapping[str, JSON]) -> Genome:
-        """Change some of it; raise `ToolFailure`, and change nothing, if anything is wrong.
+        """Apply a patch; raise `ToolFailure`, and change nothing, if any part is invalid.
 
-        What changes nothing makes no version, so that a patch may come twice.
+        A patch without effect creates no version, so that a patch may arrive twice.
         """
         async with self._lock:
             now = self.current()
@@ -108,7 +108,7 @@ class Genomes:
             return now if _same(now, new) else await self._keep(replace(new, restored=None))
 
     async def roll_back(self, to: int | None = None) -> Genome:
-        """Go back to a version, or else to the one before; each such step goes one further."""
+        """Roll back to a version, or to the previous one; repeated rollbacks go further back."""
         async with self._lock:
             kept = await self._kept()
             number = self._before(kept) if to is None else to
@@ -122,7 +122,7 @@ class Genomes:
             return await self._keep(replace(old, restored=number))
 
     async def history(self) -> list[Genome]:
-        """Every version there is, from what was configured to the newest."""
+        """All versions, from the configured one to the newest."""
         kept = await self._kept()
         return [self._first, *(_read(number, kept[number]) for number in sorted(kept))]
 
@@ -130,7 +130,7 @@ class Genomes:
         return {version.n: version.value for version in await self._store.versions(self._key)}
 
     def _before(self, kept: Mapping[int, bytes]) -> int:
-        """The version before the one in force, or before the newest if that cannot be read."""
+        """The version before the current one, or before the newest if that cannot be read."""
         now = self._current
         here = max(kept, default=0)
         if now is not None:
@@ -148,7 +148,7 @@ class Genomes:
 
 
 def merged(genome: Genome, patch: Mapping[str, JSON], first: Genome) -> Genome:
-    """A genome with a patch on it; null means as in `first`."""
+    """A genome with a patch applied; null means the value in `first`."""
     kinds = {field.name: field.type for field in fields(Genome) if field.name in GENOME_RULES}
     changes: dict[str, JSON] = {}
     for key, value in patch.items():
@@ -176,7 +176,7 @@ def _refused(text: str) -> ToolFailure:
 
 
 def _same(one: Genome, other: Genome) -> bool:
-    """Whether two genomes make no difference."""
+    """Whether two genomes have the same settings."""
     return all(getattr(one, key) == getattr(other, key) for key in GENOME_RULES)
 
 
@@ -192,7 +192,7 @@ def _read(number: int, value: bytes) -> Genome:
 
 
 def _merged_strategy(old: dict[str, JSON], patch: JSON) -> dict[str, JSON]:
-    """RFC 7396, bounded; `ValueError` beyond that."""
+    """Merge by RFC 7396, with a depth limit; raise `ValueError` beyond it."""
     if not is_object(patch) or _is_deeper(patch, MAX_STRATEGY_DEPTH):
         raise ValueError("no object, or a deep one")
     new = _merge(old, patch)
@@ -231,11 +231,11 @@ class GenomeTimeouts(OfferStep):
         self._genome = genome
 
     def version(self) -> object:
-        """Changes with the genome."""
+        """The genome: offers change when it changes."""
         return self._genome()
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Cut their times."""
+        """The tools, with their timeouts limited."""
         limit = self._genome().call_seconds
         if limit is None:
             return tools

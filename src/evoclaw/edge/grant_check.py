@@ -33,7 +33,7 @@ class SignedGrantCheck:
         arguments: JSON = None,
         permissions: frozenset[str] = frozenset(),
     ) -> None:
-        """Raise `ToolFailure` unless this very command was granted to this very device."""
+        """Raise `ToolFailure` unless exactly this command was granted to this device."""
         verifier = self._only.get(command.command, self._verifier)
         try:
             grant = verifier.verify(

@@ -27,7 +27,7 @@ from evoclaw.transport.wire import (
 )
 
 JOIN_TIMEOUT_S = 30.0
-"""For the whole exchange."""
+"""Timeout of the whole exchange."""
 JOIN_RETRY_DELAY_S = 1.0
 """How long an unanswered request waits before it is repeated."""
 
@@ -63,8 +63,8 @@ class JoiningEdge:
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 await self._up.wait()
-                given = await self._ask(kept=False)
-                await keep(given)
+                reply = await self._ask(kept=False)
+                await keep(reply)
                 await self._ask(kept=True)
         except TimeoutError:
             why = self._reason or "no orchestrator answered; is `evoclaw up` running there?"
@@ -75,12 +75,12 @@ class JoiningEdge:
 
     @property
     def client_id(self) -> str:
-        """Another one each time."""
+        """A new client id for each attempt."""
         return f"{self._agent_id}-{self._nonce}"
 
     @property
     def subscriptions(self) -> Sequence[str]:
-        """Our own commands."""
+        """The commands to this device."""
         return (topic(self._agent_id, TopicKind.COMMANDS),)
 
     def will(self) -> Will | None:
@@ -88,7 +88,7 @@ class JoiningEdge:
         return None
 
     async def connected(self) -> None:
-        """The broker took the token."""
+        """Note that the broker accepted the token."""
         self._up.set()
 
     def disconnected(self, reason: str) -> None:
@@ -96,19 +96,19 @@ class JoiningEdge:
         self._reason = reason
 
     def received(self, message: Incoming) -> None:
-        """Take the answer."""
+        """Handle the reply."""
         try:
             command = read_command(message.payload)
             answer = convert(command.payload, JoinReply) if command.command == "joined" else None
         except WireError:
-            return  # not for us: commands before we are a member
+            return  # ignored: commands before the device is a member
         if answer is not None and answer.nonce == self._nonce:
             self._answer.put_nowait(answer)
 
     async def _ask(self, *, kept: bool) -> JoinReply:
-        said: dict[str, JSON] = {"token": self._token, "nonce": self._nonce, "kept": kept}
-        said |= {"key": self._key} if self._key else {}
-        report = encode(Report(self._agent_id, "", ReportType.JOIN, said))
+        request: dict[str, JSON] = {"token": self._token, "nonce": self._nonce, "kept": kept}
+        request |= {"key": self._key} if self._key else {}
+        report = encode(Report(self._agent_id, "", ReportType.JOIN, request))
         while True:
             try:
                 await self._link.publish(topic(self._agent_id, TopicKind.REPORTS), report)
@@ -132,17 +132,17 @@ QR_BORDER_MODULES = 4
 """Light modules around a QR code: cameras need them."""
 _FIELDS = ("url", "token", "name")
 _BLOCKS = {"00": "█", "01": "▀", "10": "▄", "11": " "}
-"""Two modules above each other as one letter; what is light is drawn."""
+"""Two vertically adjacent modules as one character; light modules are drawn."""
 
 
 def join_link(url: str, token: str, name: str) -> str:
-    """Everything that a new edge needs, as one link; it works once."""
-    said = urlencode(dict(zip(_FIELDS, (url, token, name), strict=True)), quote_via=quote, safe="")
-    return f"{SCHEME}://join?{said}"
+    """Everything that a new edge needs, as a link that works once."""
+    query = urlencode(dict(zip(_FIELDS, (url, token, name), strict=True)), quote_via=quote, safe="")
+    return f"{SCHEME}://join?{query}"
 
 
 def join_command(link: str) -> str:
-    """What is typed on the new edge."""
+    """The command to run on the new edge."""
     return f"evoclaw edge join {shlex.quote(link)}"
 
 
@@ -152,14 +152,14 @@ def is_link(text: str) -> bool:
 
 
 def read_link(text: str) -> tuple[str, str]:
-    """The broker's address and the token in a link; `ConfigError` if it is not whole."""
+    """The broker's address and the token in a link; `ConfigError` if it is incomplete."""
     link = text.strip()
     try:
         if len(link) > MAX_LINK_CHARS or not link.isprintable():
             raise ValueError("too long, or not text")
         parts = urlsplit(link)
-        said = parse_qs(parts.query, strict_parsing=True, max_num_fields=len(_FIELDS))
-        (url,), (token,), (name,) = (said.pop(field) for field in _FIELDS)
+        query = parse_qs(parts.query, strict_parsing=True, max_num_fields=len(_FIELDS))
+        (url,), (token,), (name,) = (query.pop(field) for field in _FIELDS)
     except (ValueError, KeyError):
         raise _damaged() from None
     if (parts.scheme.lower(), parts.netloc, parts.path) != (SCHEME, "join", ""):
@@ -180,13 +180,13 @@ def qr_rows(text: str) -> tuple[str, ...]:
     try:
         import segno
     except ImportError:
-        raise ConfigError("for QR codes, say: pip install 'evoclaw[server]'") from None
+        raise ConfigError("for QR codes, run: pip install 'evoclaw[server]'") from None
     code = segno.make(text, micro=False, error="m", boost_error=False)
     return tuple("".join(map(str, row)) for row in code.matrix_iter(border=QR_BORDER_MODULES))
 
 
 def qr_lines(rows: Sequence[str]) -> list[str]:
-    """The same for a terminal with a dark ground: two rows a line."""
+    """The QR code for a terminal with a dark background: two rows per line."""
     even = [*rows, "1" * len(rows[-1])] if len(rows) % 2 else list(rows)
     pairs = zip(even[::2], even[1::2], strict=True)
     return ["".join(_BLOCKS[a + b] for a, b in zip(*pair, strict=True)) for pair in pairs]

@@ -15,8 +15,8 @@ from evoclaw.transport.wire import OutputChunk, ReportType, as_payload
 CHUNK_INTERVAL_S = 0.1
 """How long output is collected before it is sent."""
 MAX_CHUNK_CHARS = 32_000
-"""Characters of one chunk; when more comes than can be sent, the oldest is left out, with a note.
-The final result is complete."""
+"""Characters of a chunk; when output comes faster than it can be sent, the oldest is dropped, with
+a note. The final result is complete."""
 LEFT_OUT_NOTE = "\n[some output was left out here]\n"
 
 
@@ -30,7 +30,7 @@ class OutputChunks:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, text: str) -> None:
-        """Take a piece of output."""
+        """Add output."""
         self._text += text
         if len(self._text) > MAX_CHUNK_CHARS:
             self._text = LEFT_OUT_NOTE + self._text[-MAX_CHUNK_CHARS + len(LEFT_OUT_NOTE) :]
@@ -38,7 +38,7 @@ class OutputChunks:
             self._task = asyncio.create_task(self._send_soon())
 
     async def close(self) -> None:
-        """Send what is left; the call has ended."""
+        """Send the rest; the call has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -59,16 +59,16 @@ class OutputChunks:
 
 
 MAX_SHOWN_CHARS = 64 * 1024
-"""Output that is passed on while a call runs."""
+"""Output that is forwarded while a call runs."""
 NO_MORE_NOTE = "\n[… more output, not shown while it runs …]\n"
 TEXT_MEDIA_TYPE = "text/plain; charset=utf-8"
 
 
 class OutputTee:
-    """Passes on the output of one call and stores it; only long output goes to the disk."""
+    """Forwards the output of a call and stores it; only long output goes to the disk."""
 
     wants_everything = True
-    """The process need not cut its output."""
+    """The process need not truncate its output."""
 
     def __init__(self, artifacts: ArtifactStore, progress: Progress, *, long: int) -> None:
         self._artifacts, self._progress, self._long = artifacts, progress, long
@@ -81,7 +81,7 @@ class OutputTee:
         self._task: asyncio.Task[Artifact] | None = None
 
     def __call__(self, text: str) -> None:
-        """Take a piece of output."""
+        """Add output."""
         self._pass_on(text)
         data = text.encode("utf-8", "replace")
         if self.total < self._artifacts.max_artifact_bytes:
@@ -100,7 +100,7 @@ class OutputTee:
         try:
             return await self._task
         except EvoClawError:
-            return None  # the disk is full: only the call's own result is left
+            return None  # the disk is full: only the call's own result is available
 
     async def close(self) -> None:
         """Drop output that `finish` did not take."""

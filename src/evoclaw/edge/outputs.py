@@ -1,8 +1,7 @@
-"""The one choke point: what is too much to be sent stays on the device, and can be read on there.
+"""Limits the size of results: large output stays on the device as an artifact.
 
-Every tool's result goes through here, whatever kind of tool it is. The result that is sent has the
-two ends of what there was, how much there was, and the handle to read on with: by the tool
-`artifact`.
+Every tool's result goes through here. The result that is sent has the head and the tail of the
+output, its size, and the handle with which the tool `artifact` reads the rest.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ TOOL_NAME = "artifact"
 MAX_READ_BYTES = 32_000
 """Bytes read at once."""
 MAX_FETCHED_BYTES = 150_000
-"""Bytes copied at once: as much as one message carries."""
+"""Bytes copied at once: the size of a message."""
 MAX_LINES = 500
 
 Action = Literal["read", "tail", "grep", "fetch"]
 
 
 MAX_EXCERPT_BYTES = 24 * 1024
-"""Bytes of each end that are sent."""
+"""Bytes of the head and of the tail that are sent."""
 MAX_IMAGE_CHARS = 96_000
-"""Characters of pictures that are sent with a result; bigger ones are kept here."""
+"""Characters of images that are sent with a result; larger ones stay on the device."""
 MAX_DETAILS_BYTES = 32_000
 """Bytes of details."""
 MAX_FAILURE_CHARS = 300
-"""Characters of what a tool says of its failure."""
+"""Characters of a tool's error message."""
 
 
 class KeepLargeOutput(AroundStep):
-    """Keeps output that is too large to send as an artifact, and sends its ends and a handle."""
+    """Stores output that is too large to send as an artifact; sends head, tail and handle."""
 
     def __init__(self, artifacts: ArtifactStore, *, limit: int = 65_536) -> None:
-        """Send so many bytes of a result."""
+        """`limit` is the maximum size of a result in bytes."""
         self._artifacts, self._limit = artifacts, limit
 
     @asynccontextmanager
@@ -93,7 +92,9 @@ class KeepLargeOutput(AroundStep):
         details: dict[str, JSON] = {**result.details, "artifact": msgspec.to_builtins(kept)}
         details["artifact"]["size"] = max(tee.total, kept.size)
         if not long:
-            note = TextBlock(f"[All it said is kept here: {_how_to_read(kept, tee.total)}]")
+            note = TextBlock(
+                f"[The complete output is kept on the device: {_how_to_read(kept, tee.total)}]"
+            )
             return replace(result, blocks=(*result.blocks, note), details=details)
         shown = await self._excerpt(kept, max(tee.total, kept.size))
         if result.error is not None:
@@ -102,7 +103,7 @@ class KeepLargeOutput(AroundStep):
         return self._told(result, shown, details | {"truncated": True})
 
     async def _kept(self, text: str, tee: OutputTee, *, long: bool) -> Artifact | None:
-        """The whole output: what was said while it ran, or the result if that is more."""
+        """The complete output: what was written while it ran, or the result if that is longer."""
         data = text.encode("utf-8", "replace") if long else b""
         if tee.total >= len(data) and (artifact := await tee.finish()) is not None:
             return artifact
@@ -121,10 +122,10 @@ class KeepLargeOutput(AroundStep):
             text = f"{head}\n{note}\n{tail}" if left_out else head
             if _size(text) <= max(self._limit, 4 * MAX_EXCERPT_BYTES) or each < MAX_FAILURE_CHARS:
                 return text
-            each //= 2  # control characters take several times their room
+            each //= 2  # control characters take several bytes each when encoded
 
     def _cut(self, result: ToolResult, text: str) -> ToolResult:
-        """What can be sent when nothing can be kept."""
+        """The truncated result when nothing can be stored."""
         limit = self._limit
         while (
             _size(shown := truncate_middle(text, limit)) > self._limit and limit > MAX_FAILURE_CHARS
@@ -139,7 +140,7 @@ class KeepLargeOutput(AroundStep):
         return replace(result, blocks=(block, *images), details=details)
 
     async def _without_big_images(self, result: ToolResult) -> ToolResult:
-        """Keep here the pictures that a message has no room for."""
+        """Store the images that do not fit into a message."""
         room, blocks = MAX_IMAGE_CHARS, list[Block]()
         for block in result.blocks:
             if isinstance(block, ImageBlock) and len(block.data) > room:
@@ -153,9 +154,9 @@ class KeepLargeOutput(AroundStep):
         try:
             kept = await self._artifacts.put(b64decode(image.data), image.media_type)
         except (EvoClawError, NotBase64):
-            return TextBlock(f"[a picture ({image.media_type}) is too big to be sent]", image.label)
+            return TextBlock(f"[an image ({image.media_type}) is too large to send]", image.label)
         return TextBlock(
-            f"[a picture ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
+            f"[an image ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
             f"{kept.handle}; it can be fetched by that handle]",
             image.label,
         )
@@ -171,7 +172,7 @@ def _how_to_read(kept: Artifact, size: int) -> str:
 
 
 def _size(text: str) -> int:
-    """Bytes as it is sent."""
+    """The encoded size in bytes."""
     try:
         return len(msgspec.json.encode(text))
     except UnicodeEncodeError:
@@ -179,11 +180,11 @@ def _size(text: str) -> int:
 
 
 def _short(details: dict[str, JSON]) -> dict[str, JSON]:
-    """The details, without those that are too long: they are for people, and told elsewhere."""
+    """The details without long values: they are for display, and reported elsewhere."""
     try:
         sizes = {key: len(msgspec.json.encode(value)) for key, value in details.items()}
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return details  # what cannot be told is found out where it is told
+        return details  # values that cannot be encoded are handled where the report is encoded
     short = dict(details)
     while sizes and sum(sizes.values()) > MAX_DETAILS_BYTES:
         longest = max(sizes, key=lambda key: sizes[key])
@@ -194,7 +195,7 @@ def _short(details: dict[str, JSON]) -> dict[str, JSON]:
 def artifact_tool(artifacts: ArtifactStore) -> BoundTool:
     """The tool for the artifacts of this device."""
 
-    # Whose output it was is not kept: so it is taken for anybody's.
+    # The label of the output is not stored: so the tool counts as outside and private.
     @tool(name=TOOL_NAME, effect="read", resources=(), max_timeout=30, outside=True, private=True)
     async def artifact(
         handle: str,
@@ -266,7 +267,7 @@ def _text(data: bytes) -> str:
 
 
 def _lines(found: GrepResult) -> str:
-    said = [f"{line.number}: {_text(line.text)}" for line in found.lines]
+    lines = [f"{line.number}: {_text(line.text)}" for line in found.lines]
     if found.more:
-        said.append("[there are more; be more precise, or ask for more lines]")
-    return "\n".join(said) or "(no line matches)"
+        lines.append("[there are more; be more precise, or ask for more lines]")
+    return "\n".join(lines) or "(no line matches)"

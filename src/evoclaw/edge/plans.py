@@ -1,4 +1,4 @@
-"""From a command to work that can begin: read, granted, validated and judged; nothing run yet.
+"""Plans: from a command to work that can start. Read, granted, validated, judged; not yet run.
 
 Each command runs in a span below the orchestrator's call, and its calls are audited here.
 """
@@ -47,26 +47,26 @@ logger = logging.getLogger(__name__)
 
 
 Work: TypeAlias = Callable[[Deadline, Progress], Awaitable[ToolResult]]
-"""Does it, telling its output as it comes; ends early when the deadline is over."""
+"""Runs the call and emits its output; ends early when the deadline expires."""
 
 
 class CallPlan(Struct, frozen=True):
-    """What a command asks for, ready to begin."""
+    """The work of a command, ready to start."""
 
     name: str
     work: Work
     streams: bool = False
     background: bool = False
     idle: float | None = None
-    """Seconds that it may say nothing."""
+    """Idle timeout: maximum seconds without output."""
 
 
 Planner: TypeAlias = Callable[[Command], Awaitable[CallPlan | ToolResult]]
-"""Make a plan, or say why not. A `ToolFailure` is for commands that are not even worth a note."""
+"""Returns a plan, or the refusal. Raises `ToolFailure` for commands that are not journaled."""
 
 
 class GrantCheck(Protocol):
-    """Whether the orchestrator stands behind a command."""
+    """Checks that the orchestrator granted a command."""
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ class GrantCheck(Protocol):
         arguments: JSON = None,
         permissions: frozenset[str] = frozenset(),
     ) -> None:
-        """Raise `ToolFailure` if it does not; without a tool it is about the command itself."""
+        """Raise `ToolFailure` if it did not; without a tool, check the command itself."""
         ...
 
 
@@ -85,7 +85,7 @@ def no_grants(
     arguments: JSON = None,
     permissions: frozenset[str] = frozenset(),
 ) -> None:
-    """The check of a device that was given no orchestrator's key."""
+    """The check of a device without an orchestrator's key."""
 
 
 class ToolPlans:
@@ -99,13 +99,13 @@ class ToolPlans:
         whole: bool = False,
         notes: CallAudit | None = None,
     ) -> None:
-        """Choose how.
+        """Set the dependencies.
 
         Args:
-            ports: What judges calls and runs them.
-            check: Whether the orchestrator stands behind a command.
-            whole: Leave results as they are: somebody else sees to their size.
-            notes: Puts on record what becomes of each.
+            ports: Judges and runs the calls.
+            check: Checks that the orchestrator granted a command.
+            whole: Do not truncate results: the caller limits their size.
+            notes: Records the outcome of each call.
         """
         self._ports, self._check, self._notes = ports, check, notes
         self._settings = (
@@ -113,7 +113,7 @@ class ToolPlans:
         )
 
     async def plan(self, command: Command) -> CallPlan | ToolResult:
-        """Read a call, see that it was granted, and judge it by this device's own rules."""
+        """Read a call, check its grant, and judge it by this device's policy."""
         asked = read_tool_payload(command)
         try:
             return await self._plan(command, asked)
@@ -147,18 +147,18 @@ class ToolPlans:
         call = replace(call, timeout=_seconds(asked, call))
         verdict = await judge(call, Turn(self._ports, self._settings, tools, Deadline()))
         if not isinstance(verdict, Allow):
-            # Nobody is at the device to be asked: what would need a person is refused.
+            # No approver is at the device: a call that needs approval is refused.
             return self._denied(call, verdict)
         idle = asked.idle_ms / 1000 if asked.idle_ms and asked.idle_ms > 0 else None
         return CallPlan(call.name, self._work(call), asked.stream, asked.background, idle)
 
     def _denied(self, call: Call, verdict: Deny | Ask) -> ToolResult:
-        said = verdict.reason
-        text = said if said.startswith("Error:") else denied(call, said)
+        reason = verdict.reason
+        text = reason if reason.startswith("Error:") else denied(call, reason)
         result = call.failed(ErrorKind.PERMISSION_DENIED, text)
         if self._notes is not None:
-            word = "deny" if isinstance(verdict, Deny) else "ask"
-            self._notes.denied(call, result, word, verdict.code)
+            decision = "deny" if isinstance(verdict, Deny) else "ask"
+            self._notes.denied(call, result, decision, verdict.code)
         return result
 
     def _work(self, call: Call) -> Work:
@@ -168,17 +168,17 @@ class ToolPlans:
                     progress(event.text)
 
             turn = Turn(self._ports, self._settings, NO_TOOLS, deadline)
-            began = time.monotonic()
+            started = time.monotonic()
             result = await perform(call, turn, emit)
             if self._notes is not None:
-                self._notes.ran(call, result, time.monotonic() - began)
+                self._notes.ran(call, result, time.monotonic() - started)
             return result
 
         return work
 
 
 def read_tool_payload(command: Command) -> ToolPayload:
-    """The payload of `tool`; `execute` says the same with the words action and params."""
+    """The payload of `tool`; `execute` has the same with the keys action and params."""
     payload: dict[str, JSON] = dict(command.payload)
     if command.command == "execute":
         payload.setdefault("tool", payload.pop("action", ""))
@@ -196,13 +196,13 @@ def refused(command: Command, kind: ErrorKind, text: str, **details: JSON) -> To
 
 
 def named(command: Command) -> str:
-    """What a command asks for, in a word."""
+    """The tool or command, for the span's name."""
     asked = command.payload.get("tool")
     return asked if isinstance(asked, str) else command.command
 
 
 def _seconds(asked: ToolPayload, call: Call) -> float:
-    """How long a call may take: what was asked for, within what its tool or a job may."""
+    """The timeout of a call: the requested one, within the limit of its tool or of jobs."""
     given = asked.timeout_ms / 1000 if asked.timeout_ms and asked.timeout_ms > 0 else None
     if asked.background:
         return min(given or DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S)

@@ -36,7 +36,7 @@ class RunOutcomeSink:
         self._began: dict[str, float] = {}
 
     def receive(self, record: Record) -> None:
-        """Take one record in."""
+        """Handle a record."""
         event = record.event
         self._state.apply(event)
         if isinstance(event, CallStarted):
@@ -49,8 +49,8 @@ class RunOutcomeSink:
 
     def _note_call(self, event: CallFinished, at: float) -> None:
         result = event.result
-        began = self._began.pop(result.call_id, None)
-        elapsed = None if began is None else max(at - began, 0.0) * 1000
+        started = self._began.pop(result.call_id, None)
+        elapsed = None if started is None else max(at - started, 0.0) * 1000
         self._outcomes.record_call(
             result.name, error=result.error, message=result.text, elapsed_ms=elapsed
         )
@@ -77,14 +77,14 @@ class PromptPlans:
         check: GrantCheck = no_grants,
         outcomes: Outcomes | None = None,
     ) -> None:
-        """Without ports there is no model here, and prompts are refused."""
+        """Without ports the device has no model, and prompts are refused."""
         self._ports, self._genome, self._check = ports, genome, check
         self._outcomes = outcomes or Outcomes()
 
     async def plan(self, command: Command) -> CallPlan | ToolResult:
         """Read the question."""
-        said = [command.payload.get(word) for word in _WORDS]
-        text = next((value for value in said if isinstance(value, str) and value.strip()), None)
+        values = [command.payload.get(key) for key in _WORDS]
+        text = next((value for value in values if isinstance(value, str) and value.strip()), None)
         if text is None:
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "A prompt needs its text as `prompt`.")
         self._check(command)
@@ -92,12 +92,12 @@ class PromptPlans:
             why = "This agent has no model of its own; call its tools instead."
             return failure(command.request_id, "prompt", ErrorKind.NOT_FOUND, why)
         ports, asked = self._ports, command.payload.get("timeout_ms")
-        given = (
+        requested = (
             asked / 1000
             if isinstance(asked, int | float) and asked > 0
             else DEFAULT_PROMPT_TIMEOUT_S
         )
-        seconds = min(given, self._genome().run_seconds)
+        seconds = min(requested, self._genome().run_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
             asked = UserMessage((TextBlock(text, command.label),))

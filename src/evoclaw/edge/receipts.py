@@ -1,4 +1,4 @@
-"""Signing each result on the device: what was asked, how it ended, and what was said before it."""
+"""Signs each result on the device: the command, its outcome, and the previous receipt."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _LARGEST_PLACE = ChainPosition("f" * 16, 2**53, "f" * 64)
 _SIGNATURE_CHARS = 150
-"""Letters of a signature, and of what stands around it and the body."""
+"""Characters of a signature, and of the JSON around it and the body."""
 
 
 class Receipts:
-    """Makes the receipts of one device."""
+    """Makes the receipts of a device."""
 
     def __init__(self, key: DeviceKey, who: EdgeIdentity, executor: Executor) -> None:
-        """Sign in this device's name; the executor says which tools it has."""
+        """Sign for this device; the executor lists its tools."""
         self._key, self._who, self._executor = key, who, executor
         self._tools: Sequence[Tool] | None = None
         self._hashes: dict[str, str] = {}
@@ -45,12 +45,12 @@ class Receipts:
     def draft(
         self, command: Command, payload: dict[str, JSON], elapsed_ms: float | None
     ) -> ReceiptDraft:
-        """A report with a receipt to come; raises what a payload that is no JSON raises.
+        """A report that is signed later; raises the encoding error of a payload that is not JSON.
 
         Args:
-            command: What was asked.
-            payload: How it ended, as it is to be reported.
-            elapsed_ms: How long it ran; None if this process never began it.
+            command: The command.
+            payload: Its outcome, as it will be reported.
+            elapsed_ms: How long it ran; None if this process never started it.
         """
         now = time.time()
         tool = payload.get("tool")
@@ -64,7 +64,7 @@ class Receipts:
             epoch=command.epoch,
             tool=tool,
             tool_hash=self._tool_hash(tool),
-            # Without a name it never came: somebody only asked that it should not begin.
+            # Without a name the command never arrived: only its cancellation did.
             arguments=arguments_of(command) if command.command else None,
             started_at=None if elapsed_ms is None else now - elapsed_ms / 1000,
             ended_at=now,
@@ -81,7 +81,7 @@ class Receipts:
 
 
 class ReceiptDraft:
-    """A report that is complete but for its receipt's place, which its writing decides."""
+    """A report that lacks only its receipt's chain position, which the journal write assigns."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class ReceiptDraft:
         self._key, self._who, self._payload = key, who, payload
         self._receipt, self._timestamp = receipt, timestamp
         self.report = b""
-        """As it was signed last; that is the one that was written."""
+        """The report as last signed, which is the journaled one."""
 
     @property
     def size(self) -> int:
-        """Bytes that the report has at most."""
+        """The maximum size of the report in bytes."""
         body = encode_receipt(self._placed(_LARGEST_PLACE))
-        # Inside the report the body is a text, in which every quotation mark takes two letters.
+        # In the report the body is a JSON string: each quotation mark takes two characters.
         return len(self._encoded(None)) + len(msgspec.json.encode(body.decode())) + _SIGNATURE_CHARS
 
     def signed_after(self, place: ChainPosition) -> tuple[bytes, ChainPosition]:
-        """The report with the next receipt of the chain; under another key a new chain begins."""
+        """The report with the next receipt of the chain; another key starts a new chain."""
         key = self._key.public_key
         if not place.chain or place.key != key:
             place = ChainPosition(token_hex(8))
@@ -113,7 +113,7 @@ class ReceiptDraft:
         return self.report, ChainPosition(place.chain, place.counter + 1, signed.hash, key)
 
     def outside(self) -> bytes:
-        """The report with a receipt that stands outside the chain: nothing of it is kept here."""
+        """The report with a receipt outside the chain: it is not stored on the device."""
         self.report = self._encoded(self._key.sign(self._receipt))
         return self.report
 

@@ -33,7 +33,7 @@ def expired(command: Command) -> ToolResult:
 
 def cancelled(command: Command) -> ToolResult:
     """It was cancelled while it waited."""
-    return refused(command, ErrorKind.CANCELLED, "The call was cancelled before it began.")
+    return refused(command, ErrorKind.CANCELLED, "The call was cancelled before it started.")
 
 
 def conflict(command: Command) -> ToolResult:
@@ -44,7 +44,7 @@ def conflict(command: Command) -> ToolResult:
 
 def fenced(command: Command) -> ToolResult:
     """Its run belongs to another orchestrator by now."""
-    text = "Another orchestrator has taken this run over; this one is out."
+    text = "Another orchestrator has taken this run over; commands of this one are refused."
     return refused(command, ErrorKind.CONFLICT, text, fenced=True)
 
 
@@ -77,7 +77,7 @@ def reported_before(command: Command, row: JournalRow) -> ToolResult:
 def silent(live: RunningCall) -> ToolResult:
     """It ran, and was ended because it wrote no output for too long."""
     idle = 0.0 if live.plan is None or live.plan.idle is None else live.plan.idle
-    text = f"The job said nothing for {idle:g}s and was ended. Its last output:\n{live.said}"
+    text = f"The job wrote no output for {idle:g}s and was ended. Its last output:\n{live.said}"
     return refused(live.command, ErrorKind.TIMEOUT, text, idle=True)
 
 

@@ -20,7 +20,7 @@ from evoclaw.transport.wire import Command, Report, ReportType
 
 SLOW_RESEND_FACTOR, SLOWEST_RESEND_FACTOR = 16.0, 300.0
 """The resend interval, as multiples of the first wait, after some tries and after many: the
-orchestrator may be gone for good."""
+orchestrator may never return."""
 SLOWEST_AFTER_TRIES = 12
 """Tries after which the slowest interval is used."""
 RESEND_BATCH_RESULTS = 64
@@ -80,7 +80,7 @@ class EdgeReports:
         return await self._publish(report)
 
     async def refuse(self, command: Command, payload: dict[str, JSON]) -> None:
-        """Report once that a call was refused; signed, but not stored: anybody may cause it."""
+        """Report a refusal once; signed, but not stored: any sender may cause it."""
         report = self._end(command, payload, None)
         await self._publish(report if isinstance(report, bytes) else report.outside())
 
@@ -93,25 +93,25 @@ class EdgeReports:
     ) -> None:
         """Journal an outcome, then report it until it is acknowledged.
 
-        `elapsed_ms` is how long it ran; None if this process never began it.
+        `elapsed_ms` is how long it ran; None if this process never started it.
         """
         request_id = command.request_id
         report = self._end(command, payload, elapsed_ms)
         try:
             if not await self._journal.finish(request_id, state, report):
                 return  # it had ended before: `resend` reports the first outcome
-            said = report if isinstance(report, bytes) else report.report
+            encoded = report if isinstance(report, bytes) else report.report
         except EvoClawError:
-            # It did run, so the result is reported even if a crash now would make it unknown.
-            # Its receipt has no number yet: an unwritten number could be used again.
-            said = report if isinstance(report, bytes) else report.outside()
+            # The call ran, so its result is reported even if a crash now would make it unknown.
+            # Its receipt has no number yet: an unwritten number could be reused.
+            encoded = report if isinstance(report, bytes) else report.outside()
             self._unsaved[request_id] = state, report
-        one = self._unacknowledged[request_id] = _UnacknowledgedResult(
+        unacknowledged = self._unacknowledged[request_id] = _UnacknowledgedResult(
             time.monotonic() + self._limits.resend_delay_s
         )
-        if one.due < self._next:
+        if unacknowledged.due < self._next:
             self._wake.set()
-        await self._publish(said)
+        await self._publish(encoded)
 
     async def repeat(self, request_id: str) -> bool:
         """Report an outcome again; False if it is no longer stored."""
@@ -149,11 +149,11 @@ class EdgeReports:
             await self._save()
             await self._make_room()
             now, sent = time.monotonic(), 0
-            for request_id, untold in tuple(self._unacknowledged.items()):
-                if untold.due > now or sent == RESEND_BATCH_RESULTS or not self._link.is_up:
+            for request_id, result in tuple(self._unacknowledged.items()):
+                if result.due > now or sent == RESEND_BATCH_RESULTS or not self._link.is_up:
                     continue
-                untold.due = now + self._pause(untold.tries)
-                untold.tries += 1
+                result.due = now + self._pause(result.tries)
+                result.tries += 1
                 sent += 1
                 if request_id in self._unacknowledged and not await self._again(request_id):
                     self._unacknowledged.pop(request_id, None)
@@ -162,8 +162,8 @@ class EdgeReports:
         self._wake.clear()
         self._next = self._when()
         try:
-            left = None if self._next == math.inf else self._next - time.monotonic()
-            async with asyncio.timeout(left):
+            timeout = None if self._next == math.inf else self._next - time.monotonic()
+            async with asyncio.timeout(timeout):
                 await self._wake.wait()
         except TimeoutError:
             return
@@ -222,7 +222,7 @@ class EdgeReports:
         try:
             report, size = self._ended(command, payload, elapsed_ms)
         except ENCODE_ERRORS as problem:
-            # A tool's own text or values: it did run, and its outcome must be reported.
+            # The tool's own text or values are invalid: it ran, and its outcome must be reported.
             report, size = self._ended(command, _not_encodable(payload, problem), elapsed_ms)
         if size > self._link.max_payload:
             report, _ = self._ended(command, _too_large(payload, size), elapsed_ms)
@@ -254,23 +254,23 @@ class EdgeReports:
 
 
 def _too_large(payload: dict[str, JSON], size: int) -> dict[str, JSON]:
-    said = f"The call ran, but its result of {size} bytes is too large to be sent."
+    message = f"The call ran, but its result of {size} bytes is too large to be sent."
     return _kept(payload) | {
-        "error": said + " Ask for less at a time; do not repeat what changes something.",
+        "error": message + " Ask for less at a time; do not repeat what changes something.",
         "error_type": str(ErrorKind.TOO_LARGE),
     }
 
 
 def _not_encodable(payload: dict[str, JSON], problem: Exception) -> dict[str, JSON]:
-    said = f"The call ran, but its answer cannot be told ({type(problem).__name__})."
+    message = f"The call ran, but its answer cannot be encoded ({type(problem).__name__})."
     return _kept(payload) | {
-        "error": said + " Do not repeat what changes something; explain to the user.",
+        "error": message + " Do not repeat what changes something; explain to the user.",
         "error_type": str(ErrorKind.INTERNAL),
     }
 
 
 def _kept(payload: dict[str, JSON]) -> dict[str, JSON]:
-    """The fields of a payload that are ours, and so can always be encoded."""
+    """The fields of a payload that the edge sets, which can always be encoded."""
     names = ("tool", "request_id", "elapsed_ms")
     kept = {key: payload[key] for key in names if key in payload}
     return kept | {"status": "error", "result": "", "stderr": "", "exit_code": None}

@@ -135,16 +135,16 @@ class RunningCall:
     def describe(self) -> dict[str, JSON]:
         """Its status, as JSON."""
         now = time.monotonic()
-        found: dict[str, JSON] = {
+        status: dict[str, JSON] = {
             "job_id": self.request_id,
             "tool": self.plan.name if self.plan is not None else self.command.command,
             "state": "running" if self.began else "received",
             "background": self.is_job,
         }
         if self.began:
-            found["elapsed_s"] = round(now - self.began, 1)
-            found["idle_s"] = round(now - self.heard, 1)
-        return found
+            status["elapsed_s"] = round(now - self.began, 1)
+            status["idle_s"] = round(now - self.heard, 1)
+        return status
 
 
 @contextmanager
@@ -157,9 +157,9 @@ def idle_timeout(live: RunningCall, seconds: float | None) -> Generator[None]:
 
     def look() -> None:
         nonlocal timer
-        left = live.heard + seconds - loop.time()
-        if left > 0:
-            timer = loop.call_later(left, look)
+        remaining = live.heard + seconds - loop.time()
+        if remaining > 0:
+            timer = loop.call_later(remaining, look)
         else:
             live.silent = True
             live.deadline.expire()

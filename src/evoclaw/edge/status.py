@@ -1,4 +1,4 @@
-"""What a heartbeat says of this machine; what a system lacks is left out."""
+"""The machine's metrics in a heartbeat; metrics that a system lacks are left out."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from evoclaw.executors import machine
 
 _MB = 1024 * 1024
 _PROCESSOR = ("cpu", "soc", "x86_pkg", "core", "package", "k10temp")
-"""What the sensor of a processor has in its name."""
+"""Parts of the names of processor sensors."""
 
 
 class Vitals(Struct, frozen=True, omit_defaults=True):
-    """How the machine is. A figure that cannot be had here keeps its default and is left out."""
+    """The machine's metrics. A metric that is unavailable keeps its default and is left out."""
 
     cpu_percent: float = 0.0
-    """Of all processors, since it was asked last."""
+    """CPU use of all processors since the last reading."""
     memory_mb: float = 0.0
-    """Of this process."""
+    """Memory of this process."""
     memory_total_mb: float = 0.0
     memory_available_mb: float = 0.0
     uptime_s: float = 0.0
-    """Of the machine."""
+    """The uptime of the machine."""
     load: float = 0.0
-    """Processes that run or want to, the mean of the last minute."""
+    """The load average of the last minute."""
     temperature_c: float | None = None
-    """Of the processor, or of whatever there is a sensor for."""
+    """The temperature of the processor, or of the first sensor."""
 
 
 class MachineStatus:
-    """Asks the system; never raises."""
+    """Reads the metrics from the system; never raises."""
 
     def __init__(self) -> None:
         self._times = machine.cpu_times()
         self._cpu_percent = 0.0
 
     def read(self, *, sensors: bool = True) -> Vitals:
-        """How the machine is now.
+        """The current metrics.
 
         Args:
-            sensors: Whether the temperature is wanted: a sensor may take milliseconds to answer.
+            sensors: Whether to read the temperature: a sensor may take milliseconds.
         """
         memory, load = machine.memory(), machine.load_average()
         figures = {
@@ -66,7 +66,7 @@ class MachineStatus:
 
 
 def of_processor(temperatures: Mapping[str, float]) -> float | None:
-    """What the processor's sensor says, or else the first."""
+    """The reading of the processor's sensor, or of the first sensor."""
     named = (
         degrees
         for name, degrees in temperatures.items()

@@ -1,4 +1,4 @@
-"""Control groups: limits on a whole command rather than on each of its processes."""
+"""Control groups: limits on a command with all its processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cgroup:
     def add(self, pid: int) -> None:
         """Add a process, and with it everything that it starts."""
         if pid < 1:
-            # The kernel would add our own process instead.
+            # For pid 0 the kernel would add the calling process instead.
             raise ProcessLookupError(errno.ESRCH, f"no process has the pid {pid}")
         for folder in set(self._folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
@@ -69,10 +69,10 @@ class Cgroup:
 
 
 class CgroupFactory:
-    """Makes control groups below our own, where this machine allows it."""
+    """Makes control groups below that of this process, where the machine allows it."""
 
     def __init__(self, parents: Mapping[str, Path]) -> None:
-        """Take the folder of our own group in each hierarchy."""
+        """Set the folder of this process's group in each hierarchy."""
         self._parents = parents
         self._closing: list[Cgroup] = []
 
@@ -96,7 +96,7 @@ class CgroupFactory:
         self.tidy()
 
     def tidy(self) -> bool:
-        """Remove what could not be removed before; whether nothing is left."""
+        """Remove groups that could not be removed before; return whether all are removed."""
         self._closing = [group for group in self._closing if not group.close()]
         return not self._closing
 
@@ -125,7 +125,7 @@ def find_cgroups(proc: str = "/proc/self") -> CgroupFactory | None:
 
 
 def _parents(proc: Path) -> dict[str, Path]:
-    """Where our own group is, by what it limits."""
+    """The folder of this process's group, by controller."""
     mounts = _mounts((proc / "mountinfo").read_text())
     found: dict[str, Path] = {}
     for line in (proc / "cgroup").read_text().splitlines():
@@ -150,7 +150,7 @@ def _delegates(folder: Path, kind: str) -> bool:
     try:
         control.write_text(f"+{kind}")
     except OSError:
-        # It has processes of its own, or we may not divide it.
+        # The group has processes, or this process may not delegate its controllers.
         return False
     return True
 

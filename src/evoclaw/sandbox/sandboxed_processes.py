@@ -28,7 +28,7 @@ class SandboxedProcesses:
         self._policy, self._settings = policy, settings
         self._sandboxes: LocalSandboxes | None = None
         self.plain: ExecOps = LocalProcesses(policy().workspace)
-        """Processes without a sandbox, for programs of our own choice."""
+        """Processes without a sandbox, for programs that EvoClaw chooses."""
 
     @property
     def sandboxes(self) -> LocalSandboxes:

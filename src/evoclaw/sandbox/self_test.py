@@ -1,4 +1,4 @@
-"""The self_test: no engine is used before a program that tries to get out of it has failed to."""
+"""The self-test: an engine is used only after a program inside it failed to escape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HARMLESS_VARIABLES = frozenset(
     {"PATH", "HOME", "LANG", "TERM", "PWD", "SHLVL", "_", "TMPDIR", "LC_CTYPE", "SHELL", "USER"}
     | {"LOGNAME", "HOSTNAME"}
 )
-"""Variables that every command gets, from us or from the engine, and that reveal nothing."""
+"""Variables that every command gets, and that reveal nothing about the host."""
 KEY_SYSCALLS = {"x86_64": (248, 250), "aarch64": (217, 219)}
 SESSION_KEYRING, KEYCTL_UNLINK = -3, 9
 READ_FROM_STDIN = ("-I", "-S", "-")
@@ -42,7 +42,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 class Decoys(Struct, frozen=True):
-    """What `self_test_program.py` inside tries to reach outside."""
+    """The decoys outside that `self_test_program.py` tries to reach from inside."""
 
     token: str
     workspace: str
@@ -124,7 +124,7 @@ class EscapeDetector:
         self._decoy = stack.enter_context(_decoy(f"decoy-{token}"))
         held = os.open(hidden, os.O_RDONLY)
         stack.callback(os.close, held)
-        # As careless code leaves a descriptor: the process that starts programs must close it.
+        # An inheritable descriptor, as a leak: the process that starts programs must close it.
         os.set_inheritable(held, True)
         stack.enter_context(_key(token))
         self.decoys = Decoys(
@@ -164,7 +164,7 @@ class EscapeDetector:
         return words[1:4] == [word.encode() for word in READ_FROM_STDIN]
 
     def judge(self, report: SelfTestReport) -> dict[str, str]:
-        """The attempts that succeeded, by its report and by what is seen here."""
+        """The attempts that succeeded, by its report and by the evidence outside."""
         found = {row: "not tried" for row in SELF_TEST_ROWS if row not in report.rows}
         found |= {row: what for row, what in report.rows.items() if what}
         found |= self._seen
@@ -199,7 +199,7 @@ def _folders(policy: SandboxPolicy) -> Iterator[str]:
 
 
 def _leaked(environment: Mapping[str, str]) -> list[str]:
-    """Variables of our environment that were not passed on deliberately."""
+    """Variables of this process's environment that leaked into the sandbox."""
     return [
         name
         for name, value in environment.items()
@@ -212,8 +212,8 @@ def _read_report(done: CompletedProcess) -> SelfTestReport:
     try:
         return msgspec.json.decode(answer, type=SelfTestReport)
     except msgspec.DecodeError:
-        said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-500:]
-        reason = f"the self-test could not run in it (exit code {done.exit_code}): {said}"
+        output = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-500:]
+        reason = f"the self-test could not run in it (exit code {done.exit_code}): {output}"
         raise _refused(reason, {}) from None
 
 
@@ -258,7 +258,7 @@ def _was_reached(listener: socket.socket) -> bool:
 
 @contextmanager
 def _decoy(token: str) -> Generator[subprocess.Popen[bytes]]:
-    """A process of ours that the self-test tries to see, signal or trace."""
+    """A process outside that the self-test tries to see, signal or trace."""
     argv = ("/bin/sh", "-c", "read _", token)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
         try:
@@ -269,7 +269,7 @@ def _decoy(token: str) -> Generator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _key(name: str) -> Generator[None]:
-    """A key in our session keyring, where the kernel has keyrings."""
+    """A key in this process's session keyring, where the kernel has keyrings."""
     numbers = KEY_SYSCALLS.get(platform.machine())
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
@@ -299,7 +299,7 @@ def _boot_id() -> str:
 
 
 def _python() -> str:
-    """An interpreter that every engine shows: the system's, or else our own."""
+    """An interpreter that every engine shows: the system's, or the one of this process."""
     return SYSTEM_PYTHON if Path(SYSTEM_PYTHON).exists() else own_interpreter()
 
 

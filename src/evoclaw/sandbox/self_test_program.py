@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 
-# The modules for types and for paths would cost more than all the rest.
+# Importing typing and pathlib would take longer than the rest of the program.
 # ruff: noqa: PTH104, PTH108, PTH112, PTH118, PTH120, PTH123, PTH208
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def workspace(plan: dict[str, Any]) -> str:
 
 
 def write(plan: dict[str, Any]) -> str:
-    """Leave files; `EscapeDetector` looks outside whether they arrived."""
+    """Write files; `EscapeDetector` checks outside whether they arrived."""
     for folder in plan["folders"]:
         path = os.path.join(str(folder), str(plan["token"]))
         try:
@@ -110,7 +110,7 @@ def tcp(plan: dict[str, Any]) -> str:
 
 def udp(plan: dict[str, Any]) -> str:
     """Send to a port of the machine."""
-    # That it can be sent is no proof: whether it arrives is seen outside.
+    # A successful send proves nothing: the decoy outside checks whether it arrives.
     connected(socket.SOCK_DGRAM, socket.AF_INET, ("127.0.0.1", plan["udp"]))
     return ""
 
@@ -271,7 +271,7 @@ def setuid(plan: dict[str, Any]) -> str:
 
 
 def descriptors(plan: dict[str, Any]) -> str:
-    """Use a descriptor that was left open."""
+    """Use an inherited descriptor."""
     listing = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
         more = [int(name) for name in os.listdir(listing) if int(name) > 2]
@@ -332,7 +332,7 @@ def changed(path: str, workspace: str, token: str) -> str:
 
 
 def keys(plan: dict[str, Any]) -> str:
-    """Find a key in our keyrings."""
+    """Find a key in the keyrings of the process outside."""
     number = numbers().get("keyctl")
     name = plan["key"].encode()
     for ring in SESSION_RINGS if number is not None else ():

@@ -56,7 +56,7 @@ def is_dangerous(name: str) -> bool:
 
 
 class Reassigned(Exception):
-    """A variable turned out not to be constant: read the command again, knowing that."""
+    """A variable turned out not to be constant: the command must be read again."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -77,32 +77,32 @@ class AnalysisState:
     def __init__(
         self, cwds: tuple[str, ...], home: str, variables: frozenset[str] = frozenset()
     ) -> None:
-        """Begin with nothing found.
+        """Start without effects.
 
         Args:
-            cwds: Patterns of the folders it may be in.
-            home: The pattern of the user's own folder; empty if not known.
-            variables: Known to change.
+            cwds: Patterns of the possible working folders.
+            home: The pattern of the user's home folder; empty if unknown.
+            variables: Variables that are known to change.
         """
         self.cwds, self.home, self.variables = cwds, home, variables
         self.data = b""
-        """What is read now."""
+        """The bytes that are being read."""
         self.unknown = ""
-        """Why not all can be told."""
+        """Why the effects are incomplete."""
         self.scripts: list[str] = []
-        """Programs of the owner's own files, which this very command may have written."""
+        """Programs in the owner's files, which this command itself may have written."""
         self.posix = False
         self.depth = self.repeated = 0
-        """How many shells, and how many loops and functions, are around what is read now."""
+        """Nesting depth of shells, and of loops and functions, at the current position."""
         self.straight = True
-        """What is read now is run exactly once, before what follows it."""
+        """The current statement runs exactly once, before the statements after it."""
         self.programs: list[ProgramEffect] = []
         self.hosts: list[HostEffect] = []
         self.settings: list[SettingEffect] = []
         self.code: list[str] = []
         self.constants: dict[str, str] = {}
         self._places: list[tuple[PathEffect, bool]] = []
-        """Each with whether it depends on the folder."""
+        """Each path, and whether it depends on the working folder."""
         self._assigned: set[str] = set()
         self._used: set[str] = set()
         self._inexact: set[str] = set()
@@ -111,12 +111,12 @@ class AnalysisState:
         """Variables that the shell evaluates as arithmetic, which can run commands."""
         self._names_of_files: set[str] = set()
         self._lost = False
-        """The folder is not known any more."""
+        """Note that the working folder is unknown."""
 
     def place(
         self, word: Word, access: PathAccess, by: str = "", *, tree: bool = False, sure: bool = True
     ) -> None:
-        """A path is read or written."""
+        """Note a path that is read or written."""
         pattern, text, places = word.pattern, word.text, self._places
         if text is not None and text.startswith("/dev/") and _IGNORED.fullmatch(text):
             return
@@ -131,12 +131,12 @@ class AnalysisState:
             places.append((PathEffect(pattern, access, by, tree, sure), False))
 
     def both(self, word: Word, by: str, *, tree: bool = False, sure: bool = True) -> None:
-        """A path may be read or written."""
+        """Note a path that may be read and written."""
         self.place(word, PathAccess.READ, by, tree=tree, sure=sure)
         self.place(word, PathAccess.WRITE, by, tree=tree, sure=sure)
 
     def redirect(self, word: Word, access: PathAccess, by: str) -> None:
-        """The shell itself opens a path; some names are connections to it."""
+        """Note a path that the shell itself opens; some names open a connection."""
         text = word.text
         if text is None:
             if word.pattern.startswith("\0") or "dev" in word.pattern:
@@ -147,11 +147,11 @@ class AnalysisState:
         self.place(word, access, by)
 
     def host(self, name: str, by: str, *, sure: bool = True) -> None:
-        """A host is talked to; empty if it can be any."""
+        """Note a host that is contacted; empty if it can be any."""
         self.hosts.append(HostEffect(name, by, sure))
 
     def go(self, word: Word) -> None:
-        """The working folder may change."""
+        """Note that the working folder may change."""
         if self.repeated or word.text is None or len(self.cwds) >= MAX_POSSIBLE_FOLDERS:
             self._lost = True
         elif word.pattern.startswith("/"):
@@ -160,7 +160,7 @@ class AnalysisState:
             self.cwds = (*self.cwds, *(f"{cwd}/{word.pattern}" for cwd in self.cwds))
 
     def assign(self, name: str, word: Word | None, *, constant: bool = False) -> None:
-        """A variable is set; None if what to is not known."""
+        """Note that a variable is set; None if its value is unknown."""
         dangerous = is_dangerous(name)
         self.settings.append(SettingEffect(name, dangerous))
         text = word.text if word is not None else None
@@ -179,7 +179,7 @@ class AnalysisState:
 
     @contextmanager
     def bound(self, name: str, values: Sequence[Word]) -> Generator[None]:
-        """A variable goes through values while something is read."""
+        """Let a variable take several values within the block."""
         numbers = all(value.text is not None and value.text.isdecimal() for value in values)
         self.assign(name, Word("0", "0") if numbers and values else None)
         every = _every(values)
@@ -191,10 +191,10 @@ class AnalysisState:
         self.constants.pop(name, None)
 
     def value(self, name: str, *, quoted: bool = True) -> str | None:
-        """What a variable certainly holds, where that is known."""
+        """The value of a variable, where it is certain."""
         found = self.constants.get(name)
         if not quoted and name in self._names_of_files:
-            return None  # they may have blanks in them
+            return None  # the values may contain blanks
         if found is not None:
             self._used.add(name)
         elif name == "HOME" and self.home and not {"HOME"} & (self._assigned | self.variables):
@@ -203,15 +203,15 @@ class AnalysisState:
         return found
 
     def evaluate(self, name: str) -> None:
-        """A variable is evaluated as arithmetic."""
+        """Note that a variable is evaluated as arithmetic."""
         self._counted.add(name)
 
     def doubt(self, why: str) -> None:
-        """Not all of it can be told; what can be is still gathered."""
+        """Note why the effects are incomplete; the known ones are still collected."""
         self.unknown = self.unknown or why
 
     def effects(self) -> Effects:
-        """All that was found."""
+        """The effects found so far."""
         if odd := self._counted & self._inexact:
             self.doubt(f"it calculates with {min(odd)}, which may hold more than a number")
         places = [
@@ -221,7 +221,7 @@ class AnalysisState:
             for path, relative in self._places
         ]
         if self.scripts:
-            # A script that this command wrote is code that was not looked into.
+            # A script that this command wrote is code that was not analysed.
             tame = {*self.scripts, *_NO_CONTENT}
             if any(path.access is PathAccess.WRITE and path.by not in tame for path in places):
                 self.code += self.scripts
@@ -236,13 +236,13 @@ class AnalysisState:
 
 
 def _every(values: Sequence[Word]) -> str | None:
-    """One pattern that stands for each of several words."""
+    """A pattern that matches each of several words."""
     if any(
         "\0" in value.pattern or value.pattern[:1] in "-.~" or not value.pattern for value in values
     ):
         return None
     if len(values) == 1:
-        # A value with a blank would be several words where it is used without quotes.
+        # An unquoted value with a blank would become several words.
         return values[0].pattern if not re.search(r"\s", values[0].pattern) else None
     plain = all(value.text is not None and _PLAIN.fullmatch(value.text) for value in values)
     return "*" if plain and values and not any("/" in value.pattern for value in values) else None

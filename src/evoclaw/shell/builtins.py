@@ -1,4 +1,4 @@
-"""Builtins of the shell that run code, set variables, or change the folder."""
+"""Shell builtins that run code, set variables, or change the working folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _changes_meaning(words: Sequence[Word], scene: AnalysisState) -> None:
 
 
 def _names(values: str) -> Callable[[Sequence[Word], AnalysisState], None]:
-    """A builtin that sets the variables it is given, with options that take these values."""
+    """A builtin that sets the variables in its operands; options in `values` take a value."""
 
     def assign(words: Sequence[Word], scene: AnalysisState) -> None:
         rest = iter(words)
@@ -133,7 +133,7 @@ def _test(words: Sequence[Word], scene: AnalysisState) -> None:
 
 
 def _switch(plain: str) -> Callable[[Sequence[Word], AnalysisState], None]:
-    """Options of the shell itself, of which only some leave the meaning of words alone."""
+    """Options of the shell, of which only some keep the meaning of words."""
 
     def switch(words: Sequence[Word], scene: AnalysisState) -> None:
         texts = [word.text for word in words]

@@ -38,7 +38,7 @@ MAX_ARGUMENT_NAME_CHARS = 64
 
 
 def read_call(call: Call, workspace: str, home: str) -> Effects:
-    """What a call would do."""
+    """The effects of a call."""
     name, arguments = call.tool.name, call.arguments
     command = arguments.get("command")
     if name in SHELL_TOOLS and isinstance(command, str):
@@ -64,7 +64,7 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
 
 @cache
 def _reader() -> Callable[[str, str, str], Effects]:
-    # Here, not above: most of this package is for commands, which a device may never be given.
+    # Imported lazily: most of this package is for commands, which a device may never receive.
     from evoclaw.shell.commands import read_cached_command
 
     return read_cached_command
@@ -109,14 +109,14 @@ def _guessed(
                 continue
             places += [PathEffect("", kind) for kind in access]
         elif named == "path" or text.startswith(("/", "../", "~/")):
-            # Tools take a path as it is: nothing in it is expanded.
+            # Tools use a path literally: nothing in it is expanded.
             pattern = escape(_joined(workspace, text))
             places += [PathEffect(pattern, kind, tree=tree) for kind in access]
     return Effects(places=tuple(places), hosts=tuple(hosts))
 
 
 def _names(key: str) -> str:
-    """What an argument of this name holds: a `url`, a `path`, or neither."""
+    """The kind of an argument by its name: `url`, `path`, or neither."""
     if _URL_NAMES.fullmatch(key):
         return "url"
     return "path" if _PATH_NAMES.fullmatch(key) else ""
@@ -126,7 +126,7 @@ _named = lru_cache(512)(_names)
 
 
 def _strings(value: JSON, key: str, left: int = MAX_ARGUMENT_STRINGS) -> Iterator[tuple[str, str]]:
-    """Every text in the arguments, with the name of the argument it is in."""
+    """Every string in the arguments, with the name of its argument."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):

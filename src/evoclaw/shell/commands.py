@@ -1,4 +1,4 @@
-"""Reads a shell command into its effects, and caches what was read."""
+"""Analyses a shell command into its effects, and caches the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![\w/.~])~(?=/|\s|$)")
 
 
 def read_command(text: str, cwd: str, home: str) -> Effects:
-    """What a command would do when bash runs it in a folder."""
+    """The effects of a command that bash runs in a folder."""
     changing: frozenset[str] = frozenset()
     for _ in range(MAX_READ_ATTEMPTS):
         scene = start_analysis(cwd, home, changing)
@@ -39,8 +39,8 @@ def read_command(text: str, cwd: str, home: str) -> Effects:
 
 def salvage(scene: AnalysisState, text: str) -> None:
     """Note every word with a slash as a path that is read and written; the rest is unknown."""
-    told = _HOME.sub(lambda _: scene.home.replace("\\", "") or "~", text)
-    plain = (word.replace("\\", "") for word in _BREAKS.split(told))
+    expanded = _HOME.sub(lambda _: scene.home.replace("\\", "") or "~", text)
+    plain = (word.replace("\\", "") for word in _BREAKS.split(expanded))
     paths = (word for word in plain if "/" in word and "\0" not in word)
     for word in islice(paths, MAX_SALVAGED_WORDS):
         scene.both(literal(word), "")
@@ -50,11 +50,11 @@ _read_cached = lru_cache(MAX_CACHED_COMMANDS)(read_command)
 
 
 def read_cached_command(text: str, cwd: str, home: str) -> Effects:
-    """What a command would do when bash runs it in a folder; symlinks are not resolved."""
+    """The effects of a command that bash runs in a folder; symlinks are not resolved."""
     read = _read_cached if len(text) <= MAX_CACHED_COMMAND_CHARS else read_command
     return read(text, cwd, home)
 
 
 def clear_command_cache() -> None:
-    """Read every command again from now on; the result is the same."""
+    """Clear the cache; results stay the same."""
     _read_cached.cache_clear()

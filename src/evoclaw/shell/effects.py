@@ -15,28 +15,28 @@ class Unreadable(Exception):
 
 
 class PathAccess(StrEnum):
-    """What is done to a path."""
+    """The access to a path."""
 
     READ = "read"
     WRITE = "write"
 
 
 class Word(Struct, frozen=True, gc=False):
-    r"""One word of a command, after quotes were taken away.
+    r"""A word of a command, after quote removal.
 
-    In `pattern`, `\x` is the character x itself, `*`, `?` and `[…]` stand for file names, and NUL
-    for text that is only known when the command runs.
+    In `pattern`, `\x` is the literal character x, `*`, `?` and `[…]` match file names, and NUL is
+    text that is only known at run time.
     """
 
     pattern: str
     text: str | None
-    """The word itself, when it is known."""
+    """The literal word, if it is known."""
     many: bool = False
-    """It may become several words, or none."""
+    """Whether it may expand to several words, or none."""
 
     @property
     def loose(self) -> bool:
-        """Only running it tells what it is, and whether it is one word: any word may come of it."""
+        """Whether it is only known at run time, and may expand to any words."""
         return self.text is None and (
             self.pattern[:1] in "\0-" or (self.many and "\0" in self.pattern)
         )
@@ -48,16 +48,16 @@ class Word(Struct, frozen=True, gc=False):
 
 
 class ProgramEffect(Struct, frozen=True, gc=False):
-    """One program that would be started, or one builtin of the shell."""
+    """A program that would be started, or a builtin of the shell."""
 
     name: str
-    """Without its folder; empty if it is only known at run time."""
+    """The name without its folder; empty if it is only known at run time."""
     words: tuple[Word, ...] = ()
     """Its arguments."""
     path: str = ""
-    """As it was written, when that has a folder."""
+    """The path as written, if it has a folder."""
     plain: bool = False
-    """It is known to start no other program that its arguments name."""
+    """Whether it is known to start no other program from its arguments."""
 
     @property
     def shown(self) -> str:
@@ -66,21 +66,21 @@ class ProgramEffect(Struct, frozen=True, gc=False):
 
 
 class PathEffect(Struct, frozen=True, gc=False):
-    """One path that would be read or written."""
+    """A path that would be read or written."""
 
     pattern: str
-    """Like a word's, absolute, not yet without its `..`; empty if it can be any path."""
+    """A pattern as in `Word`, absolute, with `..` not yet resolved; empty if it can be any path."""
     access: PathAccess
     by: str = ""
     """The program; empty for a redirection of several, and for tools other than a shell."""
     tree: bool = False
-    """Everything below it, too."""
+    """Whether everything below it is included."""
     sure: bool = True
     """False for a word that need not be a path at all."""
 
     @property
     def known(self) -> bool:
-        """Whether it is one path, and which."""
+        """The literal path, if it is a single one."""
         return bool(self.pattern) and not any(sign in self.pattern for sign in "\0*?[")
 
 
@@ -88,7 +88,7 @@ class HostEffect(Struct, frozen=True, gc=False):
     """A host that would be contacted."""
 
     name: str
-    """Lower case, without a dot at its end; empty if it can be any."""
+    """Lower case, without a trailing dot; empty if it can be any."""
     by: str = ""
     sure: bool = True
     """False for a word that need not be a host at all."""
@@ -99,29 +99,29 @@ class SettingEffect(Struct, frozen=True, gc=False):
 
     name: str
     dangerous: bool = False
-    """Programs run or load its value."""
+    """Whether programs run or load its value."""
 
 
 class Effects(Struct, frozen=True, gc=False):
-    """All that a call would do."""
+    """The effects of a call."""
 
     programs: tuple[ProgramEffect, ...] = ()
     places: tuple[PathEffect, ...] = ()
     hosts: tuple[HostEffect, ...] = ()
     settings: tuple[SettingEffect, ...] = ()
     code: tuple[str, ...] = ()
-    """Programs that are given code in another language, which is not analysed."""
+    """Programs that get code in another language, which is not analysed."""
     unreadable: str = ""
     """Why the effects are incomplete; empty if they are complete."""
 
     @property
     def reads(self) -> tuple[PathEffect, ...]:
-        """What would be read."""
+        """The paths that would be read."""
         return tuple(place for place in self.places if place.access is PathAccess.READ)
 
     @property
     def writes(self) -> tuple[PathEffect, ...]:
-        """What would be written, made, moved or removed."""
+        """The paths that would be written, created, moved or removed."""
         return tuple(place for place in self.places if place.access is PathAccess.WRITE)
 
 
@@ -129,21 +129,21 @@ NO_EFFECTS = Effects()
 
 
 def literal(text: str) -> Word:
-    """A word that is exactly this text."""
+    """A word with exactly this text."""
     return Word(escape(text), text)
 
 
 ANY_WORD = Word("\0", None, many=True)
-"""Words that are only known at run time."""
+"""Any number of words that are only known at run time."""
 
 
 def escape(text: str) -> str:
-    """The pattern that means exactly this text."""
+    """The pattern that matches exactly this text."""
     return _SIGNS.sub(r"\\\g<0>", text) if _SIGNS.search(text) else text
 
 
 def unescape(pattern: str) -> str | None:
-    """The one text that a pattern means; None if it may mean several."""
+    """The only text that a pattern matches; None if there may be several."""
     if "\0" in pattern:
         return None
     if "\\" not in pattern:
@@ -161,5 +161,5 @@ def unescape(pattern: str) -> str | None:
 
 
 def names(text: str) -> frozenset[str]:
-    """Names, one after the other."""
+    """The names in a list of names separated by blanks."""
     return frozenset(text.split())

@@ -30,7 +30,7 @@ _JOINED = re.compile(r"\\\n")
 
 @cache
 def _parser() -> Parser:
-    # Here, not above: 4 MB and 20 ms, for processes that may never judge a command.
+    # Imported lazily: 4 MB and 20 ms, for processes that may never judge a command.
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
@@ -38,7 +38,7 @@ def _parser() -> Parser:
 
 
 def parse(text: str) -> tuple[Node, bytes]:
-    """The tree of a command and the bytes that it is about, or `Unreadable`."""
+    """The syntax tree of a command and its bytes; raise `Unreadable`."""
     if len(text) > MAX_COMMAND_CHARS:
         raise Unreadable(f"the command has more than {MAX_COMMAND_CHARS} characters")
     if found := _CONTROL.search(text):
@@ -62,7 +62,7 @@ def _check_letters(text: str) -> None:
 
 
 def _check_joints(text: str) -> None:
-    r"""Refuse `\` at a line's end where it joins two halves of a word: the grammar parts them."""
+    r"""Refuse `\` at a line's end inside a word: bash joins the halves, the grammar splits them."""
     for found in _JOINED.finditer(text):
         before = text[max(0, found.start() - 2) : found.start()]
         if before[-1:] not in (" ", "\t") or before[:1] == "\\":
@@ -72,11 +72,11 @@ def _check_joints(text: str) -> None:
 _GAP = re.compile(rb"(?:[ \t\n]|(?<=[ \t])\\\n)*")
 _TIGHT = re.compile(rb"(?:[ \t]|(?<=[ \t])\\\n)+")
 LaidOutNode: TypeAlias = tuple[Node, str, int, int]
-"""A node, its type, and where it begins and ends."""
+"""A node, its type, its start and its end."""
 
 
 def check_gaps(data: bytes, children: Sequence[Node]) -> None:
-    """Between statements there may be blanks and lines."""
+    """Check that only blanks and newlines are between statements."""
     end = -1
     for child in children:
         start = child.start_byte
@@ -86,7 +86,7 @@ def check_gaps(data: bytes, children: Sequence[Node]) -> None:
 
 
 def check_tight(data: bytes, children: Sequence[Node]) -> None:
-    """Between words there must be blanks and no more."""
+    """Check that only blanks are between words."""
     end = -1
     for child in children:
         start = child.start_byte
@@ -101,7 +101,7 @@ def laid_out(node: Node) -> list[LaidOutNode]:
 
 
 def check_redirects(data: bytes, children: Sequence[LaidOutNode], kinds: Set[str]) -> None:
-    """Like between words, but a redirection may directly follow a word."""
+    """Check gaps between words, but a redirection may directly follow a word."""
     before = -1
     for child, kind, start, end in children:
         if before > -1 and data[before:start] != b" " and not _TIGHT.fullmatch(data, before, start):

@@ -14,7 +14,7 @@ LOOPBACK = "localhost"
 
 
 def host_of(url: str) -> str | None:
-    """The host of a URL; empty if it is unclear, None if it names none."""
+    """The host of a URL; empty if it is ambiguous, None if there is none."""
     found = _SCHEME.match(url)
     rest = url[found.end() :] if found else url
     if found and url[:5].lower() in ("file:", "data:") or url[:6].lower() == "about:":
@@ -27,7 +27,7 @@ def host_of(url: str) -> str | None:
 
 
 def host_in(authority: str) -> str:
-    """The host of `user:password@host:port`; empty if it is unclear."""
+    """The host of `user:password@host:port`; empty if it is ambiguous."""
     if _ODD.search(authority) or authority.count("@") > 1 or "%" in authority:
         return ""
     name = authority.rpartition("@")[2]
@@ -51,7 +51,7 @@ def canonical(name: str) -> str:
         return _six(name)
     if _NUMBER.fullmatch(name):
         try:
-            # Also 127.1, 0x7f000001 and 2130706433, which the C library takes for addresses.
+            # Also 127.1, 0x7f000001 and 2130706433, which the C library parses as addresses.
             return socket.inet_ntoa(socket.inet_aton(name))
         except OSError:
             return ""

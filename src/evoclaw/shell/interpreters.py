@@ -54,12 +54,12 @@ _SED_CHANGE = re.compile(r"[0-9,$]*s([/|,#@!:%_])(.*)", re.DOTALL)
 
 @lru_cache(256)
 def is_interpreter(name: str) -> bool:
-    """Whether a program runs code of another language than a shell's."""
+    """Whether a program runs code in another language than a shell's."""
     return _OTHERS.fullmatch(name) is not None
 
 
 def is_code(name: str, words: Sequence[Word]) -> bool:
-    """Whether a program other than a shell is given code, or told to run a program."""
+    """Whether the arguments of a program other than a shell have code, or a program to run."""
     if name in ALWAYS:
         return True
     if is_interpreter(name):
@@ -142,9 +142,9 @@ def _harmless_sed(script: str) -> bool:
 def shell_code(
     name: str, words: Sequence[Word], stdin: str | None, scene: AnalysisState
 ) -> tuple[str, str] | None:
-    """The code that a shell is given, and why there is none: one of both is empty.
+    """The code that a shell runs, and the reason if it is unknown: one of the two is empty.
 
-    None if it is told to do nothing.
+    None if the shell runs nothing.
     """
     index = 0
     code = False

@@ -12,21 +12,21 @@ from evoclaw.shell.effects import PathAccess, Word, escape, literal, names
 
 
 class ProgramSpec(Struct, frozen=True):
-    """How a program reads its arguments; with an option not listed here, all are doubted."""
+    """How a program reads its arguments; an unlisted option makes all of them uncertain."""
 
     operands: str = "r"
     """`r` read, `w` written, `-` no paths, `c` copied (the last one written), `m` moved."""
     flags: str = ""
     values: str = ""
-    """Options whose value is no path."""
+    """Options whose value is not a path."""
     reads: str = ""
     writes: str = ""
     long: str = ""
-    """Long options that stand alone."""
+    """Long options without a value."""
     skip: int = 0
-    """Operands at the beginning that are no paths."""
+    """The number of leading operands that are not paths."""
     tree: str = ""
-    """Options that let it go through folders; `*` for always."""
+    """Options that make it recurse into folders; `*` for always."""
 
 
 _DIGESTS = ProgramSpec(flags="bctwz", long="check quiet status strict warn tag binary text zero")
@@ -182,7 +182,7 @@ def _packs(words: Sequence[Word]) -> bool:
 
 
 def pieces(word: Word) -> list[Word]:
-    """What of a word can be a path: itself, `--option=this`, `-othis`, `name=this`, `@this`."""
+    """The possible paths in a word: itself, `--option=this`, `-othis`, `name=this`, `@this`."""
     pattern, text = word.pattern, word.text
     if text is None:
         if "=" in pattern and not pattern.startswith("\0"):
@@ -223,7 +223,7 @@ def _link(words: Sequence[Word], scene: AnalysisState) -> None:
             and not text.startswith("/")
             and "/" in "".join(other.text or "/" for other in operands if other is not word)
         ):
-            # It is read from where the link is.
+            # A relative target is resolved from the folder of the link.
             scene.both(Word("\0", None), "ln", tree=True)
     if len(operands) == 1:
         _below(literal("."), operands, "ln", scene, tree=False)
@@ -237,7 +237,7 @@ def _link(words: Sequence[Word], scene: AnalysisState) -> None:
 def _below(
     target: Word, sources: Sequence[Word], name: str, scene: AnalysisState, *, tree: bool
 ) -> None:
-    """Into a folder, what is copied keeps its own name."""
+    """A file that is copied into a folder keeps its name."""
     for source in sources:
         text = source.text
         if text is None:
@@ -260,7 +260,7 @@ class _SpecReader:
         self._pattern_given = False
 
     def read(self, words: Sequence[Word]) -> bool:
-        """Say what is read and written; False, and nothing said, if that is not clear."""
+        """Note what is read and written; False, and nothing noted, if that is ambiguous."""
         options = True
         rest = iter(words)
         for word in rest:
@@ -330,7 +330,7 @@ class _SpecReader:
         for word in operands:
             scene.place(word, access, name, tree=self._tree)
             if spec.writes and word.pattern[:1] in "*?[":
-                # A file may be named like an option.
+                # The name of a file may look like an option.
                 scene.place(Word("\0", None), PathAccess.WRITE, name)
 
     def _copy(self, operands: Sequence[Word]) -> None:

@@ -18,7 +18,7 @@ COPIERS = frozenset({"scp", "rsync", "sftp"})
 _REMOTE = ("push", "pull", "fetch", "clone", "ls-remote", "submodule", "remote", "archive")
 _FETCHING = names("install i ci add update upgrade publish exec x dlx download wheel get")
 CLIENTS = names("pip pip3 pipx uv poetry pdm npm pnpm yarn bun gem cargo go")
-"""They fetch packages, from the hosts in their own settings."""
+"""Programs that fetch packages from the hosts in their own settings."""
 ANYWHERE = names("apt apt-get aptitude apk dnf yum zypper pacman brew docker podman snap")
 _TALKING = frozenset(
     {*FETCHERS, *TALKERS, *COPIERS, *ANYWHERE, *CLIENTS, "ssh", "git", "hg", "npx"}
@@ -86,7 +86,7 @@ def _fetch(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
             continue
         elif "://" not in text:
             host = host_of(text) or ""
-            # What is no host as it stands may be one after a program decoded it.
+            # A text that is not a host may be one after the program decodes it.
             sure = not valued and (not host or _HOSTISH.fullmatch(text) is not None)
             if sure or host:
                 scene.host(host, name, sure=sure)
@@ -127,5 +127,5 @@ def _copy(name: str, words: Sequence[Word], scene: AnalysisState) -> None:
             scene.host(host_in(found[1]), name, sure=not git or "@" in text)
             met = True
     if git and asks and not met:
-        # Where that is, the repository's own settings say.
+        # The repository's settings name the remote host.
         scene.host("", name, sure=False)

@@ -1,4 +1,4 @@
-"""The effects of one program with its arguments: itself, what it runs, what it touches."""
+"""The effects of a program with its arguments: itself, the programs it runs, its paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = NO_PATHS | SPECS.keys() | {"ln", "dd", "man", "which"}
 
 
 def run_program(words: Sequence[Word], scene: AnalysisState, stdin: str | None) -> str:
-    """Note what a program does; returns its name, or the name of the one that it wraps."""
+    """Note the effects of a program; return its name, or that of the program it wraps."""
     name = ""
     found = list(words)
     for _ in range(MAX_WRAPPERS):
@@ -79,25 +79,25 @@ def _do(name: str, words: list[Word], scene: AnalysisState, stdin: str | None) -
 
 
 def _without_messages(words: list[Word]) -> list[Word]:
-    """Leave out commit messages and the like: they are neither options nor paths."""
+    """Drop commit messages and other text: they are neither options nor paths."""
     kept: list[Word] = []
-    told = False
+    skip = False
     for word in words:
-        if not told or word.many:
+        if not skip or word.many:
             kept.append(word)
-        told = not told and (word.text or "") in ("-m", "-am", "--message", "--title", "--body")
+        skip = not skip and (word.text or "") in ("-m", "-am", "--message", "--title", "--body")
     return kept
 
 
 def _shell(name: str, words: list[Word], scene: AnalysisState, stdin: str | None) -> None:
-    told = shell_code(name, words, stdin, scene)
-    if told is None:
+    found = shell_code(name, words, stdin, scene)
+    if found is None:
         return
-    code, why = told
+    code, why = found
     if why:
         scene.doubt(why)
     elif code:
-        # What is not exported is not known to another shell.
+        # Variables that are not exported are unknown to another shell.
         constants, scene.constants = scene.constants, {}
         scene.reparse(code, name not in ("bash", "rbash"))
         scene.constants = constants

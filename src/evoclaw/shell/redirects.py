@@ -44,19 +44,19 @@ class Redirects:
         self._substitute = substitute
         self._opened: list[tuple[Word, PathAccess]] = []
         self.stdin: str | None = None
-        """What the command reads, when that is known."""
+        """The text on stdin, if it is known."""
         self.extra: list[Word] = []
-        """Words that the grammar counts to a redirection and bash to the command."""
+        """Words that the grammar assigns to a redirection and bash to the command."""
         self.statements: list[Node] = []
-        """What follows on the line of a heredoc."""
+        """The nodes after a heredoc on its first line."""
 
     def settle(self, by: str) -> None:
-        """Say what is opened, and for whom."""
+        """Note the opened files, and for which program."""
         for word, access in self._opened:
             self._scene.redirect(word, access, by)
 
     def read(self, node: Node, check_gaps: CheckGaps) -> None:
-        """Read one redirection."""
+        """Read a redirection."""
         match node.type:
             case "file_redirect":
                 self._file(node, check_gaps)
@@ -101,8 +101,8 @@ class Redirects:
 
     def _heredoc(self, node: Node, check_gaps: CheckGaps) -> None:
         children = node.children
-        for left, two in pairwise(children):
-            if self._scene.data[left.end_byte : two.start_byte].strip(b" \t\n"):
+        for previous, following in pairwise(children):
+            if self._scene.data[previous.end_byte : following.start_byte].strip(b" \t\n"):
                 raise Unreadable("a heredoc is not understood")
         operator = children[0].type
         if operator not in ("<<", "<<-"):
@@ -120,7 +120,7 @@ class Redirects:
         self.stdin = self._body(start, body, end, tabs=operator == "<<-")
 
     def _on_its_line(self, node: Node, check_gaps: CheckGaps) -> None:
-        """What follows a heredoc on the line where it begins."""
+        """Read what follows a heredoc on its first line."""
         if node.type == "file_redirect":
             self._file(node, check_gaps)
         elif node.type in _WORDS:

@@ -32,7 +32,7 @@ _BASH_ONLY = frozenset({"c_style_for_statement", "array", "herestring_redirect"}
 
 
 class SyntaxWalker:
-    """Analyses one command."""
+    """Analyses a command."""
 
     def __init__(self, scene: AnalysisState) -> None:
         self._scene = scene
@@ -41,7 +41,7 @@ class SyntaxWalker:
         scene.reparse = self.nested
 
     def text(self, text: str, *, posix: bool) -> None:
-        """Read a whole text."""
+        """Read a complete text."""
         root, self._data = parse(text)
         self._scene.data = self._data
         data, begins, ends = self._data, root.start_byte, root.end_byte
@@ -51,7 +51,7 @@ class SyntaxWalker:
         self._all(root)
 
     def nested(self, text: str, posix: bool) -> None:
-        """Read code for a shell that a word held."""
+        """Read shell code from a word."""
         scene, data = self._scene, self._data
         was, straight = scene.posix, scene.straight
         scene.depth += 1
@@ -63,7 +63,7 @@ class SyntaxWalker:
         scene.posix, scene.straight, self._data, scene.data = was, straight, data, data
 
     def statement(self, node: Node) -> None:
-        """Read one statement."""
+        """Read a statement."""
         self._statement(node, node.type)
 
     def _statement(self, node: Node, kind: str) -> None:
@@ -84,7 +84,7 @@ class SyntaxWalker:
         children, scene = node.children, self._scene
         check_gaps(self._data, children)
         straight, kinds = scene.straight, [child.type for child in children]
-        # A part that goes to the background runs beside what follows.
+        # A background part runs concurrently with what follows.
         for child, kind, following in zip(children, kinds, (*kinds[1:], ""), strict=False):
             scene.straight = straight and following != "&"
             self._statement(child, kind)
@@ -238,9 +238,9 @@ class SyntaxWalker:
         self._check_tight(children)
         for child in children[1:]:
             if child.type == "variable_assignment":
-                said = self._text(child)
-                if re.search(r"=['\"$\\]*\(['\"]|=['\"\\$]+.*\(", said) or (
-                    self._scene.posix and re.search(r"[$`]", said)
+                assignment = self._text(child)
+                if re.search(r"=['\"$\\]*\(['\"]|=['\"\\$]+.*\(", assignment) or (
+                    self._scene.posix and re.search(r"[$`]", assignment)
                 ):
                     raise Unreadable("a declaration is not understood")
                 self._assignment(child)
@@ -305,7 +305,7 @@ class SyntaxWalker:
         self._scene.straight = straight
 
     def _pieces(self, children: Sequence[LaidOutNode], redirects: Redirects | None) -> list[Word]:
-        """The words of a simple command; what else it is made of is read, too."""
+        """The words of a simple command; its assignments and redirections are read too."""
         data = self._data
         check_redirects(data, children, _REDIRECTS)
         found: list[Word] = []

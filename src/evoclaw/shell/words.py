@@ -20,17 +20,17 @@ from evoclaw.shell.grammar import Node
 
 PLAIN_NODE_TYPES = ("word", "number")
 PLAIN_WORD = re.compile(rb"[A-Za-z0-9_./:@%+-][A-Za-z0-9_./:@%+=,-]*")
-"""A word of these nodes that fits this is just what is written."""
+"""A word of these nodes that matches this is literal."""
 _FIXED = {
     **dict.fromkeys(PLAIN_NODE_TYPES, PLAIN_WORD),
     "raw_string": re.compile(rb"'[^']*'"),
     "string": re.compile(rb'"[^"$`\\]*"'),
 }
-"""Nodes, and their text where it stands for itself, without the quotes around it."""
+"""Node types, and the text with which a node is literal apart from its quotes."""
 _SIMPLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!_-])")
 _NAME = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _LIVE = re.compile(r"\$[A-Za-z0-9_({\[@*#?$!-]|`")
-"""What the shell expands inside double quotes."""
+"""Text that the shell expands inside double quotes."""
 _LIVE_BARE = re.compile(r"[$`\"'()<>|&; \t\n]")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _IN_QUOTES = re.compile(r'\\([$`"\\\n])')
@@ -56,7 +56,7 @@ Substitute = Callable[[Node], None]
 
 
 def words(node: Node, scene: AnalysisState, substitute: Substitute) -> list[Word]:
-    """The words that one word of the text becomes; several by braces."""
+    """The words that a node expands to; braces make several."""
     known = _at_a_glance(node, scene.data)
     if known is not None:
         return [known]
@@ -71,7 +71,7 @@ def words(node: Node, scene: AnalysisState, substitute: Substitute) -> list[Word
 
 
 def _at_a_glance(node: Node, data: bytes) -> Word | None:
-    """The word that a node is, if nothing in it can be expanded."""
+    """The word of a node, if nothing in it can be expanded."""
     kind, start, end = node.type, node.start_byte, node.end_byte
     fixed = _FIXED.get(kind)
     if fixed is None or not fixed.fullmatch(data, start, end):
@@ -81,13 +81,13 @@ def _at_a_glance(node: Node, data: bytes) -> Word | None:
 
 
 def word(node: Node, scene: AnalysisState, substitute: Substitute) -> Word:
-    """The one word that a text is where the shell does not expand braces."""
+    """The single word of a node where the shell does not expand braces."""
     reader = WordReader(scene, substitute)
     return reader.finish(reader.cook(node))
 
 
 def braces(pattern: str) -> list[str] | None:
-    """What braces expand to; None if that is not clear."""
+    """The expansion of braces; None if it is ambiguous."""
     pieces: list[list[str]] = []
     end = 0
     for group in _GROUP.finditer(pattern):
@@ -100,11 +100,11 @@ def braces(pattern: str) -> list[str] | None:
     made = ["".join(choice) for choice in product(*pieces, [rest])] if pieces else [pattern]
     if len(made) > MAX_BRACE_WORDS:
         return None
-    # What is left over may be nested or unbalanced: such braces are somebody else's riddle.
-    left = _ESCAPED.sub("", "".join(piece[0] for piece in pieces[::2]) + rest)
-    if "{" in left and ("," in left or ".." in left):
+    # The rest may have nested or unbalanced braces: their expansion is ambiguous.
+    remainder = _ESCAPED.sub("", "".join(piece[0] for piece in pieces[::2]) + rest)
+    if "{" in remainder and ("," in remainder or ".." in remainder):
         return None
-    return None if "}" in left and pieces else made
+    return None if "}" in remainder and pieces else made
 
 
 def unsure_braces(pattern: str) -> list[str] | None:
@@ -129,7 +129,7 @@ def _split_commas(inside: str) -> Iterator[re.Match[str]]:
     start = 0
     while True:
         found = _COMMA.match(inside, start)
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # it may also match nothing
         yield found
         start = found.end() + 1
         if start > len(inside):
@@ -137,7 +137,7 @@ def _split_commas(inside: str) -> Iterator[re.Match[str]]:
 
 
 class WordReader:
-    """Reads one word."""
+    """Reads a word."""
 
     def __init__(self, scene: AnalysisState, substitute: Substitute) -> None:
         self._scene, self._substitute = scene, substitute
@@ -171,12 +171,12 @@ class WordReader:
             raise Unreadable(f"{kind.replace('_', ' ')} is not looked into")
         many, self._many, self._quoted = self._many, False, quoted
         pattern = cook(self, node)
-        # Inside quotes only `"$@"` and its like become several words.
+        # Inside quotes only `"$@"` and similar expansions become several words.
         self._many = many or (self._many and (not quoted or "@" in self._text(node)))
         return pattern
 
     def _text(self, node: Node) -> str:
-        # Not `node.text`, which is several times as dear.
+        # Not `node.text`, which is several times slower.
         return self._scene.data[node.start_byte : node.end_byte].decode()
 
     def _bare(self, node: Node) -> str:
@@ -196,7 +196,7 @@ class WordReader:
                 raise Unreadable("a word that is one to the grammar has a gap")
             end = child.end_byte
             pieces.append(self.cook(child))
-        # What was expanded may hold the other half of a bracket or a brace.
+        # The expanded text may contain the other half of a bracket or a brace.
         return "".join(pieces)
 
     def _raw(self, node: Node) -> str:
@@ -241,7 +241,7 @@ class WordReader:
             if not child.is_named or child.type in ("string_content", "heredoc_content"):
                 continue
             text = child.text or b""
-            # The grammar counts blanks before an expansion to it.
+            # The grammar includes blanks before an expansion in its node.
             blanks = len(text) - len(text.lstrip())
             start = child.start_byte - offset + blanks
             yield _quoted(data[begin:start])

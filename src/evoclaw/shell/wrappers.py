@@ -14,18 +14,18 @@ _ASSIGNMENT = re.compile(r"([^=\s-][^=]*)=(.*)", re.DOTALL)
 
 
 class WrapperSpec(Struct, frozen=True):
-    """How a wrapper reads its arguments; options not listed here are not guessed."""
+    """How a wrapper reads its arguments; unlisted options make the command unreadable."""
 
     flags: str = ""
     values: str = ""
     long: str = ""
-    """Long options that stand alone or carry their value after `=`."""
+    """Long options without a value, or with the value after `=`."""
     skip: int = 0
-    """Operands before the program."""
+    """The number of operands before the program."""
     assigns: bool = False
     """`NAME=value` may come before the program."""
     adds: bool = False
-    """It adds words of its own at the end."""
+    """Whether it appends words of its own."""
 
 
 _BARE = WrapperSpec()
@@ -59,7 +59,7 @@ WRAPPERS = {
 
 
 def unwrap(name: str, words: Sequence[Word], scene: AnalysisState) -> list[Word]:
-    """The words that a wrapper runs; nothing if it runs nothing."""
+    """The words of the command that a wrapper runs; empty if it runs none."""
     if name == "xargs":
         return _xargs(words, scene)
     if name == "command" and any(word.text in ("-v", "-V") for word in words[:1]):
@@ -98,7 +98,7 @@ def _after_options(
 
 
 def _option(name: str, wrapper: WrapperSpec, text: str) -> int:
-    """How many words an option takes."""
+    """The number of words that an option takes."""
     if text.startswith("--"):
         option, equals, _ = text[2:].partition("=")
         if option not in wrapper.long.split():
@@ -144,7 +144,7 @@ def _replace(word: Word, mark: str, by: str = "\0") -> Word:
     escaped = escape(mark)
     if escaped in word.pattern:
         return Word(word.pattern.replace(escaped, by), None)
-    # Unquoted, braces that are no list stay as they are.
+    # Unquoted braces that are not a list stay literal.
     return Word(word.pattern.replace(mark, by), None) if mark in word.pattern else word
 
 
@@ -162,7 +162,7 @@ _WRITES = {"-fprint": 1, "-fprint0": 1, "-fls": 1, "-fprintf": 2}
 
 
 def find_runs(words: Sequence[Word], scene: AnalysisState) -> list[list[Word]]:
-    """What `find` runs on what it finds; also notes what it searches, removes and writes."""
+    """The commands that `find` runs; also notes the paths it searches, removes and writes."""
     if any(word.loose or (word.text is None and word.pattern[:1] in "*?[") for word in words):
         raise Unreadable("what find is told is only known when it runs")
     index, starts = 0, list[Word]()
@@ -171,7 +171,7 @@ def find_runs(words: Sequence[Word], scene: AnalysisState) -> list[list[Word]]:
         index += 1
     starts = starts or [literal(".")]
     for start in starts:
-        # Names are seen on the way, not what is in the files.
+        # `find` reads names, not the contents of files.
         scene.place(start, PathAccess.READ, "find")
     runs: list[list[Word]] = []
     while index < len(words):
@@ -196,7 +196,7 @@ def find_runs(words: Sequence[Word], scene: AnalysisState) -> list[list[Word]]:
 
 
 def _delete(start: Word, words: Sequence[Word], scene: AnalysisState) -> None:
-    """Note what is removed: everything, or the files of a name."""
+    """Note the removed paths: everything, or the files with a name."""
     texts = [word.text for word in words]
     if texts.count("-name") == 1 and not {"-o", "-or", "-not", "!", ","} & set(texts):
         name = words[texts.index("-name") + 1].text if texts[-1] != "-name" else None
@@ -229,7 +229,7 @@ def _for_each(words: Sequence[Word], starts: Sequence[Word], *, anywhere: bool) 
     for start in starts:
         pattern = start.pattern.rstrip("/")
         within = "\0" if anywhere or start.text is None or not pattern else f"{pattern}/**"
-        # The file itself may also be the one that was begun with.
+        # The file may also be the starting point itself.
         made.append([_replace(word, "{}", within) for word in words])
         if within != "\0":
             made.append([_replace_exactly(word, start) for word in words])

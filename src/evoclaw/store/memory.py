@@ -29,7 +29,7 @@ from evoclaw.store.databases.database import (
 )
 
 MAX_QUERY_WORDS, MAX_WORD_CHARS = 16, 64
-"""Of a query; further words and longer ones are ignored."""
+"""Words of a query, and their length; further and longer words are ignored."""
 MAX_RESULTS = 100
 MAX_SEARCHED_OBSERVATIONS = 10_000
 """The newest observations of one owner, which a query searches: SQLite blocks other requests
@@ -229,7 +229,7 @@ class MemoryStore:
     def _query(self, words: Sequence[str]) -> str:
         if self._database.dialect == "postgres":
             return " or ".join(words)
-        # The owner is in the index, too: else the texts of all tenants would be searched.
+        # The owner is in the index too: otherwise the texts of all tenants would be searched.
         terms = " OR ".join(f'"{word}"' for word in words)
         return f'whose : "{self._owner_token}" AND content : ({terms})'
 

@@ -18,5 +18,5 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     password_file: str = ""
     """A file with the PostgreSQL password; without, `EVOCLAW_STORE_PASSWORD`."""
     keep_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
-    """Days that a session is kept after its last run ended; 0 is for ever. A session with a run
+    """Days that a session is kept after its last run ended; 0: forever. A session with a run
     that has not ended, or waits for a person, is never deleted."""

@@ -11,36 +11,36 @@ from evoclaw.core.errors import ConfigError
 
 
 class TlsSettings(Struct, frozen=True):
-    """Whom to trust and who we are; files in PEM."""
+    """The trusted CA and the client certificate, as PEM files."""
 
     ca_file: str | None = None
-    """Who signed the broker's certificate; whom the system trusts if not given."""
+    """The CA of the broker's certificate [default: the CAs that the system trusts]."""
     cert_file: str | None = None
-    """Our own certificate, for brokers that want one."""
+    """The client certificate, for brokers that require it."""
     key_file: str | None = None
-    """Its key, unless it is in the same file."""
+    """The key of the client certificate, unless it is in the same file."""
 
     def context(self) -> ssl.SSLContext:
         """Read the files; raise `ConfigError` if they cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError) as problem:
-            raise ConfigError(f"the CA file {self.ca_file!r} is of no use: {problem}") from None
+            raise ConfigError(f"cannot load the CA file {self.ca_file!r}: {problem}") from None
         if self.cert_file is None:
             if self.key_file is not None:
                 raise ConfigError("a TLS key is set, but no certificate; set the certificate too")
             return context
         try:
-            # An empty password, or OpenSSL would ask for one on the terminal.
+            # An empty password: without it, OpenSSL prompts for a password on the terminal.
             context.load_cert_chain(self.cert_file, self.key_file, password="")
         except (OSError, ValueError) as problem:
             names = f"{self.cert_file!r} and {self.key_file or self.cert_file!r}"
-            raise ConfigError(f"certificate and key {names} are of no use: {problem}") from None
+            raise ConfigError(f"cannot load certificate and key {names}: {problem}") from None
         return context
 
 
 class Address(Struct, frozen=True):
-    """Where the broker is and how to come in."""
+    """The address of a broker and the credentials for it."""
 
     host: str
     port: int = 1883
@@ -49,7 +49,7 @@ class Address(Struct, frozen=True):
     password: str = ""
 
     def __repr__(self) -> str:
-        # The password stays out of logs.
+        # The password must not appear in logs.
         user = f"{self.username}@" if self.username else ""
         return f"<Address {'mqtts' if self.tls else 'mqtt'}://{user}{self.host}:{self.port}>"
 
@@ -64,9 +64,11 @@ def parse_url(url: str, *, password: str = "", tls: TlsSettings | None = None) -
     except ValueError:
         raise wrong from None
     if parts.password is not None:
-        raise ConfigError("leave the password out of the broker's address, and give it apart")
-    beside = parts.path.strip("/") or parts.query or parts.fragment
-    if parts.scheme not in ("mqtt", "mqtts") or not host or port == 0 or beside:
+        raise ConfigError(
+            "the broker's address may not contain the password; configure it separately"
+        )
+    extra = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in ("mqtt", "mqtts") or not host or port == 0 or extra:
         raise wrong
     user = unquote(parts.username or "")
     if password and not user:

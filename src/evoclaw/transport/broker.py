@@ -1,4 +1,4 @@
-"""`EmbeddedBroker`: an MQTT broker as a child process, with our accounts."""
+"""`EmbeddedBroker`: an MQTT broker as a child process, with the accounts of the fleet."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from evoclaw.transport.child_process import ChildProcess
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 20.0
-"""How long to wait for what should take a fraction of a second."""
+"""Timeout for steps that normally take a fraction of a second."""
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S, STEADY_AFTER_S = 0.1, 15.0, 30.0
-"""Delay before a dead broker is restarted: doubled, until it has run for `STEADY_AFTER_S`."""
+"""Delay before a dead broker is restarted; doubles until it has run for `STEADY_AFTER_S`."""
 ACCOUNTS_POLL_INTERVAL_S = 1.0
-"""Seconds between looks whether another process changed the accounts."""
+"""Seconds between checks whether another process changed the accounts."""
 START_POLL_INTERVAL_S = 0.01
 PORT_TIMEOUT_S = 3.0
 """Seconds to wait for a port that is taken."""
 
 _PORT_RANGE = range(20_000, 30_000)
-"""Below those that systems give to outgoing connections, so that it is still free tomorrow."""
+"""Below the ephemeral ports, so that the port is still free after a restart."""
 
 
 class EmbeddedBroker:
     """A broker that runs as long as the `async with` block does.
 
-    One that dies is started again, with back-off. Accounts may be changed while it runs, also by
-    another process, without ending anybody else's connection.
+    A broker that dies is restarted with back-off. Accounts may be changed while it runs, also by
+    another process; connections of other accounts are kept.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class EmbeddedBroker:
         anonymous: bool = False,
         tls: BrokerTlsFiles | None = None,
     ) -> None:
-        """Choose where and how; `ConfigError` for what would be unsafe.
+        """Configure the broker; raise `ConfigError` if that would be unsafe.
 
         Args:
-            folder: Where its data and the accounts are kept; one broker at a time.
+            folder: The folder of its data and accounts; one broker at a time.
             engine: `nats` or `mosquitto`.
             host: The address it listens on.
-            port: 0 takes a free one, and the same again next time.
-            anonymous: Let anyone in; on a loopback address only.
+            port: 0 chooses a free port, and reuses it at the next start.
+            anonymous: Accept connections without a password; on a loopback address only.
             tls: A certificate and its key.
         """
         self.host = "127.0.0.1" if host == "localhost" else host
@@ -92,11 +92,11 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int:
-        """Of the broker's process."""
+        """The process id of the broker."""
         return self._child.pid
 
     async def __aenter__(self) -> Self:
-        """Start it, and return when it takes connections."""
+        """Start the broker, and return when it accepts connections."""
         async with AsyncExitStack() as stack:
             make_folder(self.folder)
             stack.callback(os.close, _alone(self.folder))
@@ -119,30 +119,30 @@ class EmbeddedBroker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it, and return when it is gone."""
+        """Stop the broker, and return when its process has exited."""
         await self._stack.aclose()
 
     async def add(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
-        """Make an account that can be used at once; its password is shown this once."""
+        """Create an account that works at once; its password is returned only here."""
         password = self.accounts.add(name, role)
         await self.apply()
         return password
 
     async def renew(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
-        """Give an account another password, or make it; the old one's connections are ended."""
+        """Set an account's password, or create it; connections with the old password are closed."""
         password = self.accounts.renew(name, role)
         await self.apply()
         return password
 
     async def remove(self, name: str) -> None:
-        """Take an account away; its connections are ended."""
+        """Remove an account and close its connections."""
         self.accounts.remove(name)
         await self.apply()
 
     async def apply(self) -> None:
-        """Have the broker go by the accounts as they are now; return when it does.
+        """Reload the accounts; return when the broker uses them.
 
-        One that is down goes by them when it is up again.
+        A broker that is down uses them after its restart.
         """
         if self._anonymous:
             return
@@ -156,7 +156,7 @@ class EmbeddedBroker:
                 await self._stop()
 
     async def _start(self) -> bool:
-        """Start it; say whether it took a connection."""
+        """Start the broker; return whether it accepted a connection."""
         arguments = self._write()
         self._child = await ChildProcess.start(self.folder, self._program, *arguments)
         return await self._answers()
@@ -165,9 +165,9 @@ class EmbeddedBroker:
         await self._child.stop()
 
     def _write(self) -> tuple[str, ...]:
-        """Write the engine's files, each time with another password for the probe.
+        """Write the engine's files, each time with a new password for the probe.
 
-        So the probe gets in only when the broker goes by the newest files.
+        So the probe is accepted only when the broker uses the newest files.
         """
         self._applied = self.accounts.stamp()
         accounts = None if self._anonymous else self.accounts.all()
@@ -176,7 +176,7 @@ class EmbeddedBroker:
         return self._engine.write(self.folder / self._engine.name, setup)
 
     async def _answers(self) -> bool:
-        """Whether the probe gets in, sooner or later."""
+        """Whether the broker accepts the probe before the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
                 while self._child.is_alive:
@@ -186,10 +186,10 @@ class EmbeddedBroker:
         return False
 
     async def _lets_in(self) -> bool:
-        """Make one connection and say goodbye."""
+        """Connect as the probe and disconnect."""
         secure = None
         if self._tls is not None:
-            # Nothing is told to it that it does not know: whose certificate it is says nothing.
+            # The probe sends only a password that the broker already has: no verification.
             secure = ssl.create_default_context()
             secure.check_hostname, secure.verify_mode = False, ssl.CERT_NONE
         try:
@@ -209,7 +209,7 @@ class EmbeddedBroker:
         return answer[0] == 0x20 and answer[3] == 0
 
     async def _keep(self) -> None:
-        """Start it again when it dies; see what other processes do to its accounts."""
+        """Restart a dead broker; reload accounts that other processes changed."""
         clock = asyncio.get_running_loop().time
         delay, since = MIN_RESTART_DELAY_S, clock()
         while True:
@@ -253,11 +253,11 @@ class EmbeddedBroker:
             ) from None
         if self._anonymous and not loopback:
             raise ConfigError(
-                f"a broker that lets anyone in may not listen on {self.host}: give it accounts, "
-                "or a loopback address"
+                f"a broker without passwords may not listen on {self.host}: use accounts, or a "
+                "loopback address"
             )
         if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"{self.port} is no port; say 0 for any, or 1 to 65535")
+            raise ConfigError(f"{self.port} is not a port; use 0 for any free port, or 1 to 65535")
         tls = () if self._tls is None else (self._tls.cert, self._tls.key)
         if not all(str(path).isprintable() for path in (self.folder, *tls)):
             raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
@@ -278,10 +278,10 @@ class EmbeddedBroker:
             if _bind(self.host, port) is None:
                 write_private(path, f"{port}\n".encode())
                 return port
-        raise ConfigError(f"no free port was found on {self.host}; name one")
+        raise ConfigError(f"no free port was found on {self.host}; configure a port")
 
     async def _wait_for_port(self) -> None:
-        """For a moment: the broker of a predecessor that was killed may be dying still."""
+        """Wait for the port: the broker of a killed predecessor may still be exiting."""
         problem = None
         for _ in range(round(PORT_TIMEOUT_S / START_POLL_INTERVAL_S)):
             problem = _bind(self.host, self.port)
@@ -301,7 +301,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _alone(folder: Path) -> int:
-    """Take the folder; the descriptor holds it until it is closed, or we are dead."""
+    """Lock the folder until the descriptor is closed or this process dies."""
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,7 +315,7 @@ def _alone(folder: Path) -> int:
 
 
 def _bind(host: str, port: int) -> int | None:
-    """Try to listen; the error's number if that cannot be."""
+    """Try to listen; return the errno if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -29,34 +29,34 @@ from evoclaw.transport.topics import (
 )
 
 _SPOKEN = (TopicKind.REPORTS, TopicKind.STATUS, TopicKind.CAPABILITIES)
-"""What an agent says and an orchestrator listens to."""
+"""The topics that an agent publishes and an orchestrator subscribes to."""
 
 
 class BrokerRole(StrEnum):
-    """Which side of the wire an account is on."""
+    """The role of an account."""
 
     AGENT = "agent"
     ORCHESTRATOR = "orchestrator"
     USER = "user"
-    """A person, or a program that speaks for one: says something to agents, hears the answers."""
+    """A person, or that person's program: sends messages to agents and receives the replies."""
 
 
 class TopicRights(Struct, frozen=True):
-    """Topics, literal but for `+`; everything else is refused."""
+    """The topics an account may use, literal except for `+`; all others are refused."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 class HashedPasswords(Struct, frozen=True):
-    """A password as each engine wants it, so that an engine can be changed and no password."""
+    """A password hashed for each engine, so that changing the engine keeps all passwords."""
 
     nats: str
     mosquitto: str
 
 
 class BrokerAccount(Struct, frozen=True):
-    """One who may connect."""
+    """An account of the broker."""
 
     name: str
     role: BrokerRole
@@ -64,22 +64,22 @@ class BrokerAccount(Struct, frozen=True):
 
     @property
     def rights(self) -> TopicRights:
-        """What it may do: an agent on its own topics, an orchestrator the reverse on everyone's.
+        """The topics it may use: an agent its own, an orchestrator the reverse for all agents.
 
-        A user has two boxes at each agent and nothing else: whose they are is the topic's last
-        word, which is the account's name.
+        A user has only an inbox and an outbox at each agent; the last level of their topics is
+        the account's name.
         """
         if self.role is BrokerRole.ORCHESTRATOR:
-            heard = (*(every(kind) for kind in _SPOKEN), every_box(Mailbox.INBOX))
+            subscribed = (*(every(kind) for kind in _SPOKEN), every_box(Mailbox.INBOX))
             return TopicRights(
-                (every(TopicKind.COMMANDS), BROADCAST, every_box(Mailbox.OUTBOX)), heard
+                (every(TopicKind.COMMANDS), BROADCAST, every_box(Mailbox.OUTBOX)), subscribed
             )
         if self.role is BrokerRole.USER:
             return TopicRights(
                 (every_box(Mailbox.INBOX, self.name),), (every_box(Mailbox.OUTBOX, self.name),)
             )
-        said = tuple(topic(self.name, kind) for kind in _SPOKEN)
-        return TopicRights(said, (topic(self.name, TopicKind.COMMANDS), BROADCAST))
+        published = tuple(topic(self.name, kind) for kind in _SPOKEN)
+        return TopicRights(published, (topic(self.name, TopicKind.COMMANDS), BROADCAST))
 
 
 class BrokerAccounts:
@@ -89,7 +89,7 @@ class BrokerAccounts:
         self.path = folder / "accounts.json"
 
     def all(self) -> tuple[BrokerAccount, ...]:
-        """Every account, in the order they were made."""
+        """All accounts, in the order of their creation."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=tuple[BrokerAccount, ...])
         except FileNotFoundError:
@@ -97,11 +97,11 @@ class BrokerAccounts:
         except (OSError, msgspec.DecodeError) as problem:
             raise ConfigError(
                 f"the accounts in {self.path} cannot be read ({problem}); put a copy back, or "
-                "move the file away and give every edge a new account"
+                "move the file to another folder and give every edge a new account"
             ) from None
 
     def stamp(self) -> tuple[int, int] | None:
-        """Changes with every change of the file, by any process."""
+        """A value that changes whenever any process changes the file."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -109,19 +109,19 @@ class BrokerAccounts:
         return found.st_ino, found.st_mtime_ns
 
     def add(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
-        """Make an account; its password is shown this once and kept only hashed."""
+        """Create an account; its password is returned only here and stored hashed."""
         if not is_agent_id(name):
-            raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
+            raise ConfigError(f"{name!r} is not a valid account name: {ID_RULE}")
         return self._put(name, role, new=True)
 
     def renew(self, name: str, role: BrokerRole = BrokerRole.AGENT, *, password: str = "") -> str:
-        """Give an account another password, or make it; a random one unless it is given."""
+        """Set an account's password, or create it; without a password, a random one is used."""
         if not is_agent_id(name):
-            raise ConfigError(f"{name!r} is no name for an account: {ID_RULE}")
+            raise ConfigError(f"{name!r} is not a valid account name: {ID_RULE}")
         return self._put(name, role, new=False, password=password)
 
     def remove(self, name: str) -> None:
-        """Take an account away."""
+        """Remove an account."""
         with locked(self.path):
             known = self.all()
             kept = tuple(account for account in known if account.name != name)
@@ -130,7 +130,7 @@ class BrokerAccounts:
             write_private(self.path, msgspec.json.encode(kept))
 
     def renew_user(self, name: str) -> str:
-        """Create the account of a person, or give it another password; returns the password."""
+        """Create the account of a person, or change its password; return the password."""
         role = self._role_of(name)
         if role is not None and role is not BrokerRole.USER:
             raise ConfigError(
@@ -139,7 +139,7 @@ class BrokerAccounts:
         return self.renew(name, BrokerRole.USER)
 
     def remove_user(self, name: str) -> bool:
-        """Remove the account of a person; False if there is none."""
+        """Remove the account of a person; False if it does not exist."""
         if self._role_of(name) is not BrokerRole.USER:
             return False
         self.remove(name)
@@ -153,10 +153,10 @@ class BrokerAccounts:
             known = {account.name: account for account in self.all()}
             before = known.get(name)
             if before is not None and (new or before.role is not role):
-                whose = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
+                owner = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
                 raise ConfigError(
-                    f"there is an account {name!r} already, of {whose}; choose another "
-                    "name, or take that account away first"
+                    f"there is an account {name!r} already, of {owner}; choose another "
+                    "name, or remove that account first"
                 )
             password = password or token_urlsafe(24)
             known[name] = BrokerAccount(name, role, hashed(password))
@@ -169,32 +169,32 @@ def _listed(known: tuple[BrokerAccount, ...]) -> str:
 
 
 def client_id(name: str, password: str) -> str:
-    """A name for the connection that only the owner of the account knows.
+    """A client id that only the owner of the account can derive.
 
-    A broker ends a connection when another comes with the same client id, whoever's it is, and
-    not every broker can be told to tie the id to the account: so it must not be guessed.
+    A broker closes a connection when another account connects with the same client id, and not
+    every broker can bind the id to the account: so the id must not be guessable.
     """
     return f"{name}-{sha256(password.encode()).hexdigest()[:24]}"
 
 
 def hashed(password: str) -> HashedPasswords:
-    """A password as the engines keep it."""
+    """Hash a password for both engines."""
     salt = token_bytes(12)
-    # Few rounds are enough: 192 random bits cannot be guessed, and every connect pays for them.
+    # Few rounds are enough for 192 random bits, and every connect pays for each round.
     key = pbkdf2_hmac("sha512", password.encode(), salt, 101, 64)
     mosquitto = f"$7$101${b64encode(salt).decode()}${b64encode(key).decode()}"
     return HashedPasswords(_bcrypt(password) or password, mosquitto)
 
 
 def _bcrypt(password: str) -> str | None:
-    """The only hash that NATS takes, made by the system's own library; None where it has none."""
+    """The bcrypt hash that NATS requires, by the system's libcrypt; None without it."""
     import ctypes
 
     letters = "./" + string.ascii_letters + string.digits
     salt = "".join(choice(letters) for _ in range(21)) + choice(".Oeu")
     for name in ("libcrypt.so.1", "libcrypt.so.2", None):
         try:
-            # It answers in a buffer of its own: no other thread may come between.
+            # crypt() returns a static buffer: only one thread may use it at a time.
             crypt = ctypes.PyDLL(name).crypt
         except (OSError, AttributeError):
             continue
@@ -207,7 +207,7 @@ def _bcrypt(password: str) -> str | None:
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Alone with a file, among all processes that ask."""
+    """Hold an exclusive lock on a file across processes."""
     make_folder(path.parent)
     with _as_advice(path):
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -219,13 +219,13 @@ def locked(path: Path) -> Generator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that is its owner's alone."""
+    """Create a folder that only its owner can access."""
     with _as_advice(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file in one go, readable by its owner alone; a crash leaves the old or the new."""
+    """Replace a file atomically, readable only by its owner."""
     draft = path.with_name(f"{path.name}.new")
     with _as_advice(path):
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

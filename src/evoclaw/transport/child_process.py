@@ -1,4 +1,4 @@
-"""`ChildProcess`: a program that runs beside us and ends with us."""
+"""`ChildProcess`: a child process that ends when this process ends."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Self, cast
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
-"""Seconds between asking it to end and killing it."""
+"""Seconds between SIGTERM and SIGKILL."""
 RESTART_DELAY_S = 2.0
 """Seconds before a supervised program that ended is restarted."""
 
-# Run first in the process that becomes the program: have the kernel kill it when we die, and do
-# not start if we died meanwhile. Python is certainly installed; `setpriv` is not everywhere.
+# Runs in the child before exec: the kernel kills the child when the parent dies, and the program
+# does not start if the parent died meanwhile. Python is always installed; `setpriv` is not.
 _STUB = """
 import os, sys
 if sys.platform == "linux":
@@ -33,7 +33,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class ChildProcess(asyncio.SubprocessProtocol):
-    """The program, from its start to its end; what it says goes to the log, as debugging."""
+    """A program from its start to its exit; its output is logged at debug level."""
 
     def __init__(self) -> None:
         self.ended, self._closed = asyncio.Event(), asyncio.Event()
@@ -45,13 +45,13 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def start(
         cls, folder: Path, program: str, *arguments: str, env: Mapping[str, str] | None = None
     ) -> Self:
-        """Start it; what it needs to say of a failure is in its last words.
+        """Start the program; `last_words` has its output, for error messages.
 
         Args:
-            folder: Where it runs.
-            program: What.
-            arguments: With what.
-            env: What it finds in its environment beside the little that every program needs.
+            folder: Its working directory.
+            program: The path of the program.
+            arguments: Its arguments.
+            env: Variables in addition to the minimal environment.
         """
         child = cls()
         stub = (sys.executable, "-I", "-S", "-c", _STUB, str(os.getpid()))
@@ -61,7 +61,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            # A Ctrl-C is for us; it is ended by us, after everyone took their leave.
+            # Ctrl-C must not reach the child: the parent stops it after its clients have left.
             start_new_session=True,
             cwd=folder,
             env={**_environment(), **(env or {})},
@@ -70,20 +70,20 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 if it never was."""
+        """Its process id; 0 if it was never started."""
         return 0 if self._transport is None else self._transport.get_pid() or 0
 
     @property
     def is_alive(self) -> bool:
-        """Whether it began and did not end."""
+        """Whether it was started and has not exited."""
         return self._transport is not None and not self.ended.is_set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It was started."""
+        """Note that the process was started."""
         self._transport = cast("asyncio.SubprocessTransport", transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """It said something."""
+        """Log its output."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-4096:]
         for line in lines:
@@ -96,17 +96,17 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.ended.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It ended, and all that it said was read."""
+        """Note that the process exited and its output was read."""
         self._closed.set()
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it lives."""
+        """Send a signal if the process is alive."""
         if self._transport is not None:
             with suppress(ProcessLookupError):
                 self._transport.send_signal(number)
 
     async def last_words(self) -> str:
-        """What it said last, for people."""
+        """Its last lines of output, for error messages."""
         if self.ended.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
@@ -114,7 +114,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return " / ".join(self._lines) or "nothing"
 
     async def stop(self) -> None:
-        """Ask it to end, wait, kill it; return when it is gone."""
+        """Send SIGTERM, wait, send SIGKILL; return when the process has exited."""
         if self._transport is None:
             return
         try:
@@ -125,7 +125,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self.signal(signal.SIGKILL)
             await self.ended.wait()
         finally:
-            # Kills it if we were told to stop waiting.
+            # Kills the child also if this task was cancelled while it waited.
             self._transport.close()
 
 
@@ -137,7 +137,7 @@ async def supervised(
 
     Args:
         name: The program in the log.
-        folder: Where it runs.
+        folder: Its working directory.
         command: The program and its arguments.
         env: See `ChildProcess.start`.
     """
@@ -164,6 +164,6 @@ async def _keep_running(
 
 
 def _environment() -> dict[str, str]:
-    """Only what programs need to start: our secrets are none of their business."""
+    """The variables that a program needs to start; secrets are not passed on."""
     names = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH")
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def monotonic_clock() -> float:
-    """Seconds that only go forward, those asleep included where the system counts them."""
+    """Monotonic seconds, including time asleep where the system counts it."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -15,6 +15,6 @@ def monotonic_clock() -> float:
 def monotonic_wall_clock(
     wall: Callable[[], float] = time.time, ticks: Callable[[], float] = monotonic_clock
 ) -> Callable[[], float]:
-    """The time of day as it was when this was called, going on steadily from there."""
-    began = wall() - ticks()
-    return lambda: began + ticks()
+    """A clock that starts at the current time of day and continues monotonically."""
+    offset = wall() - ticks()
+    return lambda: offset + ticks()

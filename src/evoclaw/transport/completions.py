@@ -23,7 +23,7 @@ from evoclaw.transport.outcomes import failed, is_about
 from evoclaw.transport.wire import Command, Outcome, OutputChunk, fingerprint
 
 MAX_OUTPUT_CHARS = 1_000_000
-"""Output of a call that is passed on while it runs; the rest is dropped."""
+"""Output of a call that is forwarded while it runs; the rest is dropped."""
 
 
 class PendingRequest:
@@ -78,8 +78,8 @@ class PendingRequest:
 
     def is_for(self, agent_id: str, command: Command) -> bool:
         """Whether this is the same command to the same agent."""
-        whose = (self.agent_id, self.command.tenant)
-        return whose == (agent_id, command.tenant) and (
+        target = (self.agent_id, self.command.tenant)
+        return target == (agent_id, command.tenant) and (
             fingerprint(command) == fingerprint(self.command)
         )
 
@@ -268,7 +268,7 @@ class Completions:
         )
 
     async def check_store(self, pending: PendingRequest, now: float) -> None:
-        """Check whether the store has an outcome that we did not receive."""
+        """Check whether the store has an outcome that this process did not receive."""
         try:
             if now >= pending.expires_at:
                 await self._outbox.expire(now)
@@ -281,23 +281,24 @@ class Completions:
             pending.settle(stored_outcome(row, pending))
 
     async def _closes(self, outcome: Outcome) -> bool:
-        """Whether a refusal is about the command as it is asked for now."""
+        """Whether a refusal is about the command as it was last sent."""
         pending = self._pending.get(outcome.request_id)
-        ours = pending is not None and is_about(outcome, pending.payload)
+        matches = pending is not None and is_about(outcome, pending.payload)
         if outcome.fenced:
-            # The orchestrator that took the run over may send it again: only we are answered.
-            if pending is not None and ours:
+            # The orchestrator that took the run over may send the command again: the refusal
+            # settles only the request of this process, and not the stored command.
+            if pending is not None and matches:
                 self._completed(pending.agent_id, outcome.request_id)
                 pending.settle(outcome)
             return False
-        if not ours:
+        if not matches:
             row = await self._outbox.get(outcome.request_id)
-            ours = (
+            matches = (
                 row is not None and row.state not in FINAL_STATES and is_about(outcome, row.payload)
             )
-        if not ours:
+        if not matches:
             self._counts["refusals of other messages"] += 1
-        return ours
+        return matches
 
 
 def stored_outcome(row: CommandRow, pending: PendingRequest) -> Outcome:

@@ -1,9 +1,9 @@
 """`MqttConnection`: one MQTT connection. The only file that uses gmqtt.
 
-gmqtt makes and reads the packets. Reading the socket, the keep-alive and the bound on what is
-under way are ours: gmqtt stops reading at a malformed length without hanging up, waits for ever
-to close a dead connection that still has something to send, and refuses a publish for which the
-broker has no place yet.
+gmqtt encodes and decodes the packets. This module reads the socket, keeps the connection alive and
+limits the messages in flight: gmqtt stops reading at a malformed length without closing the
+connection, waits forever to close a dead connection with unsent data, and refuses a publish when
+the broker's receive window is full.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from evoclaw.transport.in_flight import MAX_IN_FLIGHT_MESSAGES, InFlight
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES, MAX_TOPIC_BYTES, Incoming, Party
 
 V311, V5 = 4, 5
-"""Versions of MQTT, by the numbers they have on the wire."""
+"""Versions of MQTT, by their protocol level."""
 LEAVE_TIMEOUT_S = 1.0
-"""How long a broker may take to hang up after our good-bye."""
+"""How long a broker may take to close the connection after a DISCONNECT."""
 MAX_INCOMING_BYTES = 2 << 20
-"""Bytes of one packet: more is not taken, for a length is only a claim."""
+"""Bytes of an incoming packet: a larger length field is not trusted."""
 
 _OVERHEAD_BYTES = 10 + MAX_TOPIC_BYTES  # of a PUBLISH, at most: header, lengths, packet id, topic
-_NO = 128  # from here on a broker's codes are refusals
+_NO = 128  # reason codes from here on are refusals
 _PINGREQ = 0xC0
 _WRONG_VERSION = (1, 132)
 _GARBAGE = "the broker sent what is not MQTT"
@@ -48,23 +48,23 @@ _DISCONNECT_REASONS = {
 
 
 class MqttConnection(asyncio.Protocol):
-    """One connection from its beginning to its end; sits between the socket and gmqtt."""
+    """A connection from open to close; sits between the socket and gmqtt."""
 
     def __init__(self, party: Party, keep_alive: int, version: int) -> None:
-        # gmqtt warns on standard error about what `Party.disconnected` is told.
+        # gmqtt prints warnings on stderr that `Party.disconnected` already receives.
         log = logging.getLogger("gmqtt")
         if log.level == logging.NOTSET:
             log.setLevel(logging.CRITICAL)
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        """Done when it is over or could not be made; says why."""
+        """Done when the connection has ended or failed; its result is the reason."""
         self.max_payload = MAX_PAYLOAD_BYTES
         self.lived = 0.0
         self._party, self._keep_alive, self._version = party, keep_alive, version
         self._client: Any = _Gmqtt(self, party)
         self.in_flight = InFlight(self._client)
         self._client._persistent_storage = self.in_flight
-        self._gmqtt: Any = None  # gmqtt's own idea of this connection
+        self._gmqtt: Any = None  # gmqtt's object for this connection
         self._transport: asyncio.Transport | None = None
         self._socket: Any = None
         self._closed = asyncio.Event()
@@ -78,15 +78,15 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def wrong_version(self) -> bool:
-        """Whether the broker does not speak the version of MQTT it was spoken to in."""
-        # When refused as too new, gmqtt changes its version to come again, which we do instead.
+        """Whether the broker refused this version of MQTT."""
+        # When the version is refused, gmqtt lowers it for its own retry; the link retries instead.
         if self._client._connection_state.protocol_version != self._version:
             return True
         refused = self._client._package_handler._error
         return refused is not None and refused._code in _WRONG_VERSION
 
     async def open(self, address: Address, tls: ssl.SSLContext | None) -> None:
-        """Connect, and learn what the broker can take."""
+        """Connect, and read the broker's limits."""
         client = self._client
         if address.username:
             client.set_auth_credentials(address.username, address.password or None)
@@ -100,18 +100,18 @@ class MqttConnection(asyncio.Protocol):
             )
         except MQTTConnectError as problem:
             return self.lose(_refusal(problem))
-        told: dict[str, list[int]] = client._package_handler._connack_properties
-        wished = told.get("server_keep_alive", [0])[0] or self._keep_alive
-        self._keep_alive = min(wished, self._keep_alive)
-        largest = told.get("maximum_packet_size", [MAX_INCOMING_BYTES])[0]
-        self.max_payload = max(0, min(MAX_PAYLOAD_BYTES, largest - _OVERHEAD_BYTES))
-        # One less than the broker allows: gmqtt counts that way.
-        window = told.get("receive_maximum", [65535])[0] - 1
+        properties: dict[str, list[int]] = client._package_handler._connack_properties
+        keep_alive = properties.get("server_keep_alive", [0])[0] or self._keep_alive
+        self._keep_alive = min(keep_alive, self._keep_alive)
+        max_packet = properties.get("maximum_packet_size", [MAX_INCOMING_BYTES])[0]
+        self.max_payload = max(0, min(MAX_PAYLOAD_BYTES, max_packet - _OVERHEAD_BYTES))
+        # One less than the broker allows, to match the way gmqtt counts.
+        window = properties.get("receive_maximum", [65535])[0] - 1
         self.in_flight.limit = max(1, min(MAX_IN_FLIGHT_MESSAGES, window))
         return None
 
     def take(self, made: Any) -> None:
-        """Stand between gmqtt and the socket it has just opened."""
+        """Insert this object between gmqtt and the socket it has just opened."""
         transport: asyncio.Transport = made._transport
         self._gmqtt, self._transport = made, transport
         self._socket = transport.get_extra_info("socket")
@@ -122,7 +122,7 @@ class MqttConnection(asyncio.Protocol):
         transport.set_protocol(self)
 
     def write(self, data: bytes) -> None:
-        """Send: at once if it is the first in this turn of the loop, the others in one piece."""
+        """Send at once if this is the first write in this loop iteration; else batch it."""
         if self._corked is not None:
             self._corked.append(data)
         elif self._transport is not None:
@@ -143,7 +143,7 @@ class MqttConnection(asyncio.Protocol):
         return self.lost.done()
 
     async def subscribe(self, topics: Sequence[str], qos: int) -> None:
-        """Listen to these, all of them."""
+        """Subscribe to all of these topics."""
         if not topics or self.lost.done():
             return
         self._client.subscribe([Subscription(topic, qos=qos) for topic in topics])
@@ -155,27 +155,27 @@ class MqttConnection(asyncio.Protocol):
             self.lose(f"the broker does not let us listen to {', '.join(refused)}")
 
     def begin(self) -> None:
-        """Hand on what comes, after the party was greeted, and look after the keep-alive."""
+        """Deliver messages once the party is connected, and keep the connection alive."""
         self._began = self._heard = self._loop.time()
         self._stop_looking()
         self._timer = self._loop.call_later(self._keep_alive / 2, self._look)
         self._loop.call_soon(self._release)
 
     def lose(self, reason: str) -> None:
-        """End it at once; the first reason counts."""
+        """Abort the connection; the first reason counts."""
         self._end(reason)
         if self._transport is not None:
             self._transport.abort()
 
     async def close(self, *, politely: bool) -> None:
-        """Be gone: with a good-bye, so that the will is not said, or without."""
+        """Close the connection, with a DISCONNECT (the will is not published) or without."""
         try:
             if politely and self._transport is not None and not self.lost.done():
                 self._gmqtt.send_disconnect()
                 self._uncork()
                 self._end("left")
-                # The broker hangs up first: had we something unread, our own hanging up would
-                # be a reset, and might overtake the good-bye.
+                # Let the broker close first: closing with unread data sends a reset, which may
+                # overtake the DISCONNECT.
                 await self._hung_up()
         finally:
             self.lose("left")
@@ -199,7 +199,7 @@ class MqttConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._gmqtt is not None:
-            # gmqtt's own, set up again when the broker asks for another keep-alive.
+            # gmqtt's own timer, restarted when the broker sets another keep-alive.
             self._gmqtt._keep_connection_callback.cancel()
 
     def _look(self) -> None:
@@ -215,7 +215,7 @@ class MqttConnection(asyncio.Protocol):
     def _release(self) -> None:
         held, self._held = self._held or [], None
         for message in held:
-            # Each by itself: one that raises must not take the others with it.
+            # Each separately: a callback that raises must not prevent the others.
             self._loop.call_soon(self._deliver, message)
 
     def _deliver(self, message: Incoming) -> None:
@@ -223,13 +223,13 @@ class MqttConnection(asyncio.Protocol):
             self._party.received(message)
 
     def data_received(self, data: bytes) -> None:
-        """Let gmqtt read what is whole; keep the rest until more comes."""
+        """Pass complete packets to gmqtt; keep the rest until more data arrives."""
         if self.lost.done():
             return
         self._heard = self._loop.time()
         if sys.platform == "linux":
-            # The kernel forgets it now and then; without it a broker that has Nagle's algorithm
-            # on sends its next packet 40 ms later.
+            # The kernel resets this option now and then; without it, a broker that uses Nagle's
+            # algorithm sends its next packet 40 ms later.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         if self._rest:
             self._rest += data
@@ -244,7 +244,8 @@ class MqttConnection(asyncio.Protocol):
             if waiting is not None:
                 self._corked = waiting + self._corked
             elif self._corked:
-                # After what these packets began, so that an answer goes with their receipts.
+                # After the callbacks that these packets scheduled, so that replies and acks share a
+                # write.
                 self._loop.call_soon(self._uncork)
             else:
                 self._corked = None
@@ -268,7 +269,7 @@ class MqttConnection(asyncio.Protocol):
     def on_message(
         self, _client: Any, topic: str | bytes, payload: bytes, _qos: int, about: dict[str, Any]
     ) -> None:
-        """Gmqtt read a message."""
+        """Called by gmqtt with a message."""
         if self.lost.done():
             return None
         if isinstance(topic, bytes):
@@ -282,12 +283,12 @@ class MqttConnection(asyncio.Protocol):
         return None
 
     def on_subscribe(self, _client: Any, _id: int, codes: Sequence[int], _about: object) -> None:
-        """Gmqtt read the broker's word on the subscriptions."""
+        """Called by gmqtt with a SUBACK."""
         if not self._granted.done():
             self._granted.set_result(codes)
 
     def on_disconnect(self, _client: Any, packet: bytes) -> None:
-        """Gmqtt read a good-bye."""
+        """Called by gmqtt with a DISCONNECT."""
         if self.lost.done():
             return
         why = (
@@ -296,7 +297,7 @@ class MqttConnection(asyncio.Protocol):
         self.lose(f"the broker ended the connection: {why}")
 
     def swallowed(self) -> None:
-        """Gmqtt caught something while it handled a packet; here it is still to be seen."""
+        """Handle an exception that gmqtt caught while it handled a packet."""
         problem = sys.exc_info()[1]
         if not self._in_party:
             return self.lose(_GARBAGE)
@@ -306,7 +307,7 @@ class MqttConnection(asyncio.Protocol):
 
 
 class _Gmqtt(Client):
-    """gmqtt's client, for one connection and without what is ours to do."""
+    """gmqtt's client for a single connection, without its reconnect and keep-alive."""
 
     def __init__(self, connection: MqttConnection, party: Party) -> None:
         will = party.will()
@@ -335,31 +336,31 @@ class _Gmqtt(Client):
             self._ours.lose("the broker speaks another version of MQTT")
 
     async def disconnect(self, reason_code: int = 0, **properties: Any) -> None:
-        """Nothing either: gmqtt asks for it when it cannot read a welcome, and so do we."""
+        """Do nothing: gmqtt calls it for an unreadable CONNACK; this module then disconnects."""
 
 
 class _GmqttLogger:
-    """Where gmqtt expects a logger: says nothing, but hears what gmqtt caught and went on from."""
+    """Replaces gmqtt's logger: logs nothing, but notes exceptions that gmqtt caught."""
 
     def __init__(self, connection: MqttConnection) -> None:
         self._connection = connection
 
     def debug(self, *_text: object, **_more: object) -> None:
-        """Not of interest."""
+        """Ignored."""
 
     info = warning = error = debug
 
     def critical(self, *_text: object) -> None:
-        """A packet could not be read and was skipped."""
+        """Called when a packet could not be read and was skipped."""
         self._connection.lose(_GARBAGE)
 
     def exception(self, *_text: object) -> None:
-        """A packet could not be read, or the party failed to take its message."""
+        """Called when a packet could not be read, or the party failed to handle its message."""
         self._connection.swallowed()
 
 
 def _packet_size(head: bytearray) -> int:
-    """The size of the packet that begins so; 0 if that much is not known yet."""
+    """The size of the packet with this start; 0 if the length field is incomplete."""
     size = 0
     for index, byte in enumerate(head[1:5]):
         size += (byte & 127) << (7 * index)

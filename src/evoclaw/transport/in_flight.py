@@ -20,7 +20,7 @@ class _Outgoing(NamedTuple):
 
 
 class InFlight:
-    """What was sent and is not acknowledged, and what waits for a place; gmqtt's "storage"."""
+    """Unacknowledged messages, and messages that wait for a slot; gmqtt's "storage"."""
 
     def __init__(self, client: Any) -> None:
         self.limit = MAX_IN_FLIGHT_MESSAGES
@@ -29,8 +29,8 @@ class InFlight:
         self._queue: deque[_Outgoing] = deque()
 
     async def publish(self, topic: bytes, payload: bytes, retain: bool) -> None:
-        """Send, or wait for a place behind those who came before."""
-        if len(self._ids) < self.limit:  # then nobody waits
+        """Send, or wait for a slot behind earlier messages."""
+        if len(self._ids) < self.limit:  # then the queue is empty
             self._client.publish(topic, payload, qos=1, retain=retain)
             return
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -43,18 +43,18 @@ class InFlight:
                 self._queue.remove(waiting)
 
     def fail(self) -> None:
-        """Tell all who wait that the connection is gone."""
+        """Fail all waiting messages: the connection is lost."""
         while self._queue:
             waiting = self._queue.popleft()
             if not waiting.sent.done():
                 waiting.sent.set_exception(LinkDown())
 
     def push_message(self, mid: int, _packet: bytes) -> None:
-        """A message was sent."""
+        """Note that a message was sent."""
         self._ids.add(mid)
 
     def remove_message_by_mid(self, mid: int) -> None:
-        """It was acknowledged: its place goes to the next who waits."""
+        """Note that a message was acknowledged: its slot goes to the next in the queue."""
         self._ids.discard(mid)
         while self._queue and len(self._ids) < self.limit:
             waiting = self._queue.popleft()
@@ -63,7 +63,7 @@ class InFlight:
                 waiting.sent.set_result(None)
 
     def clear(self) -> None:
-        """Nothing is left over from an earlier connection."""
+        """Nothing is kept from an earlier connection."""
 
     async def wait_empty(self) -> None:
-        """Nor is anything sent again."""
+        """Nothing is sent again."""

@@ -1,7 +1,7 @@
 """The documented JSON of mailboxes: people's messages to an agent, and its replies.
 
-Read kindly, as a person may type it: JSON, or plain text. What cannot be taken is a `WireError`,
-which carries the message's id if there was one, so that it can be answered.
+Parsing is lenient, as a person may type the text: JSON, or plain text. An invalid message raises
+`WireError`, which carries the message's id if it has one, so that it can be answered.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from evoclaw.transport.topics import ID_RULE, is_agent_id
 from evoclaw.transport.wire import MAX_REQUEST_ID_CHARS, WIRE_VERSION, WireError, convert
 
 MAX_TEXT_CHARS = 64 * 1024
-"""Bytes of one payload in an inbox."""
+"""Bytes of a payload in an inbox."""
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class InboxMessage(Struct, frozen=True, omit_defaults=True):
-    """What a person says to an agent."""
+    """A person's message to an agent."""
 
     message: str
     message_id: str = ""
-    """The sender's own; said again with the same one, it is answered once."""
+    """Chosen by the sender; a message repeated with the same id is answered once."""
     session: str = ""
-    """The sender's own name for one of several conversations with the agent."""
+    """The sender's name for one of several conversations with the agent."""
 
 
 class MailboxState(StrEnum):
-    """What the person is told about a message."""
+    """The status of a message in a reply."""
 
     ACCEPTED = "accepted"
-    """It is written down and will be answered: it need not be said again."""
+    """The message is stored and will be answered: the sender need not repeat it."""
     ANSWER = "answer"
     WAITING = "waiting"
-    """A person must decide something first; the answer comes later."""
+    """An approval is pending; the answer comes later."""
     FAILED = "failed"
-    """It was not answered; `reason` says why."""
+    """The message was not answered; `reason` says why."""
     REFUSED = "refused"
-    """It was not taken at all."""
+    """The message was not accepted."""
 
 
 class OutboxMessage(Struct, frozen=True, omit_defaults=True):
-    """What a person is told; perhaps twice, then with the same id."""
+    """A reply to a person; may arrive twice, then with the same id."""
 
     id: str
     agent_id: str
     message_id: str
-    """Of the message that this is about; empty if it could not be read."""
+    """The id of the message that this answers; empty if it could not be read."""
     state: MailboxState
     text: str
     """For people."""
     reason: str = ""
-    """For programs: a word for why, unless it is a plain answer."""
+    """The machine-readable reason, unless this is a plain answer."""
     session: str = ""
     run_id: str = ""
     timestamp: float = 0.0
@@ -65,7 +65,7 @@ class OutboxMessage(Struct, frozen=True, omit_defaults=True):
 
 
 def read_inbox(data: bytes) -> InboxMessage:
-    """Read what came in an inbox: a JSON object, or text as it is."""
+    """Parse an inbox payload: a JSON object, or plain text."""
     if len(data) > MAX_TEXT_CHARS:
         problem = f"{len(data):,} bytes are more than the {MAX_TEXT_CHARS:,} that are taken"
         raise WireError(ErrorKind.TOO_LARGE, problem)
@@ -79,14 +79,14 @@ def read_inbox(data: bytes) -> InboxMessage:
         raw: JSON = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as problem:
         raise WireError(
-            ErrorKind.INVALID_PARAMS, f"it begins as JSON and is none: {problem}"
+            ErrorKind.INVALID_PARAMS, f"it starts like JSON but is invalid: {problem}"
         ) from None
-    given = raw.get("message_id") if is_object(raw) else None
-    return _checked(convert(raw, InboxMessage, given if _is_id(given) else ""))
+    message_id = raw.get("message_id") if is_object(raw) else None
+    return _checked(convert(raw, InboxMessage, message_id if _is_id(message_id) else ""))
 
 
 def encode_outbox(message: OutboxMessage) -> bytes:
-    """Write what a person is told."""
+    """Encode a reply."""
     return msgspec.json.encode(message)
 
 
@@ -94,13 +94,13 @@ def _checked(message: InboxMessage) -> InboxMessage:
     id_ = message.message_id
     if id_ and not _is_id(id_):
         problem = (
-            f"the message_id is no short text: at most {MAX_REQUEST_ID_CHARS} letters, on one line"
+            f"the message_id must be text of at most {MAX_REQUEST_ID_CHARS} characters, on one line"
         )
         raise WireError(ErrorKind.INVALID_PARAMS, problem)
     if message.session and not is_agent_id(message.session):
         raise WireError(ErrorKind.INVALID_PARAMS, f"the session's name must be {ID_RULE}", id_)
     if not message.message.strip():
-        raise WireError(ErrorKind.INVALID_PARAMS, "there is no text in it", id_)
+        raise WireError(ErrorKind.INVALID_PARAMS, "it has no text", id_)
     return message
 
 

@@ -1,7 +1,7 @@
 """A broker and its links inside one process: for a single machine, and for tests.
 
-It behaves as a real one: retained messages, wills, `+` and `#`, one connection per name. Nothing
-is delivered inside a publish, so nobody is called while in the middle of something.
+It behaves like a real broker: retained messages, wills, `+` and `#`, one connection per client id.
+Nothing is delivered inside a publish, so no party is called re-entrantly.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class MemoryBroker:
         return self._up.is_set()
 
     def up(self) -> None:
-        """Take links again."""
+        """Accept links again."""
         self._up.set()
 
     def down(self, *, forget: bool = False) -> None:
-        """End all connections and take no new ones; a dead broker says no wills.
+        """End all connections and accept no new ones; a dead broker publishes no wills.
 
         Args:
-            forget: Lose the retained messages too, as one that kept them in memory only.
+            forget: Also lose the retained messages, like a broker without persistence.
         """
         self._up.clear()
         if forget:
@@ -76,14 +76,14 @@ class MemoryBroker:
             del self._sessions[session.client_id]
 
     def drop(self, session: _Session, reason: str) -> None:
-        """End a session whose party is gone without a word."""
+        """End a session without a DISCONNECT: its will is published."""
         if not session.lost.done():
             self.leave(session, reason)
             if session.will is not None:
                 self.publish(session.will.topic, session.will.payload, retain=True)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Hand a message to all who listen, and keep it if it is to be retained."""
+        """Deliver a message to all subscribers, and store it if it is retained."""
         if retain and payload:
             self._retained[topic] = payload
         elif retain:
@@ -104,21 +104,21 @@ class MemoryLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the link is connected."""
         return self._session is not None and not self._session.lost.done()
 
     @property
     def max_payload(self) -> int:
-        """The most bytes one message may have."""
+        """The maximum bytes of a message."""
         return self._broker.max_payload
 
     def drop(self) -> None:
-        """Lose the connection without a word: the will is said, and the link comes again."""
+        """Lose the connection: the will is published, and the link reconnects."""
         if self._session is not None:
             self._broker.drop(self._session, "the connection was dropped")
 
     def unplug(self) -> None:
-        """Lose the connection without a word, and do not come again."""
+        """Lose the connection, and do not reconnect."""
         self._plugged.clear()
         self.drop()
 
@@ -141,7 +141,7 @@ class MemoryLink:
             await asyncio.sleep(backoff.wait(0.0))
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Hand a message to the broker."""
+        """Publish a message."""
         topic_bytes(topic)
         if not self.is_up:
             raise LinkDown
@@ -180,7 +180,7 @@ class _Session:
         self._patterns = [pattern.split("/") for pattern in party.subscriptions]
 
     def take(self, message: Incoming) -> None:
-        """Deliver soon what the party listens to."""
+        """Schedule the delivery of a message that the party subscribed to."""
         levels = message.topic.split("/")
         if any(_matches(pattern, levels) for pattern in self._patterns):
             self._loop.call_soon(self._deliver, message)

@@ -1,4 +1,4 @@
-"""MQTT: the link to a broker, kept up."""
+"""The MQTT link to a broker; reconnects."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from evoclaw.transport.link import (
 __all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
 
 CONNECT_TIMEOUT_S = 10.0
-"""For all of it: the network, TLS, the broker's welcome and its word on the subscriptions."""
+"""For the whole connect: TCP, TLS, CONNACK and SUBACK."""
 
 
 class MqttLink:
-    """A link over MQTT 5, or 3.1.1 where the broker speaks no other.
+    """A link over MQTT 5, or 3.1.1 if the broker supports only that.
 
-    The broker keeps nothing for us between connections but retained messages: what must not be
-    lost is in a store, and said again.
+    The broker keeps only retained messages between connections: what must not be lost is in a
+    store, and published again.
     """
 
     def __init__(self, address: Address, *, keep_alive: int = 30, qos: int = 1) -> None:
         """Choose the broker.
 
         Args:
-            address: Where it is.
-            keep_alive: Seconds; a silent broker is given up after one and a half times that.
-            qos: How messages are handed to us; ours are sent with 1.
+            address: The address of the broker.
+            keep_alive: Seconds; after 1.5 times that without data the connection is lost.
+            qos: The QoS of subscriptions; messages are published with QoS 1.
         """
         if not 0 < keep_alive <= 65535:
             raise ConfigError(f"a keep-alive of {keep_alive} s is not between 1 and 65535")
@@ -48,12 +48,12 @@ class MqttLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the link is connected."""
         return self._connection is not None and not self._connection.lost.done()
 
     @property
     def max_payload(self) -> int:
-        """The most bytes one message may have, by what the broker said last."""
+        """The maximum bytes of a message, by the broker's last CONNACK."""
         return self._max_payload
 
     async def run(self, party: Party) -> None:
@@ -76,7 +76,7 @@ class MqttLink:
             await asyncio.sleep(backoff.wait(connection.lived))
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Hand a message to the connection; wait while too many are under way."""
+        """Publish a message; wait while too many are in flight."""
         name = topic_bytes(topic)
         connection = self._connection
         if connection is None or connection.lost.done():

@@ -22,11 +22,11 @@ from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_
 _BLOCKS = list[Block]
 _MAX_STDERR_CHARS = 8_000
 _MAX_RESULT_CHARS_BESIDE_BLOCKS = 16_000
-"""Characters of `result` when there are also blocks: they say the same."""
+"""Characters of `result` when there are also blocks, which have the same content."""
 
 
 def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[str, JSON]:
-    """The payload of a `result` or `error` report: every documented key, and what else there is."""
+    """The payload of a `result` or `error` report: every documented key, and the details."""
     details = dict(result.details)
     payload: dict[str, JSON] = {
         "status": "success" if result.error is None else "error",
@@ -53,7 +53,7 @@ def to_payload(result: ToolResult, request_id: str, elapsed_ms: float) -> dict[s
 
 
 def failed(request_id: str, tool: str, kind: ErrorKind, text: str, **details: JSON) -> Outcome:
-    """The outcome of a command that did not succeed, as told here and not by an edge."""
+    """The outcome of a failed command, made by the orchestrator and not by an edge."""
     return Outcome(request_id, "error", tool, error=text, error_type=str(kind), details=details)
 
 
@@ -65,7 +65,7 @@ def job_started(request_id: str, name: str) -> Outcome:
 
 
 def read_outcome(report: Report) -> Outcome:
-    """How a command ended; what its edge said so badly that it cannot be read has failed."""
+    """The outcome in a report; an unreadable report counts as a failure."""
     try:
         return convert(report.payload, Outcome, report.request_id)
     except WireError as problem:
@@ -74,15 +74,15 @@ def read_outcome(report: Report) -> Outcome:
 
 
 def is_about(outcome: Outcome, message: bytes) -> bool:
-    """Whether a refusal is about this very message."""
+    """Whether a refusal answers exactly this message."""
     return outcome.refuses == message_hash(message)
 
 
 def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:
-    """What an edge reported as the result of a call; an older edge's bare words are enough."""
+    """The result of a call from an edge's outcome; the plain text of older edges is accepted."""
     details = dict(outcome.details)
     details["elapsed_ms"] = outcome.elapsed_ms
-    # Only our own word on a receipt counts, whatever the device says of it.
+    # Only the orchestrator's check of a receipt counts, not a field that the device sent.
     for name in ("receipt", "receipts"):
         details.pop(name, None)
     if outcome.checked:
@@ -109,15 +109,15 @@ def _blocks(outcome: Outcome, error: ErrorKind | None) -> tuple[Block, ...]:
         try:
             return tuple(convert(outcome.blocks, _BLOCKS))
         except WireError:
-            pass  # blocks of a kind we do not know: the plain text says the same
+            pass  # unknown kinds of blocks: the plain text has the same content
     if error is None:
         return (TextBlock(_text(outcome.result)),)
-    said = outcome.error or _text(outcome.result) or "it did not say why"
-    if outcome.stderr and outcome.stderr[-200:] not in said:
-        said = f"{said}\n[stderr]\n{outcome.stderr[-_MAX_STDERR_CHARS:]}"
-    return (ErrorBlock(error, said),)
+    message = outcome.error or _text(outcome.result) or "the edge reported no reason"
+    if outcome.stderr and outcome.stderr[-200:] not in message:
+        message = f"{message}\n[stderr]\n{outcome.stderr[-_MAX_STDERR_CHARS:]}"
+    return (ErrorBlock(error, message),)
 
 
 def _text(value: JSON) -> str:
-    """An object result reaches the model as JSON text."""
+    """A result as text; an object becomes JSON for the model."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -245,8 +245,8 @@ class Requests:
         self._acks.flush()
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while self._tasks and (left := end - loop.time()) > 0:
-            await asyncio.wait(self._tasks, timeout=left)
+        while self._tasks and (remaining := end - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=remaining)
         self._closed = True
         self.edge_queues.close()
         for task in self._tasks:
@@ -293,9 +293,9 @@ class Requests:
             self.edge_queues.wake(agent_id)
 
     def _check_size(self, payload: bytes) -> None:
-        size, most = len(payload), self._link.max_payload
-        if size > most:
-            raise ToolFailure(ErrorKind.TOO_LARGE, too_large_message(TooLarge(size, most)))
+        size, limit = len(payload), self._link.max_payload
+        if size > limit:
+            raise ToolFailure(ErrorKind.TOO_LARGE, too_large_message(TooLarge(size, limit)))
 
     async def _put(
         self, pending: PendingRequest, payload: bytes, *, sent: bool
@@ -372,9 +372,11 @@ class Requests:
         elif len(self._tasks) >= REPORT_CONCURRENCY:
             self.counts["too many at once"] += 1
         else:
-            left = start_eagerly(self._completions.take(report.agent_id, read_outcome(report)))
-            if left is not None:
-                self.spawn(left)
+            unfinished = start_eagerly(
+                self._completions.take(report.agent_id, read_outcome(report))
+            )
+            if unfinished is not None:
+                self.spawn(unfinished)
 
     def _take_progress(self, report: Report, pending: PendingRequest | None) -> None:
         agent_id, request_id = report.agent_id, report.request_id

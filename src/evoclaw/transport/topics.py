@@ -14,7 +14,7 @@ ID_RULE = "letters, digits, '_' and '-', beginning with a letter or digit, at mo
 
 
 class TopicKind(StrEnum):
-    """The last word of an agent's topic."""
+    """The last level of an agent's topic."""
 
     COMMANDS = "commands"
     REPORTS = "reports"
@@ -26,7 +26,7 @@ _KINDS = {str(kind): kind for kind in TopicKind}
 
 
 class Mailbox(StrEnum):
-    """Where a person and an agent leave something for each other."""
+    """The two mailboxes of a person at an agent."""
 
     INBOX = "inbox"
     OUTBOX = "outbox"
@@ -36,24 +36,24 @@ _BOXES = {str(box): box for box in Mailbox}
 
 
 def is_agent_id(text: str) -> bool:
-    """Whether a text may be an agent's id: nothing that a topic or a path could trip over."""
+    """Whether a text is a valid agent id: safe in topics and paths."""
     return _ID.fullmatch(text) is not None
 
 
 def topic(agent_id: str, kind: TopicKind) -> str:
-    """The topic of one agent; raise `ValueError` for an id that is none."""
+    """The topic of an agent; raise `ValueError` for an invalid id."""
     if not is_agent_id(agent_id):
         raise ValueError(f"{agent_id!r} is no agent id: {ID_RULE}")
     return f"{_AGENTS}/{agent_id}/{kind}"
 
 
 def every(kind: TopicKind) -> str:
-    """The subscription to one kind of message from all agents."""
+    """The subscription to a kind of message from all agents."""
     return f"{_AGENTS}/+/{kind}"
 
 
 def read_topic(name: str) -> tuple[str, TopicKind] | None:
-    """The agent and the kind that a topic names; None if it is not one of ours."""
+    """The agent and the kind in a topic; None if it is not an agent's topic."""
     head, _, last = name.rpartition("/")
     folder, _, agent_id = head.rpartition("/")
     kind = _KINDS.get(last)
@@ -63,22 +63,22 @@ def read_topic(name: str) -> tuple[str, TopicKind] | None:
 
 
 def box_topic(agent_id: str, box: Mailbox, user: str) -> str:
-    """The topic of one person's box at one agent; raise `ValueError` for an id that is none."""
-    for given in (agent_id, user):
-        if not is_agent_id(given):
-            raise ValueError(f"{given!r} is no id: {ID_RULE}")
+    """The topic of a person's mailbox at an agent; raise `ValueError` for an invalid id."""
+    for name in (agent_id, user):
+        if not is_agent_id(name):
+            raise ValueError(f"{name!r} is no id: {ID_RULE}")
     return f"{_AGENTS}/{agent_id}/{box}/{user}"
 
 
 def every_box(box: Mailbox, user: str = "") -> str:
-    """The subscription to one kind of box at all agents: one person's, or everybody's."""
+    """The subscription to a kind of mailbox at all agents: of one person, or of all."""
     if user and not is_agent_id(user):
         raise ValueError(f"{user!r} is no id: {ID_RULE}")
     return f"{_AGENTS}/+/{box}/{user or '+'}"
 
 
 def read_box_topic(name: str) -> tuple[str, Mailbox, str] | None:
-    """The agent, the kind of box and the person that a topic names; None if it is not one."""
+    """The agent, the kind of mailbox and the person in a topic; None for other topics."""
     head, _, user = name.rpartition("/")
     folder, _, last = head.rpartition("/")
     root, _, agent_id = folder.rpartition("/")

@@ -1,7 +1,7 @@
 """The documented JSON: commands go to an edge; reports, status and adverts come from it.
 
-Written strictly, read kindly: unknown fields are ignored and older shapes are understood. What
-cannot be read at all is a `WireError`, which carries the request id if there was one.
+Encoding is strict, decoding is lenient: unknown fields are ignored and older shapes are accepted.
+An unreadable message raises `WireError`, which carries the request id if it has one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.tools import Tool
 
 WIRE_VERSION = 1
-"""Of the protocol. An edge and an orchestrator talk if their ranges overlap."""
+"""The protocol version. An edge and an orchestrator are compatible if their ranges overlap."""
 MAX_REQUEST_ID_CHARS = 200
 DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S = 3600.0, 86_400.0
-"""Seconds that a job may take: if it is not said, and at most."""
+"""The default and the maximum timeout of a job, in seconds."""
 T = TypeVar("T")
 
 
 class WireError(EvoClawError):
-    """A message that cannot be taken; counted and dropped, or answered if it can be."""
+    """An invalid message; counted and dropped, or answered if possible."""
 
     def __init__(self, kind: ErrorKind, problem: str, request_id: str = "") -> None:
         super().__init__(problem)
@@ -40,29 +40,29 @@ def _version() -> int:
 
 
 class Command(Struct, frozen=True, omit_defaults=True):
-    """What an edge is asked to do."""
+    """A command to an edge."""
 
     command: str
     payload: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
     request_id: str = field(default_factory=str)
     expires_at: float | None = None
-    """Unix seconds by the orchestrator's clock; not started after that."""
+    """Unix seconds by the orchestrator's clock; the command is not started later."""
     v: int = field(default_factory=_version)
     run_id: str = ""
     tenant: str = ""
     epoch: int = 0
-    """Who drives the run: a lower one than an edge has seen for it is refused."""
+    """The epoch of the run's owner: an edge refuses a lower epoch than it has seen."""
     hops: int = 0
-    """How many agents it was passed on by."""
+    """The number of agents that delegated it."""
     args_sha256: str = ""
     queue_ttl_ms: int | None = None
     max_output_bytes: int | None = None
     reply_to: str = ""
     traceparent: str = ""
     label: Label = CLEAN
-    """Of everything that the model had seen when it asked."""
+    """The label of everything that the model had seen when it made the call."""
     grant: str = ""
-    """Signed by the orchestrator: who may do what with which arguments, and until when."""
+    """Signed by the orchestrator: the principal, the tool, its arguments and the expiry."""
 
 
 class ToolPayload(Struct, frozen=True, omit_defaults=True):
@@ -73,13 +73,13 @@ class ToolPayload(Struct, frozen=True, omit_defaults=True):
     timeout_ms: float | None = None
     stream: bool = False
     background: bool = False
-    """It is a job: answered at once, its result is told when it has ended."""
+    """Run as a job: acknowledged at once, its result is reported when it has ended."""
     idle_ms: float | None = None
-    """A job that says nothing for so long is ended."""
+    """A job that writes no output for so long is ended."""
 
 
 class ReportType(StrEnum):
-    """What a report is about."""
+    """The type of a report."""
 
     RESULT = "result"
     ERROR = "error"
@@ -92,14 +92,14 @@ class ReportType(StrEnum):
 
 
 class Report(Struct, frozen=True):
-    """What an edge says."""
+    """A message from an edge."""
 
     agent_id: str
     agent_type: str
     report_type: ReportType
     payload: dict[str, JSON]
     timestamp: float | None = None
-    """Unix seconds by the edge's clock: for people, never for a decision."""
+    """Unix seconds by the edge's clock: for display, never for a decision."""
 
     @property
     def request_id(self) -> str:
@@ -109,7 +109,7 @@ class Report(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """The payload of a `result` or `error` report: how one command ended."""
+    """The payload of a `result` or `error` report: how a command ended."""
 
     request_id: str = ""
     status: str = ""
@@ -123,17 +123,17 @@ class Outcome(Struct, frozen=True):
     truncated: bool = False
     blocks: list[JSON] | None = None
     label: Label = CLEAN
-    """Where what it says came from."""
+    """The label of the result's content."""
     details: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
     refuses: str = ""
-    """Of a refusal: the one message that it is about. Others with its id may be welcome; what an
-    edge has written down is about the id, and has no such mark."""
+    """Of a refusal: the digest of the message that it answers. Other messages with the same id may
+    be accepted. A journaled outcome is about the id, and has no digest."""
     fenced: bool = False
     """Of a refusal: another orchestrator took the run over."""
     receipt: JSON = None
-    """The device's signed word on all of this: an object with `body` and `signature`."""
+    """The device's signed receipt of the outcome: an object with `body` and `signature`."""
     checked: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
-    """What the orchestrator makes of that. Never from the wire: it is dropped where that ends."""
+    """The orchestrator's check of the receipt. Never from the wire: a received value is dropped."""
 
 
 class OutputChunk(Struct, frozen=True):
@@ -165,13 +165,13 @@ class Hello(Struct, frozen=True):
     v_min: int = WIRE_VERSION
     v_max: int = WIRE_VERSION
     room: int | None = None
-    """How many more commands it takes now; None if it does not say."""
+    """Free capacity in commands; None if the edge does not report it."""
     journal: str = ""
-    """Names what it remembers by; another one means that it has forgotten what was before."""
+    """The id of the edge's journal; a new id means that earlier calls are forgotten."""
     heartbeat_s: float | None = None
-    """Seconds between two of its heartbeats; None if it does not say."""
+    """Seconds between two heartbeats; None if the edge does not report it."""
     asked: float | None = None
-    """When it was said, by the sender's own steady clock; the answer says it again."""
+    """When the hello was sent, by the sender's monotonic clock; the welcome echoes it."""
 
 
 class Welcome(Struct, frozen=True, omit_defaults=True):
@@ -182,7 +182,7 @@ class Welcome(Struct, frozen=True, omit_defaults=True):
     now: float
     """The orchestrator's clock; deadlines are judged by it."""
     asked: float | None = None
-    """When the hello was said that this answers."""
+    """When the answered hello was sent, echoed from it."""
     acks: list[str] = []
     cancels: list[str] = []
 
@@ -195,24 +195,24 @@ class Heartbeat(Struct, frozen=True):
     in_flight: int = 0
     queued: int = 0
     room: int | None = None
-    """How many more commands it takes now; None if it does not say."""
+    """Free capacity in commands; None if the edge does not report it."""
     cpu_percent: float = 0.0
     memory_mb: float = 0.0
     uptime_s: float = 0.0
 
 
 class Status(Struct, frozen=True):
-    """Birth and will: retained, so that a new orchestrator knows who was there last."""
+    """Birth and will: retained, so that a new orchestrator learns which edges were online."""
 
     agent_id: str
     status: str
     boot_id: str = ""
     counter: int = 0
-    """Of the connections of this boot; a will of an older one says nothing about this one."""
+    """Counts the connections of this boot; the will of an older connection is ignored."""
 
 
 class AdvertisedTool(Struct, frozen=True):
-    """One tool in an advert; its schema is fetched when the hash is not known."""
+    """A tool in an advert; its schema is fetched when the hash is unknown."""
 
     name: str
     version: str = ""
@@ -220,7 +220,7 @@ class AdvertisedTool(Struct, frozen=True):
 
 
 class Advert(Struct, frozen=True, omit_defaults=True):
-    """What an edge says of itself, retained: untrusted text, to be shown as such."""
+    """An edge's description of itself, retained: untrusted text, to be displayed as such."""
 
     agent_id: str
     capabilities: str = ""
@@ -254,7 +254,7 @@ def read_command(data: bytes) -> Command:
 
 
 def read_report(agent_id: str, data: bytes) -> Report:
-    """Read a report that came on this agent's topic; a bare result object counts as one too."""
+    """Read a report from this agent's topic; a bare result object is accepted too."""
     raw = _object(data)
     if "report_type" not in raw and raw.get("status") in ("success", "error"):
         kind = "result" if raw["status"] == "success" else "error"
@@ -290,12 +290,12 @@ def encode(message: Command | Report | Status | Advert) -> bytes:
 
 
 def as_payload(value: Struct) -> dict[str, JSON]:
-    """A payload's struct as the JSON object it stands for."""
+    """A payload's struct as a JSON object."""
     return msgspec.to_builtins(value)
 
 
 def convert(value: JSON, shape: type[T], request_id: str = "") -> T:
-    """Give a JSON value its type, or say what is wrong with it."""
+    """Convert a JSON value to a type; raise `WireError` with the problem."""
     try:
         return msgspec.convert(value, shape)
     except (msgspec.ValidationError, RecursionError) as problem:
@@ -308,31 +308,31 @@ def digest(value: JSON) -> str:
 
 
 _LOOSE = ("request_id", "timeout_ms", "idle_ms", "stream", "background")
-"""What of a payload says how something is done, not what."""
+"""The payload keys that say how a command is run, not what it does."""
 
 
 def fingerprint(command: Command) -> str:
-    """What two askings with one id must have in common: the same thing, with the same arguments."""
-    asked = {key: value for key, value in command.payload.items() if key not in _LOOSE}
-    return digest([command.command, asked])
+    """The digest that two commands with the same id must share: the action and its arguments."""
+    content = {key: value for key, value in command.payload.items() if key not in _LOOSE}
+    return digest([command.command, content])
 
 
 def arguments_of(command: Command) -> JSON:
-    """What a command asks with: a tool's arguments, or else all that it says."""
+    """A command's arguments: those of the tool, or the whole payload."""
     named = {"tool": "parameters", "execute": "params"}.get(command.command)
     if named is None:
         return command.payload
-    given = command.payload.get(named, command.payload.get("parameters"))
-    return given if is_object(given) else {}
+    arguments = command.payload.get(named, command.payload.get("parameters"))
+    return arguments if is_object(arguments) else {}
 
 
 def message_hash(data: bytes) -> str:
-    """Names one message, as it was sent."""
+    """The digest of a message as it was sent."""
     return sha256(data).hexdigest()[:32]
 
 
 def tool_hash(tool: Tool) -> str:
-    """What changes when anything about a tool changes."""
+    """The hash of a tool's description; changes when the tool changes."""
     return digest(tool)[:16]
 
 

@@ -102,7 +102,7 @@ async def open_stops(env: Mapping[str, str]) -> AsyncGenerator[StopRegistry]:
 async def open_rate_counts(
     env: Mapping[str, str], *, database: Database | None = None
 ) -> AsyncGenerator[SharedRateCounts | None]:
-    """The rate counts that orchestrators share in PostgreSQL; None beside SQLite.
+    """The rate counts that orchestrators share in PostgreSQL; None with SQLite.
 
     Args:
         env: Says where the settings of the store are.

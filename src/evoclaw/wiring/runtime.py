@@ -143,7 +143,7 @@ def _approvals(settings: EvoClawConfig, stores: Stores, env: Mapping[str, str]) 
 
 
 def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | StoredCanvases:
-    """The canvases of sessions: in a shared PostgreSQL, or in a folder beside SQLite."""
+    """The canvases of sessions: in a shared PostgreSQL, or with SQLite in a folder."""
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.local_sessions import canvas_folder
 

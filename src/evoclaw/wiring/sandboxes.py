@@ -35,7 +35,7 @@ async def open_sandboxes(
         domains: Which hosts commands may reach.
         stack: Closes them.
         data: EvoClaw's own folder: no command may see it.
-        readable: Folders that commands may read beside the system's.
+        readable: Folders that commands may read besides the system's.
     """
     from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
 

@@ -35,7 +35,7 @@ class Stores:
     ledger: StoredLedger
     receipts: ReceiptStore
     devices: Devices
-    """The edges that joined; beside SQLite they are in a folder of their own."""
+    """The edges that joined; with SQLite they are in a folder of their own."""
 
 
 @asynccontextmanager

@@ -289,7 +289,7 @@ async def _start_or_resume(
         return found
     view, _ = await context.runs.start(context.caller.principal, chat_request.run_request, key=key)
     if stateless and (calls := earlier_calls(body.messages)):
-        # The conversation continued without these results: the run would wait for ever.
+        # The conversation continued without these results: the run would wait forever.
         abandoned = await CallerCallStore(context.conversations.store.questions).waiting_run(
             calls, context.owns
         )

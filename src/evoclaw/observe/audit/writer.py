@@ -58,7 +58,7 @@ TRUSTED_FIELDS = frozenset(
         "request_id", "result", "run_id", "tenant", "tokens_in", "tokens_out", "turns", "verdict",
     }
 )  # fmt: skip
-"""Fields with values of our own, which hold no secret and are not redacted."""
+"""Fields with values that EvoClaw sets, which hold no secret and are not redacted."""
 SPOOL_FULL = (
     "{} bytes wait for the cold tier, more than spool_bytes in [audit]; see why with "
     "`evoclaw audit ship`"

@@ -1,4 +1,4 @@
-"""Names, attributes and content of spans: the GenAI semantic conventions, and our own attributes.
+"""Names, attributes and content of spans: the GenAI semantic conventions, and EvoClaw's own.
 
 Names of tools, agents and calls may be invented by a model: they are bounded and cleaned.
 Messages, arguments and results are bounded and redacted, and only there if content capture is
@@ -51,7 +51,7 @@ CACHE_WRITE = "gen_ai.usage.cache_creation.input_tokens"
 TOOL_NAME, TOOL_CALL, TOOL_TYPE = "gen_ai.tool.name", "gen_ai.tool.call.id", "gen_ai.tool.type"
 INVOKE_AGENT, CHAT, EXECUTE_TOOL = "invoke_agent", "chat", "execute_tool"
 FUNCTION = "function"
-"""The type of all our tools."""
+"""The type of all EvoClaw tools."""
 ERROR_TYPE = "error.type"
 RUN_ID, TENANT, TURN = "evoclaw.run_id", "evoclaw.tenant", "evoclaw.turn"
 STOP, TURNS, CALLS, COST = "evoclaw.stop", "evoclaw.turns", "evoclaw.calls", "evoclaw.cost"
@@ -63,7 +63,7 @@ RETRIED, APPROVED, TRIMMED = "evoclaw.retried", "evoclaw.approval", "evoclaw.con
 ATTEMPT, WAIT = "evoclaw.attempt", "evoclaw.wait_s"
 SUCCESS, INTERRUPTED = "success", "cut_off"
 MAX_NAME_CHARS = 128
-"""Of one name."""
+"""Characters of a name."""
 PROMPT = "prompt"
 
 _PROVIDERS: Mapping[str, str] = {
@@ -71,7 +71,7 @@ _PROVIDERS: Mapping[str, str] = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Where the conventions name a provider differently than we do."""
+"""Providers that the conventions name differently than EvoClaw does."""
 _FINISHES: Mapping[Finish, str] = {
     Finish.STOP: "stop",
     Finish.CALLS: "tool_call",
@@ -239,9 +239,9 @@ INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
 ARGUMENTS, RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
 MAX_TEXT_CHARS = 8_000
-"""Of one text."""
+"""Characters of a text."""
 MAX_MESSAGES = 50
-"""Of one request; the last ones are kept."""
+"""Messages of a request; the last ones are kept."""
 
 
 class Content:
@@ -253,7 +253,7 @@ class Content:
         self._marks: dict[str, SecretFields | None] = {}
 
     def tools(self, tools: Iterable[Tool]) -> None:
-        """Take note of the parameters that are secrets."""
+        """Note the parameters that are secrets."""
         self._marks = {
             name: secret_fields_of(tool.parameters)
             for tool in tools

@@ -70,7 +70,7 @@ class _EarlierRecords:
         """When calls without a result were started."""
 
     def receive(self, record: Record) -> None:
-        """Take one record."""
+        """Handle a record."""
         event = record.event
         match event:
             case RunStarted() | RunResumed():
@@ -129,8 +129,8 @@ class RunTracer:
         }
 
     def receive(self, record: Record) -> None:
-        """Take one record in."""
-        # Nearly all records are pieces of text: they must cost next to nothing.
+        """Handle a record."""
+        # Nearly all records are text chunks: they must cost almost nothing.
         handle = self._handlers.get(type(record.event))
         if handle is not None:
             handle(record, record.event)
@@ -247,7 +247,7 @@ class RunTracer:
         turn = self._turn_at(record)
         self._calls[event.call_id] = self._spans.start(
             name,
-            # What a device did for it meanwhile lies within it.
+            # The original start, so that the device's span lies within this span.
             at=self._earlier.started_at.pop(event.call_id, record.at),
             parent=turn.place,
             attributes=values,

@@ -229,7 +229,7 @@ class TraceIdFormatter(logging.Formatter):
 
 @contextmanager
 def trace_ids_in_logs() -> Generator[None]:
-    """Add trace ids to log lines while the block runs, on the existing handlers or one of ours."""
+    """Add trace ids to log lines while the block runs, on the existing or a new log handler."""
     root, correlation = logging.getLogger(), TraceIdFilter()
     handlers = list(root.handlers)
     own = None if handlers else _log_to_stderr()

@@ -2,7 +2,7 @@
 
 It listens on a socket in the file system that is mounted into the sandbox. Every request is judged
 when it is made: its host by the allowlist, its port, and every address that the name resolves to;
-and the connection is made to the very address that was judged.
+and the connection is made to exactly the address that was judged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EgressConnection(Struct, frozen=True):
     received: int = 0
     seconds: float = 0.0
     refused: str = ""
-    """Why it was refused or cut; empty: it was neither."""
+    """Why it was refused or cut; empty if it was not."""
 
 
 OnEgressConnection: TypeAlias = Callable[[EgressConnection], None]
@@ -99,8 +99,8 @@ class EgressGateway:
     async def start(self) -> None:
         """Start to listen.
 
-        The folder is private, the socket open to everybody: a sandbox runs as another user, and has
-        the socket mounted without the folder.
+        The folder is private, the socket is open to all users: a sandbox runs as another user, and
+        has the socket mounted without the folder.
         """
         self._folder = tempfile.mkdtemp(prefix="evoclaw-egress-")
         self._server = await asyncio.start_unix_server(
@@ -253,12 +253,12 @@ class _OpenConnection:
         """Cut the connection when it has lasted or been idle for too long."""
         while True:
             now = time.monotonic()
-            left = self._started + self._limits.seconds - now
+            remaining = self._started + self._limits.seconds - now
             idle = self._last + self._limits.idle_seconds - now
-            if min(left, idle) <= 0:
+            if min(remaining, idle) <= 0:
                 break
-            await asyncio.sleep(min(left, idle))
-        self.cut("it took too long" if left <= 0 else "it was idle for too long")
+            await asyncio.sleep(min(remaining, idle))
+        self.cut("it took too long" if remaining <= 0 else "it was idle for too long")
 
     def record(self) -> EgressConnection:
         """The record of it."""
@@ -280,7 +280,7 @@ async def _request_body(
     except MalformedRequest:
         back.transport.abort()
     while await reader.read(tunnels.READ_BYTES):
-        # A second request on the same connection was not judged, and we announced the close.
+        # A second request on the connection was not judged, and the close was announced.
         continue
 
 

@@ -13,15 +13,15 @@ def relay_command(argv: Sequence[str], socket: str, *, python: str = "") -> tupl
     """The command line that runs `argv` with a port that leads to the proxy, inside the sandbox.
 
     Args:
-        argv: What to run.
+        argv: The command to run.
         socket: The path of the proxy's socket inside.
-        python: A Python 3.11 that is there inside; if not given, the one that runs us, by its
-            real path.
+        python: A Python 3.11 that is visible inside [default: the interpreter of this process,
+            by its real path].
     """
     return (python or os.path.realpath(sys.executable), "-I", "-S", "-c", _source(), socket, *argv)
 
 
 @cache
 def _source() -> str:
-    # Passed as text: our files are not visible inside.
+    # Passed as text: EvoClaw's files are not visible inside.
     return Path(__file__).with_name("relay_program.py").read_text()

@@ -28,7 +28,7 @@ class ProxyRequest(Struct, frozen=True):
     """One request to the proxy."""
 
     url: str
-    """Of a tunnel only its host and port."""
+    """The target; of a tunnel only its host and port."""
     tunnel: bool
     length: int = 0
     """Bytes of the body that follows; -1: it comes in chunks."""
@@ -57,7 +57,7 @@ def read_head(head: bytes) -> ProxyRequest:
 
 
 def _check_host(authority: str, said: list[bytes]) -> None:
-    """Require that Host header and URL agree: the server reads the one, we judge the other."""
+    """Require that Host header and URL agree: the server reads the header, the proxy the URL."""
     if len(said) > 1:
         raise MalformedRequest("there are two Host headers")
     if said and _plain(said[0].decode("latin-1")) != _plain(authority):

@@ -56,15 +56,15 @@ class Bubblewrap:
         users, groups = system.account_files(*first.ids)
         files = {str(USERS_FD): users, str(GROUPS_FD): groups}
         files |= {str(WORKER_PROGRAM_FD): system.worker_program_source(), str(HOSTS_FD): HOSTS_FILE}
-        whole = msgspec.structs.replace(first, files=files)
+        plan = msgspec.structs.replace(first, files=files)
         options = (
             *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
             *("--hostname", SANDBOX_HOSTNAME),
             *_system(),
-            *_mounts(policy, whole),
+            *_mounts(policy, plan),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
         )
-        return whole.command((self.binary() or self._program, *options, *rights, "--", *within))
+        return plan.command((self.binary() or self._program, *options, *rights, "--", *within))
 
 
 def _system() -> Iterator[str]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from evoclaw.core.sandboxes import SandboxPolicy
 
 PROGRAM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu")
-"""Folders of programs beside /usr; some are links into it."""
+"""Folders of programs besides /usr; some are links into it."""
 ETC_NAMES = (
     *("alternatives", "ca-certificates", "ca-certificates.conf", "ssl", "pki", "crypto-policies"),
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "localtime", "timezone"),
@@ -25,7 +25,7 @@ ETC_NAMES = (
 )
 """Files of /etc that programs need and that reveal nothing of this machine or its users."""
 FIRST_UID, UID_COUNT = 64000, 1000
-"""Unused uids: where we are root, sandboxed commands run as one of them."""
+"""Unused uids: if this process is root, sandboxed commands run as one of them."""
 FRESH_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 WORKER_PROGRAM_PATH = "/run/evoclaw/worker_program.py"
 FRESH_MEMORY_DIVISOR = 4
@@ -33,7 +33,7 @@ FRESH_MEMORY_DIVISOR = 4
 
 
 class WorkerLimits(Struct, frozen=True):
-    """What the program inside a sandbox is told; see `worker_program.py`."""
+    """The settings of the program inside a sandbox; see `worker_program.py`."""
 
     rlimits: dict[str, int]
     fresh: dict[str, int] = {}
@@ -72,12 +72,12 @@ def worker_program_source() -> str:
 
 
 def own_interpreter() -> str:
-    """The interpreter that runs us, by its real path: the same in every sandbox."""
+    """The interpreter of this process, by its real path: the same in every sandbox."""
     return os.path.realpath(sys.executable)
 
 
 def own_installations() -> list[str]:
-    """The folders of our interpreter and our packages, where they are not below /usr."""
+    """The folders of this interpreter and its packages, if they are not below /usr."""
     found = (os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.prefix))
     return [path for path in dict.fromkeys(found) if not _is_system(path)]
 
@@ -91,7 +91,7 @@ def shown_paths(policy: SandboxPolicy) -> list[str]:
 
 
 def readable_paths(policy: SandboxPolicy) -> list[str]:
-    """What may be read beside the system: the policy's folders, and our own installation."""
+    """The readable folders besides the system: the policy's, and EvoClaw's installation."""
     return [
         path
         for path in dict.fromkeys((*policy.readable, *own_installations()))
@@ -121,7 +121,7 @@ def pinned_paths(policy: SandboxPolicy) -> list[tuple[str, bool]]:
     """Paths in writable folders that are mounted over themselves, and whether they are writable.
 
     A protected file is read-only. The folders above it are mounted over themselves as well, as a
-    mount point cannot be renamed: else a command could move the folder and create another.
+    mount point cannot be renamed: otherwise a command could move the folder and replace it.
     """
     found: dict[str, bool] = {}
     homes = (policy.workspace, *policy.writable)
@@ -136,7 +136,7 @@ def pinned_paths(policy: SandboxPolicy) -> list[tuple[str, bool]]:
 
 
 def _own(policy: SandboxPolicy) -> Iterator[str]:
-    """Our own installation, where it is in a writable folder: no sandbox may change it."""
+    """EvoClaw's installation, if it is in a writable folder: no sandbox may change it."""
     for path in own_installations():
         if any(is_below(path, folder) for folder in (policy.workspace, *policy.writable)):
             yield path
@@ -147,12 +147,12 @@ def _between(home: str, path: str) -> list[str]:
 
 
 def tenant_uid(tenant: str) -> int:
-    """The uid that the commands of a tenant run as where we are root."""
+    """The uid that the commands of a tenant run as if this process is root."""
     return FIRST_UID + zlib.crc32(tenant.encode()) % UID_COUNT
 
 
 def account_files(uid: int, gid: int, home: str = "/tmp") -> tuple[str, str]:
-    """The passwd and group files of a sandbox: its own user, and nobody else."""
+    """The passwd and group files of a sandbox: its own user only, and `nobody`."""
     name = "evoclaw"
     nobody = "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"
     if uid == os.geteuid() != 0:

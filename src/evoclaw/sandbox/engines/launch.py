@@ -16,7 +16,7 @@ STAGING_FOLDER = "/tmp"
 
 
 class StagedTree(Struct, frozen=True):
-    """One folder that is shown in the staging folder."""
+    """A folder that is mounted in the staging folder."""
 
     path: str
     place: str
@@ -27,7 +27,7 @@ class LaunchPlan(Struct, frozen=True):
     """What `launcher_program.py` prepares before the engine starts."""
 
     uid: int | None = None
-    """The service user; none: we are not root, and run as ourselves."""
+    """The service user; None: this process is not root, and commands run as its user."""
     gid: int | None = None
     keep_root: bool = False
     """The engine itself needs root, and drops to the service user on its own."""

@@ -17,7 +17,7 @@ import stat
 import struct
 import sys
 
-# The modules for types and for paths would cost more than all the rest.
+# Importing typing and pathlib would take longer than the rest of the program.
 # ruff: noqa: PTH101, PTH102, PTH123
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main() -> None:
     plan, program = json.loads(sys.argv[1]), sys.argv[2:]
     number = KEYCTL.get(os.uname().machine)
     if number is not None:
-        # A process with our session keyring could read our keys.
+        # A process with the parent's session keyring could read its keys.
         libc.syscall(number, JOIN_SESSION_KEYRING, None)
     try:
         for descriptor, text in plan["files"].items():
@@ -140,7 +140,7 @@ def clone(tree: dict[str, Any], uid: int, gid: int) -> int:
     done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
     os.close(space)
     if done < 0 and not tree["writable"]:
-        # Read-only without the mapping: the service user then reads what everybody may read.
+        # Read-only without the mapping: the service user then reads only world-readable files.
         told = struct.pack("QQQQ", attributes, 0, 0, 0)
         done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
     check(done, f"exchanging the owner of {tree['path']}")

@@ -87,7 +87,7 @@ class Podman:
 
 
 def _find(program: str) -> str:
-    # Plain users' PATH often lacks the folders of administrators' programs.
+    # The PATH of ordinary users often lacks the sbin folders.
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
 
 

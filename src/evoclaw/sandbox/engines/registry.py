@@ -56,19 +56,19 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Bytes."""
     processes: int = 256
     file_size: int = 1 << 30
-    """Bytes of one file."""
+    """Maximum bytes of a file."""
     open_files: int = 1024
     files: int = 200_000
-    """Files that one command may make, roughly."""
+    """Files that a command may create, approximately."""
     disk: int = 8 << 30
-    """Bytes that one command may add to the disk, roughly."""
+    """Bytes that a command may add to the disk, approximately."""
     writable: tuple[str, ...] = ()
     """Further folders that commands may change."""
     readable: tuple[str, ...] = ()
-    """Folders that commands may read beside the system's own programs and libraries."""
+    """Folders that commands may read besides the system's programs and libraries."""
 
     def check(self) -> None:
-        """Raise `ConfigError` for what cannot be meant."""
+        """Raise `ConfigError` for invalid settings."""
         for name in (self.engine, *self.tools.values()):
             if name not in ENGINE_NAMES:
                 known = ", ".join(ENGINE_NAMES)

@@ -6,7 +6,7 @@ socket that is its stdin. A worker is the first process of a pid namespace, with
 shared memory and temporary folder; it runs one command, and when it ends the kernel kills whatever
 the command started. No worker is used twice, and the pool never runs a command itself, so it holds
 no data of any command. LIMITS is a JSON object (`WorkerLimits` in `host_view.py` writes it).
-Standard library only: our packages may not be visible here.
+Standard library only: EvoClaw's packages may not be visible here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import socket
 import struct
 import sys
 
-# The modules for types and for paths would cost more than all the rest.
+# Importing typing and pathlib would take longer than the rest of the program.
 # ruff: noqa: PTH103, PTH112, PTH120, PTH123
 TYPE_CHECKING = False
 if TYPE_CHECKING:

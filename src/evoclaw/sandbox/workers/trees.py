@@ -72,7 +72,7 @@ class WorkerTree:
         loop = asyncio.get_running_loop()
         self._readers.add(end)
 
-        def heard() -> None:
+        def on_readable() -> None:
             try:
                 data = os.read(end, READ_BYTES)
             except BlockingIOError:
@@ -83,7 +83,7 @@ class WorkerTree:
                 self._close(end)
                 watch.pipe_connection_lost(stream, None)
 
-        loop.add_reader(end, heard)
+        loop.add_reader(end, on_readable)
 
     def _close(self, end: int) -> None:
         asyncio.get_running_loop().remove_reader(end)
@@ -104,8 +104,8 @@ class WorkerTree:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._watch.closed.wait()
-        for left in tuple(self._readers):
-            self._close(left)
+        for reader in tuple(self._readers):
+            self._close(reader)
         if self._worker.refused:
             raise OSError(self._worker.refused, os.strerror(self._worker.refused))
         return -int(signal.SIGKILL) if self._worker.code is None else self._worker.code
@@ -164,7 +164,7 @@ class EngineTree:
         self._tree.terminate()
 
     async def end(self) -> int:
-        """Kill everything, also what the engine started outside our process tree."""
+        """Kill everything, also what the engine started outside this process tree."""
         by_itself = self._watch is not None and self._watch.exited.is_set()
         if self._command and isinstance(self._engine, DetachedEngine) and not by_itself:
             await _run(self._engine.end_command(self._command))

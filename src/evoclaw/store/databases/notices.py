@@ -42,7 +42,7 @@ class NoticeKind(StrEnum):
     WATCHED = "watched"
     """A process that does not drive the run watches it, and wants its progress."""
     LISTENER_JOINED = "newcomer"
-    """Of no run: a process listens from now on, and does not know yet who watches what."""
+    """Not about a run: a process starts to listen, and does not know yet which runs are watched."""
 
 
 class Notice(Struct, frozen=True, array_like=True):
@@ -206,9 +206,9 @@ def progress_notice(
     tenant: str, run_id: str, records: Sequence[Record], stop: StopReason | None
 ) -> Notice:
     """The notice for stored records."""
-    begins = bool(records) and isinstance(records[0].event, RunStarted | RunResumed)
+    is_start = bool(records) and isinstance(records[0].event, RunStarted | RunResumed)
     return Notice(
-        NoticeKind.STATE_CHANGED if begins or stop is not None else NoticeKind.RECORDS_STORED,
+        NoticeKind.STATE_CHANGED if is_start or stop is not None else NoticeKind.RECORDS_STORED,
         tenant,
         run_id,
     )

@@ -217,8 +217,8 @@ class PostgresConnection:
         if len(all_rows) > 1:
             cursor.executemany(query, all_rows[:-1])
         # `executemany` is a pipeline, after which the server does not count the idle time until the
-        # next statement: a process that stalls here would keep the lock for ever. So the last
-        # statement is sent by itself.
+        # next statement: a process that stalls here would keep the lock forever. So the last
+        # statement is sent separately.
         return cursor.execute(query, all_rows[-1]) if all_rows else cursor
 
     def begin(self, statement: bytes, lock: int) -> Sequence[Any]:
@@ -254,7 +254,7 @@ def _multi_row_query(statement: str, count: int) -> bytes:
 
 
 def translate_error(problem: BaseException, name: str) -> BaseException:
-    """The error for the caller; a mistake in one of our statements is left as it is."""
+    """The error for the caller; an error in a statement itself is returned unchanged."""
     found = problem
     match problem:
         case errors.DiskFull():

@@ -70,8 +70,8 @@ class PostgresWorker:
         """Without a connection it is read-only, and connects for the first request."""
         self.commits, self.busy_s = 0, 0.0
         self.clock_offset_s = time.time() - time.monotonic()
-        """The server's clock minus our monotonic clock, in seconds, as of the last transaction;
-        before the first one, by our own wall clock."""
+        """The server's clock minus the local monotonic clock, in seconds, as of the last
+        transaction; before the first one, by the local wall clock."""
         self.broken: StoreError | None = None
         """Why nothing can be written any more."""
         self._server, self._loop, self._reconnect_timeout_s = server, loop, reconnect_timeout_s
@@ -245,7 +245,7 @@ class PostgresWorker:
         """Find out whether a transaction was committed when the connection was lost."""
         if self._unknown_commit is None:
             return
-        # We hold the lock that it held: either way, that transaction has ended.
+        # This process holds the lock that it held: either way, that transaction has ended.
         number, requests = self._unknown_commit
         connection = self._connect()
         connection.execute("SAVEPOINT status")

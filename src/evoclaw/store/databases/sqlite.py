@@ -311,7 +311,7 @@ class _SqliteWorker:
 
     def _on_failed(self, requests: list[WriteRequest], problem: BaseException) -> None:
         """Roll back the transaction; its deferred writes are repeated in the next one."""
-        # If even this fails, the next batch cannot begin, fails, and rolls back again.
+        # If even this fails, the next batch cannot start, fails, and rolls back again.
         with suppress(sqlite3.Error):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")

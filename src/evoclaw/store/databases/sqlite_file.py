@@ -121,7 +121,7 @@ class SingleSchemaFormat(Struct, frozen=True):
 
 
 def translate_error(problem: sqlite3.Error, path: Path) -> Exception:
-    """The error for the caller; a mistake in one of our statements is left as it is."""
+    """The error for the caller; an error in a statement itself is returned unchanged."""
     code = getattr(problem, "sqlite_errorcode", 0)
     found: Exception = problem
     if code in FULL_DISK_CODES:
@@ -209,7 +209,7 @@ def inspect_file(path: Path, file_format: SqliteFileFormat) -> None:
     wal = companion_path(path, "-wal")
     if not path.is_file():
         raise IsADirectoryError(errno.EISDIR, "not a file")
-    # We never create an empty file, and SQLite would silently start a new database in it.
+    # EvoClaw never creates an empty file; SQLite would silently start a new database in it.
     if not path.stat().st_size:
         raise DamagedStore(path, "it is empty")
     if wal.exists() and wal_is_damaged(wal):
@@ -370,7 +370,7 @@ def _wal_checksum(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, 
 
 
 def companion_path(path: Path, suffix: str) -> Path:
-    """The path of a file that SQLite keeps beside another, such as its write-ahead log."""
+    """The path of a companion file of SQLite, such as the write-ahead log."""
     return path.with_name(path.name + suffix)
 
 

@@ -1,4 +1,4 @@
-"""The metrics of one run, a fold over its stored records: every record is taken in once."""
+"""The metrics of one run, a fold over its stored records: every record is folded once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_obje
 from evoclaw.core.metrics import FinishedCall, RunMeter, Spending, result_bytes
 
 MAX_ERROR_CHARS = 200
-"""Of the text of an error."""
+"""Characters of an error text."""
 MAX_NAME_CHARS = 128
-"""Of a tool's name: a model may have invented it."""
+"""Characters of a tool's name: a model may have invented it."""
 EDGE_CALL = "edge_call"
 """The tool whose arguments name edges."""
 _EDGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -41,9 +41,9 @@ class RunFold:
 
     def __init__(self) -> None:
         self.seq = 0
-        """Of the last record that was taken in."""
+        """The number of the last folded record."""
         self.last = 0.0
-        """When that was."""
+        """The time of the last folded record."""
         self.calls: list[FoldedCall] = []
         self.waited = 0.0
         self._meter = RunMeter(on_call=self._add_call)
@@ -61,7 +61,7 @@ class RunFold:
         return self._meter.metrics().wall_time_saved_ms / 1000
 
     def receive(self, record: Record) -> None:
-        """Take in one record; each once, in order."""
+        """Fold a record; each once, in order."""
         self.seq, self.last = record.seq, record.at
         self._meter.receive(record)
         match record.event:

@@ -94,7 +94,7 @@ class WindowRows(Struct, frozen=True):
 
 
 class _RunFacts(Struct, frozen=True):
-    """What the session store knows of a run, beside its records."""
+    """The columns of a run in the session store, besides its records."""
 
     id: str
     stop: str | None
@@ -120,7 +120,7 @@ class MetricsStore:
     """The metrics of all tenants."""
 
     def __init__(self, database: Database) -> None:
-        """Needs the tables of the session store beside its own."""
+        """Needs the tables of the session store besides its own."""
         self._database = database
         self._sessions = SessionStore(database)
         self._open_folds: OrderedDict[tuple[str, str], RunFold] = OrderedDict()

@@ -25,7 +25,7 @@ NOT EXISTS (
         AND e.seq < r.seq AND (e.stop IS NULL OR e.stop = 'waiting')
 )
 """
-# A sub-run is driven by its parent, unless it was claimed by itself after the parent had ended.
+# A sub-run is driven by its parent, unless it was claimed separately after the parent had ended.
 READY_RUNS = f"""
 SELECT id FROM runs r
 WHERE tenant = ? AND stop IS NULL AND {IS_UNCLAIMED} AND holder <> ?

@@ -28,7 +28,7 @@ NO_TIMEOUT_S = 1e9
 MAX_SESSIONS_PER_SWEEP = 1_000
 """Sessions for which one poll defers jobs."""
 # A waiting run continues when it is answered, or when its holder is dead. A sub-run is driven by
-# its parent, unless it was claimed by itself.
+# its parent, unless it was claimed separately.
 CAN_CONTINUE = "(holder <> '' OR (stop IS NULL AND parent_run = ''))"
 NEXT_RUN = f"""
 SELECT id FROM (

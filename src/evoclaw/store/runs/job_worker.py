@@ -57,7 +57,7 @@ ChooseTenants = Callable[[Counter[str]], Awaitable[Sequence[Sequence[str]]]]
 
 
 async def create_tables(database: Database) -> None:
-    """Create or migrate the tables of procrastinate in our schema."""
+    """Create or migrate the tables of procrastinate in EvoClaw's schema."""
     files = _migrations()
     steps = Schema("procrastinate", tuple((file.name,) for file in files))
 
@@ -262,7 +262,7 @@ class JobWorker:
             max_size=2,
             max_idle=MAX_CONNECTION_IDLE_S,
             timeout=CONNECT_TIMEOUT_S,
-            # The next request tries again: the pool by itself would wait longer each time.
+            # The next request tries again: the pool's own retries would wait longer each time.
             reconnect_timeout=RETRY_DELAY_S,
             open=False,
         )

@@ -24,9 +24,9 @@ LAUNCHER_CODE = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from evoclaw.sandbox.engines.native.program.launcher import main; main()"
 )
-"""Imported, not run as a file: only what is imported is kept compiled."""
+"""Imported, not run as a file: Python caches the bytecode of imported modules only."""
 PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
-"""All of our own code."""
+"""The folder of EvoClaw's code."""
 SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives",
     "/etc/bash.bashrc", "/etc/ca-certificates", "/etc/ca-certificates.conf", "/etc/crypto-policies",
@@ -38,26 +38,26 @@ SYSTEM_PATHS = (
     "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ssl/cert.pem", "/etc/terminfo",
     "/etc/timezone", "/nix/store",
 )  # fmt: skip
-"""Programs, libraries, and of the settings only those that every program may know."""
+"""Programs, libraries, and the settings that any program may read."""
 PLAIN_ETC_FILES = ("/etc/passwd", "/etc/group", "/etc/hosts")
-"""Files that are written by us where namespaces are available."""
+"""Files that the launcher writes where namespaces are available."""
 
 
 class NativeEngine:
     """Landlock, seccomp and limits; and namespaces, where the machine allows them.
 
     Attributes:
-        name: What results say they were isolated by.
+        name: The engine's name in results.
     """
 
     name = "native"
 
     def __init__(self, how: NativeMode | None = None, *, python: str = sys.executable) -> None:
-        """Choose, or let it find out.
+        """Set the kind of sandbox, or detect it.
 
         Args:
-            how: What to build from; by default the strongest that this machine allows.
-            python: What runs the launcher: a Python 3.11 or later.
+            how: The kernel features to use [default: the strongest that this machine allows].
+            python: The interpreter of the launcher: Python 3.11 or later.
         """
         self._how = how
         self._python = python
@@ -71,7 +71,7 @@ class NativeEngine:
         return self._why
 
     def how(self) -> NativeMode:
-        """What its sandboxes are built from; raise `ConfigError` where none can be built."""
+        """The kernel features of its sandboxes; raise `ConfigError` if none can be built."""
         if why := self.missing():
             raise ConfigError(why)
         assert self._how is not None
@@ -161,7 +161,7 @@ class NativeEngine:
             "open_files": (policy.open_files,),
             "filter": (call_filter(how, network=bool(proxy), machine=machine).hex(),),
         }
-        said = (f"{key}={value}" for key, values in words.items() for value in values)
+        settings = (f"{key}={value}" for key, values in words.items() for value in values)
         return (
             self._python,
             "-I",
@@ -169,7 +169,7 @@ class NativeEngine:
             "-c",
             LAUNCHER_CODE,
             str(PACKAGE_FOLDER.parent),
-            *said,
+            *settings,
             "--",
             *argv,
         )
@@ -195,13 +195,13 @@ def _below(path: str, folders: Iterable[str]) -> bool:
 
 @cache
 def _interpreter() -> tuple[str, ...]:
-    """Where this Python is installed, unless with the system's: the relay needs one inside."""
+    """The folders of this Python, unless it is the system's: the relay needs it inside."""
     places = dict.fromkeys(os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix))
     return tuple(path for path in places if path != "/" and not _below(path + "/", SYSTEM_PATHS))
 
 
 def _ours(writable: Sequence[str]) -> tuple[str, ...]:
-    """Our own installation: it runs outside, so no sandbox may change it."""
+    """EvoClaw's installation: it runs outside, so no sandbox may change it."""
     return tuple(
         f"{path}/" for path in (str(PACKAGE_FOLDER), *_interpreter()) if _below(path, writable)
     )

@@ -19,7 +19,7 @@ from evoclaw.core.errors import ConfigError
 
 
 class NativeMode(StrEnum):
-    """What a native sandbox is built from."""
+    """The kernel features of a native sandbox."""
 
     NAMESPACES = "namespaces"
     """Namespaces hide what the policy does not name; with Landlock, seccomp and rlimits."""
@@ -38,7 +38,7 @@ SYSCALL_NUMBERS = MappingProxyType(
         "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
         "process_madvise": (440, 440), "pidfd_getfd": (438, 438), "kcmp": (312, 272),
         "move_pages": (279, 239), "migrate_pages": (256, 238), "process_mrelease": (448, 448),
-        # Large parts of the kernel that commands do without.
+        # Large parts of the kernel that commands do not need.
         "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
         "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
         "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
@@ -65,7 +65,7 @@ SYSCALL_NUMBERS = MappingProxyType(
         "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setscheduler": (144, 119),
         "sched_setparam": (142, 118), "sched_setattr": (314, 274),
         "sched_setaffinity": (203, 122),
-        # What Landlock does not see and only a namespace would keep apart.
+        # Not covered by Landlock; only a namespace would isolate these.
         "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
         "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
         "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
@@ -78,7 +78,7 @@ SYSCALL_NUMBERS = MappingProxyType(
         "mq_unlink": (241, 181),
     }
 )  # fmt: skip
-"""Each call's number on x86-64 and on arm64; None where there is none."""
+"""Each call's number on x86-64 and on arm64; None where it does not exist."""
 
 FIRST_JUDGED_SYSCALL = "clone"
 FIRST_UNSEEN_SYSCALL = "chown"
@@ -86,7 +86,7 @@ _NAMES = tuple(SYSCALL_NUMBERS)
 FORBIDDEN_SYSCALLS = _NAMES[: _NAMES.index(FIRST_JUDGED_SYSCALL)]
 """Refused always."""
 UNSEEN_SYSCALLS = _NAMES[_NAMES.index(FIRST_UNSEEN_SYSCALL) :]
-"""Refused where no namespace keeps them apart from the host."""
+"""Refused where no namespace isolates them from the host."""
 
 ARCHITECTURES = MappingProxyType({"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)})
 X32_SYSCALL_BIT = 0x40000000
@@ -103,7 +103,7 @@ ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 class FilterStep(NamedTuple):
-    """One instruction of the filter."""
+    """An instruction of the filter."""
 
     code: int
     yes: int
@@ -120,12 +120,12 @@ ABSENT_STEP = FilterStep(RETURN, 0, 0, ERROR | errno.ENOSYS)
 
 @cache
 def call_filter(how: NativeMode, *, network: bool, machine: str) -> bytes:
-    """The filter for one kind of sandbox on one kind of machine, as the kernel reads it.
+    """The filter for a kind of sandbox on a kind of machine, as BPF.
 
     Args:
-        how: What keeps the sandbox apart besides.
-        network: Whether it has a network of its own to talk to the egress proxy through.
-        machine: As `uname -m` says.
+        how: The other kernel features of the sandbox.
+        network: Whether it has a network namespace to reach the egress proxy.
+        machine: The output of `uname -m`.
     """
     if machine not in ARCHITECTURES:
         raise ConfigError(f"The native sandbox knows no machine of the kind {machine!r}.")
@@ -147,7 +147,7 @@ def call_filter(how: NativeMode, *, network: bool, machine: str) -> bytes:
 
 
 def _blocks(how: NativeMode, *, network: bool) -> dict[str, FilterSteps]:
-    """What is done with each call: every block ends in an answer."""
+    """The verdict on each call: every block ends in a verdict."""
     families = (UNIX, INET, INET6) if network else (UNIX,)
     blocks = dict.fromkeys(FORBIDDEN_SYSCALLS, [DENY_STEP])
     blocks |= {"clone3": [ABSENT_STEP], "openat2": [ABSENT_STEP]}
@@ -165,7 +165,7 @@ def _blocks(how: NativeMode, *, network: bool) -> dict[str, FilterSteps]:
             (*UNSEEN_SYSCALLS, "chmod", "fchmod", "fchmodat", "fchmodat2"), [DENY_STEP]
         )
         blocks["socket"] = [DENY_STEP]
-        # A pair of datagram sockets can be turned to any address.
+        # A datagram socket pair can be redirected to any address.
         blocks["socketpair"] = [
             *_load(0),
             FilterStep(IS, 1, 0, UNIX),
@@ -188,7 +188,7 @@ _SOCKET_KINDS = (STREAM, SEQPACKET)
 _SYSCALLS_ON_OTHERS = (
     "prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity",
 )  # fmt: skip
-"""Calls that take a process, and 0 for oneself."""
+"""Calls that take a pid, where 0 is the calling process."""
 
 
 def _load(argument: int, *, high: bool = False) -> FilterSteps:
@@ -234,7 +234,7 @@ def _no_device(argument: int) -> FilterSteps:
 
 
 def _opened(flags: int) -> FilterSteps:
-    """A file may be made, but not one that lends its owner's rights to who runs it."""
+    """Allow creating a file, but not a setuid or setgid file."""
     return [
         *_load(flags),
         FilterStep(ANY_BIT, 1, 0, CREATING_OPEN_FLAGS),

@@ -16,7 +16,7 @@ from evoclaw.sandbox.engines.native.program.kernel import (
 NEW_USER = 0x10000000
 SYS_ADMIN = 21
 FIRST_FRESH_ID = 0x70000000
-"""Ids from here on are unused; a fresh one keeps sandboxes apart from each other."""
+"""Ids from here on are unused; a fresh id isolates sandboxes from each other."""
 MAX_ID = 0xFFFFFFFF
 
 
@@ -59,7 +59,7 @@ class Credentials:
             )
         self.uid, self.gid = self._owner, self._group or self._owner
         self.drop(kernel)
-        # Otherwise our entry in /proc, and with it the id maps, would still belong to root.
+        # Otherwise this process's entry in /proc, with the id maps, would still belong to root.
         kernel.process("be dumpable", DUMPABLE, 1)
         kernel.die_with_parent()
 

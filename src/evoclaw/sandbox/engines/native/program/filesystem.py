@@ -20,7 +20,7 @@ from evoclaw.sandbox.engines.native.program.kernel import (
 DEVICE_NAMES = ("null", "zero", "full", "random", "urandom")
 NOSUID_NODEV, NOEXEC, PRIVATE, DETACH = 0x2 | 0x4, 0x8, 0x4000 | 0x40000, 2
 STAGING_FOLDERS = ("/tmp", "/mnt", "/usr")
-"""Where the new root is built; the mounts that are needed of the old root are cloned before."""
+"""Where the new root is built; the required mounts of the old root are cloned before."""
 OPEN_FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -120,13 +120,13 @@ def _in_namespaces(
 def _by_rules_alone(
     kernel: Kernel, arguments: LauncherArguments, user: credentials.Credentials
 ) -> None:
-    """Where no namespace can be had: nothing is hidden, but nothing can be opened either."""
+    """Without namespaces: nothing is hidden, but nothing can be opened either."""
     if arguments.all("proxy"):
         raise SandboxRefused(
             "a way to the network needs a network namespace, and none can be made here"
         )
     if held := arguments.all("protect"):
-        # Landlock's rules allow whole trees: none says "all of this but that".
+        # Landlock rules allow whole trees and cannot exclude a path below them.
         raise SandboxRefused(
             f"'{held[0]}' may not be changed though it lies in a folder that may, which needs a "
             "mount namespace, and none can be made here. Allow user namespaces or choose another "

@@ -46,7 +46,7 @@ def _remove(folder: str) -> None:
 
 
 def _wait(kernel: Kernel, command: int, asked: int) -> int:
-    """The status of a command; `asked` gets SIGTERM when we do, -1 being every process."""
+    """The status of a command; SIGTERM is forwarded to `asked`, where -1 is every process."""
     while True:
         if kernel.next_signal() != CHLD:
             os.kill(asked, TERM)
