@@ -610,7 +610,7 @@ async def test_cancelling_the_owner_task_stops_the_broker(engine: str, tmp_path:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_anonymous_access_requires_a_loopback_address(host: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give it accounts, or a loopback address"):
+    with pytest.raises(ConfigError, match="use accounts, or a loopback address"):
         EmbeddedBroker(tmp_path, host=host, anonymous=True)
 
 
