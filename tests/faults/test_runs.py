@@ -43,7 +43,7 @@ out what there is, one would have the other's."""
 POINTS = tuple(
     f"{step}:{when}:{count}"
     for when in ("before", "after")
-    for step, counts in (("append", range(1, APPENDS + 1)), ("put", (1,)), ("done", (1,)))
+    for step, counts in (("append", range(1, APPENDS + 1)), ("enqueue", (1,)), ("done", (1,)))
     for count in counts
 )
 
@@ -201,7 +201,7 @@ async def test_fault_08_runs_of_a_service_killed_at_any_record_resume_without_re
             stored[name] = sum(isinstance(event, Replied) for event in events)
         paid = Counter(town.models.asked)
         # Before it is kept there is no run, and nobody was told that there is one.
-        assert set(points) - set(runs) == {n for n, p in points.items() if p == "put:before:1"}
+        assert set(points) - set(runs) == {n for n, p in points.items() if p == "enqueue:before:1"}
         # To it all of them are silent for too long, by its clock or by the server's.
         later = replace(settings[0], until=tuple(runs), ahead=1_000, lease=1.5)
         assert await fork_servers[0].child(later, 120) == 0
@@ -283,7 +283,7 @@ async def test_fault_65_an_idempotency_key_starts_one_run_despite_repeated_kills
     town.models.turns = 1
     fork_server, setting = await town.service("fork_server"), await town.setting()
     asking = replace(setting, begin="run", idempotency="k", at_once=50)
-    for point in ("put:after:1", "append:after:1", "append:before:4", "done:before:1"):
+    for point in ("enqueue:after:1", "append:after:1", "append:before:4", "done:before:1"):
         assert await fork_server.child(replace(asking, dies=point)) == -signal.SIGKILL, point
     async with town.store() as store:
         (only,) = await store.runs()
