@@ -43,7 +43,7 @@ out what there is, one would have the other's."""
 POINTS = tuple(
     f"{step}:{when}:{count}"
     for when in ("before", "after")
-    for step, counts in (("append", range(1, APPENDS + 1)), ("enqueue", (1,)), ("done", (1,)))
+    for step, counts in (("append", range(1, APPENDS + 1)), ("enqueue", (1,)), ("finish", (1,)))
     for count in counts
 )
 
@@ -283,7 +283,7 @@ async def test_fault_65_an_idempotency_key_starts_one_run_despite_repeated_kills
     town.models.turns = 1
     fork_server, setting = await town.service("fork_server"), await town.setting()
     asking = replace(setting, begin="run", idempotency="k", at_once=50)
-    for point in ("enqueue:after:1", "append:after:1", "append:before:4", "done:before:1"):
+    for point in ("enqueue:after:1", "append:after:1", "append:before:4", "finish:before:1"):
         assert await fork_server.child(replace(asking, dies=point)) == -signal.SIGKILL, point
     async with town.store() as store:
         (only,) = await store.runs()

@@ -58,7 +58,7 @@ SCHEMAS = (
     queue.SCHEMA,
 )
 EDGE = "pi"
-STEPS: dict[str, type] = {"append": SessionStore, "enqueue": RunQueue, "done": RunQueue}
+STEPS: dict[str, type] = {"append": SessionStore, "enqueue": RunQueue, "finish": RunQueue}
 
 
 class Setting(Struct, frozen=True, omit_defaults=True):
