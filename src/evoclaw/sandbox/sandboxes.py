@@ -21,6 +21,7 @@ from evoclaw.executors.process_trees import ProcessTree
 from evoclaw.executors.processes import DEFAULT_PATH, LocalProcesses
 from evoclaw.executors.protected_paths import protected_paths
 from evoclaw.sandbox.cgroups import CgroupFactory, find_cgroups, wait_until_removed
+from evoclaw.sandbox.engines.host_view import is_below
 from evoclaw.sandbox.self_test import SandboxSelfTest
 from evoclaw.sandbox.workers.pool import POOL_IDLE_TIMEOUT_S, WorkerPool, sandbox_unavailable
 from evoclaw.sandbox.workers.trees import EngineTree, WorkerTree
@@ -28,6 +29,11 @@ from evoclaw.sandbox.workers.trees import EngineTree, WorkerTree
 T = TypeVar("T")
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/nix", "/gnu")
 SANDBOX_HOME = "/tmp"
+NO_ENGINE = "none"
+HIDING_ENGINE = "bubblewrap"
+"""The engine that can hide a part of the workspace."""
+MAX_OPEN_SANDBOXES = 8
+"""Sandboxes kept open: the least recently used are closed first, if nothing runs in them."""
 
 
 class EngineSandbox:
@@ -82,7 +88,9 @@ class EngineSandbox:
         shown = (*SYSTEM_FOLDERS, self._policy.workspace, *self._policy.writable)
         shown += self._policy.readable
         path = os.environ.get("PATH", DEFAULT_PATH).split(":")
-        kept = [name for name in path if any(_below(os.path.realpath(name), top) for top in shown)]
+        kept = [
+            name for name in path if any(is_below(os.path.realpath(name), top) for top in shown)
+        ]
         return {
             "PATH": ":".join(kept) or DEFAULT_PATH,
             "HOME": SANDBOX_HOME,
@@ -184,17 +192,6 @@ def _belongs_elsewhere(task: asyncio.Task[T]) -> bool:
 
 def _has_failed(task: asyncio.Task[T]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-NO_ENGINE = "none"
-HIDING_ENGINE = "bubblewrap"
-"""The engine that can hide a part of the workspace."""
-MAX_OPEN_SANDBOXES = 8
-"""Sandboxes kept open: the least recently used are closed first, if nothing runs in them."""
 
 
 class LocalSandboxes:
