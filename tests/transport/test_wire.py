@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoclaw.core.encoding import json_digest
 from evoclaw.core.labels import Label
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.tools import Tool
+from evoclaw.edge.joining import JoinReply
+from evoclaw.orchestrator.fleet.join_handler import JoinRequest
 from evoclaw.transport.wire import (
     Advert,
     AdvertisedTool,
@@ -19,6 +22,8 @@ from evoclaw.transport.wire import (
     Command,
     Heartbeat,
     Hello,
+    NestedCall,
+    NestedResult,
     OutputChunk,
     Report,
     ReportType,
@@ -27,7 +32,6 @@ from evoclaw.transport.wire import (
     Welcome,
     WireError,
     as_payload,
-    digest,
     encode,
     read_advert,
     read_command,
@@ -58,12 +62,25 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
         expires_at=WHEN,
         run_id="0123456789abcdef0123456789abcdef",
         epoch=1,
-        args_sha256=digest({"command": "vcgencmd measure_temp"}),
+        args_sha256=json_digest({"command": "vcgencmd measure_temp"}),
         queue_ttl_ms=60000,
         label=Label(untrusted=True, sources=("webfetch",)),
         grant="eyJ9.c2ln",
     ),
     "command_prompt": Command("prompt", {"prompt": "How warm is it?"}, "r.1.0.1", hops=1),
+    "command_prompt_with_tools": Command(
+        "prompt",
+        {"prompt": "How warm is the shed?", "tools": [{"name": "edge_call"}]},
+        "r.1.0-garage#1.1",
+        hops=2,
+        path=["garage"],
+    ),
+    "command_nested_result": Command(
+        "nested_result",
+        as_payload(NestedResult("r.1.0.1", 1, {"status": "success", "result": "12 °C"})),
+        "nested-1",
+        grant="eyJ9.c2ln",
+    ),
     "command_traced": Command(
         "tool",
         as_payload(ToolPayload("bash", {"command": "uptime"}, 30000)),
@@ -75,8 +92,21 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
     ),
     "command_cancel": Command("cancel", {"request_id": "r.1.0.1"}, "r.1.0.1.cancel"),
     "command_ping": Command("ping", {}, "p1"),
+    "command_hello": Command("hello"),
+    "command_joined": Command(
+        "joined",
+        as_payload(
+            JoinReply("n1", "the-new-password", "A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg")
+        ),
+    ),
     "command_welcome": Command(
         "welcome", as_payload(Welcome("b1", 2, WHEN, 3600.5, acks=["r.1.0.1"], cancels=["r.2.0.1"]))
+    ),
+    "command_welcome_signed": Command(
+        "welcome", as_payload(Welcome("b1", 2, WHEN, 3600.5)), grant="eyJ9.c2ln"
+    ),
+    "command_result_ack_signed": Command(
+        "result_ack", {"request_ids": ["r.1.0.1"]}, grant="eyJ9.c2ln"
     ),
     "command_result_ack": Command("result_ack", {"request_ids": ["r.1.0.1"]}),
     "report_result": report(
@@ -121,6 +151,13 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
                 asked=3600.5,
             )  # fmt: skip
         ),
+    ),
+    "report_join": report(
+        ReportType.JOIN, as_payload(JoinRequest("one-time-token", "n1", key="A6EHv_POEL4dcN0Y50vA"))
+    ),
+    "report_call": report(
+        ReportType.CALL,
+        as_payload(NestedCall("r.1.0.1", 1, "edge_call", {"agent_id": "shed"}, 60000.0)),
     ),
     "report_metric": report(ReportType.METRIC, {"name": "cpu_temperature", "value": 45.6}),
     "status_online": Status(AGENT, "online", "b1", 2),
@@ -246,8 +283,8 @@ def test_any_json_object_is_parsed_or_refused(value: JSON) -> None:
 
 
 def test_a_hash_does_not_depend_on_the_order_of_keys() -> None:
-    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-    assert digest({"a": 1}) != digest({"a": 2})
+    assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+    assert json_digest({"a": 1}) != json_digest({"a": 2})
 
 
 def test_a_tool_hash_changes_with_the_tools_definition() -> None:

@@ -263,7 +263,8 @@ class EmbeddedBroker:
             raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
         if self._tls is None and not loopback:
             logger.warning(
-                "the broker on %s has no certificate: passwords are sent unencrypted",
+                "the broker on %s has no certificate: passwords are sent unencrypted; start with "
+                "--lan instead, or with --cert and --key",
                 self.host,
             )
 

@@ -15,7 +15,7 @@ import msgspec
 from evoclaw.core.commands import FINAL_STATES, CommandRow
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.core.ports import Progress
+from evoclaw.core.ports import Delay, Progress
 from evoclaw.core.wording import outcome_unknown
 from evoclaw.transport.link import TooLarge
 from evoclaw.transport.outbox import Outbox
@@ -40,13 +40,24 @@ class PendingRequest:
         "must_end",
         "payload",
         "seq",
+        "sign",
         "query",
         "timer",
         "delivered",
+        "is_sent",
+        "asked_at",
+        "_is_delayed",
     )
 
-    def __init__(self, agent_id: str, command: Command, *, query: bool = False) -> None:
-        self.agent_id, self.command = agent_id, command
+    def __init__(
+        self,
+        agent_id: str,
+        command: Command,
+        *,
+        query: bool = False,
+        sign: Callable[[Command], Command] = lambda command: command,
+    ) -> None:
+        self.agent_id, self.command, self.sign = agent_id, command, sign
         self.query = query
         """It may be repeated, so it is not stored."""
         self.payload = b""
@@ -55,6 +66,10 @@ class PendingRequest:
         self.must_start = self.must_end = 0.0
         """When these deadlines are checked, by the loop's clock."""
         self.timer: asyncio.TimerHandle | None = None
+        self.asked_at = asyncio.get_running_loop().time()
+        self.is_sent = False
+        """Whether its agent may have started it: then it is awaited until `must_end`."""
+        self._is_delayed = False
         self.answer: Outcome | None = None
         self.seq = self.delivered = 0
         self._problem: ToolFailure | None = None
@@ -102,6 +117,17 @@ class PendingRequest:
             for progress in self._joined.values():
                 if progress is not None:
                     progress(chunk.text)
+
+    def on_presence(self, *, online: bool) -> None:
+        """Report to the callers that the agent went offline, or is online again."""
+        if online is not self._is_delayed or self.answer is not None:
+            return
+        self._is_delayed = not online
+        until = self.must_end if self.is_sent else self.must_start
+        left = 0.0 if online else max(until - asyncio.get_running_loop().time(), 1.0)
+        for progress in self._joined.values():
+            if progress is not None:
+                progress(Delay(self.agent_id, round(left, 1)))
 
     def settle(self, outcome: Outcome) -> None:
         """Deliver the outcome; only the first counts."""

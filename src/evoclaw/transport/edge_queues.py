@@ -3,7 +3,8 @@
 A published command is in flight until its outcome is in. It is published again while the edge has
 not accepted it, and when an edge that accepted it stops reporting progress: the broker's
 acknowledgement does not count, and an edge that has the command already says so and does not start
-it twice.
+it twice. An edge that speaks only the basic messages would start it twice: it gets each command
+once.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class EdgeQueues:
         clock: Callable[[], float],
         spawn: Spawn,
         unsendable: OnUnsendable,
+        recognizes_repeats: Callable[[str], bool] = lambda _: True,
         retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
         progress_timeout: float = PROGRESS_TIMEOUT_S,
     ) -> None:
@@ -89,16 +91,18 @@ class EdgeQueues:
             clock: The time of day, for deadlines.
             spawn: Starts a background task.
             unsendable: Called with commands that can never be published.
+            recognizes_repeats: Whether an agent does not start a command twice that it gets twice.
             retry_delays: Seconds until an unaccepted command is published again; the last repeats.
             progress_timeout: Seconds without progress after which an accepted command is lost.
         """
         self._link, self._backlog = link, backlog
         self._reachable, self._clock = reachable, clock
         self._spawn, self._unsendable = spawn, unsendable
+        self._recognizes_repeats = recognizes_repeats
         self._retry_delays, self._progress_timeout = tuple(retry_delays), progress_timeout
         self._queues: dict[str, _EdgeQueue] = {}
         self.counts: Counter[str] = Counter()
-        """Commands that were published again, by reason."""
+        """Commands that were published again, or were not, by reason."""
 
     def reserve(self, agent_id: str, request_id: str, payload: bytes) -> bool:
         """Reserve a slot for a command that is being stored; False if it must wait."""
@@ -146,8 +150,8 @@ class EdgeQueues:
         queue = self._queue(agent_id)
         if room is not None:
             queue.window = max(1, room + sum(sent.accepted for sent in queue.in_flight.values()))
-            if queue.has_backlog:
-                self.wake(agent_id)
+        if queue.has_backlog or not self._recognizes_repeats(agent_id):  # it never says hello
+            self.wake(agent_id)
 
     def on_progress(self, agent_id: str, request_id: str) -> bool:
         """Note that an edge has a command; whether that was not known."""
@@ -225,6 +229,8 @@ class EdgeQueues:
             if not queue.has_room:
                 queue.has_backlog = True
                 return
+            if row.state != "queued" and not self._recognizes_repeats(agent_id):
+                continue  # it was sent before a restart, and may have run
             sent = queue.in_flight[request_id] = _CommandInFlight(row.payload, stored=True)
             if row.state == "queued" and not await self._backlog.mark(request_id, "sent"):
                 self.completed(agent_id, request_id)  # closed meanwhile
@@ -238,7 +244,9 @@ class EdgeQueues:
         sent.tries += 1
         self._arm(agent_id, request_id, sent, self._progress_timeout if sent.accepted else delay)
         try:
-            await self.publish(agent_id, sent.payload)
+            published = await self.publish(agent_id, sent.payload)
+            if not published and not self._recognizes_repeats(agent_id):
+                sent.tries = 0
         except TooLarge as problem:
             await self._unsendable(agent_id, request_id, problem)
 
@@ -250,6 +258,9 @@ class EdgeQueues:
 
     def _due(self, agent_id: str, request_id: str, sent: _CommandInFlight) -> None:
         if self._queue(agent_id).in_flight.get(request_id) is not sent:
+            return
+        if sent.tries and not self._recognizes_repeats(agent_id):
+            self.counts["not published again"] += 1
             return
         if sent.accepted and not sent.lost:
             sent.lost = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
@@ -19,8 +20,11 @@ from evoclaw.transport.link import (
 
 __all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
 
+logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0
 """For the whole connect: TCP, TLS, CONNACK and SUBACK."""
+SILENCE_NOTICE_S = 3.0
+"""Seconds after which a broker that does not answer is reported."""
 
 
 class MqttLink:
@@ -45,6 +49,8 @@ class MqttLink:
         self._version = V5
         self._max_payload = MAX_PAYLOAD_BYTES
         self._connection: MqttConnection | None = None
+        self._problem = ""
+        """Why there is no connection, as it was logged; empty while there is one."""
 
     @property
     def is_up(self) -> bool:
@@ -73,7 +79,17 @@ class MqttLink:
                 if newest:
                     continue
             party.disconnected(reason)
+            self._report_problem(reason)
             await asyncio.sleep(backoff.wait(connection.lived))
+
+    def _report_problem(self, reason: str) -> None:
+        """Log why there is no connection, once until there is one again."""
+        if reason and not self._problem:
+            self._problem = reason
+            where = f"{self._address.host}:{self._address.port}"
+            logger.warning(
+                "broker %s: not connected: %s; trying again until it answers", where, reason
+            )
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish a message; wait while too many are in flight."""
@@ -87,6 +103,8 @@ class MqttLink:
 
     async def _open(self, connection: MqttConnection, party: Party) -> None:
         where = f"{self._address.host}:{self._address.port}"
+        loop, silence = asyncio.get_running_loop(), f"no answer from {where} yet"
+        notice = loop.call_later(SILENCE_NOTICE_S, self._report_problem, silence)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await connection.open(self._address, self._tls)
@@ -95,9 +113,14 @@ class MqttLink:
             connection.lose(f"no answer from {where} within {CONNECT_TIMEOUT_S:g} s")
         except OSError as problem:
             connection.lose(f"{where} cannot be reached: {problem}")
+        finally:
+            notice.cancel()
         if connection.lost.done():
             return
         self._max_payload = connection.max_payload
         self._connection = connection
+        if self._problem:
+            logger.warning("broker %s: connected", where)
+            self._problem = ""
         connection.begin()
         await party.connected()

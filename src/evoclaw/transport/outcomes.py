@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from evoclaw.core.encoding import json_text
 from evoclaw.core.labels import CLEAN
 from evoclaw.core.messages import (
     JSON,
@@ -17,7 +18,15 @@ from evoclaw.core.messages import (
     labelled,
 )
 from evoclaw.core.truncate import truncate_middle
-from evoclaw.transport.wire import Outcome, Report, WireError, convert, message_hash
+from evoclaw.transport.wire import (
+    RESULT_KEYS,
+    Outcome,
+    Report,
+    ReportType,
+    WireError,
+    convert,
+    message_hash,
+)
 
 _BLOCKS = list[Block]
 _MAX_STDERR_CHARS = 8_000
@@ -65,12 +74,27 @@ def job_started(request_id: str, name: str) -> Outcome:
 
 
 def read_outcome(report: Report) -> Outcome:
-    """The outcome in a report; an unreadable report counts as a failure."""
+    """The outcome in a report; one that is unreadable, or has no result, counts as a failure.
+
+    Without a status, the type of the report says whether it succeeded.
+    """
+    payload = dict(report.payload)
+    found = [payload[key] for key in RESULT_KEYS if payload.get(key) is not None]
+    success = report.report_type is ReportType.RESULT
+    payload.setdefault("status", "success" if success else "error")
+    payload["result"] = found[0] if found else ""
     try:
-        return convert(report.payload, Outcome, report.request_id)
+        outcome = convert(payload, Outcome, report.request_id)
     except WireError as problem:
         text = f"The agent's answer cannot be read ({problem}). The call may have happened."
         return failed(report.request_id, "", ErrorKind.INTERNAL, text)
+    if outcome.status == "success" and not found and not outcome.blocks:
+        text = (
+            "The agent's answer has no text: it must have `result` or `content`. The call may "
+            "have happened; look before you repeat it."
+        )
+        return failed(report.request_id, outcome.tool, ErrorKind.INTERNAL, text)
+    return outcome
 
 
 def is_about(outcome: Outcome, message: bytes) -> bool:
@@ -83,8 +107,8 @@ def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:
     details = dict(outcome.details)
     details["elapsed_ms"] = outcome.elapsed_ms
     # Only the orchestrator's check of a receipt counts, not a field that the device sent.
-    for name in ("receipt", "receipts"):
-        details.pop(name, None)
+    for key in ("receipt", "receipts"):
+        details.pop(key, None)
     if outcome.checked:
         details["receipt"] = outcome.checked
     if outcome.exit_code is not None:
@@ -111,13 +135,8 @@ def _blocks(outcome: Outcome, error: ErrorKind | None) -> tuple[Block, ...]:
         except WireError:
             pass  # unknown kinds of blocks: the plain text has the same content
     if error is None:
-        return (TextBlock(_text(outcome.result)),)
-    message = outcome.error or _text(outcome.result) or "the edge reported no reason"
+        return (TextBlock(json_text(outcome.result)),)
+    message = outcome.error or json_text(outcome.result) or "the edge reported no reason"
     if outcome.stderr and outcome.stderr[-200:] not in message:
         message = f"{message}\n[stderr]\n{outcome.stderr[-_MAX_STDERR_CHARS:]}"
     return (ErrorBlock(error, message),)
-
-
-def _text(value: JSON) -> str:
-    """A result as text; an object becomes JSON for the model."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -91,6 +91,7 @@ class Requests:
         clock: Callable[[], float] | None = None,
         full: type[EvoClawError] = OutboxNeverFull,
         sign: Callable[[str, Command], Command] = unsigned,
+        recognizes_repeats: Callable[[str], bool] = lambda _: True,
         retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
         progress_timeout: float = PROGRESS_TIMEOUT_S,
     ) -> None:
@@ -103,21 +104,28 @@ class Requests:
             clock: The time of day, for deadlines.
             full: The error of the outbox when an agent has too many commands waiting.
             sign: Adds the grant to a command that the orchestrator sends itself.
+            recognizes_repeats: Whether an agent does not start a command twice that it gets twice.
+                One that does speaks only the basic messages: no acknowledgements, no cancel.
             retry_delays: As in `EdgeQueues`.
             progress_timeout: As in `EdgeQueues`.
         """
         self._link, self._outbox, self._reachable = link, outbox, reachable
         self.clock = clock or monotonic_wall_clock()
         self._full, self._sign, self._retry_delays = full, sign, tuple(retry_delays)
+        self._recognizes_repeats = recognizes_repeats
         self._pending: dict[str, PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.closed_waits = ClosedWaits()
         self.counts: Counter[str] = Counter()
         """Reports that were late, foreign or unreadable."""
-        self._acks = acks = Acknowledgements(self.send, self.spawn)
+        self._acks = Acknowledgements(self.send_signed, self.spawn)
         self._completions = Completions(
-            outbox, self._pending, self.counts, completed=self._completed, acknowledge=acks.add
+            outbox,
+            self._pending,
+            self.counts,
+            completed=self._completed,
+            acknowledge=self._acknowledge,
         )
         self.give_up = self._completions.give_up
         """Close a command that timed out without an outcome."""
@@ -128,6 +136,7 @@ class Requests:
             clock=self.clock,
             spawn=self.spawn,
             unsendable=self._completions.unsendable,
+            recognizes_repeats=recognizes_repeats,
             retry_delays=retry_delays,
             progress_timeout=progress_timeout,
         )
@@ -138,16 +147,20 @@ class Requests:
         command: Command,
         patience: CommandTimeouts,
         progress: Progress | None = None,
+        *,
+        sign: Callable[[Command], Command] = lambda command: command,
     ) -> Outcome:
         """Run a command once and await its outcome; `ToolFailure` if it was never stored.
 
         Concurrent requests for the same command share one outcome. A job is answered when it has
-        started.
+        started. `sign` adds the grant when the command is complete, its expiry included.
         """
         pending = self._pending.get(command.request_id)
         first = pending is None
         if pending is None:
-            pending = self._pending[command.request_id] = PendingRequest(agent_id, command)
+            pending = self._pending[command.request_id] = PendingRequest(
+                agent_id, command, sign=sign
+            )
         elif not pending.is_for(agent_id, command):
             text = "Another command with the same id is in flight; this one was not sent."
             raise ToolFailure(ErrorKind.CONFLICT, text)
@@ -196,6 +209,8 @@ class Requests:
                 text = "The call was cancelled before it was sent."
                 unsent = failed(request_id, "", ErrorKind.CANCELLED, text)
                 await self._completions.close(agent_id, unsent)
+            elif not self._recognizes_repeats(agent_id):
+                await self.give_up(agent_id, request_id, "call")
             elif self._reachable(agent_id):  # otherwise the welcome after its hello says so
                 asked: dict[str, JSON] = {"request_id": request_id}
                 await self.query(agent_id, Command("cancel", asked, f"cancel-{token_hex(8)}"))
@@ -214,6 +229,11 @@ class Requests:
         row = await self._outbox.get(request_id)
         return None if row is None else row.agent_id
 
+    def only_pending(self, agent_id: str) -> str:
+        """The id of the one command that an agent has not answered; empty if there are several."""
+        found = [id_ for id_, pending in self._pending.items() if pending.agent_id == agent_id]
+        return found[0] if len(found) == 1 else ""
+
     def deliver(self, report: Report) -> None:
         """Take a report from its agent."""
         pending = self._pending.get(report.request_id)
@@ -230,6 +250,21 @@ class Requests:
             case _:
                 self.counts["unexpected"] += 1
 
+    def awaited_agents(self, min_age_s: float) -> set[str]:
+        """The agents that have not answered a command for so many seconds."""
+        latest = asyncio.get_running_loop().time() - min_age_s
+        return {
+            pending.agent_id
+            for pending in self._pending.values()
+            if not pending.query and pending.asked_at <= latest
+        }
+
+    def on_presence(self, agent_id: str, *, online: bool) -> None:
+        """Report to the callers that wait for an agent that it went offline, or is back."""
+        for pending in tuple(self._pending.values()):
+            if pending.agent_id == agent_id:
+                pending.on_presence(online=online)
+
     async def send(self, agent_id: str, command: Command | bytes) -> bool:
         """Publish to an agent; False when the link refuses it."""
         payload = command if isinstance(command, bytes) else encode(command)
@@ -238,6 +273,10 @@ class Requests:
         except TooLarge:
             self.counts["too large"] += 1
             return False
+
+    async def send_signed(self, agent_id: str, command: Command) -> bool:
+        """Publish a command of the protocol itself, with its grant."""
+        return await self.send(agent_id, self._sign(agent_id, command))
 
     async def close(self, seconds: float = CLOSE_TIMEOUT_S) -> None:
         """Finish sending within the timeout, then stop."""
@@ -270,11 +309,11 @@ class Requests:
         pending.expires_at = round(self.clock() + patience.queue, 3)
         ttl = round(patience.queue * 1000)
         command = replace(pending.command, expires_at=pending.expires_at, queue_ttl_ms=ttl)
-        payload = encode(command)
         direct = kept = False
         try:
+            payload = encode(pending.sign(command))
             self._check_size(payload)
-            direct = self.edge_queues.reserve(agent_id, request_id, payload)
+            direct = pending.is_sent = self.edge_queues.reserve(agent_id, request_id, payload)
             row = await self._put(pending, payload, sent=direct)
             kept = True
         except ToolFailure as problem:
@@ -287,6 +326,11 @@ class Requests:
         if row is not None and row.state in FINAL_STATES:
             self.edge_queues.completed(agent_id, request_id)
             pending.settle(stored_outcome(row, pending))
+            return
+        if not self._reachable(agent_id):
+            pending.on_presence(online=False)
+        if row is not None and row.state != "queued" and not self._recognizes_repeats(agent_id):
+            self.counts["not sent again"] += 1  # before a restart; its answer may still come
         elif direct:
             await self.edge_queues.publish_stored(agent_id, request_id)
         else:
@@ -329,6 +373,10 @@ class Requests:
     async def _start_again(self, pending: PendingRequest, patience: CommandTimeouts) -> None:
         with suppress(ToolFailure):  # the callers get it
             await self._start(pending, patience)
+
+    def _acknowledge(self, agent_id: str, request_id: str) -> None:
+        if self._recognizes_repeats(agent_id):
+            self._acks.add(agent_id, request_id)
 
     def _completed(self, agent_id: str, request_id: str) -> None:
         self.edge_queues.completed(agent_id, request_id)
@@ -382,6 +430,8 @@ class Requests:
         agent_id, request_id = report.agent_id, report.request_id
         if self.edge_queues.on_progress(agent_id, request_id):
             self.spawn(self._accepted(request_id))
+        if pending is not None:
+            pending.is_sent = True
         if pending is not None and pending.is_job:
             self.edge_queues.on_job_started(agent_id, request_id)
             pending.settle(job_started(request_id, pending.name))

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from evoclaw.core.encoding import json_digest
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import JSON, ErrorKind, is_object
@@ -22,8 +23,12 @@ from evoclaw.core.tools import Tool
 WIRE_VERSION = 1
 """The protocol version. An edge and an orchestrator are compatible if their ranges overlap."""
 MAX_REQUEST_ID_CHARS = 200
+MAX_HOPS = 3
+"""Agents that may have delegated a command."""
 DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S = 3600.0, 86_400.0
 """The default and the maximum timeout of a job, in seconds."""
+RESULT_KEYS = ("result", "content")
+"""The keys under which an outcome has its text; the first one counts."""
 T = TypeVar("T")
 
 
@@ -43,26 +48,39 @@ class Command(Struct, frozen=True, omit_defaults=True):
     """A command to an edge."""
 
     command: str
+    """What to do."""
     payload: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    """The arguments of the command; `request_id` may be here too."""
     request_id: str = field(default_factory=str)
+    """Chosen by the sender, and unique: a command with the same id is the same command."""
     expires_at: float | None = None
     """Unix seconds by the orchestrator's clock; the command is not started later."""
     v: int = field(default_factory=_version)
+    """The protocol version."""
     run_id: str = ""
+    """The run that asks for it."""
     tenant: str = ""
+    """The tenant of the run; empty for the only one."""
     epoch: int = 0
     """The epoch of the run's owner: an edge refuses a lower epoch than it has seen."""
     hops: int = 0
     """The number of agents that delegated it."""
+    path: list[str] = []
+    """The edges whose models passed it on, first to last; none of them may get it again."""
     args_sha256: str = ""
+    """The hash of the canonical arguments; refused if they differ."""
     queue_ttl_ms: int | None = None
+    """How long it may wait before it starts, in milliseconds."""
     max_output_bytes: int | None = None
+    """Reserved: no effect yet."""
     reply_to: str = ""
+    """Reserved: answers go to the topic of reports."""
     traceparent: str = ""
+    """The W3C trace context of the call."""
     label: Label = CLEAN
     """The label of everything that the model had seen when it made the call."""
     grant: str = ""
-    """Signed by the orchestrator: the principal, the tool, its arguments and the expiry."""
+    """Signed by the orchestrator: it covers every other field of the command."""
 
 
 class ToolPayload(Struct, frozen=True, omit_defaults=True):
@@ -70,8 +88,11 @@ class ToolPayload(Struct, frozen=True, omit_defaults=True):
 
     tool: str
     parameters: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    """The arguments of the tool."""
     timeout_ms: float | None = None
+    """How long it may run; at most what its tool allows."""
     stream: bool = False
+    """Report the output in chunks while it runs."""
     background: bool = False
     """Run as a job: acknowledged at once, its result is reported when it has ended."""
     idle_ms: float | None = None
@@ -82,22 +103,34 @@ class ReportType(StrEnum):
     """The type of a report."""
 
     RESULT = "result"
+    """A command succeeded."""
     ERROR = "error"
+    """A command failed or was refused."""
     CHUNK = "chunk"
+    """A piece of the output of a running call."""
     PROGRESS = "progress"
+    """A command was accepted, or still runs."""
     HEARTBEAT = "heartbeat"
+    """The edge is online."""
     METRIC = "metric"
+    """A measurement; counted, not stored."""
     HELLO = "hello"
+    """The edge connected, or was asked to say hello."""
     JOIN = "join"
+    """A new edge exchanges its one-time token for a password."""
+    CALL = "call"
+    """A nested call: the model that answers a prompt calls a tool that the prompt named."""
 
 
 class Report(Struct, frozen=True):
     """A message from an edge."""
 
     agent_id: str
+    """The edge; the same as in the topic."""
     agent_type: str
     report_type: ReportType
     payload: dict[str, JSON]
+    """One of the payloads below, by the type of the report."""
     timestamp: float | None = None
     """Unix seconds by the edge's clock: for display, never for a decision."""
 
@@ -112,19 +145,29 @@ class Outcome(Struct, frozen=True):
     """The payload of a `result` or `error` report: how a command ended."""
 
     request_id: str = ""
+    """The command that it answers."""
     status: str = ""
+    """`success` or `error`; default: by the type of the report."""
     tool: str = ""
+    """The tool, or the command."""
     result: JSON = ""
+    """The text of the result; `content` is read too. A success without either is an error."""
     stderr: str = ""
     exit_code: int | None = None
     elapsed_ms: float = 0
+    """How long it ran."""
     error: str = ""
+    """What went wrong, for the model and for people."""
     error_type: str = ""
+    """One of the error types."""
     truncated: bool = False
+    """Whether the result is only a part; the edge stores the rest."""
     blocks: list[JSON] | None = None
+    """The result as blocks, if it is more than one text."""
     label: Label = CLEAN
     """The label of the result's content."""
     details: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    """Facts about the call, such as the sandbox."""
     refuses: str = ""
     """Of a refusal: the digest of the message that it answers. Other messages with the same id may
     be accepted. A journaled outcome is about the id, and has no digest."""
@@ -141,6 +184,7 @@ class OutputChunk(Struct, frozen=True):
 
     request_id: str
     seq: int
+    """Counts the chunks of the call, so that a repeated one is ignored."""
     text: str
 
 
@@ -149,21 +193,53 @@ class CallProgress(Struct, frozen=True, omit_defaults=True):
 
     request_id: str
     state: str
+    """`accepted` or `running`."""
     text: str = ""
+    """For people."""
+
+
+class NestedCall(Struct, frozen=True, omit_defaults=True):
+    """The payload of a `call` report: the model that answers a prompt calls a tool.
+
+    The key `tools` of the prompt's payload names the tools, which the orchestrator runs. The
+    command `nested_result` has the result.
+    """
+
+    prompt_id: str
+    """The request id of the prompt."""
+    number: int
+    """Counts the nested calls of the prompt; the same when the report is repeated."""
+    tool: str
+    parameters: dict[str, JSON] = field(default_factory=lambda: dict[str, JSON]())
+    timeout_ms: float | None = None
+
+
+class NestedResult(Struct, frozen=True, omit_defaults=True):
+    """The payload of the command `nested_result`: the result of a nested call."""
+
+    prompt_id: str
+    number: int
+    outcome: dict[str, JSON]
+    """As in a `result` or `error` report."""
 
 
 class Hello(Struct, frozen=True):
     """The payload of a `hello` report, sent on every connect and when asked to."""
 
     boot_id: str
+    """Chosen when the process of the edge starts."""
     counter: int
+    """Counts the connections of this boot."""
     tools_hash: str = ""
+    """Reserved: the advert has the hashes."""
     running: list[str] = []
     """Commands that were received and have not ended."""
     finished: list[str] = []
     """Commands that ended and whose result was not acknowledged."""
     v_min: int = WIRE_VERSION
+    """The oldest version that it speaks."""
     v_max: int = WIRE_VERSION
+    """The newest version that it speaks."""
     room: int | None = None
     """Free capacity in commands; None if the edge does not report it."""
     journal: str = ""
@@ -172,28 +248,36 @@ class Hello(Struct, frozen=True):
     """Seconds between two heartbeats; None if the edge does not report it."""
     asked: float | None = None
     """When the hello was sent, by the sender's monotonic clock; the welcome echoes it."""
+    damage: str = ""
+    """What of the edge's own data was damaged and set aside, for people; empty if nothing is."""
 
 
 class Welcome(Struct, frozen=True, omit_defaults=True):
     """The payload of the command `welcome`: an orchestrator's answer to `hello`."""
 
     boot_id: str
+    """Echoed from the hello, like `counter`."""
     counter: int
     now: float
     """The orchestrator's clock; deadlines are judged by it."""
     asked: float | None = None
     """When the answered hello was sent, echoed from it."""
     acks: list[str] = []
+    """Commands whose result is stored: the edge forgets it."""
     cancels: list[str] = []
+    """Commands that are no longer wanted."""
 
 
 class Heartbeat(Struct, frozen=True):
     """The payload of a `heartbeat` report."""
 
-    boot_id: str
-    counter: int
+    boot_id: str = ""
+    """Empty for an edge that speaks only the basic messages: no hello, no resending."""
+    counter: int = 0
     in_flight: int = 0
+    """Calls that run."""
     queued: int = 0
+    """Calls that wait."""
     room: int | None = None
     """Free capacity in commands; None if the edge does not report it."""
     cpu_percent: float = 0.0
@@ -206,6 +290,7 @@ class Status(Struct, frozen=True):
 
     agent_id: str
     status: str
+    """`online` or `offline`; another word, or none, is a sign of life too."""
     boot_id: str = ""
     counter: int = 0
     """Counts the connections of this boot; the will of an older connection is ignored."""
@@ -217,6 +302,7 @@ class AdvertisedTool(Struct, frozen=True):
     name: str
     version: str = ""
     hash: str = ""
+    """Changes when the tool changes."""
 
 
 class Advert(Struct, frozen=True, omit_defaults=True):
@@ -230,8 +316,11 @@ class Advert(Struct, frozen=True, omit_defaults=True):
     os: str = ""
     arch: str = ""
     version: str = ""
+    """The version of EvoClaw."""
     llm: bool = False
+    """Whether it answers prompts; an edge whose advert has no `v` does."""
     tools: list[AdvertisedTool] = []
+    """Their schemas are fetched with `tools_list`."""
 
 
 def read_command(data: bytes) -> Command:
@@ -254,11 +343,13 @@ def read_command(data: bytes) -> Command:
 
 
 def read_report(agent_id: str, data: bytes) -> Report:
-    """Read a report from this agent's topic; a bare result object is accepted too."""
+    """Read a report from this agent's topic; a bare result, or a payload of text, is accepted."""
     raw = _object(data)
-    if "report_type" not in raw and raw.get("status") in ("success", "error"):
-        kind = "result" if raw["status"] == "success" else "error"
-        raw = {"report_type": kind, "payload": raw}
+    if "report_type" not in raw and _is_bare_outcome(raw):
+        kind = ReportType.ERROR if raw.get("status") == "error" else ReportType.RESULT
+        raw = {"report_type": str(kind), "payload": raw}
+    if isinstance(text := raw.get("payload"), str):
+        raw["payload"] = {"result": text}
     stamp = _seconds(raw.get("timestamp"))
     defaults: dict[str, JSON] = {"agent_id": agent_id, "agent_type": "", "payload": {}}
     report = convert({**defaults, **raw, "timestamp": stamp}, Report)
@@ -270,15 +361,27 @@ def read_report(agent_id: str, data: bytes) -> Report:
 
 def read_status(agent_id: str, data: bytes) -> Status:
     """Read a birth or a will."""
-    status = convert({"agent_id": agent_id, **_object(data)}, Status)
+    status = convert({"agent_id": agent_id, "status": "online", **_object(data)}, Status)
     if status.agent_id != agent_id:
         raise WireError(ErrorKind.CONFLICT, f"a status on {agent_id!r}'s topic is another's")
     return status
 
 
+def read_heartbeat(report: Report) -> Heartbeat:
+    """Read a heartbeat; one without a boot id may have any payload, and is a sign of life."""
+    try:
+        return convert(report.payload, Heartbeat)
+    except WireError:
+        if report.payload.get("boot_id"):
+            raise
+        return Heartbeat()
+
+
 def read_advert(agent_id: str, data: bytes) -> Advert:
-    """Read an advert."""
-    advert = convert({"agent_id": agent_id, **_object(data)}, Advert)
+    """Read an advert; an edge whose advert has no version answers prompts."""
+    raw = _object(data)
+    defaults: dict[str, JSON] = {"agent_id": agent_id, "llm": "v" not in raw}
+    advert = convert({**defaults, **raw}, Advert)
     if advert.agent_id != agent_id:
         raise WireError(ErrorKind.CONFLICT, f"an advert on {agent_id!r}'s topic is another's")
     return advert
@@ -302,19 +405,36 @@ def convert(value: JSON, shape: type[T], request_id: str = "") -> T:
         raise WireError(ErrorKind.INVALID_PARAMS, str(problem), request_id) from None
 
 
-def digest(value: JSON) -> str:
-    """The SHA-256 of a JSON value, the same whatever the order of its keys."""
-    return sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
-
-
-_LOOSE = ("request_id", "timeout_ms", "idle_ms", "stream", "background")
+_LOOSE = ("request_id", "timeout_ms", "idle_ms", "stream", "background", "tools")
 """The payload keys that say how a command is run, not what it does."""
 
 
 def fingerprint(command: Command) -> str:
     """The digest that two commands with the same id must share: the action and its arguments."""
     content = {key: value for key, value in command.payload.items() if key not in _LOOSE}
-    return digest([command.command, content])
+    return json_digest([command.command, content])
+
+
+_GRANTED_ELSEWHERE = ("payload", "grant", "request_id", "run_id", "tenant", "epoch")
+"""The fields of a command for which a grant has fields of its own."""
+
+
+def signed_fields(command: Command) -> dict[str, JSON]:
+    """The fields of a command that its grant repeats as they are; defaults are left out."""
+    fields: dict[str, JSON] = msgspec.to_builtins(command)
+    return {name: value for name, value in fields.items() if name not in _GRANTED_ELSEWHERE}
+
+
+def changed_fields(command: Command, signed: dict[str, JSON]) -> list[str]:
+    """The fields of a command that differ from the signed ones.
+
+    Signed fields that this version does not know are ignored, as in the command itself.
+    """
+    granted = signed_fields(convert({"command": "", **signed}, Command, command.request_id))
+    claimed = signed_fields(command)
+    return sorted(
+        name for name in granted.keys() | claimed.keys() if granted.get(name) != claimed.get(name)
+    )
 
 
 def arguments_of(command: Command) -> JSON:
@@ -333,7 +453,12 @@ def message_hash(data: bytes) -> str:
 
 def tool_hash(tool: Tool) -> str:
     """The hash of a tool's description; changes when the tool changes."""
-    return digest(tool)[:16]
+    return json_digest(tool)[:16]
+
+
+def _is_bare_outcome(raw: dict[str, JSON]) -> bool:
+    """Whether an object is the payload of a result or error, without the report around it."""
+    return raw.get("status") in ("success", "error") or any(key in raw for key in RESULT_KEYS)
 
 
 def _object(data: bytes) -> dict[str, JSON]:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.messages import JSON
 from evoclaw.core.tools import ALL_PERMISSIONS
-from evoclaw.trust.keys import decode_base64url, encode_base64url, load_or_create_seed
+from evoclaw.trust.keys import load_or_create_seed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -30,7 +32,7 @@ _SIGNATURE_CONTEXT = b"evoclaw grant 1\n"
 class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which agent may run which tool, with which arguments, and until when.
 
-    The run, epoch and tenant of a command are only claims; those of its grant are signed.
+    The fields of a command are only claims; those that its grant repeats are signed.
     """
 
     agent: str
@@ -48,6 +50,10 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     issued_at: float
     """Unix seconds by the orchestrator's clock."""
     life_s: float
+    payload_sha256: str = ""
+    """The hash of the command's whole payload: its arguments, and how they are to be run."""
+    fields: dict[str, JSON] | None = None
+    """Every other field of the command: its name, label, expiry, hops and so on."""
 
 
 class GrantRefusal(StrEnum):
@@ -59,6 +65,12 @@ class GrantRefusal(StrEnum):
     OTHER_TOOL = "other_tool"
     OTHER_ARGUMENTS = "other_arguments"
     OTHER_REQUEST = "other_request"
+    OTHER_COMMAND = "other_command"
+    """A field of the command is not as it was signed."""
+    OUTDATED = "outdated"
+    """Signed by an orchestrator whose grants do not cover the whole command."""
+    NO_CLOCK = "no_clock"
+    """The device cannot tell whether it has expired."""
     NOT_PERMITTED = "not_permitted"
     EXPIRED = "expired"
 

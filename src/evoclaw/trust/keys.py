@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from secrets import token_hex
 
+from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import ConfigError
 
 SEED_BYTES = 32
@@ -39,19 +39,6 @@ def load_or_create_seed(path: Path, consequence: str) -> bytes:
             f"the key file {path} holds no key; restore it from a backup, or remove it{consequence}"
         )
     return seed
-
-
-def encode_base64url(data: bytes) -> str:
-    """Encode bytes as base64url without padding."""
-    return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def decode_base64url(text: str) -> bytes:
-    """Decode base64url; accepts only the form that `encode_base64url` writes."""
-    data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if encode_base64url(data) != text:
-        raise ValueError("not base64url")
-    return data
 
 
 def _create(path: Path) -> None:

@@ -272,7 +272,7 @@ class Devices:
         def change(device: Device | None) -> Device:
             if device is None:
                 names = ", ".join(sorted(self._repository.read())) or "none"
-                raise ConfigError(f"no device {agent_id!r} has joined; known: {names}")
+                raise ConfigError(f"no edge {agent_id!r} has joined; known: {names}")
             done.append(work(device))
             return done[-1]
 

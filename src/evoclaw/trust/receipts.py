@@ -18,9 +18,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.json import encode
 
+from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.trust.keys import decode_base64url, encode_base64url, load_or_create_seed
+from evoclaw.trust.keys import load_or_create_seed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
