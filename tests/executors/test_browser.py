@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncGenerator
 from itertools import count
 from pathlib import Path
@@ -366,3 +368,15 @@ async def test_an_unreachable_page_fails_with_the_reason(web: SessionBrowser) ->
             await web.open(url, seconds=SECONDS)
     async with serve_pages({}) as site:
         assert (await web.open(site.url("/x"), seconds=SECONDS)).status == 404
+
+
+async def test_a_session_without_pages_is_not_remembered() -> None:
+    made = Chromium(Path("chromium"))
+    first = made.session("a")
+    assert made.session("a") is first
+    assert made.session("b") is not first
+    known = weakref.ref(first)
+    del first
+    gc.collect()
+    assert known() is None
+    await made.close()

@@ -14,7 +14,14 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.devices import LocalDevice, LocalNotifier
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.tools.device import DeviceSensors, Notifier, device, notify
+from evoclaw.tools.device import (
+    DevicePins,
+    DeviceSensors,
+    Notifier,
+    device,
+    device_write,
+    notify,
+)
 
 BARE = ("cpu", "memory", "disk", "processes")
 
@@ -108,6 +115,27 @@ async def test_a_gpio_pin_is_read_with_raspi_gpio(tmp_path: Path, bin: Path) -> 
     assert failed.value.kind is ErrorKind.EXECUTION_FAILED
     with pytest.raises(ToolFailure, match="which `pin`"):
         await use(device, {DeviceSensors: machine}, what="gpio")
+
+
+async def test_a_gpio_pin_is_set_and_read_back(tmp_path: Path, bin: Path) -> None:
+    assert not here(tmp_path).has_pins
+    state = tmp_path / "pin"
+    program(
+        bin,
+        "pinctrl",
+        'test "$2" -lt 54 || { echo "no pin $2" >&2; exit 1; }\n'
+        f'if test "$1" = set; then echo "$2: $3 $4" > {state}; else cat {state}; fi',
+    )
+    machine = here(tmp_path)
+    assert machine.has_pins
+
+    result = await use(device_write, {DevicePins: machine}, pin=17, level="high")
+
+    assert result.text == "17: op dh"
+    assert (await use(device_write, {DevicePins: machine}, pin=17, level="low")).text == "17: op dl"
+    with pytest.raises(ToolFailure, match="Pin 99 cannot be set .*no pin 99"):
+        await use(device_write, {DevicePins: machine}, pin=99, level="low")
+    assert device_write.tool.permissions == {"device", "device_write"}
 
 
 async def test_the_camera_returns_an_image_or_the_reason_of_the_failure(

@@ -29,6 +29,10 @@ def mount(*arguments: str) -> None:
         pytest.skip("this user may not mount")
 
 
+def unmount(path: Path) -> None:
+    subprocess.run(["umount", str(path)], check=True)
+
+
 async def refused(files: LocalFiles, path: str) -> ErrorKind:
     async with asyncio.timeout(30):
         with pytest.raises(ToolFailure) as failure:
@@ -421,3 +425,33 @@ async def test_a_full_disk_is_reported_and_the_old_file_is_unchanged(small: Path
     assert "nothing was changed" in full.value.message
     assert await files.read("f") == b"old"
     assert names_in(small) == ["f"]
+
+
+async def test_a_single_readable_file_opens_nothing_else_of_its_folder(tmp_path: Path) -> None:
+    work, etc = tmp_path / "work", tmp_path / "etc"
+    work.mkdir()
+    etc.mkdir()
+    (etc / "real").write_text("raspberrypi\n")
+    (etc / "hostname").symlink_to("real")
+    (etc / "shadow").write_text("secret")
+    files = LocalFiles(work, readable=[etc / "hostname"])
+    assert await files.read(str(etc / "hostname")) == b"raspberrypi\n"
+    assert await files.read(str(etc / "real")) == b"raspberrypi\n"
+    for path in (etc, etc / "shadow", etc / "hostname" / "..", etc / "hostname" / "x"):
+        assert await refused(files, str(path)) is ErrorKind.PERMISSION_DENIED
+    assert await write_refused(files, str(etc / "hostname")) is ErrorKind.PERMISSION_DENIED
+    (etc / "real").unlink()
+    assert await refused(files, str(etc / "hostname")) is ErrorKind.NOT_FOUND
+
+
+async def test_a_single_readable_file_may_be_a_mount_point(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    named, other = tmp_path / "hostname", tmp_path / "other"
+    named.touch()
+    other.write_text("mounted")
+    mount("--bind", str(other), str(named))
+    try:
+        files = LocalFiles(tmp_path / "work", readable=[named])
+        assert await files.read(str(named)) == b"mounted"
+    finally:
+        unmount(named)

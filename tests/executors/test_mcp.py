@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from evoclaw.executors.mcp.offers import (
     tool_name,
 )
 from evoclaw.executors.mcp.pins import PinFile, ServerPins
+from evoclaw.executors.mcp.servers import McpServers
 from evoclaw.providers.scripted import Scripted
 from tests.support.mcp_servers import command, tool
 from tests.support.processes import alive, unique_seconds
@@ -169,7 +171,7 @@ async def test_a_server_crash_during_a_writing_call_gives_outcome_unknown(
     assert crashed.kind is ErrorKind.UNKNOWN and "may have happened" in crashed.message
     assert after.text == "back"
     assert reading.kind is ErrorKind.AGENT_OFFLINE
-    assert problem == "it ended; it said: out of cheese"
+    assert problem == "it ended; its last output: out of cheese"
     assert "cheese" not in reading.message
     assert at_once.kind is ErrorKind.UNKNOWN
     assert later.kind is ErrorKind.AGENT_OFFLINE and "tried again in" in later.message
@@ -221,7 +223,7 @@ async def test_an_oversized_server_message_is_refused(tmp_path: Path) -> None:
     [
         ("silent", "it did not answer within 0.5s"),
         ("rubbish", "rubbish"),
-        ("dies", "it said: no licence"),
+        ("dies", "its last output: no licence"),
     ],
 )
 async def test_an_unusable_server_offers_no_tools_and_reports_a_problem(
@@ -418,3 +420,38 @@ def test_an_approval_revoked_during_a_pin_check_stays_revoked(
 
     assert Slow(path).approved("s", {"a": "1", "b": "2"}) == set()
     assert other.all()["s"].approved == {}
+
+
+async def test_several_servers_are_one_executor_whose_definitions_can_change(
+    tmp_path: Path,
+) -> None:
+    pins = PinFile(tmp_path / "pins.json", trust_first=True)
+    first, second = (McpServer(name, command=command("plain", tmp_path)) for name in "xy")
+    with pytest.raises(ConfigError, match="two .* have the name 'x'"):
+        McpServers([first, first], pins)
+    async with asyncio.timeout(30), McpServers([first], pins) as servers:
+        assert servers.tools() is servers.tools()
+        assert {tool.name.partition("__")[0] for tool in servers.tools()} == {"x"}
+        with pytest.raises(ConfigError):
+            servers.use([second, McpServer("z")])
+        servers.use([second])
+        await until(lambda: bool(servers.tools()), 20, "the new server is connected")
+        tools = {tool.name: tool for tool in servers.tools()}
+        assert {name.partition("__")[0] for name in tools} == {"y"}
+        asked = Call("c1", tools["y__echo"], {"text": "hello"}, "run.1.0.1", 10)
+        assert (await servers.execute(asked, lambda text: None)).text == "hello"
+
+
+async def test_a_server_that_was_down_at_the_start_is_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "server"
+    about = McpServer("x", command=(str(program),))
+    pins = PinFile(tmp_path / "pins.json", trust_first=True)
+    async with asyncio.timeout(40), McpServers([about], pins) as servers:
+        (down,) = servers
+        assert down.problem
+        assert list(servers.tools()) == []
+        start = " ".join(shlex.quote(word) for word in command("plain", tmp_path))
+        program.write_text(f"#!/bin/sh\nexec {start}\n")
+        program.chmod(0o755)
+        await until(lambda: bool(servers.tools()), 30, "the server is connected")
+        assert down.problem == ""

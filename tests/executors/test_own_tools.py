@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,20 @@ async def test_an_invalid_tool_file_is_reported_and_the_others_still_load(
     assert reason in executor.problems["bad.py"]
 
 
+async def test_a_file_that_imports_the_tools_of_an_installed_package_offers_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "weather_tools"
+    package.mkdir(parents=True)
+    put(package, "__init__.py", FIVE_LINES)
+    monkeypatch.setattr(sys, "path", [str(package.parent), *sys.path])
+    (tmp_path / "tools").mkdir()
+    executor = own(tmp_path / "tools")
+    assert list(executor.tools()) == [], "a package that is only installed offers nothing"
+    put(tmp_path / "tools", "weather.py", "from weather_tools import forecast\n")
+    assert await use(executor, "forecast", city="Bergen") == "Bergen: rain"
+
+
 async def test_a_tool_file_writable_by_others_is_not_loaded(tmp_path: Path) -> None:
     put(tmp_path, "weather.py", FIVE_LINES)
     (tmp_path / "weather.py").chmod(0o666)
@@ -104,3 +119,14 @@ async def test_a_removed_tool_cannot_be_called(tmp_path: Path) -> None:
     executor.tools()
     with pytest.raises(ToolFailure):
         await executor.execute(Call("c", tool, {"city": "x"}, "r.1.0.1", 5), lambda text: None)
+
+
+async def test_other_dependencies_do_not_run_the_files_again(tmp_path: Path) -> None:
+    counter = tmp_path / "runs"
+    put(tmp_path, "count.py", f"with open({str(counter)!r}, 'a') as f:\n    f.write('x')\n{COUNT}")
+    first = own(tmp_path)
+    assert await use(first, "size", path="a") == "4"
+    second = first.with_dependencies({FileOps: FakeOps({"a": "longer"})})
+    assert await use(second, "size", path="a") == "6"
+    assert list(first.with_dependencies({}).tools()) == [], "without what it depends on"
+    assert counter.read_text() == "x"

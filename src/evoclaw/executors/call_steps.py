@@ -24,7 +24,7 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.pipeline import AroundStep, Execution, OfferStep, ResultStep
 from evoclaw.core.routes import Place
-from evoclaw.core.tools import Call, Tool
+from evoclaw.core.tools import WAITING_PERMISSIONS, Call, Tool
 from evoclaw.core.tracing import call_span, current_trace, use_trace
 
 MAX_KEPT_CHARS = 400_000
@@ -188,3 +188,23 @@ class ToolTimeouts(OfferStep):
             else tool
             for tool in tools
         )
+
+
+class DefaultTimeout(OfferStep):
+    """Gives tools the configured default timeout, never above their maximum."""
+
+    def __init__(self, seconds: float) -> None:
+        if seconds <= 0:
+            raise ConfigError(
+                f"the default timeout of calls must be above 0 seconds, not {seconds:g}"
+            )
+        self._seconds = seconds
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Set the timeout of all tools but those that wait for people or other runs."""
+        return [
+            tool
+            if tool.permissions & WAITING_PERMISSIONS
+            else replace(tool, timeout=min(self._seconds, tool.max_timeout))
+            for tool in tools
+        ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.process_output import ProcessWatch
-from evoclaw.executors.protected_paths import absent_protected_names, set_aside
+from evoclaw.executors.workspace_guard import WorkspaceGuard, WorkspaceSnapshot
 
 MEMORY, PROCESSES, FILE_SIZE, DISK = "memory", "processes", "file size", "disk"
 FILES = "number of files"
@@ -56,50 +57,89 @@ def limits_met(code: int, errors: bytes, seen: list[str], *, sandboxed: bool = T
     return list(found)
 
 
+logger = logging.getLogger(__name__)
+
 DISK_POLL_INTERVAL_S = 0.25
 """How often the use of the disk is checked."""
+SCAN_INTERVAL_S = 1.0
+"""How often the workspace is scanned while a command runs; less often where a scan takes long."""
 
 
 class WorkspaceWatch:
-    """Watches the disk fill up, and protected files appear that did not exist before.
+    """Watches the disk fill up, and files appear that programs run by themselves.
 
     The kernel does not count the files of a process: this looks at the file system of the
     workspace, where the writes of other processes count too, so the limits are generous. And a
     file that does not exist cannot be made read-only: one that appears is renamed when the command
-    ends.
+    ends. While a command runs, the workspace is scanned from time to time: a command that leaves
+    such a file there is stopped.
     """
 
-    def __init__(self, policy: SandboxPolicy, watch: ProcessWatch) -> None:
-        self._policy, self._watch = policy, watch
+    def __init__(
+        self,
+        policy: SandboxPolicy,
+        watch: ProcessWatch,
+        guard: WorkspaceGuard,
+        before: WorkspaceSnapshot,
+    ) -> None:
+        self._policy, self._watch, self._guard, self._before = policy, watch, guard, before
         self._bytes, self._files = _used(policy.workspace)
-        self._absent = absent_protected_names(policy.workspace)
         self._met: list[str] = []
-        self.made: list[str] = []
-        """Protected files that the command created, and their new names."""
-        self.grown = False
-        """Whether there is something new to protect from the next command."""
-        self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._look)
+        self.refused: list[str] = []
+        """What the command left that programs run by themselves, and what was done with it."""
+        self._watching = asyncio.create_task(self._look())
 
-    def _look(self) -> None:
-        used, files = _used(self._policy.workspace)
-        grown, made = used - self._bytes, files - self._files
-        if grown > self._policy.disk or made > self._policy.files:
-            self._met = [DISK if grown > self._policy.disk else FILES]
-            self._watch.wake.set()
-            return
-        self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._look)
-
-    def stop(self) -> list[str]:
-        """Stop watching, rename what was created, and return the limits that were reached."""
-        self._timer.cancel()
-        for name in self._absent:
-            if not os.path.lexists(f"{self._policy.workspace}/{name}"):
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_scan, suspected = loop.time() + SCAN_INTERVAL_S, frozenset[str]()
+        while True:
+            await asyncio.sleep(DISK_POLL_INTERVAL_S)
+            used, files = _used(self._policy.workspace)
+            grown, made = used - self._bytes, files - self._files
+            if grown > self._policy.disk or made > self._policy.files:
+                self._met = [DISK if grown > self._policy.disk else FILES]
+                self._watch.wake.set()
+                return
+            if loop.time() < next_scan:
                 continue
-            if new_name := set_aside(self._policy.workspace, name):
-                self.made.append(f"{name} (now {new_name})")
-            else:
-                self.grown = True
+            started = loop.time()
+            found = frozenset(await asyncio.to_thread(self._planted))
+            # Twice: git writes some files in several steps.
+            if found & suspected:
+                self._watch.wake.set()
+                return
+            suspected = found
+            next_scan = loop.time() + max(SCAN_INTERVAL_S, 10 * (loop.time() - started))
+
+    def _planted(self) -> list[str]:
+        after = self._guard.scan()
+        found = self._guard.planted(self._before, after, self._policy.protected)
+        return [path for path in found if self._guard.is_urgent(path, self._before, after)]
+
+    async def stop(self) -> list[str]:
+        """Stop watching, rename what was left, and return the limits that were reached."""
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+        await asyncio.to_thread(self._refuse)
         return self._met
+
+    def _refuse(self) -> None:
+        after = self._guard.scan(self._before)
+        for path in self._guard.planted(self._before, after, self._policy.protected):
+            try:
+                done = self._guard.refuse(path)
+            except FileNotFoundError:
+                continue
+            except OSError as problem:
+                done = f"could not be renamed: {problem.strerror}; remove it"
+            self.refused.append(f"{self._guard.relative(path)} ({done})")
+        for folder, signature in after.unreadable.items():
+            if self._before.unreadable.get(folder, ()) != signature:
+                self.refused.append(
+                    f"{self._guard.relative(folder)} (could not be read and checked; remove it)"
+                )
+        if self.refused:
+            logger.warning("a sandboxed command left protected files: %s", ", ".join(self.refused))
 
 
 def _used(path: str) -> tuple[int, int]:

@@ -26,7 +26,8 @@ CAMERA_COMMANDS = (
 )
 """Programs that write one JPEG to their output, the best first."""
 GPIO_COMMANDS = (("raspi-gpio", "get"), ("pinctrl", "get"))
-"""Programs that print the state of a pin, which is their last argument."""
+"""Programs that print the state of a pin, which is their last argument; with `set` instead of
+`get`, the pin and `op dh` or `op dl`, they make it a high or low output."""
 NOTIFY_COMMANDS = (("notify-send", "--app-name=EvoClaw"), ("wall",))
 """Programs that show their last argument to people."""
 
@@ -125,6 +126,20 @@ class LocalDevice:
             raise ToolFailure(ErrorKind.TOO_LARGE, "The camera's picture is larger than 5 MB.")
         block = ImageBlock("image/jpeg", base64.b64encode(data).decode())
         return ToolOutput((block,), {"bytes": len(data)})
+
+    @property
+    def has_pins(self) -> bool:
+        """Whether this machine has a program that reads and sets its pins."""
+        return bool(self._pins)
+
+    async def write_pin(self, pin: int, *, high: bool) -> str:
+        """Make a pin an output with this level; returns its new state."""
+        level = "dh" if high else "dl"
+        done = await self._exec.run((self._pins[0], "set", str(pin), "op", level))
+        if done.exit_code:
+            raise ToolFailure(ErrorKind.EXECUTION_FAILED, _why(f"Pin {pin} cannot be set", done))
+        done = await self._exec.run((*self._pins, str(pin)))
+        return done.stdout.decode(errors="replace").strip() or f"pin {pin} was set"
 
     async def _gpio(self, pin: int) -> ToolOutput:
         done = await self._exec.run((*self._pins, str(pin)))

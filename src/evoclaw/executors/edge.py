@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from evoclaw.core.encoding import json_digest
 from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
 from evoclaw.core.ports import Progress
@@ -25,7 +26,6 @@ from evoclaw.transport.wire import (
     Outcome,
     ToolPayload,
     as_payload,
-    digest,
 )
 
 MAX_READ_ONLY_ATTEMPTS = 2
@@ -69,6 +69,10 @@ class EdgeExecutor:
             self._tools = Toolset((replace(tool, slack=slack) for tool in known), like=known)
             self._seen = known
         return self._tools
+
+    async def machine_of(self, call: Call) -> str:
+        """The edge."""
+        return self._agent_id
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run the call on the edge; retry once if it is safe to repeat and its outcome was lost."""
@@ -115,15 +119,18 @@ class EdgeExecutor:
             request_id,
             run_id=call.run_id,
             epoch=call.epoch,
-            args_sha256=digest(call.arguments),
+            args_sha256=json_digest(call.arguments),
             queue_ttl_ms=round(self._queue * 1000),
             tenant="" if principal == LOCAL_PRINCIPAL else principal.tenant,
             traceparent=current_traceparent(),
             label=call.context.label,
         )
-        command = replace(command, grant=self._grants(self._agent_id, command, call))
+
+        def sign(command: Command) -> Command:
+            return replace(command, grant=self._grants(self._agent_id, command, call))
+
         patience = CommandTimeouts(seconds, self._queue)
-        return await self._requests.ask(self._agent_id, command, patience, progress)
+        return await self._requests.ask(self._agent_id, command, patience, progress, sign=sign)
 
 
 def _worth_another(call: Call, outcome: Outcome) -> bool:

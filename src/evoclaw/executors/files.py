@@ -48,7 +48,7 @@ class LocalFiles:
 
         Args:
             root: The workspace; relative paths start here.
-            readable: Further folders, for reading, by absolute path.
+            readable: Further folders and files, for reading, by absolute path.
             writable: Further folders, for reading and writing, by absolute path.
             mounts: Whether file systems mounted inside a root belong to it.
             hard_links: Whether a file with a second name, perhaps outside, may be read.

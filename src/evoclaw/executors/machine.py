@@ -7,6 +7,7 @@ left out; no function raises for it.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,14 @@ from typing import NamedTuple, Protocol, TypeVar
 import psutil
 from psutil import Error as PsutilError
 
+from evoclaw.core.hosts import is_loopback
+
 T = TypeVar("T")
 
 MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
 """A reading outside these limits is ignored."""
+_UNUSED_ADDRESS = "192.0.2.1", 9
+"""An address for documentation: nothing is sent there, only the route to it is looked up."""
 _UNREADABLE = (
     PsutilError,
     OSError,
@@ -157,6 +162,33 @@ def heaviest_processes(limit: int) -> list[ProcessMemory]:
         found.append(ProcessMemory(resident, process.pid, ""))
     heaviest = sorted(found, reverse=True)[:limit]
     return [entry._replace(name=_process_name(entry.pid)) for entry in heaviest]
+
+
+def network_addresses() -> list[str]:
+    """The IPv4 addresses of this machine on its networks, without loopback."""
+    states = _or_none(psutil.net_if_stats) or {}
+    return sorted(
+        {
+            address.address
+            for name, addresses in (_or_none(psutil.net_if_addrs) or {}).items()
+            for address in addresses
+            if name in states
+            and states[name].isup
+            and address.family == socket.AF_INET
+            and not is_loopback(address.address)
+        }
+    )
+
+
+def default_address() -> str:
+    """The address that other machines most likely reach this one at; empty if that is unclear."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect(_UNUSED_ADDRESS)
+            return str(trial.getsockname()[0])
+        except OSError:
+            found = network_addresses()
+    return found[0] if len(found) == 1 else ""
 
 
 def _process_name(pid: int) -> str:

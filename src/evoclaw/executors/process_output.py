@@ -6,6 +6,8 @@ import asyncio
 import codecs
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 STDOUT, STDERR = 1, 2
 
@@ -96,3 +98,13 @@ class ProcessWatch(asyncio.SubprocessProtocol):
         except TimeoutError:
             return False
         return True
+
+
+async def wait_uncancelled(work: asyncio.Task[Any]) -> None:
+    """Wait for a task even if the caller is cancelled; it takes seconds at most."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    if not work.cancelled():
+        # Retrieved, so that asyncio does not log an error that no longer matters.
+        work.exception()

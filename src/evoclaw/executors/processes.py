@@ -14,8 +14,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess
 from evoclaw.executors.command_limits import WorkspaceWatch, limits_met
-from evoclaw.executors.finishing import wait_uncancelled
-from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
+from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch, wait_uncancelled
 from evoclaw.executors.process_trees import (
     CommandSpec,
     NamespaceTree,
@@ -51,10 +50,6 @@ class ProcessSandbox(Protocol):
 
     def watch_workspace(self, watch: ProcessWatch) -> WorkspaceWatch:
         """Watch the workspace from outside while a command runs."""
-        ...
-
-    async def protect_created(self, watched: WorkspaceWatch) -> None:
-        """Protect what a command created under a protected name."""
         ...
 
 
@@ -137,24 +132,21 @@ class LocalProcesses:
         isolation = await self.isolation()
         tree = self._tree()
         watch = ProcessWatch(max_output, self._max_bytes, on_output)
-        watch_workspace = None if self._sandbox is None else self._sandbox.watch_workspace(watch)
+        watched = None if self._sandbox is None else self._sandbox.watch_workspace(watch)
         # A separate task: cancelling the caller must not cancel the cleanup.
-        task = asyncio.create_task(self._live(tree, job, watch))
+        task = asyncio.create_task(self._live(tree, job, watch, watched))
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             watch.wake.set()
             await wait_uncancelled(task)
             raise
-        finally:
-            met = [] if watch_workspace is None else watch_workspace.stop()
         try:
-            code = task.result()
+            code, met = task.result()
         except OSError as problem:
             raise _refused(problem, job.argv[0]) from None
-        if watch_workspace is not None and self._sandbox is not None:
-            await self._sandbox.protect_created(watch_workspace)
-            _check_made(watch_workspace.made, isolation)
+        if watched is not None and watched.refused:
+            raise _left_protected_files(watched.refused, code, watch, isolation)
         if watch.overflowed:
             raise self._too_much(watch, isolation)
         stderr = watch.kept[STDERR].content()
@@ -168,7 +160,15 @@ class LocalProcesses:
             return self._sandbox.tree()
         return SupervisedTree() if self._how is None else NamespaceTree(self._how)
 
-    async def _live(self, tree: ProcessTree, job: CommandSpec, watch: ProcessWatch) -> int:
+    async def _live(
+        self,
+        tree: ProcessTree,
+        job: CommandSpec,
+        watch: ProcessWatch,
+        watched: WorkspaceWatch | None,
+    ) -> tuple[int, list[str]]:
+        """Run a command to its end; its exit code, and the limits it reached on the disk."""
+        met: list[str] = []
         try:
             await tree.start(job, watch)
             await watch.wake.wait()
@@ -176,8 +176,12 @@ class LocalProcesses:
                 tree.terminate()
                 await watch.settled(self._grace)
         finally:
-            code = await tree.end()
-        return code
+            try:
+                code = await tree.end()
+            finally:
+                if watched is not None:
+                    met = await watched.stop()
+        return code, met
 
     def _job(
         self, argv: tuple[str, ...], cwd: str, env: Mapping[str, str], stdin: bytes | None
@@ -214,28 +218,37 @@ class LocalProcesses:
         )
 
 
-def _check_made(made: list[str], isolation: str) -> None:
-    if made:
-        raise ToolFailure(
-            ErrorKind.PERMISSION_DENIED,
-            f"The command ran, but created protected files: {', '.join(made)}. They were renamed. "
-            "Do not create them again; explain to the user what should be in them.",
-            isolation=isolation,
-        )
+def _left_protected_files(
+    refused: list[str], code: int, watch: ProcessWatch, isolation: str
+) -> ToolFailure:
+    return ToolFailure(
+        ErrorKind.PERMISSION_DENIED,
+        "The command ran, but left protected files, which programs run or obey by themselves "
+        f"outside the sandbox: {', '.join(refused)}. They were renamed or removed. Do not create "
+        "them again; explain to the user what should be in them. "
+        f"Exit code {code}; its last output:\n"
+        f"{_tail(watch)}",
+        refused=list(refused),
+        exit_code=code,
+        isolation=isolation,
+    )
+
+
+def _tail(watch: ProcessWatch) -> str:
+    """The end of what a command wrote."""
+    kept = (watch.kept[STDOUT].content(), watch.kept[STDERR].content())
+    return (
+        b"".join(part[-MAX_SHOWN_OUTPUT_BYTES:] for part in kept).decode(errors="replace").strip()
+    )
 
 
 def _limited(met: list[str], code: int, watch: ProcessWatch, isolation: str) -> ToolFailure:
-    out, err = watch.kept[STDOUT], watch.kept[STDERR]
-    tail = (
-        (out.content()[-MAX_SHOWN_OUTPUT_BYTES:] + err.content()[-MAX_SHOWN_OUTPUT_BYTES:])
-        .decode(errors="replace")
-        .strip()
-    )
     what = " and ".join(met)
     return ToolFailure(
         ErrorKind.RESOURCE,
         f"The command reached the limit on {what} and was stopped or failed. Do it in smaller "
-        f"pieces, or tell the user that it needs more. Exit code {code}; its last output:\n{tail}",
+        f"pieces, or tell the user that it needs more. Exit code {code}; its last output:\n"
+        f"{_tail(watch)}",
         limits=list(met),
         exit_code=code,
         isolation=isolation,

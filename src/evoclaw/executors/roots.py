@@ -31,13 +31,15 @@ INVALID_PATH_ERRNOS = (
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A folder that may be read, and written if `writable`."""
+    """A folder that may be read, and written if `writable`; or one file that may be read."""
 
     path: str
-    """Absolute, links resolved."""
+    """Absolute, links resolved; of a file: its folder."""
     spellings: tuple[str, ...]
     """The paths that name it: as configured, and resolved."""
     writable: bool
+    file: str = ""
+    """The name of the only file in the folder that belongs to the root; empty: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,16 @@ class Roots:
         if self._closed and STATE_FOLDER in inside.casefold().split("/"):
             raise ToolFailure(
                 ErrorKind.PERMISSION_DENIED,
-                f"'{path}' is protected: EvoClaw's own keys and settings are there. Go on without "
-                "it.",
+                f"'{path}' is protected: EvoClaw's own keys and settings are there. "
+                "Continue without it.",
             )
 
     def open(self, place: LocatedPath, flags: int, *, links: bool = True) -> int:
         """Open a located path; `OSError` if that fails or would leave the root."""
+        # A file that is named may be a mount point, as /etc/hostname is in containers.
+        mounts = self.mounts or bool(place.root.file)
         with place.folder() as folder:
-            return open_beneath(folder, place.inside, flags, links=links, mounts=self.mounts)
+            return open_beneath(folder, place.inside, flags, links=links, mounts=mounts)
 
     def real_folder(self, path: str) -> str:
         """The resolved path of a folder in a root, for a process to start in."""
@@ -131,7 +135,7 @@ class Roots:
     def near(self, place: LocatedPath) -> list[str]:
         """Names like the one that was not found, in the same folder."""
         folder, _, name = place.inside.rstrip("/").rpartition("/")
-        if name.startswith("."):
+        if name.startswith(".") or place.root.file:
             # Such as .gitignore: looked for in every folder, not misspelt.
             return []
         above = LocatedPath(place.root, folder or ".", place.shown)
@@ -154,15 +158,20 @@ def _root(path: str | Path, *, writable: bool) -> Root:
         real = absolute.resolve(strict=True)
     except OSError as problem:
         raise ConfigError(f"folder {str(absolute)!r} cannot be used: {problem.strerror}") from None
+    spellings = str(real), str(absolute)
+    if real.is_file() and not writable:
+        return Root(str(real.parent), spellings, writable, real.name)
     if not real.is_dir():
         raise ConfigError(f"{str(absolute)!r} is not a folder")
-    return Root(str(real), (str(real), str(absolute)), writable)
+    return Root(str(real), spellings, writable)
 
 
 def _inside(root: Root, path: str) -> str | None:
     for spelling in root.spellings:
         if path == spelling:
-            return "."
+            return root.file or "."
+        if root.file:
+            continue
         prefix = spelling.rstrip("/") + "/"
         if path.startswith(prefix):
             return path[len(prefix) :].lstrip("/") or "."

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from evoclaw.executors.processes import LocalProcesses
 
 if TYPE_CHECKING:
-    from evoclaw.core.ops import ExecOps
+    from evoclaw.core.ops import CompletedProcess, ExecOps
     from evoclaw.core.sandboxes import SandboxPolicy
     from evoclaw.core.tools import Call
     from evoclaw.sandbox.engines.registry import SandboxSettings
@@ -18,6 +16,19 @@ if TYPE_CHECKING:
 
 GIT_TOOL_PREFIX = "git_"
 """These tools run one fixed program that is kept from running others, and need its settings."""
+
+
+class RefusedProcesses:
+    """Refuses every command, because the configured sandbox cannot be used."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+
+    async def run(self, argv: Sequence[str], **options: object) -> CompletedProcess:
+        """Raise `ToolFailure` with the reason."""
+        from evoclaw.sandbox.workers.pool import sandbox_unavailable
+
+        raise sandbox_unavailable(self.problem)
 
 
 class SandboxedProcesses:
@@ -37,6 +48,11 @@ class SandboxedProcesses:
             self._sandboxes = _build_sandboxes(self._policy(), self._settings)
         return self._sandboxes
 
+    def exec_here(self) -> ExecOps:
+        """Processes in the configured engine; if it cannot be used, every command is refused."""
+        problem = self.sandboxes.engine_problem()
+        return RefusedProcesses(problem) if problem else self.sandboxes.exec_in()
+
     async def close(self) -> None:
         """End everything in every sandbox."""
         if self._sandboxes is not None:
@@ -46,6 +62,10 @@ class SandboxedProcesses:
         """Where a call runs programs; no warm worker is shared across tenants or trust."""
         if call.name.startswith(GIT_TOOL_PREFIX):
             return self.plain
+        return self.exec_for_program(call)
+
+    def exec_for_program(self, call: Call) -> ExecOps:
+        """Where a call runs programs that EvoClaw did not choose: always sandboxed."""
         context = call.context
         return self.sandboxes.exec_for(
             call.name, tenant=context.principal.tenant, trusted=not context.label.untrusted
@@ -53,7 +73,6 @@ class SandboxedProcesses:
 
 
 def _build_sandboxes(policy: SandboxPolicy, settings: SandboxSettings) -> LocalSandboxes:
-    from evoclaw.executors.protected_paths import protected_paths
     from evoclaw.sandbox.engines.native.engine import NativeEngine
     from evoclaw.sandbox.engines.registry import choose_engine, package_engines
     from evoclaw.sandbox.sandboxes import LocalSandboxes
@@ -61,7 +80,7 @@ def _build_sandboxes(policy: SandboxPolicy, settings: SandboxSettings) -> LocalS
 
     engines = {**package_engines(), "native": NativeEngine()}
     return LocalSandboxes(
-        replace(policy, protected=protected_paths(policy.workspace)),
+        policy,
         engines,
         SandboxSelfTest(),
         default=choose_engine(settings.engine, engines),

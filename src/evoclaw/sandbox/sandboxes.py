@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
-from evoclaw.core.errors import ToolFailure
+from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy, WarmEngine
 from evoclaw.executors.command_limits import WorkspaceWatch
 from evoclaw.executors.process_output import ProcessWatch
 from evoclaw.executors.process_trees import ProcessTree
 from evoclaw.executors.processes import DEFAULT_PATH, LocalProcesses
-from evoclaw.executors.protected_paths import protected_paths
+from evoclaw.executors.workspace_guard import WorkspaceGuard, WorkspaceSnapshot
 from evoclaw.sandbox.cgroups import CgroupFactory, find_cgroups, wait_until_removed
 from evoclaw.sandbox.engines.host_view import is_below
 from evoclaw.sandbox.self_test import SandboxSelfTest
@@ -48,6 +49,7 @@ class EngineSandbox:
         groups: CgroupFactory | None = None,
         warm: bool = True,
         idle: float = POOL_IDLE_TIMEOUT_S,
+        guard: WorkspaceGuard | None = None,
     ) -> None:
         """Set what builds the sandbox and what it allows.
 
@@ -58,8 +60,14 @@ class EngineSandbox:
             groups: Limits whole commands by control groups, where this machine has them.
             warm: Keep a worker pool inside, if the engine can.
             idle: Seconds without a command after which the worker pool is ended.
+            guard: Finds what commands may not leave in the workspace; shared by the sandboxes
+                of a workspace.
         """
         self.name = engine.name
+        self._given = policy.protected
+        self._guard = guard or guard_for(policy)
+        self._before = WorkspaceSnapshot()
+        self._protected: dict[str, tuple[int, int]] = {}
         self._engine, self._policy = engine, policy
         self._self_test, self._groups, self._idle = self_test, groups, idle
         self._warm = engine if warm and isinstance(engine, WarmEngine) else None
@@ -69,6 +77,7 @@ class EngineSandbox:
 
     async def ready(self) -> None:
         """Raise `ToolFailure` unless the engine is installed and passed the self-test."""
+        await self._protect()
         if self._self_test is None:
             return
         testing = self._testing
@@ -81,7 +90,10 @@ class EngineSandbox:
         if missing := self._engine.missing():
             raise sandbox_unavailable(missing)
         exec = LocalProcesses(self._policy.workspace, sandbox=_UntestedSandbox(self))
-        await self_test.check(self._engine, self._policy, exec)
+        try:
+            await self_test.check(self._engine, self._policy, exec)
+        except ConfigError as problem:
+            raise sandbox_unavailable(str(problem)) from None
 
     def environment(self) -> Mapping[str, str]:
         """The environment variables of every command in it."""
@@ -105,20 +117,37 @@ class EngineSandbox:
 
     def watch_workspace(self, watch: ProcessWatch) -> WorkspaceWatch:
         """Watch the workspace from outside while a command runs."""
-        return WorkspaceWatch(self._policy, watch)
+        return WorkspaceWatch(self._policy, watch, self._guard, self._before)
 
-    async def protect_created(self, watched: WorkspaceWatch) -> None:
-        """Protect what a command created under a protected name from the next command."""
-        if not watched.grown:
+    async def _protect(self) -> None:
+        """Protect what is in the workspace now from the next command."""
+        self._before, found = await asyncio.to_thread(self._find_protected)
+        if found == self._protected:
             return
-        paths = await asyncio.to_thread(protected_paths, self._policy.workspace)
-        more = dict.fromkeys((*self._policy.protected, *paths))
-        self._policy = msgspec.structs.replace(self._policy, protected=tuple(more))
-        self._testing = None
+        self._protected, paths = found, tuple(found)
+        if paths != self._policy.protected:
+            self._policy = msgspec.structs.replace(self._policy, protected=paths)
+            self._testing = None
         starting, self._starting = self._starting, None
         if starting is not None and not _belongs_elsewhere(starting):
-            # Other commands may still run in it.
-            self._retired.append(await asyncio.shield(starting))
+            await asyncio.wait([starting])
+            if not _has_failed(starting):
+                # Other commands may still run in it.
+                self._retired.append(starting.result())
+
+    def _find_protected(self) -> tuple[WorkspaceSnapshot, dict[str, tuple[int, int]]]:
+        """What is in the workspace, and the paths to protect with their device and inode.
+
+        The kernel drops a mount on a file that is replaced outside: then a sandbox that is kept
+        warm does not protect the new one.
+        """
+        found = self._guard.scan()
+        identities: dict[str, tuple[int, int]] = {}
+        for path in (*self._given, *self._guard.protected(found)):
+            with suppress(OSError):
+                seen = os.lstat(path)
+                identities[path] = (seen.st_dev, seen.st_ino)
+        return found, identities
 
     async def _worker_pool(self) -> WorkerPool:
         starting, dead = self._starting, None
@@ -181,8 +210,10 @@ class _UntestedSandbox:
     def watch_workspace(self, watch: ProcessWatch) -> WorkspaceWatch:
         return self._sandbox.watch_workspace(watch)
 
-    async def protect_created(self, watched: WorkspaceWatch) -> None:
-        await self._sandbox.protect_created(watched)
+
+def guard_for(policy: SandboxPolicy) -> WorkspaceGuard:
+    """The guard of the folders that a policy lets commands change."""
+    return WorkspaceGuard((policy.workspace, *policy.writable), policy.hidden)
 
 
 def _belongs_elsewhere(task: asyncio.Task[T]) -> bool:
@@ -224,8 +255,24 @@ class LocalSandboxes:
         """The engine of tools that name none."""
         self._warm, self._max_bytes = warm, max_bytes
         self._groups = find_cgroups()
+        self._guard = guard_for(policy)
         self._sandboxes: dict[tuple[str, str, bool], EngineSandbox] = {}
         self._closing: set[asyncio.Task[None]] = set()
+
+    def engine_problem(self, engine: str = "") -> str:
+        """Why an engine, by default the configured one, cannot be used in this workspace."""
+        name = engine or self.default
+        if name == NO_ENGINE:
+            return ""
+        if name not in self._engines:
+            return f"there is no engine '{name}' here, only {', '.join(sorted(self._engines))}"
+        if self._policy.hidden and name != HIDING_ENGINE:
+            hidden = ", ".join(self._policy.hidden)
+            return (
+                f"'{name}' cannot hide {hidden} inside the workspace, only {HIDING_ENGINE} can; "
+                f"work in another folder, or install {HIDING_ENGINE}"
+            )
+        return ""
 
     def exec_in(self, engine: str = "", *, tenant: str = "local", trusted: bool = True) -> ExecOps:
         """Processes inside an engine, by default the configured one.
@@ -234,20 +281,13 @@ class LocalSandboxes:
         never takes its place.
 
         Raises:
-            ToolFailure: There is no engine of that name.
+            ToolFailure: There is no engine of that name, or it cannot protect this workspace.
         """
         name = engine or self.default
         if name == NO_ENGINE:
             return LocalProcesses(self._policy.workspace, max_bytes=self._max_bytes)
-        if name not in self._engines:
-            known = ", ".join(sorted(self._engines))
-            raise sandbox_unavailable(f"there is no engine '{name}' here, only {known}")
-        if self._policy.hidden and name != HIDING_ENGINE:
-            hidden = ", ".join(self._policy.hidden)
-            raise sandbox_unavailable(
-                f"'{name}' cannot hide {hidden} inside the workspace, only {HIDING_ENGINE} can; "
-                "work in another folder"
-            )
+        if problem := self.engine_problem(name):
+            raise sandbox_unavailable(problem)
         sandbox = self._sandbox(name, tenant, trusted)
         return LocalProcesses(
             self._policy.workspace,
@@ -291,6 +331,7 @@ class LocalSandboxes:
                 self_test=self._self_test,
                 groups=self._groups,
                 warm=self._warm,
+                guard=self._guard,
             )
         # Last is newest.
         self._sandboxes[key] = found

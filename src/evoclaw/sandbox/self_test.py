@@ -37,6 +37,8 @@ HARMLESS_VARIABLES = frozenset(
 """Variables that every command gets, and that reveal nothing about the host."""
 KEY_SYSCALLS = {"x86_64": (248, 250), "aarch64": (217, 219)}
 SESSION_KEYRING, KEYCTL_UNLINK = -3, 9
+IPC_CREAT, IPC_EXCL, IPC_RMID = 0o1000, 0o2000, 0
+SHARED_MEMORY_BYTES = 4096
 READ_FROM_STDIN = ("-I", "-S", "-")
 SYSTEM_PYTHON = "/usr/bin/python3"
 
@@ -58,6 +60,7 @@ class Decoys(Struct, frozen=True):
     disk: tuple[int, int]
     protected: tuple[str, ...]
     key: str
+    shared_memory: int
 
 
 class SelfTestReport(Struct, frozen=True):
@@ -143,6 +146,7 @@ class EscapeDetector:
             disk=_disk_numbers(),
             protected=policy.protected[:MAX_TESTED_PROTECTED_PATHS],
             key=token,
+            shared_memory=stack.enter_context(_shared_memory()),
         )
 
     def look(self, _text: str) -> None:
@@ -186,7 +190,7 @@ SELF_TEST_ROWS = (
     *("workspace", "write outside", "read a secret", "tcp", "udp", "unix socket"),
     *("abstract socket", "raw socket", "netlink", "dns", "vsock", "host pids", "kill", "ptrace"),
     *("remount", "mknod", "devices", "user namespace", "rights", "setuid", "descriptors"),
-    *("sysctl", "protected paths", "keys", "bpf", "perf"),
+    *("sysctl", "protected paths", "keys", "bpf", "perf", "shared memory", "io_uring"),
 )
 """The escape attempts that a report must have."""
 
@@ -279,6 +283,19 @@ def _key(name: str) -> Generator[None]:
     finally:
         if numbers and made > 0:
             call(numbers[1], KEYCTL_UNLINK, made, SESSION_KEYRING)
+
+
+@contextmanager
+def _shared_memory() -> Generator[int]:
+    """The key of System V shared memory that every user may open, where the kernel has it."""
+    libc = ctypes.CDLL(None)
+    key = secrets.randbelow(0x7FFFFFFF) + 1
+    made = libc.shmget(key, SHARED_MEMORY_BYTES, IPC_CREAT | IPC_EXCL | 0o666)
+    try:
+        yield key
+    finally:
+        if made >= 0:
+            libc.shmctl(made, IPC_RMID, None)
 
 
 def _disk_numbers() -> tuple[int, int]:

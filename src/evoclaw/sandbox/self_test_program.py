@@ -31,6 +31,8 @@ SYSCALL_NUMBERS = {
 SESSION_RINGS = (-3, -4, -5)
 """Keyrings: of the session, of the user, of the user's sessions."""
 KEYCTL_SEARCH = 10
+IO_URING_SETUP = 425
+"""The same number on every architecture."""
 PLAIN_DEVICES = frozenset(
     {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "console", "pts", "shm", "fd"}
     | {"stdin", "stdout", "stderr", "core", "mqueue", "log", "hugepages", "dri", "kmsg"}
@@ -360,6 +362,22 @@ def perf(plan: dict[str, Any]) -> str:
     return ""
 
 
+def shared_memory(plan: dict[str, Any]) -> str:
+    """Open shared memory (System V) of a process outside."""
+    number = libc.shmget(plan["shared_memory"], 0, 0)
+    return "opened shared memory of the machine" if number >= 0 else ""
+
+
+def io_uring(plan: dict[str, Any]) -> str:
+    """Make system calls that no filter sees."""
+    # One entry, and the kernel's `struct io_uring_params`.
+    ring = libc.syscall(IO_URING_SETUP, 1, (ctypes.c_uint32 * 32)())
+    if ring < 0:
+        return ""
+    os.close(ring)
+    return "made an io_uring, by which system calls pass the filter"
+
+
 def numbers() -> dict[str, int]:
     """The numbers of system calls that Python has no names for."""
     return SYSCALL_NUMBERS.get(os.uname().machine, {})
@@ -392,6 +410,8 @@ ESCAPE_ATTEMPTS = {
     "keys": keys,
     "bpf": bpf,
     "perf": perf,
+    "shared memory": shared_memory,
+    "io_uring": io_uring,
 }
 
 if __name__ == "__main__":

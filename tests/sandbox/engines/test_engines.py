@@ -43,11 +43,24 @@ def test_sandbox_settings_are_read_from_toml_with_safe_defaults() -> None:
         (SandboxSettings(tools={"bash": "nope"}), "no sandbox engine 'nope'"),
         (SandboxSettings(memory=0), "sandbox.memory must be at least 1"),
         (SandboxSettings(writable=("here",)), "absolute paths, not 'here'"),
+        (SandboxSettings(devices=("/dev/nowhere",)), "'/dev/nowhere' cannot be used in a sandbox"),
+        (SandboxSettings(devices=("/etc/hostname",)), "name device nodes"),
+        (SandboxSettings(devices=("/dev/kmsg",)), "neither disks nor memory"),
+        (SandboxSettings(preset="arduino"), "no sandbox preset 'arduino': choose one of raspberry"),
+        (SandboxSettings(preset="raspberry-pi", engine="firejail"), "firejail cannot show single"),
     ],
 )
 def test_invalid_sandbox_settings_are_refused(settings: SandboxSettings, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         settings.sandbox_policy("/tmp")
+
+
+def test_the_preset_of_a_raspberry_pi_opens_sys_and_the_devices_that_exist() -> None:
+    policy = SandboxSettings(preset="raspberry-pi").sandbox_policy("/tmp")
+
+    assert policy.readable == ("/sys",)
+    assert all(Path(path).exists() for path in policy.devices)
+    assert SandboxSettings(devices=("/dev/null",)).sandbox_policy("/tmp").devices == ("/dev/null",)
 
 
 @pytest.mark.parametrize("place", ["/", "/etc", "/usr/share", "/proc/self"])

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ async def test_fault_35_a_fake_firejail_is_refused_with_its_escapes_listed(tmp_p
 
     failed = await refused(Firejail(str(program)), workspace(tmp_path / "work"))
 
-    assert {"tcp", "udp", "setuid"} <= set(failed.details["escapes"])
+    assert {"tcp", "udp", "shared memory"} <= set(failed.details["escapes"])
 
 
 async def test_fault_35_the_engine_none_fails_the_self_test(tmp_path: Path) -> None:
@@ -146,3 +147,12 @@ def test_fault_35_bubblewrap_without_nested_namespaces_is_refused(tmp_path: Path
 
     assert done.returncode == 0, done.stderr.decode()
     assert b"Nothing was run" in done.stdout
+
+
+async def test_firejail_refuses_a_workspace_that_it_cannot_show(tmp_path: Path) -> None:
+    program = tmp_path / "firejail"
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        failed = await refused(Firejail(str(program)), SandboxPolicy(folder))
+    assert "work in a folder outside /dev/shm" in failed.message

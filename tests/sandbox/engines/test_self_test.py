@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
+from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
 from evoclaw.sandbox import self_test_program as probe
 from evoclaw.sandbox.engines.registry import package_engines
@@ -68,11 +70,45 @@ async def test_fault_36_without_a_sandbox_the_self_test_escapes(tmp_path: Path) 
     )
 
     found = {"read a secret", "tcp", "udp", "unix socket", "abstract socket", "host pids"}
-    found |= {"kill", "setuid", "protected paths", "write outside"}
+    found |= {"kill", "setuid", "protected paths", "write outside", "shared memory"}
+    if _has_io_uring():
+        found.add("io_uring")
     assert found <= set(escapes)
     if os.geteuid() == 0:
         assert {"rights", "raw socket", "mknod", "remount", "sysctl"} <= set(escapes)
     assert not any(name.startswith("self_test-") for name in os.listdir("/etc"))  # noqa: PTH208
+
+
+def _has_io_uring() -> bool:
+    """Whether this kernel lets this user make one."""
+    ring = ctypes.CDLL(None).syscall(probe.IO_URING_SETUP, 1, (ctypes.c_uint32 * 32)())
+    if ring >= 0:
+        os.close(ring)
+    return ring >= 0
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/var/tmp"])
+async def test_firejail_works_in_temporary_folders(place: str) -> None:
+    engine = package_engines()["firejail"]
+    if missing := engine.missing():
+        pytest.skip(missing)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        # As `mktemp -d` makes it: only its owner may pass through.
+        work = Path(folder, "below")
+        os.mkdir(work)  # noqa: PTH102
+        bounds = SandboxPolicy(str(work))
+        found = sandbox("firejail", bounds)
+        try:
+            await found.ready()
+            done = await inside(found, bounds).run(("bash", "-c", "echo x > made; ls -A .."))
+        except ToolFailure as refused:
+            if "not allowed to use Firejail" in refused.message or not may_sandbox():
+                pytest.skip(f"firejail cannot be used here: {refused}")
+            raise
+        finally:
+            await found.close()
+        assert done.stdout == b"below\n" and (work / "made").read_text() == "x\n"
+        assert (work / "made").stat().st_uid == os.geteuid()
 
 
 def test_the_self_test_evaluates_every_attempt() -> None:

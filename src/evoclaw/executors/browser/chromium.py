@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
@@ -98,7 +99,8 @@ class Chromium:
         # As root Chromium does not start with its sandbox on.
         self._sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0
         self._start: asyncio.Task[_Running] | None = None
-        self._sessions: dict[str, SessionBrowser] = {}
+        # A session that has pages is in `_active`; the others need not be remembered.
+        self._sessions: WeakValueDictionary[str, SessionBrowser] = WeakValueDictionary()
         self._active: set[SessionBrowser] = set()
         self._unwatched: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
@@ -112,9 +114,10 @@ class Chromium:
 
     def session(self, key: str) -> SessionBrowser:
         """The browser of one session; the same for the same key until that has ended."""
-        if key not in self._sessions:
-            self._sessions[key] = SessionBrowser(self)
-        return self._sessions[key]
+        found = self._sessions.get(key)
+        if found is None:
+            found = self._sessions[key] = SessionBrowser(self)
+        return found
 
     async def end(self, key: str) -> None:
         """Close everything of a session that has ended."""

@@ -15,6 +15,7 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
 
+from evoclaw.core.eager import mark_retrieved
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
@@ -78,7 +79,7 @@ class McpConnection:
     async def open(self) -> None:
         """Connect and negotiate the version; `McpUnreachable` if that fails or takes too long."""
         self._living = asyncio.create_task(self._live(), name=f"mcp {self._server.name}")
-        self._living.add_done_callback(_seen)
+        self._living.add_done_callback(mark_retrieved)
         ready = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait(
@@ -216,12 +217,6 @@ class McpConnection:
             case _:
                 kind, text = ErrorKind.EXECUTION_FAILED, f"answered with an error: {message}"
         return ToolFailure(kind, f"Error: The MCP server {name!r} {text}", mcp_server=name)
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Mark its exception as retrieved: `why` reports it, asyncio need not log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _passed_on(tell: Progress) -> ProgressFnT:

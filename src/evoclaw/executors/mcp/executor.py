@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+from evoclaw.core.eager import mark_retrieved
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.core.ports import Progress
@@ -91,6 +92,15 @@ class McpExecutor:
         """The approved tools; those of an unreachable server stay, since it may reconnect."""
         return self._tools
 
+    @property
+    def should_reconnect(self) -> bool:
+        """Whether it is unreachable, and may be tried again now."""
+        if self._closed or self._connection is not None:
+            return False
+        if self._connecting is not None and not self._connecting.done():
+            return False
+        return asyncio.get_running_loop().time() >= self._not_before
+
     async def refresh(self) -> None:
         """Connect if needed, and list the tools again: after an approval."""
         reconnects = self._connection is None or not self._connection.alive
@@ -142,7 +152,7 @@ class McpExecutor:
             if wait > 0:
                 raise self._offline(f"It is tried again in {wait:.0f}s, not before.")
             self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(_seen)
+            self._connecting.add_done_callback(mark_retrieved)
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> McpConnection:
@@ -151,14 +161,14 @@ class McpExecutor:
             from evoclaw.executors.mcp.connection import McpConnection, McpUnreachable
         except ImportError as missing:
             raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
-        connection = McpConnection(self.server, self._changed)
+        connection = McpConnection(self.server, self.list_again)
         try:
             await connection.open()
             await self._list(connection)
             self._connection, self._reason, self.problem = connection, "", ""
         except McpUnreachable as problem:
             self._note_failure(str(problem), connection.last_words)
-            raise self._offline("Go on without it or explain to the user.") from None
+            raise self._offline("Continue without it or explain to the user.") from None
         finally:
             if self._connection is not connection:
                 await connection.close()
@@ -173,18 +183,18 @@ class McpExecutor:
             if self._connection is not connection:
                 raise
             await self._drop_connection(connection, str(problem))
-            raise self._offline("Go on without it or explain to the user.") from None
+            raise self._offline("Continue without it or explain to the user.") from None
         offers, self.left_out = choose(listed, self._terms, self._pins)
         found = {offer.tool.name: offer for offer in offers}
         if found != self._offers:
             self._tools = Toolset(offer.tool for offer in offers)
             self._offers = found
 
-    def _changed(self) -> None:
-        """List the tools again after the server reported a change, at a limited rate."""
+    def list_again(self) -> None:
+        """List the tools again soon, at a limited rate: the server or an approval changed."""
         if not self._closed and (self._listing is None or self._listing.done()):
             self._listing = asyncio.create_task(self._list_soon())
-            self._listing.add_done_callback(_seen)
+            self._listing.add_done_callback(mark_retrieved)
 
     async def _list_soon(self) -> None:
         await asyncio.sleep(MIN_LIST_INTERVAL_S)
@@ -212,7 +222,7 @@ class McpExecutor:
         self._failures += 1
         self._not_before = asyncio.get_running_loop().time() + delay
         self._reason = reason
-        self.problem = f"{reason}; it said: {last_words}" if last_words else reason
+        self.problem = f"{reason}; its last output: {last_words}" if last_words else reason
 
     def _offline(self, what_now: str) -> ToolFailure:
         why = f" ({self._reason})" if self._reason else ""
@@ -234,9 +244,3 @@ class McpExecutor:
             "It was not run again. Look first, then decide, or ask the user.",
             mcp_server=self.server.name,
         )
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    """Mark its exception as retrieved: no caller may be waiting any more."""
-    if not task.cancelled():
-        task.exception()

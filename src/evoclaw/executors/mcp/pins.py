@@ -27,9 +27,31 @@ class ServerPins(Struct, frozen=True):
 class PinFile:
     """Approvals in a JSON file that several processes may change, under a lock."""
 
-    def __init__(self, path: Path, *, trust_first: bool = False) -> None:
-        """Set the file, and whether the tools of a server seen for the first time are trusted."""
-        self._path, self._trust_first = path, trust_first
+    def __init__(self, path: Path, *, trust_first: bool = False, owner: str = "") -> None:
+        """Set the file.
+
+        Args:
+            path: The file.
+            trust_first: Whether the tools of a server seen for the first time are trusted.
+            owner: The edge whose servers are looked up, as `OWNER/SERVER`; empty: none.
+        """
+        self._path, self._trust_first, self._owner = path, trust_first, owner
+
+    def key(self, server: str) -> str:
+        """The name of a server in this file."""
+        return f"{self._owner}/{server}" if self._owner else server
+
+    def digests(self, server: str) -> dict[str, str]:
+        """The approved tools of a server, and their digests."""
+        return self.all().get(self.key(server), ServerPins()).approved
+
+    def version(self) -> tuple[int, int, int] | None:
+        """A value that changes with the file; None while there is none."""
+        try:
+            about = self._path.stat()
+        except OSError:
+            return None
+        return about.st_ino, about.st_mtime_ns, about.st_size
 
     def all(self) -> dict[str, ServerPins]:
         """Every server that was seen."""
@@ -45,6 +67,7 @@ class PinFile:
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
         """The names of the tools whose digests are approved; the others become pending."""
+        server = self.key(server)
         pinned = self.all().get(server)
         if pinned is None and self._trust_first:
             pinned = self._change(server, lambda now: now or ServerPins(dict(digests)))

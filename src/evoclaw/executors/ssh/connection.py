@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.executors.finishing import wait_uncancelled
+from evoclaw.executors.process_output import wait_uncancelled
 
 if TYPE_CHECKING:
     from asyncssh import SFTPClient, SSHClientConnection, SSHKey

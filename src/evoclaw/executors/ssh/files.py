@@ -20,7 +20,7 @@ from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import FileStat
 from evoclaw.executors.files import MAX_READ_BYTES
-from evoclaw.executors.finishing import wait_uncancelled
+from evoclaw.executors.process_output import wait_uncancelled
 from evoclaw.executors.protected_paths import check_not_protected
 from evoclaw.executors.roots import Root, check_path, explained, outside
 from evoclaw.executors.ssh.connection import SshConnection

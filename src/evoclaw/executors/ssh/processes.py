@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess
-from evoclaw.executors.finishing import wait_uncancelled
-from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch
+from evoclaw.executors.process_output import STDERR, STDOUT, ProcessWatch, wait_uncancelled
 from evoclaw.executors.processes import MAX_SHOWN_OUTPUT_BYTES
 from evoclaw.executors.roots import check_path, outside
 from evoclaw.executors.ssh.connection import SshConnection, whole

@@ -97,5 +97,7 @@ def _mounts(policy: SandboxPolicy, found: LaunchPlan) -> Iterator[str]:
         yield from (how, found.source(path), path)
     for path, may_write in system.pinned_paths(policy):
         yield from ("--bind" if may_write else "--ro-bind", found.source(path), path)
+    for path in policy.devices:
+        yield from ("--dev-bind", path, path)
     for path in policy.hidden:
         yield from ("--tmpfs", path, "--remount-ro", path)

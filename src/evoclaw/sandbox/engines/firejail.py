@@ -6,6 +6,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.sandbox.engines import host_view as system
 from evoclaw.sandbox.engines.launch import plan_launch
@@ -16,6 +19,11 @@ SHOWN_ROOT_FOLDERS = frozenset(
 """Top-level folders that are not hidden as a whole."""
 FIREJAIL_RUN_FOLDER = "firejail"
 """Firejail's own folder in /run."""
+WORKER_PROGRAM_FILE = str(Path(system.__file__).with_name("worker_program.py"))
+"""Sets the limits inside and filters system calls, such as io_uring: the filter of firejail itself
+is empty on some architectures."""
+UNSHOWN_FOLDER = "/dev/shm"
+"""Every sandbox has its own: firejail cannot show a folder of the host there."""
 
 
 class Firejail:
@@ -44,10 +52,18 @@ class Firejail:
 
     def command(self, policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> tuple[str, ...]:
         """The command line that runs `argv` inside."""
+        for path in (policy.workspace, *policy.writable):
+            if system.is_below(path, UNSHOWN_FOLDER):
+                raise ConfigError(
+                    f"firejail cannot show '{path}' in a sandbox: work in a folder outside "
+                    f"{UNSHOWN_FOLDER}, or choose another engine"
+                )
+        policy = msgspec.structs.replace(policy, readable=(*policy.readable, WORKER_PROGRAM_FILE))
         found = plan_launch(policy, in_place=True)
         options = (
             *("--quiet", "--noprofile", "--net=none", "--caps.drop=all", "--nonewprivs"),
             *("--noroot", "--nogroups", "--seccomp", "--restrict-namespaces", "--private-dev"),
+            *("--ipc-namespace",),
             *("--protocol=unix,inet,inet6,netlink", "--deterministic-exit-code"),
             *("--deterministic-shutdown", f"--private-cwd={cwd}", "--private-etc=" + _etc()),
             f"--rlimit-nproc={policy.processes}",
@@ -60,7 +76,8 @@ class Firejail:
             *(f"--read-write={path}" for path in (policy.workspace, *policy.writable)),
             *(f"--read-only={path}" for path in _tops(policy)),
         )
-        return found.command((self.binary() or self._program, *options, "--", *argv))
+        within = (*system.worker_command(policy, "once", WORKER_PROGRAM_FILE), *argv)
+        return found.command((self.binary() or self._program, *options, "--", *within))
 
 
 def _etc() -> str:
@@ -74,6 +91,9 @@ def _shown(policy: SandboxPolicy) -> Iterator[str]:
         yield f"--whitelist={path}"
     if "tmp" not in tops:
         yield "--private-tmp"
+    if any(system.is_below(path, "/var/tmp") for path in system.shown_paths(policy)):
+        # Otherwise firejail mounts an empty folder over it, after the workspace.
+        yield "--keep-var-tmp"
 
 
 def _hidden(policy: SandboxPolicy) -> Iterator[str]:

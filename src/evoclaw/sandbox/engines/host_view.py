@@ -60,10 +60,12 @@ def worker_limits(policy: SandboxPolicy) -> WorkerLimits:
     )
 
 
-def worker_command(policy: SandboxPolicy, mode: str) -> tuple[str, ...]:
+def worker_command(
+    policy: SandboxPolicy, mode: str, program: str = WORKER_PROGRAM_PATH
+) -> tuple[str, ...]:
     """The command line of the worker program inside a sandbox, up to the command it runs."""
     limits = msgspec.json.encode(worker_limits(policy)).decode()
-    return (own_interpreter(), "-I", "-S", WORKER_PROGRAM_PATH, mode, limits)
+    return (own_interpreter(), "-I", "-S", program, mode, limits)
 
 
 def worker_program_source() -> str:

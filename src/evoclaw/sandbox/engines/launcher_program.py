@@ -18,7 +18,7 @@ import struct
 import sys
 
 # Importing typing and pathlib would take longer than the rest of the program.
-# ruff: noqa: PTH101, PTH102, PTH123
+# ruff: noqa: PTH101, PTH102, PTH103, PTH116, PTH120, PTH123
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -86,10 +86,39 @@ def stage(plan: dict[str, Any]) -> None:
         cover(plan["stage"], plan["over"])
     if plan["staged"]:
         mount_empty(plan["stage"])
+    else:
+        for folder in closed_parents([path for _, _, path in trees]):
+            mount_empty(folder)
+        # A tree inside another one is mounted after it.
+        trees.sort(key=lambda item: item[2].count("/"))
     for place, tree, path in trees:
-        if plan["staged"]:
+        if not os.path.lexists(place):
+            os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
             make_mount_point(place, tree)
         move(tree, place, path)
+
+
+def closed_parents(paths: list[str]) -> list[str]:
+    """The outermost folders above these paths that the service user may not pass through.
+
+    In our own mount namespace they are replaced by empty ones that hold these paths alone.
+    """
+    found: set[str] = set()
+    for path in paths:
+        parts = path.split("/")[1:-1]
+        above = ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
+        # What is inside another tree belongs to the service user there.
+        inside = [folder for folder in above if any(below(folder, tree) for tree in paths)]
+        closed = (
+            folder for folder in above if folder not in inside and not os.stat(folder).st_mode & 1
+        )
+        found.update(list(closed)[:1])
+    return sorted(found)
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or below it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def mount_empty(folder: str) -> None:
@@ -136,36 +165,45 @@ def clone(tree: dict[str, Any], uid: int, gid: int) -> int:
     owner = os.fstat(held)
     space = user_namespace((owner.st_uid, uid), (owner.st_gid, gid))
     attributes = ATTR_NOSUID | ATTR_NODEV | (0 if tree["writable"] else ATTR_RDONLY)
-    told = struct.pack("QQQQ", attributes | ATTR_IDMAP, 0, 0, space)
-    done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
+    mount_attributes = struct.pack("QQQQ", attributes | ATTR_IDMAP, 0, 0, space)
+    done = libc.syscall(
+        MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, mount_attributes, len(mount_attributes)
+    )
     os.close(space)
     if done < 0 and not tree["writable"]:
         # Read-only without the mapping: the service user then reads only world-readable files.
-        told = struct.pack("QQQQ", attributes, 0, 0, 0)
-        done = libc.syscall(MOUNT_SETATTR, held, b"", EMPTY_PATH | RECURSIVE, told, len(told))
+        mount_attributes = struct.pack("QQQQ", attributes, 0, 0, 0)
+        done = libc.syscall(
+            MOUNT_SETATTR,
+            held,
+            b"",
+            EMPTY_PATH | RECURSIVE,
+            mount_attributes,
+            len(mount_attributes),
+        )
     check(done, f"exchanging the owner of {tree['path']}")
     return held
 
 
 def user_namespace(*pairs: tuple[int, int]) -> int:
     """A user namespace that maps the owner on disk to the service user, the rest to itself."""
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         done = libc.unshare(NEWUSER)
-        os.write(tell, b"1" if done == 0 else b"0")
+        os.write(writer, b"1" if done == 0 else b"0")
         signal.pause()
         os._exit(0)
     try:
-        if os.read(told, 1) != b"1":
+        if os.read(reader, 1) != b"1":
             raise OSError(1, "user namespaces are not allowed")
         for name, (owner, service) in zip(("uid_map", "gid_map"), pairs, strict=True):
             with open(f"/proc/{pid}/{name}", "w") as file:
                 file.write(mapping(owner, service))
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(told)
-        os.close(tell)
+        os.close(reader)
+        os.close(writer)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 

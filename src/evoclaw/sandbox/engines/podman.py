@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.sandbox.engines import host_view as system
 from evoclaw.sandbox.engines.launch import LaunchPlan, plan_launch
@@ -29,6 +31,9 @@ fi
 exec "$podman" "$@"
 """
 """Makes the image if it is missing: folders to mount on, and the links to programs."""
+
+PROFILE_DESCRIPTOR = 9
+"""Where podman, started as root, finds its seccomp profile."""
 
 
 class Podman:
@@ -57,7 +62,12 @@ class Podman:
         found = plan_launch(policy, keep_root=True)
         uid, gid = found.ids
         name = f"evoclaw-{os.getpid()}-{secrets.token_hex(6)}"
-        profile = Path(__file__).with_name("podman_seccomp.json")
+        profile = str(Path(__file__).with_name("podman_seccomp.json"))
+        if found.uid is not None:
+            # The staging folder may hide the file: podman reads it from a descriptor.
+            text = Path(profile).read_text()
+            found = msgspec.structs.replace(found, files={str(PROFILE_DESCRIPTOR): text})
+            profile = f"/proc/self/fd/{PROFILE_DESCRIPTOR}"
         options = (
             *("--log-level=error", "--runtime", _find(self._runtime) or self._runtime),
             *(
@@ -119,6 +129,8 @@ def _mounts(policy: SandboxPolicy, found: LaunchPlan) -> Iterator[str]:
         may_write = path in changed or path == policy.proxy
         if may_write or not any(system.is_below(path, folder) for folder in changed):
             yield from _bind(found.source(path), path, may_write=may_write)
+    for path in policy.devices:
+        yield f"--device={path}"
     for path, may_write in system.pinned_paths(policy):
         yield from _bind(found.source(path), path, may_write=may_write)
 

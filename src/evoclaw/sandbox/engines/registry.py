@@ -42,6 +42,27 @@ SYSTEM_FOLDERS = frozenset(
 """Top-level folders that no workspace may be in."""
 
 
+class SandboxPreset(Struct, frozen=True):
+    """Folders and device nodes that belong together; those that are missing are left out."""
+
+    readable: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+PRESETS = {
+    "raspberry-pi": SandboxPreset(
+        readable=("/sys",),
+        devices=(
+            *("/dev/gpiochip0", "/dev/gpiochip4", "/dev/gpiomem", "/dev/gpiomem0"),
+            *("/dev/i2c-1", "/dev/spidev0.0", "/dev/spidev0.1", "/dev/vcio"),
+        ),
+    )
+}
+"""By name. /dev/vcio is for `vcgencmd`, such as `vcgencmd measure_temp`."""
+MEMORY_DEVICES = frozenset({"mem", "kmem", "port", "kmsg"})
+"""Devices that open the memory or the log of the whole machine."""
+
+
 class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`[sandbox]`: the engine that commands run in, and what they may reach and use there."""
 
@@ -66,6 +87,17 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Further folders that commands may change."""
     readable: tuple[str, ...] = ()
     """Folders that commands may read besides the system's programs and libraries."""
+    devices: tuple[str, ...] = ()
+    """Device nodes that commands may use, such as /dev/gpiomem; the user of the edge must be
+    allowed to use them."""
+    preset: str = ""
+    """`raspberry-pi`: /sys is readable, and the pins and buses of the board are usable; empty: no
+    preset."""
+
+    @property
+    def confines_all(self) -> bool:
+        """Whether every command runs in a sandbox: no engine is `none`."""
+        return NO_ENGINE not in (self.engine, *self.tools.values())
 
     def check(self) -> None:
         """Raise `ConfigError` for invalid settings."""
@@ -79,6 +111,16 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         for path in (*self.writable, *self.readable):
             if not Path(path).expanduser().is_absolute():
                 raise ConfigError(f"sandbox folders are absolute paths, not '{path}'")
+        if self.preset not in ("", *PRESETS):
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"there is no sandbox preset '{self.preset}': choose one of {known}")
+        for path in self.devices:
+            _check_device(path)
+        if (self.devices or self.preset) and FIREJAIL in (self.engine, *self.tools.values()):
+            raise ConfigError(
+                "firejail cannot show single device nodes: choose bubblewrap, native or podman, or "
+                "remove devices and preset from [sandbox]"
+            )
 
     def sandbox_policy(
         self,
@@ -99,10 +141,13 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
                 f"'{root}' cannot be the workspace of a sandbox: commands could change the system. "
                 "Choose a folder of its own, for example below your home"
             )
+        preset = PRESETS.get(self.preset, SandboxPreset())
+        present = (path for path in preset.devices if Path(path).exists())
         return SandboxPolicy(
             root,
             writable=tuple(_real(path) for path in self.writable),
-            readable=tuple(_real(path) for path in (*self.readable, *readable)),
+            readable=tuple(_real(path) for path in (*self.readable, *readable, *preset.readable)),
+            devices=tuple(dict.fromkeys(_real(path) for path in (*self.devices, *present))),
             protected=tuple(protected),
             hidden=tuple(hidden),
             proxy=proxy,
@@ -114,6 +159,16 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             disk=self.disk,
             tenant=tenant,
             trusted=trusted,
+        )
+
+
+def _check_device(path: str) -> None:
+    """Refuse a path that is no device node, or one that opens the whole machine."""
+    real = Path(_real(path))
+    if not real.is_char_device() or real.parts[:2] != ("/", "dev") or real.name in MEMORY_DEVICES:
+        raise ConfigError(
+            f"'{path}' cannot be used in a sandbox: name device nodes of this machine such as "
+            "/dev/gpiomem, and neither disks nor memory"
         )
 
 

@@ -230,22 +230,22 @@ def reap_workers(exit_pipes: dict[int, int]) -> None:
 
 def make_worker(limits: dict[str, Any], control: int, foreign: list[int]) -> int:
     """Fork the first process of a new pid namespace; its pid here."""
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
         try:
             check(libc.unshare(NEWPID), "pid namespace")
             pid = os.fork()
             if pid == 0:
-                for descriptor in (*foreign, told, tell):
+                for descriptor in (*foreign, reader, writer):
                     os.close(descriptor)
                 run_worker(limits, socket.socket(fileno=control))
-            os.write(tell, struct.pack("i", pid))
+            os.write(writer, struct.pack("i", pid))
         finally:
             os._exit(0)
-    os.close(tell)
-    data = os.read(told, 4)
-    os.close(told)
+    os.close(writer)
+    data = os.read(reader, 4)
+    os.close(reader)
     os.waitpid(between, 0)
     # No process has pid 0: the exit pipe of a worker that failed is closed with the next one.
     return struct.unpack("i", data)[0] if data else 0

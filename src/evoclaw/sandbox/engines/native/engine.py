@@ -149,6 +149,7 @@ class NativeEngine:
             "cwd": (cwd,),
             "write": writable,
             "read": policy.readable,
+            "device": policy.devices,
             "system": system,
             "protect": [
                 *(path for path in policy.protected if _below(path, writable)),
@@ -208,7 +209,7 @@ def _ours(writable: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check(policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> None:
-    paths = (*_writable(policy), *policy.readable, *policy.protected, cwd)
+    paths = (*_writable(policy), *policy.readable, *policy.devices, *policy.protected, cwd)
     for path in (*paths, policy.proxy or "/"):
         if not path.startswith("/") or "\0" in path or f"{path}/".find("/../") >= 0:
             raise ConfigError(f"A sandbox's paths are absolute and real; {path!r} is not.")

@@ -28,12 +28,18 @@ class FilesystemPlan:
     """What goes into the new root."""
 
     def __init__(
-        self, read: list[str], write: list[str], protect: list[str], proxy: list[str], memory: int
+        self,
+        read: list[str],
+        write: list[str],
+        protect: list[str],
+        proxy: list[str],
+        memory: int,
+        devices: list[str],
     ) -> None:
         self.write = [path for path in write if not _inside(path, write)]
         self.read = [path for path in read if not _inside(path, read) and not _below(path, write)]
         self.protect = protect
-        self.proxy, self.memory = proxy, memory
+        self.proxy, self.memory, self.devices = proxy, memory, devices
         if "/" in self.write:
             raise SandboxRefused("the whole file system cannot be the workspace")
 
@@ -82,7 +88,8 @@ def _take(kernel: Kernel, plan: FilesystemPlan, user: Credentials) -> list[tuple
         )
     taken += [(path, kernel.tree(path, NO_DEVICES, user.mapped(path))) for path in plan.write]
     taken += [(path, kernel.tree(path, READ_ONLY | NO_DEVICES)) for path in plan.proxy]
-    taken += [(f"/dev/{name}", kernel.tree(f"/dev/{name}")) for name in DEVICE_NAMES]
+    devices = (*(f"/dev/{name}" for name in DEVICE_NAMES), *plan.devices)
+    taken += [(path, kernel.tree(path)) for path in devices]
     return sorted(taken, key=lambda item: item[0].count("/"))
 
 

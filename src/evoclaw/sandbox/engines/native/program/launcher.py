@@ -83,20 +83,20 @@ def _in_namespaces(
     kernel.libc("make namespaces", "unshare", spaces)
     if not user.privileged:
         user.map_itself()
-    says, told = os.pipe()
+    status_reader, status_writer = os.pipe()
     first = os.fork()
     if first:
-        os.close(told)
-        supervise.outside(kernel, first, says)
+        os.close(status_writer)
+        supervise.outside(kernel, first, status_reader)
     try:
-        os.close(says)
+        os.close(status_reader)
         kernel.die_with_parent()
         read = arguments.all("system") + arguments.all("read")
         protect, proxy = arguments.all("protect"), arguments.all("proxy")
         write, memory = arguments.all("write"), arguments.number("memory")
-        filesystem.build(
-            kernel, filesystem.FilesystemPlan(read, write, protect, proxy, memory), user
-        )
+        devices = arguments.all("device")
+        plan = filesystem.FilesystemPlan(read, write, protect, proxy, memory, devices)
+        filesystem.build(kernel, plan, user)
         if proxy:
             filesystem.open_loopback(kernel)
         user.drop(kernel)
@@ -109,12 +109,12 @@ def _in_namespaces(
         kernel.process("be opaque", DUMPABLE, 0)
         command = os.fork()
         if command == 0:
-            os.close(told)
+            os.close(status_writer)
             _run(kernel, arguments)
     except LAUNCH_ERRORS as problem:
         _refuse(problem)
     else:
-        supervise.inside(kernel, command, told)
+        supervise.inside(kernel, command, status_writer)
 
 
 def _by_rules_alone(
@@ -170,6 +170,10 @@ def _confine(
     )
     os.chdir(arguments.one("cwd"))
     grants += [(f"/dev/{name}", restrictions.DEVICE_RIGHTS) for name in filesystem.DEVICE_NAMES]
+    grants += [
+        (path, restrictions.DEVICE_RIGHTS | restrictions.IOCTL_RIGHT)
+        for path in arguments.all("device")
+    ]
     network = bool(arguments.all("proxy"))
     restrictions.restrict(kernel, arguments.number("abi"), grants, network=network)
     restrictions.filter_calls(kernel, bytes.fromhex(arguments.one("filter")))

@@ -22,6 +22,8 @@ ADDRESS_SPACE_FACTOR = 8
 FILE_RIGHTS = 0x1 | 0x2 | 0x4 | 1 << 14 | 1 << 15
 """Execute, write, read, truncate, ioctl: the rights that a rule for a single file may have."""
 USE_RIGHTS, LIST_RIGHTS, DEVICE_RIGHTS = 0x1 | 0x4 | 0x8, 0x8, 0x2 | 0x4 | 1 << 14
+IOCTL_RIGHT = 1 << 15
+"""On the devices that the settings name; older kernels do not restrict it."""
 CHANGE_RIGHTS = ((1 << 15) - 1) & ~(1 << 6 | 1 << 11)
 """All rights but creating devices and ioctl on them."""
 PROC_FILES = ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
@@ -59,7 +61,7 @@ def restrict(kernel: Kernel, abi: int, grants: list[tuple[str, int]], *, network
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = kernel.call("make a Landlock ruleset", CREATE_RULESET, attributes, size, 0)
     for path, rights in grants:
-        _grant(kernel, ruleset, path, rights)
+        _grant(kernel, ruleset, path, rights & every)
     kernel.process("give up new privileges", NO_NEW_PRIVILEGES, 1)
     kernel.call("enter the Landlock ruleset", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)

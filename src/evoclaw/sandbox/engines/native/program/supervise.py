@@ -8,17 +8,17 @@ import os
 from evoclaw.sandbox.engines.native.program.kernel import CHLD, KILL, TERM, Kernel
 
 
-def outside(kernel: Kernel, first: int, says: int) -> None:
+def outside(kernel: Kernel, first: int, status_reader: int) -> None:
     """Wait for the sandbox's first process, and exit as the command did."""
     status = _wait(kernel, first, first)
-    told = os.read(says, 16)
-    end_like(kernel, int(told) if told else status)
+    data = os.read(status_reader, 16)
+    end_like(kernel, int(data) if data else status)
 
 
-def inside(kernel: Kernel, command: int, told: int) -> None:
+def inside(kernel: Kernel, command: int, status_writer: int) -> None:
     """Run as the sandbox's first process: reap until the command ends; the kernel ends the rest."""
     status = _wait(kernel, command, -1)
-    os.write(told, str(status).encode())
+    os.write(status_writer, str(status).encode())
     os._exit(0)
 
 
