@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from evoclaw.core.ports import Ask
+from evoclaw.core.ports import ALLOW, Ask
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.governance.autonomy import Autonomy, Level, WorkspaceWrites
 
 READS = Tool("read", "", {}, effect=Effect.READ)
 WRITES = Tool("write", "", {}, acts=False)
 """In the workspace alone."""
+SHOWS = Tool("canvas", "", {}, frozenset({"ui"}), acts=False)
 ACTS = Tool("bash", "", {})
 TELLS = Tool("notify", "", {}, effect=Effect.READ, acts=True)
 
@@ -25,6 +26,7 @@ async def verdict(level: Level, tool: Tool, writes: WorkspaceWrites = WorkspaceW
     [
         (READS, "Allow", "Allow", "Allow"),
         (WRITES, "Ask supervised_write", "Allow", "Deny read_only"),
+        (SHOWS, "Allow", "Allow", "Deny read_only"),
         (ACTS, "Ask supervised", "Ask supervised", "Deny read_only"),
         (TELLS, "Ask supervised", "Ask supervised", "Deny read_only"),
     ],
@@ -51,3 +53,12 @@ async def test_the_approval_reason_names_the_effect_of_the_tool() -> None:
         "notify sends or triggers something outside",
         "write writes in the workspace",
     ]
+
+
+async def test_a_forwarded_call_that_only_reads_is_allowed_at_every_level() -> None:
+    forwards = Tool("edge_call", "", {})
+    for level in Level:
+        for reads in (True, False):
+            policy = Autonomy(level, only_reads=lambda _, reads=reads: reads)
+            verdict = await policy.judge(Call("1", forwards, {}, "r", 1.0))
+            assert (verdict == ALLOW) is (reads or level is Level.FULL), (level, reads)

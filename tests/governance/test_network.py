@@ -146,3 +146,13 @@ def test_network_settings_are_read_from_toml() -> None:
     assert domains.ports == (443,)
     with pytest.raises(msgspec.ValidationError):
         msgspec.toml.decode(b"allowed = []", type=NetworkSettings)
+
+
+def test_other_lists_apply_to_what_uses_the_policy_already() -> None:
+    policy = NetworkPolicy(NetworkSettings(deny=("bad.example",)))
+    allows = policy.allows
+    policy.use(NetworkSettings(deny=("worse.example",)))
+    assert (allows("bad.example"), allows("worse.example")) == (True, False)
+    with pytest.raises(ConfigError):
+        policy.use(NetworkSettings(deny=(), ports=(0,)))
+    assert not allows("worse.example"), "lists with an error change nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,42 @@ async def test_fault_55_hooks_and_settings_created_by_a_command_are_moved_aside(
     (told,) = (one for one in results(ran.out).values() if one["name"] == "bash")
     assert told["error"] == "permission_denied" and "renamed" in text_of(told)
     assert not left & {".git", ".evoclaw", "agent.toml", "evoclaw.toml", ".bashrc"}, left
+
+
+async def test_fault_55_the_owners_git_status_runs_nothing_that_a_command_left(
+    tmp_path: Path,
+) -> None:
+    escaped = tmp_path / "ESCAPED"
+    evil = f"'touch {escaped}; false'"
+    attacks = (
+        f"cp -r .git evil; git config -f evil/config core.fsmonitor {evil}; "
+        "echo ../evil > .git/commondir",
+        f"git init -q new; git -C new config core.fsmonitor {evil}; git add new 2>&1",
+        f"git config -f .git/config.worktree core.fsmonitor {evil}; mkdir .vscode; "
+        "echo '{}' > .vscode/tasks.json",
+    )
+    calls = [("bash", {"command": obfuscated(command)}) for command in attacks]
+    async with shell(tmp_path, *turns(*calls)) as here:
+        git(here.workspace, "init", "-q")
+        git(here.workspace, "config", "extensions.worktreeConfig", "true")
+        settings(here, OFTEN)
+        ran = await here.type("run", "--yes", "--json", "go")
+        git(here.workspace, "status")
+        rows = [one for one in audit_records(here.home / ".evoclaw") if one.get("refused")]
+    told = [one for one in results(ran.out).values() if one["name"] == "bash"]
+    assert [one["error"] for one in told] == ["permission_denied"] * 3
+    assert not escaped.exists()
+    assert [str(one["refused"]).partition(" ")[0].strip("['") for one in rows] == [
+        *(".git/commondir", "new/.git", ".git/config.worktree"),
+    ]
+    assert ".vscode" in text_of(told[2])
+
+
+def git(folder: Path, *arguments: str) -> None:
+    """The owner's own git, outside every sandbox."""
+    subprocess.run(
+        ["git", "-c", "safe.directory=*", *arguments], cwd=folder, check=True, timeout=30
+    )
 
 
 @pytest.mark.parametrize("inside", [".evoclaw", "deep/er/.evoclaw"])

@@ -98,7 +98,7 @@ async def test_a_command_sees_only_its_workspace(tmp_path: Path) -> None:
         told = await run(here)
         rows = [one for one in audit_records(here.home / ".evoclaw") if one["tool"] == "bash"]
         assert (here.workspace / "inside").stat().st_uid == here.workspace.stat().st_uid
-        assert {path.name for path in here.home.iterdir()} == {".evoclaw", ".ssh"}
+        assert {path.name for path in here.home.iterdir()} == {".config", ".evoclaw", ".ssh"}
     places = [str(home), str(tmp_path), "/etc", "/usr"]
     assert not [place for place in places if "made" in names(place)]
     everything = "".join(text_of(one) for one in told)

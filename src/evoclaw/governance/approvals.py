@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.core.labels import Principal
+from evoclaw.core.encoding import json_digest
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.redaction import Redactor, secret_fields_of
 from evoclaw.core.tools import Call, Tool
+from evoclaw.governance.approval_targets import target_of
 
 HUMAN_SCOPE = "human"
 """The token scope of a person; a token without it cannot approve or deny."""
@@ -22,6 +22,10 @@ MAX_SHOWN_ARGUMENT_CHARS = 2_000
 """Characters of one argument that are stored for display; the digest covers the full value."""
 MAX_SHOWN_ARGUMENTS = 16
 """All arguments together may be this many times `MAX_SHOWN_ARGUMENT_CHARS`."""
+AUTONOMY_CODE = "supervised"
+"""Why a supervised agent asks before a call that acts; `supervised_write` if it only writes."""
+NEVER_EXPIRES_AT = 253_402_300_799.0
+"""The end of the year 9999: when an approval for the step of a workflow expires."""
 DEFAULT_REDACTOR = Redactor()
 """Redacts by parameter names and value patterns only; it knows no configured secrets."""
 
@@ -59,8 +63,19 @@ class Answerer(Struct, frozen=True):
         return "" if self.tenant == tenant else "there is no such approval"
 
 
+class WorkflowStepRef(Struct, frozen=True):
+    """The step of a workflow whose run makes a call, bound to the definition of the workflow."""
+
+    workflow: str
+    step: str
+    sha256: str
+    """Of the whole definition: in another one, the step may do something else."""
+    fixed: bool = False
+    """Whether the definition says which call it is, as for a tool step; an agent chooses calls."""
+
+
 class ApprovalScope(Struct, frozen=True, array_like=True):
-    """What an approval for the session covers: only calls that match every field."""
+    """What an approval covers beyond one call: only calls that match every field."""
 
     tenant: str
     user: str
@@ -69,19 +84,39 @@ class ApprovalScope(Struct, frozen=True, array_like=True):
     tool: str
     tool_sha256: str
     code: str
+    machine: str = ""
+    """Where the calls run; empty for the machine that drives the run."""
+    target: str = ""
+    """Which calls of the tool, in words: a command prefix, a path, or one exact call."""
+    target_sha256: str = ""
+    """The digest of what `target` may show in part only."""
+    step: WorkflowStepRef | None = None
+    """Instead of a session: the step of a workflow, in all its runs."""
 
     @property
     def key(self) -> str:
         """A digest that identifies the scope."""
-        return _digest(msgspec.to_builtins(self))
+        same = replace(self, target="") if self.target_sha256 else self
+        return json_digest(msgspec.to_builtins(same))
 
     @property
     def description(self) -> str:
         """The scope in words, for the person who is asked."""
-        return (
-            f"every call of {self.tool} in this session that is asked about as {self.code!r}, "
-            "whatever its arguments"
+        where = self.machine or "this machine"
+        if self.step is None:
+            return (
+                f"{self.tool} on {where}: {self.target}; in this session, "
+                f"for the reason {self.code!r}"
+            )
+        step = (
+            f"step {self.step.step!r} of workflow {self.step.workflow!r} from now on, "
+            f"until its definition changes (sha256 {self.step.sha256[:12]})"
         )
+        if not self.tool:
+            return step
+        what = "with the arguments of the definition" if self.step.fixed else self.target
+        place = "" if self.step.fixed else f" on {where}"
+        return f"{step}: {self.tool}{place} {what}, for the reason {self.code!r}"
 
 
 class ApprovalRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,6 +132,8 @@ class ApprovalRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     asked_at: float
     expires_at: float
+    step_scope: ApprovalScope | None = None
+    """What an approval for its step would cover, if a workflow makes the call."""
 
 
 class ApprovalAnswer(Struct, frozen=True, omit_defaults=True):
@@ -110,7 +147,7 @@ class ApprovalAnswer(Struct, frozen=True, omit_defaults=True):
 
 def tool_digest(tool: Tool) -> str:
     """The identity of a tool: a tool replaced under the same name has another digest."""
-    return _digest(
+    return json_digest(
         [
             tool.name,
             tool.version,
@@ -123,13 +160,16 @@ def tool_digest(tool: Tool) -> str:
 
 
 def call_digest(call: Call) -> str:
-    """The identity of a call: its tool and its full arguments."""
-    return _digest([tool_digest(call.tool), call.arguments])
+    """The identity of a call: its tool, its full arguments, and the machine if it is another."""
+    identity: list[JSON] = [tool_digest(call.tool), call.arguments]
+    return json_digest([*identity, call.machine] if call.machine else identity)
 
 
-def scope_of(call: Call, ask: Ask, session: str = "") -> ApprovalScope:
+def scope_of(
+    call: Call, ask: Ask, session: str = "", redactor: Redactor = DEFAULT_REDACTOR
+) -> ApprovalScope:
     """What an approval for the session would cover; without a session, the scope is the run."""
-    who: Principal = call.context.principal
+    who, target = call.context.principal, target_of(call, redactor)
     return ApprovalScope(
         who.tenant,
         who.user,
@@ -138,7 +178,48 @@ def scope_of(call: Call, ask: Ask, session: str = "") -> ApprovalScope:
         call.name,
         tool_digest(call.tool),
         ask.code,
+        call.machine,
+        target.text,
+        target.sha256,
     )
+
+
+def step_scope_of(
+    call: Call, ask: Ask, step: WorkflowStepRef, redactor: Redactor = DEFAULT_REDACTOR
+) -> ApprovalScope:
+    """What an approval for the step of a workflow would cover, in all runs of the workflow."""
+    who = call.context.principal
+    if step.fixed:
+        return fixed_step_scope(who.tenant, step, call.name, ask.code)
+    target = target_of(call, redactor)
+    return ApprovalScope(
+        who.tenant,
+        "",
+        who.agent,
+        "",
+        call.name,
+        tool_digest(call.tool),
+        ask.code,
+        call.machine,
+        target.text,
+        target.sha256,
+        step,
+    )
+
+
+def fixed_step_scope(
+    tenant: str, step: WorkflowStepRef, tool: str = "", code: str = AUTONOMY_CODE
+) -> ApprovalScope:
+    """What an approval covers for a step that its definition describes completely.
+
+    Args:
+        tenant: The tenant.
+        step: The step.
+        tool: The tool that it calls; empty for a step that only asks a person.
+        code: Why a person is asked; the codes of the autonomy level count as one.
+    """
+    code = AUTONOMY_CODE if code.startswith(AUTONOMY_CODE) else code
+    return ApprovalScope(tenant, "", "", "", tool, "", code if tool else "", step=step)
 
 
 def displayed_arguments(call: Call, redactor: Redactor = DEFAULT_REDACTOR) -> dict[str, JSON]:
@@ -167,10 +248,6 @@ def _truncate_text(text: str) -> str:
         return text
     half = MAX_SHOWN_ARGUMENT_CHARS // 2
     return f"{text[:half]}[… {left_out} characters not shown …]{text[-half:]}"
-
-
-def _digest(value: JSON) -> str:
-    return sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,12 +72,15 @@ class NetworkPolicy(Policy):
 
     def __init__(self, settings: NetworkSettings | None = None) -> None:
         """Read the lists; an invalid host or port is a `ConfigError`."""
-        settings = settings or NetworkSettings()
-        self._allow, self._deny = Hosts(settings.allow), Hosts(settings.deny)
-        self._commands = Hosts(settings.commands)
+        self.use(settings or NetworkSettings())
+
+    def use(self, settings: NetworkSettings) -> None:
+        """Use other lists, also for connections that executors make with this policy."""
+        allow, deny, commands = map(Hosts, (settings.allow, settings.deny, settings.commands))
         for port in settings.ports:
             if not 0 < port < 65536:
                 raise ConfigError(f"`ports` of [network]: {port} is no port; use 1 to 65535.")
+        self._allow, self._deny, self._commands = allow, deny, commands
         self.ports = settings.ports
         self.commands_have_network = bool(settings.commands)
         """Whether commands may reach any host at all."""

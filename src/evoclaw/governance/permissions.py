@@ -25,6 +25,17 @@ class PermittedTools(OfferStep):
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTools(OfferStep):
+    """Offers only the tools that the settings of an edge name."""
+
+    names: frozenset[str]
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Leave out tools with other names."""
+        return [tool for tool in tools if tool.name in self.names]
+
+
+@dataclass(frozen=True, slots=True)
 class Permissions(Policy):
     """Denies a call whose tool needs a permission that the agent does not hold."""
 
@@ -54,6 +65,6 @@ class ToolStatus(Policy):
         for glob, why in self._off:
             if fnmatchcase(name, glob):
                 because = why or "it is switched off here"
-                reason = f"the tool {name!r} cannot be used: {because}. Go on without it."
+                reason = f"the tool {name!r} cannot be used: {because}. Continue without it."
                 return Deny("tool_off", reason, f"{name} is switched off: {because}")
         return ALLOW

@@ -42,7 +42,9 @@ _BY_OPTION = {
     "fd": r"-[A-Za-z]*[xX].*|--exec.*",
     "fdfind": r"-[A-Za-z]*[xX].*|--exec.*",
     "git": r"-c.*|--config-env.*|--exec.*|--upload-p.*|--receive-p.*|-x.*|--ext.*|-O.*|--open-f.*"
-    r"|bisect|filter-branch|foreach|difftool|mergetool|instaweb|config|alias|--extcmd.*|ext::.*",
+    r"|bisect|filter-branch|foreach|difftool|mergetool|instaweb|config|alias|--extcmd.*|ext::.*"
+    r"|--t(e.*|=.*)?",
+    "cargo": r"--config.*|--use-shell.*",
 }
 _BY_OPTION_COMPILED: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.DOTALL) for name, pattern in _BY_OPTION.items()

@@ -182,12 +182,17 @@ def _packs(words: Sequence[Word]) -> bool:
 
 
 def pieces(word: Word) -> list[Word]:
-    """The possible paths in a word: itself, `--option=this`, `-othis`, `name=this`, `@this`."""
+    """The possible paths in a word: itself, `--option=this`, `-othis`, `name=this`, `@this`.
+
+    Also `unix://this`, and `this:…`, as containers are given folders and sockets.
+    """
     pattern, text = word.pattern, word.text
     if text is None:
         if "=" in pattern and not pattern.startswith("\0"):
             return [word, Word(pattern.partition("=")[2], None)]
         return [word]
+    if socket := _SOCKET.search(text):
+        return [literal(socket[1])]
     if "://" in text:
         return []
     found: list[Word] = []
@@ -199,7 +204,17 @@ def pieces(word: Word) -> list[Word]:
         found.append(literal(text.partition("=")[2]))
     if "@" in text:
         found.append(literal(text.partition("@")[2]))
+    if ":" in text:
+        found += [
+            literal(path.partition(":")[0])
+            for piece in found
+            if ":" in (path := piece.text or "") and path.startswith(("/", "~", "./", "../"))
+        ]
     return found
+
+
+_SOCKET = re.compile(r"unix(?:-[a-z]+)?:(?://)?(/[^,]*)", re.IGNORECASE)
+"""The path of a socket: `unix:///run/x`, `UNIX-CONNECT:/run/x`."""
 
 
 def _dd(words: Sequence[Word], scene: AnalysisState) -> None:
@@ -346,3 +361,20 @@ class _SpecReader:
         if target is not None:
             scene.place(target, PathAccess.WRITE, name, tree=target.text is None)
             _below(target, sources, name, scene, tree=True)
+
+
+STARTING_PROGRAMS = names(
+    """
+    ack ansible ansible-playbook apt apt-get awk bash bazel bundle busybox cargo chroot cmake
+    composer cpan cpio csplit ctest dash deno dnf docker dotnet dpkg ed emacs env ex expect
+    find fish flock gawk gcc gdb gem git go gradle gulp gvim helm hg ionice java jest julia
+    just ksh kubectl less lua m4 make man mawk meson more mvn mypy nano nawk nerdctl nice
+    ninja node nohup nox npm npx nvim parallel pdm perl php pip pip3 pipx pnpm podman poetry
+    psql pytest python python3 R rake rg ripgrep rsync ruby run-parts rustup scala scp screen
+    script sed setsid sftp sh socat sort split sqlite3 ssh stdbuf strace su sudo svn systemd-
+    run tar task taskset terraform time timeout tmux tox unshare uv uvx vi view vim vitest
+    watch wget xargs yarn zip zsh
+    """
+)
+"""Well-known programs that start other programs: by an option, a settings file, or because that is
+their purpose. What they start cannot be judged."""

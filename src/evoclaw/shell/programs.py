@@ -11,7 +11,7 @@ from evoclaw.shell.effects import ProgramEffect, Unreadable, Word, names
 from evoclaw.shell.interpreters import SHELLS, is_code, is_interpreter, shell_code
 from evoclaw.shell.known_programs import NO_PATHS, SPECS, guess_paths, touch_paths
 from evoclaw.shell.network import meet_hosts
-from evoclaw.shell.wrappers import WRAPPERS, find_runs, unwrap
+from evoclaw.shell.wrappers import WRAPPERS, find_runs, unwrap, watched_code
 
 MAX_WRAPPERS = 12
 _RESERVED = names(
@@ -68,6 +68,8 @@ def _do(name: str, words: list[Word], scene: AnalysisState, stdin: str | None) -
         for run in find_runs(words, scene):
             run_program(run, scene, None)
         return
+    if name == "cargo" and any(word.text == "watch" for word in words):
+        _cargo_watch(words, scene)
     if name in _MESSAGES:
         words = _without_messages(words)
     if is_code(name, words) or (name == "ssh" and len(words) > 1):
@@ -76,6 +78,15 @@ def _do(name: str, words: list[Word], scene: AnalysisState, stdin: str | None) -
         scene.scripts.append(name)
     meet_hosts(name, words, scene)
     touch_paths(name, words, scene)
+
+
+def _cargo_watch(words: list[Word], scene: AnalysisState) -> None:
+    """Note what `cargo watch` runs: by a shell, or after `--`."""
+    for code in watched_code(words):
+        scene.reparse(code, True)
+    texts = [word.text for word in words]
+    if "--" in texts and texts.index("--") + 1 < len(words):
+        run_program(words[texts.index("--") + 1 :], scene, None)
 
 
 def _without_messages(words: list[Word]) -> list[Word]:

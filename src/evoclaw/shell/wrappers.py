@@ -148,6 +148,28 @@ def _replace(word: Word, mark: str, by: str = "\0") -> Word:
     return Word(word.pattern.replace(mark, by), None) if mark in word.pattern else word
 
 
+_WATCHED = re.compile(r"-[A-Za-z]*?([xs])(.*)|--(exec|shell)(?:=(.*))?", re.DOTALL)
+
+
+def watched_code(words: Sequence[Word]) -> list[str]:
+    """The shell commands that `cargo watch` runs whenever a file changes."""
+    codes: list[str] = []
+    texts = [word.text for word in words]
+    for index, text in enumerate(texts):
+        if text is None:
+            raise Unreadable("what cargo watch runs is only known when it runs")
+        if text == "--":
+            break
+        found = _WATCHED.fullmatch(text)
+        if found is None:
+            continue
+        value = found[2] or found[4] or (texts[index + 1] if index + 1 < len(texts) else "")
+        if value is None:
+            raise Unreadable("what cargo watch runs is only known when it runs")
+        codes.append(f"cargo {value}" if (found[1] or found[3]) in ("x", "exec") else value)
+    return codes
+
+
 _OPERANDS = {
     **dict.fromkeys(("-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex"), 1),
     **dict.fromkeys(("-type", "-xtype", "-maxdepth", "-mindepth", "-mtime", "-mmin", "-size"), 1),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evoclaw.core.history import History
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import ToolResult, UserMessage, label_of, user
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.ports import ALLOW, Ask, Deny, NoApprover, Ports, Verdict
+from evoclaw.core.ports import ALLOW, Allow, Ask, Deny, NoApprover, Ports, Verdict
 from evoclaw.core.run import run
 from evoclaw.core.tools import Call, Context, Effect, Tool
 from evoclaw.governance.flow.edge import EdgeFlow
@@ -23,6 +27,7 @@ from evoclaw.governance.flow.settings import (
 )
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.governance.flow.mailbox import CODES, LOOK, READ_MAIL, SEND, World, obey
+from tests.support.properties import examples
 
 OUTSIDE = Label(untrusted=True, sources=("page",))
 BOTH = Label(untrusted=True, private=True, sources=("mail",))
@@ -54,6 +59,35 @@ async def test_strict_allows_no_action_after_untrusted_text() -> None:
         assert ask.code == "untrusted"
         assert label.sources[0] in ask.reason
         assert label.sources[0] in ask.for_people
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    tool=st.sampled_from((ACT, LOOKING, SENDING, PRIVATE)),
+    label=st.sampled_from((CLEAN, OUTSIDE, BOTH)),
+    url=st.sampled_from(("https://evil.test/x", "https://example.org/", "tea", "hello", "7")),
+    asked=st.sampled_from(("Fetch https://example.org/", "Press hello", "Hello.")),
+)
+def test_strict_is_never_weaker_than_grounded(
+    tool: Tool, label: Label, url: str, asked: str
+) -> None:
+    verdicts: list[Verdict] = []
+    for preset in (Preset.GROUNDED, Preset.STRICT):
+        flow = Flow(FlowSettings(preset=preset), lambda: (ACT, LOOKING, SENDING, PRIVATE))
+        made = msgspec.structs.replace(
+            call(tool, label, History([user(asked)])), arguments={"url": url}
+        )
+        verdicts.append(asyncio.run(flow.judge(made)))
+    grounded, strict = verdicts
+    assert isinstance(strict, Ask) or not isinstance(grounded, Ask)
+
+
+async def test_strict_asks_before_an_address_that_only_untrusted_text_names_is_fetched() -> None:
+    flow = Flow(FlowSettings(preset=Preset.STRICT), lambda: (SENDING,))
+    for url, kind in (("https://evil.test/x", Ask), ("https://example.org/", Allow)):
+        history = History([user("What is on https://example.org/ ?")])
+        made = msgspec.structs.replace(call(SENDING, OUTSIDE, history), arguments={"url": url})
+        assert isinstance(await flow.judge(made), kind), url
 
 
 async def test_off_allows_everything() -> None:

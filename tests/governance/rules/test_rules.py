@@ -82,10 +82,36 @@ def test_the_shipped_rules_pass_their_examples() -> None:
         ("REPLY=true; read <<< x; $REPLY", 'programs = ["x"]\ndenies = ["x"]'),
         ("wget http://a.org/x/forbidden", 'paths = ["forbidden"]\ndenies = ["cat forbidden"]'),
         ("gunzip forbidden.gz", 'paths = ["forbidden"]\ndenies = ["cat forbidden"]'),
+        # Found by people.
+        ("cargo watch -x 'run; marker'", 'programs = ["marker"]\ndenies = ["marker"]'),
+        ("cargo watch -qcs marker", 'programs = ["marker"]\ndenies = ["marker"]'),
+        ("cargo watch --shell=marker", 'programs = ["marker"]\ndenies = ["marker"]'),
+        ("cargo watch -w src -- marker", 'programs = ["marker"]\ndenies = ["marker"]'),
+        ("docker -H unix:///run/x ps", 'paths = ["/run/x"]\ndenies = ["cat /run/x"]'),
+        ("docker -Hunix:///run/x ps", 'paths = ["/run/x"]\ndenies = ["cat /run/x"]'),
+        ("docker run -v /run/x:/y z", 'paths = ["/run/x"]\ndenies = ["cat /run/x"]'),
     ],
 )
 def test_known_rule_bypasses_are_denied(command: str, rule: str) -> None:
     assert judge(one_rule(rule), command) is not ALLOW
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        *((f"chmod {mode} x", "set-user-id") for mode in ("u=rwxs", "3755", "5755", "=4755")),
+        *((f"install {mode} a b", "set-user-id") for mode in ("-m 4755", "-m6755", "--mode=u=s")),
+        ("docker -H unix:///run/docker.sock ps", "container-socket"),
+        ("git init --template=evil x", "git-template"),
+        ("cargo watch -s 'rm -rf /'", "whole-system"),
+        ("echo ../evil > .git/commondir", "runs-by-itself"),
+        ("tee .vscode/tasks.json", "runs-by-itself"),
+    ],
+)
+def test_the_shipped_rules_see_every_way_to_say_it(command: str, rule: str) -> None:
+    shipped = load_rules(None, workspace="/w", home="/home/me")
+    decided = shipped.evaluate(example_call(command)).decided
+    assert decided is not None and decided.code == f"rule:{rule}"
 
 
 @pytest.mark.process

@@ -67,13 +67,11 @@ class DeviceBudget(Policy):
         if isinstance(verdict, Deny):
             return verdict
         path, measured = await self._path(call), self._estimate(call)
-        left = self._ledger.remaining(path)
-        for kind, wanted in measured.amounts.items():
-            bound = left.get(kind)
-            if bound is not None and wanted > bound.left:
-                short = InsufficientFunds(kind, bound.account, bound.left, wanted, self._per(kind))
-                return denial_of(short)
-        return verdict
+        if self._shortage(path, measured) is not None:
+            # What was seen last may have been settled since, or be older than its window.
+            await self._open_accounts(path)
+        short = self._shortage(path, measured)
+        return verdict if short is None else denial_of(short)
 
     async def reserve(self, call: Call) -> DeviceReservation:
         """Reserve what a call takes, when it starts; raises `ToolFailure` if there is no room."""
@@ -98,6 +96,14 @@ class DeviceBudget(Policy):
             elif first:
                 self._ledger.release(id)
 
+    def _shortage(self, path: AccountPath, measured: CallUsage) -> InsufficientFunds | None:
+        left = self._ledger.remaining(path)
+        for kind, wanted in measured.amounts.items():
+            bound = left.get(kind)
+            if bound is not None and wanted > bound.left:
+                return InsufficientFunds(kind, bound.account, bound.left, wanted, self._per(kind))
+        return None
+
     def _estimate(self, call: Call) -> CallUsage:
         found = estimate_usage(call)
         actions = self._actions(call)
@@ -110,17 +116,18 @@ class DeviceBudget(Policy):
         tenant = f"{DEVICE_ACCOUNT}/tenant:{quote(call.context.principal.tenant, safe='')}"
         run = f"{tenant}/run:{call.run_id}"
         if run not in self._open:
-            if DEVICE_ACCOUNT not in self._open:
-                await self._ledger.open(DEVICE_ACCOUNT, self.settings.action_limits(), NO_AMOUNTS)
-                self._open[DEVICE_ACCOUNT] = None
-            if tenant not in self._open:
-                await self._ledger.open(tenant, limits_of(self.settings.tenant), NO_AMOUNTS)
-                self._open[tenant] = None
-            await self._ledger.open(run, self.settings.run_limits(), NO_AMOUNTS)
+            await self._open_accounts((DEVICE_ACCOUNT, tenant, run))
         self._open.pop(run, None)
         self._open[run] = None
         self._close_oldest_runs()
         return DEVICE_ACCOUNT, tenant, run
+
+    async def _open_accounts(self, path: AccountPath) -> None:
+        settings = self.settings
+        limits = (settings.action_limits(), limits_of(settings.tenant), settings.run_limits())
+        for name, kinds in zip(path, limits, strict=True):
+            await self._ledger.open(name, kinds, NO_AMOUNTS)
+            self._open[name] = None
 
     def _close_oldest_runs(self) -> None:
         if len(self._open) > 2 * MAX_OPEN_RUNS:

@@ -236,6 +236,11 @@ class RunBudget(Policy):
         for record in records:
             self._estimator.observe(record.event)
 
+    def start_call(self, call_id: str) -> None:
+        """Count a judged call as started, for calls that have no records of their own."""
+        if (call := self._calls.get(call_id)) is not None:
+            call.started = True
+
     def settle_call(self, result: ToolResult) -> None:
         """Settle a call by its result."""
         call = self._calls.pop(result.call_id, None)
@@ -356,7 +361,7 @@ class RunBudget(Policy):
         if call is None:
             return
         if isinstance(event, CallStarted):
-            call.started = True
+            self.start_call(event.call_id)
         elif isinstance(event, CallJudged):
             # Another policy asked the person, about something else.
             call.asked = call.asked if event.code == WARNED_CODE else frozenset()

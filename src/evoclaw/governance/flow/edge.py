@@ -24,7 +24,7 @@ class EdgeFlow(Policy):
         reason = (
             f"this device runs nothing that acts once text from {untrusted_sources(call)} "
             "was read. "
-            "Go on without it, and tell the user what you would have done."
+            "Continue without it, and tell the user what you would have done."
         )
         return Deny("untrusted", reason, f"{call.name} in a context with {untrusted_sources(call)}")
 

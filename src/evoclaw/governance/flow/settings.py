@@ -34,7 +34,8 @@ class Preset(StrEnum):
     """How strict the policy is."""
 
     STRICT = "strict"
-    """Every acting call needs approval once the model has read untrusted text."""
+    """Every acting call needs approval once the model has read untrusted text; and so does every
+    call that `grounded` would ask about."""
     GROUNDED = "grounded"
     """A call may act if the user asked for the action and its values are the user's own."""
     RULE_OF_TWO = "rule_of_two"

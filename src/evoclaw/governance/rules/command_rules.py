@@ -93,16 +93,18 @@ def command_rules(
     Args:
         name: The configured rules file; empty for the shipped rules.
         folder: The folder that a relative name refers to.
-        level: With full autonomy, commands that cannot be analysed are pre-approved.
+        level: With full autonomy, commands that cannot be analysed are pre-approved, if the rules
+            allow what they do not name.
         workspace: Where calls run; None if they run on another machine.
         sandboxed: Whether commands run in a sandbox; without one nothing is pre-approved.
     """
+    from evoclaw.governance.rules.document import RuleAction
+
     file = rules_file(name, folder)
     rules = CommandRules(file, workspace)
-    if file is not None:
-        # Load the owner's rules now: their mistakes must be reported at start.
-        rules.load()
-    return PreApproval(rules) if sandboxed and level is Level.FULL else rules
+    # Load the owner's rules now: their mistakes must be reported at start.
+    allowing = file is None or rules.load().document.default is RuleAction.ALLOW
+    return PreApproval(rules) if sandboxed and allowing and level is Level.FULL else rules
 
 
 class CommandRules(Policy):

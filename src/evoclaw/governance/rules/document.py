@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.toml import MAX_TOML_BYTES, parse_toml
+from evoclaw.shell.known_programs import STARTING_PROGRAMS
 
 
 class RuleAction(StrEnum):
@@ -78,7 +80,8 @@ class RuleDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """A rules file."""
 
     default: RuleAction = RuleAction.ALLOW
-    """For programs that no rule matches; `deny` makes the allow rules an allowlist."""
+    """For programs that no rule matches; `deny` makes the allow rules an allowlist: then the next
+    three are `deny` too, unless the file sets them."""
     other_tools: RuleAction = RuleAction.ALLOW
     """For calls of tools other than the shell that no rule matches."""
     unreadable: RuleAction = RuleAction.ASK
@@ -94,7 +97,7 @@ def parse_rules(text: str, name: str) -> RuleDocument:
     """Read rules; invalid rules are a `ConfigError`."""
     table = parse_toml(text, name)
     try:
-        found = msgspec.convert(table, RuleDocument)
+        found = _close_allowlist(msgspec.convert(table, RuleDocument), table)
     except msgspec.ValidationError as problem:
         raise ConfigError(f"{name}: {_located(str(problem), table)}") from None
     _check(found, name)
@@ -116,6 +119,26 @@ def read_rules(path: Path) -> RuleDocument:
 def shipped_rules() -> RuleDocument:
     """The rules that come with this package."""
     return read_rules(Path(__file__).with_name("default.toml"))
+
+
+def programs_that_start_others(document: RuleDocument) -> tuple[str, ...]:
+    """Programs on an allowlist that start other programs, which no rule judges."""
+    if document.default is RuleAction.ALLOW:
+        return ()
+    globs = [
+        glob for rule in document.rules if rule.then is RuleAction.ALLOW for glob in rule.programs
+    ]
+    return tuple(
+        sorted(name for name in STARTING_PROGRAMS if any(fnmatchcase(name, glob) for glob in globs))
+    )
+
+
+def _close_allowlist(found: RuleDocument, table: dict[str, JSON]) -> RuleDocument:
+    """With an allowlist, what cannot be analysed is not on it."""
+    if found.default is not RuleAction.DENY:
+        return found
+    unset = (key for key in ("unreadable", "code", "environment") if key not in table)
+    return msgspec.structs.replace(found, **dict.fromkeys(unset, RuleAction.DENY))
 
 
 def _located(problem: str, table: dict[str, JSON]) -> str:
