@@ -181,6 +181,22 @@ async def test_the_last_delivery_can_be_redelivered(store: ChannelStore) -> None
     assert [one.id for one in await claimed(store)] == ["a2"]
 
 
+async def test_where_messages_can_come_again_only_generated_ids_are_forgotten(
+    store: ChannelStore, clock: Clock
+) -> None:
+    for id_ in ("m1", "text-1"):
+        letter = await kept(store, id_)
+        await store.add_delivery(letter, f"a {id_}", b"x", message_state=DONE)
+    for owed in await claimed(store):
+        await store.settle_delivery(owed.seq, SENT)
+    clock.now += 400 * 86_400
+
+    assert await store.prune(clock.now, ()) == 1
+    assert await store.find_message("local", "box", "ann", "text-1") is None
+    _, fresh = await store.add_message(new("m1"))
+    assert not fresh, "however late it comes again"
+
+
 async def test_only_messages_whose_answers_were_delivered_are_deleted(
     store: ChannelStore, clock: Clock
 ) -> None:

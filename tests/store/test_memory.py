@@ -23,7 +23,6 @@ from evoclaw.store.memory import (
     MemoryFilter,
     MemoryStore,
     Observation,
-    full_text_search_problem,
     query_words,
 )
 from tests.support.properties import examples
@@ -258,10 +257,6 @@ def test_words_of_deduplicates_and_limits_words() -> None:
     )
     assert len(query_words(" ".join(f"w{n}" for n in range(1000)))) == memory.MAX_QUERY_WORDS
     assert query_words("x" * 10_000) == ()
-
-
-def test_this_sqlite_supports_full_text_search() -> None:
-    assert full_text_search_problem() == ""
 
 
 async def test_only_the_newest_matches_are_ranked(

@@ -23,7 +23,7 @@ from evoclaw.store.databases.database import Connection, Database, StoreError
 from evoclaw.store.databases.write_requests import DeferredCommitFailed
 from evoclaw.store.governance.rates import PRUNE_INTERVAL_CALLS, SCHEMA, RateStore
 from tests.governance.test_rate_limits import ANN, Clock, allowed, call
-from tests.support.databases import Place
+from tests.support.databases import Place, hold_deferred_commits
 from tests.support.postgres import Postgres
 from tests.support.properties import examples
 from tests.support.stores import ROOT
@@ -149,8 +149,7 @@ async def test_calls_outside_the_window_are_deleted(place: Place) -> None:
 async def test_counting_a_call_needs_no_extra_commit(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine the caller's write may come later than a deferred commit waits.
-    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
+    hold_deferred_commits(monkeypatch)
     async with counting(on_postgres(postgres_url), wait=False) as (database, counts):
         before = database.commits
         for _ in range(10):
@@ -250,7 +249,7 @@ async def test_a_call_that_cannot_be_counted_is_not_allowed() -> None:
 async def test_a_lost_count_taken_by_another_process_fails_the_next_write(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
+    hold_deferred_commits(monkeypatch)
     place, limit = on_postgres(postgres_url), [("ann", 1, 0)]
     async with counting(place) as (_, other):
         database = await place.open(SCHEMA)

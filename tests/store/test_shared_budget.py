@@ -21,7 +21,7 @@ from evoclaw.store.databases.write_requests import DeferredCommitFailed, write_s
 from evoclaw.store.governance import ledger
 from evoclaw.store.governance.ledger import StoredLedger
 from tests.support.budgets import account
-from tests.support.databases import Place
+from tests.support.databases import Place, hold_deferred_commits
 from tests.support.stores import ROOT
 
 DAY = 86_400.0
@@ -190,7 +190,7 @@ async def cut(database: Database, url: str) -> None:
 async def test_a_lost_reservation_taken_by_another_process_is_not_spent_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
+    hold_deferred_commits(monkeypatch)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
@@ -209,7 +209,7 @@ async def test_a_lost_reservation_taken_by_another_process_is_not_spent_twice(
 async def test_a_run_that_lost_its_reservation_is_suspended_and_others_continue(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
+    hold_deferred_commits(monkeypatch)
     place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)

@@ -440,6 +440,20 @@ async def test_fault_27_a_wal_damaged_in_the_middle_is_reported(tmp_path: Path) 
     assert detected > 30
 
 
+@pytest.mark.parametrize("kept", ["nothing", "its header", "its first commit"])
+async def test_fault_27_a_wal_damaged_throughout_is_reported(tmp_path: Path, kept: str) -> None:
+    path = await left_by_a_crash(tmp_path, 6)
+    wal = companion_path(path, "-wal")
+    log, noise = wal.read_bytes(), random.Random(3)
+    start = {"nothing": 0, "its header": 32, "its first commit": 32 + 2 * (4096 + 24)}[kept]
+    wal.write_bytes(log[:start] + noise.randbytes(len(log) - start))
+    left = contents(tmp_path)
+    for _ in range(2):
+        with pytest.raises(DamagedStore, match="write-ahead log is damaged"):
+            await opened(path)
+        assert contents(tmp_path) == left
+
+
 async def test_a_torn_last_commit_of_the_wal_is_dropped(tmp_path: Path) -> None:
     path = await left_by_a_crash(tmp_path, 6)
     flip(companion_path(path, "-wal"), 8 * (companion_path(path, "-wal").stat().st_size - 100))

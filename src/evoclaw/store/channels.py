@@ -20,6 +20,8 @@ from evoclaw.store.databases.database import (
     verify_checksum,
 )
 
+GENERATED_ID_PREFIX = "text-"
+"""The start of the id of a message whose sender chose none; it never comes again."""
 SCHEMA = Schema(
     "channels",
     (
@@ -347,13 +349,14 @@ class ChannelStore:
         Args:
             before: Unix seconds.
             channels: The channels whose messages cannot be sent again after so long; of others only
-                the deliveries are deleted, so that duplicates are always recognised.
+                the deliveries and the messages without an id of their sender are deleted, so that
+                duplicates are always recognised.
         """
         marks = ", ".join("?" * len(channels))
+        which = f"(id LIKE ? OR channel IN ({marks}))" if channels else "id LIKE ?"
         delete = (
             "DELETE FROM channel_letters WHERE state IN ('done', 'failed') AND taken_at < ? "
-            f"AND channel IN ({marks}) "
-            "AND NOT EXISTS "
+            f"AND {which} AND NOT EXISTS "
             "(SELECT 1 FROM channel_deliveries d WHERE d.letter = channel_letters.seq)"
         )
 
@@ -361,9 +364,9 @@ class ChannelStore:
             connection.execute(
                 "DELETE FROM channel_deliveries WHERE state <> 'due' AND ended_at < ?", (before,)
             )
-            if not channels:
-                return 0
-            return connection.execute(delete, (before, *channels)).rowcount
+            return connection.execute(
+                delete, (before, f"{GENERATED_ID_PREFIX}%", *channels)
+            ).rowcount
 
         return await self._database.write(work)
 

@@ -7,10 +7,8 @@ a query: no user text reaches a query language.
 from __future__ import annotations
 
 import re
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any
@@ -332,19 +330,6 @@ def query_words(text: str) -> tuple[str, ...]:
 def storable_text(text: str) -> str:
     """The text without what a database cannot store: NUL and lone surrogates."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
-
-
-def full_text_search_problem() -> str:
-    """Why this SQLite has no full-text search; empty if it has."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        try:
-            connection.execute("CREATE VIRTUAL TABLE words USING fts5 (content)")
-        except sqlite3.OperationalError as problem:
-            return (
-                f"SQLite {sqlite3.sqlite_version} of this Python has no full-text search "
-                f"({problem}); set [memory] enabled = false, or use PostgreSQL"
-            )
-    return ""
 
 
 def _put(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:

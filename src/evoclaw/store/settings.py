@@ -17,6 +17,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     """The PostgreSQL schema for all tables; created if it is missing."""
     password_file: str = ""
     """A file with the PostgreSQL password; without, `EVOCLAW_STORE_PASSWORD`."""
+    key_file: str = ""
+    """The key that encrypts what runs hold; created if it is missing. Empty:
+    `~/.config/evoclaw/records.key` for a SQLite file in `~/.evoclaw`, otherwise no encryption."""
     keep_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
     """Days that a session is kept after its last run ended; 0: forever. A session with a run
     that has not ended, or waits for a person, is never deleted."""

@@ -28,8 +28,8 @@ from evoclaw.store.databases.database import (
     Connection,
     Database,
     StoreError,
-    add_checksum,
-    verify_checksum,
+    open_blob,
+    seal_blob,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
@@ -139,7 +139,7 @@ class CommandStore:
         The payload of a known command that still waits is replaced: after a restart the caller may
         drive the run under a new epoch.
         """
-        blob, tenant = add_checksum(payload), tenant or LOCAL_PRINCIPAL.tenant
+        blob, tenant = seal_blob(self.database, payload), tenant or LOCAL_PRINCIPAL.tenant
 
         def work(connection: Connection) -> CommandPutResult | None:
             state = CommandState.SENT if sent else CommandState.QUEUED
@@ -190,7 +190,7 @@ class CommandStore:
         """Store an outcome; only the first one counts, and only from the agent of the command."""
         if state not in FINAL_STATES:
             raise ValueError(f"{state} does not close a command")
-        blob, now = add_checksum(outcome), self._clock()
+        blob, now = seal_blob(self.database, outcome), self._clock()
         find = "SELECT agent_id FROM commands WHERE request_id = ?"
 
         def work(connection: Connection) -> SettleResult:
@@ -214,7 +214,7 @@ class CommandStore:
         """Outcomes that arrived after the command was closed, in order."""
         statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY seq"
         found = await self.database.read(lambda c: c.execute(statement, (request_id,)).fetchall())
-        return [LateOutcome(at, verify_checksum(outcome, self._name)) for at, outcome in found]
+        return [LateOutcome(at, self._read(outcome)) for at, outcome in found]
 
     async def wanted(self, agent_id: str, now: float, limit: int = NO_LIMIT) -> list[CommandRow]:
         """The commands that an agent should still execute, oldest first.
@@ -280,31 +280,36 @@ class CommandStore:
     async def _rows(self, condition: str, *values: object) -> list[CommandRow]:
         statement = f"SELECT {COLUMNS} FROM commands {condition}"
         found = await self.database.read(lambda c: c.execute(statement, values).fetchall())
-        return [_row(columns, self._name) for columns in found]
+        return [_row(columns, self._read) for columns in found]
+
+    def _read(self, blob: bytes) -> bytes:
+        return open_blob(self.database, blob)
 
     def _find(self, connection: Connection, request_id: str) -> CommandRow | None:
         statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ?"
         columns = connection.execute(statement, (request_id,)).fetchone()
-        return None if columns is None else _row(columns, self._name)
+        return None if columns is None else _row(columns, self._read)
 
 
 class TenantCommands:
     """The commands of one tenant."""
 
     def __init__(self, database: Database, tenant: str) -> None:
-        self.tenant = tenant
-        self._database, self._name = database, database.name
+        self.tenant, self._database = tenant, database
+
+    def _read(self, blob: bytes) -> bytes:
+        return open_blob(self._database, blob)
 
     async def get(self, request_id: str) -> CommandRow | None:
         """A stored command."""
         statement = f"SELECT {COLUMNS} FROM commands WHERE request_id = ? AND tenant = ?"
         found = await self._all(statement, request_id, self.tenant)
-        return _row(found[0], self._name) if found else None
+        return _row(found[0], self._read) if found else None
 
     async def late_outcomes(self, request_id: str) -> list[LateOutcome]:
         """Outcomes that arrived after the command was closed, in order."""
         found = await self._all(LATE_OUTCOMES, request_id, self.tenant)
-        return [LateOutcome(at, verify_checksum(outcome, self._name)) for at, outcome in found]
+        return [LateOutcome(at, self._read(outcome)) for at, outcome in found]
 
     async def known(self, request_ids: Iterable[str]) -> dict[str, CommandState]:
         """Those of some ids that are known, and their states."""
@@ -324,17 +329,17 @@ class TenantCommands:
             "AND (?2 = '' OR agent_id = ?2) ORDER BY seq LIMIT ?3"
         )
         found = await self._all(statement, self.tenant, agent_id, limit)
-        return [_row(columns, self._name) for columns in found]
+        return [_row(columns, self._read) for columns in found]
 
     async def _all(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())
 
 
-def _row(columns: tuple[Any, ...], name: str) -> CommandRow:
+def _row(columns: tuple[Any, ...], read: Callable[[bytes], bytes]) -> CommandRow:
     id_, agent, run, payload, expires_at, state, outcome, settled_at, tenant = columns
     return CommandRow(
-        *(id_, agent, run, verify_checksum(payload, name), expires_at, CommandState(state)),
-        None if outcome is None else verify_checksum(outcome, name),
+        *(id_, agent, run, read(payload), expires_at, CommandState(state)),
+        None if outcome is None else read(outcome),
         settled_at,
         tenant,
     )

@@ -24,6 +24,7 @@ from evoclaw.store.databases.database import (
     Database,
     Schema,
     add_checksum,
+    open_blob,
     verify_checksum,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
@@ -209,7 +210,7 @@ class ReceiptStore:
         found = await self.database.read(
             lambda c: c.execute(OUTCOMES_WITHOUT_RECEIPT, (since,)).fetchall()
         )
-        return [verify_checksum(row[0], self.database.name) for row in found]
+        return [open_blob(self.database, row[0]) for row in found]
 
     async def sign(
         self,

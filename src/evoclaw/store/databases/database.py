@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError, RunSuspended
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.notices import Notice, Notices
 
 T = TypeVar("T")
@@ -123,6 +124,11 @@ class Database(Protocol):
         ...
 
     @property
+    def cipher(self) -> BlobCipher:
+        """Encrypts what runs hold; stores that hold none do not use it."""
+        ...
+
+    @property
     def commits(self) -> int:
         """How many transactions were committed."""
         ...
@@ -222,3 +228,13 @@ def verify_checksum(blob: bytes, location: Path | str) -> bytes:
     if zlib.crc32(data).to_bytes(4, "big") != blob[-4:]:
         raise DamagedStore(location, "a value does not match its checksum")
     return data
+
+
+def seal_blob(database: Database, data: bytes) -> bytes:
+    """What a run holds, as it is stored: encrypted if there is a key, with a checksum."""
+    return add_checksum(database.cipher.seal(data))
+
+
+def open_blob(database: Database, blob: bytes) -> bytes:
+    """The value of `seal_blob`; raise `DamagedStore` or `SealedValue` if it cannot be read."""
+    return database.cipher.open(verify_checksum(blob, database.name), database.name)

@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import zipfile
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import lru_cache
 from itertools import islice
@@ -26,12 +26,15 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.store.databases.database import (
     Conflict,
     Connection,
     Database,
     Schema,
     StoreError,
+    add_checksum,
+    open_blob,
     verify_checksum,
 )
 
@@ -141,7 +144,9 @@ async def export_to(
         with suppress(FileNotFoundError):
             draft.unlink()
         with _create_file(draft) as raw, zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
-            parts = tuple(_export_schema(archive, connection, schema, tenant) for schema in schemas)
+            parts = tuple(
+                _export_schema(archive, database, connection, schema, tenant) for schema in schemas
+            )
             manifest = ExportManifest(parts, tenant)
             archive.writestr(_zip_entry(MANIFEST_NAME), msgspec.json.encode(manifest))
         return manifest
@@ -167,10 +172,16 @@ def _zip_entry(name: str) -> zipfile.ZipInfo:
 
 
 def _export_schema(
-    archive: zipfile.ZipFile, connection: Connection, schema: Schema, tenant: str
+    archive: zipfile.ZipFile,
+    database: Database,
+    connection: Connection,
+    schema: Schema,
+    tenant: str,
 ) -> ExportedSchema:
     tables = [
-        _export_table(archive, connection, schema, table, tenant)
+        _export_table(
+            archive, _rows(connection, table, tenant), schema, table, lambda v: _plain(v, database)
+        )
         for table in _exported_tables(schema)
         if not tenant or "tenant" in table.columns
     ]
@@ -178,12 +189,16 @@ def _export_schema(
 
 
 def _export_table(
-    archive: zipfile.ZipFile, connection: Connection, schema: Schema, table: Table, tenant: str
+    archive: zipfile.ZipFile,
+    rows: Iterator[Sequence[Any]],
+    schema: Schema,
+    table: Table,
+    plain: Callable[[Any], Any],
 ) -> ExportedTable:
     digest, count = hashlib.sha256(), 0
     with archive.open(_zip_entry(_entry_path(schema, table.name)), "w", force_zip64=True) as entry:
-        for row in _rows(connection, table, tenant):
-            line = msgspec.json.encode([_to_json(value) for value in row]) + b"\n"
+        for row in rows:
+            line = msgspec.json.encode([_to_json(plain(value)) for value in row]) + b"\n"
             digest.update(line)
             entry.write(line)
             count += 1
@@ -203,6 +218,13 @@ def _rows(connection: Connection, table: Table, tenant: str) -> Iterator[Sequenc
         yield from found
         last = tuple(found[-1][i] for i in indexes)
         found = connection.execute(after, (*values, *last)).fetchall()
+
+
+def _plain(value: Any, database: Database) -> Any:
+    """A value without encryption: an export can be imported where the key is not."""
+    if isinstance(value, bytes) and value.startswith(SEALED_PREFIX):
+        return add_checksum(open_blob(database, value))
+    return value
 
 
 def _to_json(value: Any) -> Any:

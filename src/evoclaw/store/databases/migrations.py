@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Connection, Database, Dialect, Schema
 from evoclaw.store.databases.dialect import migrations_for, to_postgres_ddl
 from evoclaw.store.databases.sqlite import SqliteDatabase
@@ -76,6 +77,7 @@ async def open_database(
     durable: bool = True,
     set_aside: bool = False,
     reconnect_timeout_s: float = UNAVAILABLE_TIMEOUT_S,
+    cipher: BlobCipher | None = None,
 ) -> Database:
     """Open or create a database for several schemas.
 
@@ -87,12 +89,15 @@ async def open_database(
         durable: Whether a write is on the disk when it returns, not just in the page cache.
         set_aside: Whether a damaged file is moved aside and replaced by a new one.
         reconnect_timeout_s: Seconds that PostgreSQL may be unreachable before requests fail.
+        cipher: Encrypts what runs hold; by default nothing is encrypted.
     """
     if isinstance(location, Path):
         file_format = MultiSchemaFormat(tuple(schemas))
-        return await SqliteDatabase.open(
+        file = await SqliteDatabase.open(
             location, file_format, durable=durable, set_aside=set_aside
         )
+        file.cipher = cipher or file.cipher
+        return file
     try:
         from evoclaw.store.databases.postgres import PostgresDatabase
         from evoclaw.store.databases.postgres_connection import PostgresServer
@@ -101,11 +106,13 @@ async def open_database(
             "a PostgreSQL store needs psycopg; run: pip install 'evoclaw[postgres]'"
         ) from None
     server = PostgresServer(location, schema, password, durable)
-    return await PostgresDatabase.open(
+    opened = await PostgresDatabase.open(
         server,
         lambda raw: _migrate_postgres(raw, server, schemas),
         reconnect_timeout_s=reconnect_timeout_s,
     )
+    opened.cipher = cipher or opened.cipher
+    return opened
 
 
 def _migrate_postgres(

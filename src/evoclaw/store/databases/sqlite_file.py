@@ -36,6 +36,8 @@ MAX_WAL_BYTES = 4 << 20
 WAL_MAGIC = 0x377F0682
 """The first word of a write-ahead log; one more if its checksums are over big-endian words."""
 WAL_CHECK_ATTEMPTS = 5
+MAX_WAL_RESTARTS = 1 << 20
+"""Restarts of a log after which no frame from before can be left in it."""
 WAL_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
 UINT32_MASK = 0xFFFFFFFF
 
@@ -199,7 +201,7 @@ def _create_or_inspect(path: Path, file_format: SqliteFileFormat) -> None:
     if not path.exists():
         if wal.exists() and wal.stat().st_size:
             raise DamagedStore(path, "only its write-ahead log is left")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _create(path, file_format)
     inspect_file(path, file_format)
 
@@ -325,7 +327,8 @@ def wal_is_damaged(wal: Path) -> bool:
 
     SQLite reads a log up to the first frame with a wrong checksum and drops the rest. That is right
     after a power cut, which can tear only the last transaction. Two ends of transactions after a
-    broken frame are damage: SQLite would drop a transaction that had been acknowledged.
+    broken frame are damage: SQLite would drop a transaction that had been acknowledged. So is a
+    frame that is neither of this log, nor left from before its last restarts, nor never written.
     """
     before: tuple[bytes, int] | None = None
     for _ in range(WAL_CHECK_ATTEMPTS):
@@ -357,7 +360,19 @@ def _broken_frame(wal: Path) -> tuple[bytes, int] | None:
                 broken = 0 if ours and sums == struct.unpack(">2I", frame[16:24]) else number
             if broken and ours and any(frame[4:8]):
                 ends += 1
+            if broken and not _is_explained(frame, head):
+                return head, broken
         return (head, broken) if ends > 1 else None
+
+
+def _is_explained(frame: bytes, head: bytes) -> bool:
+    """Whether SQLite wrote the header of a frame, in this log or before it was restarted.
+
+    At each restart the first salt is incremented. A power cut tears writes between sectors, hence
+    never within the salt: it is old, new, or was never written.
+    """
+    (salt,), (current,) = struct.unpack(">I", frame[8:12]), struct.unpack(">I", head[16:20])
+    return not salt or (current - salt) & UINT32_MASK < MAX_WAL_RESTARTS
 
 
 def _wal_checksum(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self, TypeVar
 
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import StoreError, Work
 from evoclaw.store.databases.notices import Notice, Notices
 from evoclaw.store.databases.write_requests import WriteRequest
@@ -64,6 +65,8 @@ class ThreadedDatabase:
             reader: Executes reads that may be stale, in its own thread; without, the writer does.
         """
         self.name, self.notices = name, notices or Notices()
+        self.cipher = BlobCipher()
+        """Encrypts what runs hold; set by the process that has a key."""
         self._loop = asyncio.get_running_loop()
         self._writer, self._reader = writer, reader or writer
         # A thread refers only to its worker: the database can be garbage-collected and end it.

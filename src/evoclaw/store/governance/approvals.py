@@ -60,6 +60,9 @@ _COLUMNS = (
 )
 
 
+_IN_FORCE = "AND tenant = ? AND decision = 'session' AND closed_at IS NULL AND expires_at > ?"
+
+
 class ApprovalStatus(StrEnum):
     """The status of an approval request."""
 
@@ -123,6 +126,8 @@ class ApprovalClaim(Struct, frozen=True):
     """Whether to store the request for a person to answer."""
     max_waiting: int = 1_000
     """Requests of a tenant that may wait at a time."""
+    step_scope: str = ""
+    """Another scope whose approvals cover the call: that of its step in a workflow."""
 
 
 class ApprovalStore:
@@ -185,6 +190,43 @@ class ApprovalStore:
             () if row is None else (Notice(NoticeKind.ANSWERED, tenant, run_id_of(row.request_id)),)
         )
 
+    async def add_standing(self, new: StoredApproval) -> StoredApproval:
+        """Store an approval that a person gave before any call asked; one in force is kept."""
+
+        def work(connection: Connection) -> StoredApproval:
+            in_force = f"WHERE scope = ? {_IN_FORCE}"
+            found = self._find(connection, in_force, new.scope, new.tenant, self._clock())
+            if found is not None:
+                return found
+            assert new.answer is not None
+            connection.execute(
+                "INSERT INTO approvals "
+                "(id, tenant, request_id, sha256, scope, asked, expires_at, decision, answer) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, 'session', ?)",
+                (
+                    new.id,
+                    new.tenant,
+                    new.request_id,
+                    new.sha256,
+                    new.scope,
+                    add_checksum(new.asked),
+                    new.expires_at,
+                    add_checksum(new.answer),
+                ),
+            )
+            return new
+
+        return await self.database.write(work)
+
+    async def use_standing(self, scope: str, tenant: str) -> StoredApproval | None:
+        """Count a use of the approval in force for a scope; None if there is none."""
+        condition, now = f"WHERE scope = ? {_IN_FORCE}", self._clock()
+        found = await self.database.read(lambda c: self._find(c, condition, scope, tenant, now))
+        if found is not None:
+            count = "UPDATE approvals SET uses = uses + 1 WHERE id = ?"
+            await self.database.write(lambda c: c.execute(count, (found.id,)))
+        return found
+
     async def close(self, id_: str, tenant: str) -> bool:
         """Withdraw a request or an unused approval; False if it is too late."""
         statement = (
@@ -243,7 +285,8 @@ class ApprovalStore:
         exact = "WHERE tenant = ? AND request_id = ? AND sha256 = ?"
         row = self._find(connection, exact, new.tenant, new.request_id, new.sha256)
         if row is None or row.status(now) is ApprovalStatus.WAITING:
-            approval = self._use_session_approval(connection, new, now)
+            scopes = (new.scope, claim.step_scope or new.scope)
+            approval = self._use_session_approval(connection, new, scopes, now)
             if approval is not None:
                 return ApprovalStatus.SESSION, approval
         if row is None:
@@ -286,14 +329,15 @@ class ApprovalStore:
         return ApprovalStatus.WAITING, new
 
     def _use_session_approval(
-        self, connection: Connection, new: StoredApproval, now: float
+        self,
+        connection: Connection,
+        new: StoredApproval,
+        scopes: tuple[str, str],
+        now: float,
     ) -> StoredApproval | None:
-        """Use an approval for the session that covers a call; close the request for it."""
-        condition = (
-            "WHERE scope = ? AND tenant = ? AND decision = 'session' AND closed_at IS NULL "
-            "AND expires_at > ? ORDER BY seq LIMIT 1"
-        )
-        approval = self._find(connection, condition, new.scope, new.tenant, now)
+        """Use an approval for the session or the step that covers a call; close its request."""
+        condition = f"WHERE scope IN (?, ?) {_IN_FORCE} ORDER BY seq LIMIT 1"
+        approval = self._find(connection, condition, *scopes, new.tenant, now)
         if approval is not None:
             connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (approval.id,))
             connection.execute(

@@ -19,6 +19,7 @@ from evoclaw.store.databases.database import (
     Database,
     Dialect,
     add_checksum,
+    seal_blob,
     verify_checksum,
 )
 from evoclaw.store.sessions import statements
@@ -57,13 +58,24 @@ _TABLE_NAMES = {
 
 async def rename(store: SessionStore, session_id: str, title: str) -> Session | None:
     """Change the title of a session; None if it does not exist."""
+    return await _change(store, session_id, lambda session: replace(session, title=title))
+
+
+async def move(store: SessionStore, session_id: str, on: str) -> Session | None:
+    """Change the edge that a session works on; None if it does not exist."""
+    return await _change(store, session_id, lambda session: replace(session, on=on))
+
+
+async def _change(
+    store: SessionStore, session_id: str, changed: Callable[[Session], Session]
+) -> Session | None:
     put = "UPDATE sessions SET session = ? WHERE tenant = ? AND id = ?"
 
     def work(connection: Connection) -> Session | None:
         found = store.find_session(connection, session_id)
         if found is None:
             return None
-        new = replace(found, title=title)
+        new = changed(found)
         connection.execute(put, (add_checksum(msgspec.json.encode(new)), store.tenant, session_id))
         return new
 
@@ -74,7 +86,7 @@ async def branch(store: SessionStore, session: Session, messages: Sequence[Messa
     """Store a new session with these messages."""
     create = store.create_work(session)
     rows = [
-        (store.tenant, session.id, number, add_checksum(msgspec.json.encode(message)))
+        (store.tenant, session.id, number, seal_blob(store.database, msgspec.json.encode(message)))
         for number, message in enumerate(messages)
     ]
 

@@ -22,6 +22,8 @@ from evoclaw.store.databases.database import (
     Database,
     Work,
     add_checksum,
+    open_blob,
+    seal_blob,
     verify_checksum,
 )
 from evoclaw.store.databases.notices import progress_notice
@@ -183,10 +185,10 @@ class SessionStore:
             "ON CONFLICT (tenant, id) DO NOTHING"
         )
         values = (
-            *(self.tenant, run_id, session_id, add_checksum(message.encode())),
+            *(self.tenant, run_id, session_id, seal_blob(self.database, message.encode())),
             *(parent_run, root_run or run_id, background, self._clock()),
             msgspec.json.encode(label).decode(),
-            None if run_request is None else add_checksum(run_request),
+            None if run_request is None else seal_blob(self.database, run_request),
         )
 
         def work(connection: Connection) -> StoredRun:
@@ -250,7 +252,7 @@ class SessionStore:
     def _run_request(self, connection: Connection, run_id: str) -> bytes | None:
         statement = "SELECT errand FROM runs WHERE tenant = ? AND id = ?"
         row = connection.execute(statement, (self.tenant, run_id)).fetchone()
-        return None if row is None or row[0] is None else verify_checksum(row[0], self._name)
+        return None if row is None or row[0] is None else open_blob(self.database, row[0])
 
     async def load_run(
         self, run: StoredRun
@@ -311,10 +313,11 @@ class SessionStore:
         """
         encode, ours = msgspec.json.encode, self.tenant
         record_rows = [
-            (ours, run.id, record.seq, add_checksum(encode(record))) for record in records
+            (ours, run.id, record.seq, seal_blob(self.database, encode(record)))
+            for record in records
         ]
         message_rows = [
-            (ours, run.session_id, number, add_checksum(encode(message)))
+            (ours, run.session_id, number, seal_blob(self.database, encode(message)))
             for number, message in messages
         ]
         now = self._clock()
@@ -349,7 +352,7 @@ class SessionStore:
         return self._records(rows)
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
-        return [self._record_decoder.decode(verify_checksum(row[0], self._name)) for row in rows]
+        return [self._record_decoder.decode(open_blob(self.database, row[0])) for row in rows]
 
     async def last_record(self, run_id: str) -> Record | None:
         """The last record of a run."""
@@ -359,9 +362,7 @@ class SessionStore:
         values = (self.tenant, run_id)
         row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
         return (
-            None
-            if row is None
-            else self._record_decoder.decode(verify_checksum(row[0], self._name))
+            None if row is None else self._record_decoder.decode(open_blob(self.database, row[0]))
         )
 
     async def messages(
@@ -374,7 +375,7 @@ class SessionStore:
 
     def _messages(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Message]]:
         return [
-            (number, self._message_decoder.decode(verify_checksum(b, self._name)))
+            (number, self._message_decoder.decode(open_blob(self.database, b)))
             for number, b in rows
         ]
 
@@ -426,7 +427,7 @@ class SessionStore:
     def _run(self, row: tuple[Any, ...]) -> StoredRun:
         id_, session, asked, parent, root, background, stop, *spent = row[:12]
         began, ended, label_json, *lease = row[12:]
-        message = verify_checksum(asked, self._name).decode()
+        message = open_blob(self.database, asked).decode()
         reason = None if stop is None else StopReason(stop)
         label = msgspec.json.decode(label_json, type=Label)
         return StoredRun(

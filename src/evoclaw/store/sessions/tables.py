@@ -123,6 +123,8 @@ class Session(Struct, frozen=True):
     created_at: float = 0.0
     tenant: str = LOCAL_PRINCIPAL.tenant
     """The tenant of its owner; set by the store, not by the caller."""
+    on: str = ""
+    """The edge that its runs work on, `any` or `*`, as the user chose; empty: the default."""
 
 
 class RunUsage(Struct, frozen=True):
