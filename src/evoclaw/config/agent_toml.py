@@ -11,17 +11,24 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.config.paths import default_data_folder, path_decoder, read_text, write_private
+from evoclaw.config.paths import (
+    default_data_folder,
+    harmless_files,
+    path_decoder,
+    read_text,
+    write_private,
+)
 from evoclaw.config.shared_settings import (
     BrokerConfig,
     Engine,
+    McpConfig,
     Milliseconds,
     NonEmptyText,
     check_broker,
     check_capabilities,
     check_id,
 )
-from evoclaw.config.toml_document import TomlDocument, describe_unknown, to_toml
+from evoclaw.config.toml_document import KeyPath, TomlDocument, describe_unknown, to_toml
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.device import default_summary
@@ -36,7 +43,7 @@ from evoclaw.sandbox.engines.registry import SandboxSettings
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
-    "update_genome", "get_metrics", "evolution", "job", "shutdown",
+    "update_genome", "get_metrics", "evolution", "job", "nested_result", "shutdown",
 )  # fmt: skip
 """The commands that `commands` can allow or refuse."""
 
@@ -46,6 +53,22 @@ _AGENT_TABLE_KEYS = {
     "id": ("agent_id",), "type": ("agent_type",), "summary": ("summary",),
     "capabilities": ("capabilities",), "level": ("level",),
 }  # fmt: skip
+_SET_IN_ORCHESTRATOR = "has no effect on an edge; set it in the evoclaw.toml of the orchestrator"
+_MODEL_KINDS = ("turns", "minutes", "tokens", "dollars")
+"""What only the runs of an orchestrator spend; an edge counts calls, files, lines and bytes."""
+WITHOUT_EFFECT: Mapping[KeyPath, str] = {
+    **{("flow", key): _SET_IN_ORCHESTRATOR for key in ("preset", "prose", "words")},
+    ("rates", "shared"): "has no effect on an edge: it is one process; remove it",
+    **{
+        ("budget", key): _SET_IN_ORCHESTRATOR
+        for key in (
+            *_MODEL_KINDS, "warn_at", "ask_at", "unattended", "unpriced", "tell_at", "user",
+            "agent",
+        )
+    },
+    **{("budget", "tenant", key): _SET_IN_ORCHESTRATOR for key in _MODEL_KINDS},
+}  # fmt: skip
+"""Keys of tables that both files have, which only mean something in `evoclaw.toml`."""
 _PASSWORD_HINT = "set EVOCLAW_EDGE_PASSWORD, or name a file with password_file in [broker]"
 _COMMENTS = {
     "agent_id": "The id of this edge on the broker, unique for each machine.",
@@ -53,6 +76,7 @@ _COMMENTS = {
     "capabilities": "The permissions of tools on this edge; an empty list allows nothing.",
     "level": "The autonomy level that this edge enforces: read_only, supervised or full.",
     "workspace": "The working folder of tools.",
+    "read_roots": "Folders and files besides the workspace that tools may read.",
     "data": "The folder of the journal and the keys.",
     "orchestrator_keys": "The public keys of the orchestrators whose commands it accepts.",
     "allow_unsigned": "true accepts unsigned commands from every client of the broker.",
@@ -67,6 +91,8 @@ class ToolPaths(Struct, frozen=True, kw_only=True):
     """Where programs of tools are found."""
 
     bin: Path | None = None
+    """The `bin` folder of a skill: its programs run the tools that the `skill.toml` beside it
+    declares, also in place of built-in tools of the same name."""
 
 
 class EdgeToolsConfig(Struct, frozen=True, kw_only=True):
@@ -78,7 +104,21 @@ class EdgeToolsConfig(Struct, frozen=True, kw_only=True):
     """Overrides `[sandbox] engine`; not set: no override."""
     only: tuple[NonEmptyText, ...] | None = None
     """The offered tools; default: all that the capabilities allow."""
+    skills_path: Path | None = None
+    """The folder of skills whose programs are tools of this edge; not set: none."""
+    tools_path: Path | None = None
+    """The folder of your own Python tools; not set: none."""
     paths: ToolPaths = ToolPaths()
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The folders that this edge loads code from, by key of `[tools]`."""
+        found = {
+            "skills_path": self.skills_path,
+            "tools_path": self.tools_path,
+            "paths.bin": self.paths.bin,
+        }
+        return {key: folder for key, folder in found.items() if folder is not None}
 
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
@@ -115,6 +155,8 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     level: Level = Level.FULL
     """The autonomy level that the edge itself enforces."""
     workspace: Path
+    read_roots: tuple[Path, ...] = ()
+    """Folders and files besides the workspace that tools may read."""
     data: Path
     heartbeat_s: Annotated[int, Meta(ge=1, le=3600)] = 30
     orchestrator_keys: tuple[NonEmptyText, ...] = ()
@@ -124,6 +166,8 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     """A list allows only these; a table has true, false, or the public keys of allowed senders."""
     broker: BrokerConfig = BrokerConfig()
     tools: EdgeToolsConfig = EdgeToolsConfig()
+    mcp: tuple[McpConfig, ...] = ()
+    """MCP servers whose tools this edge offers."""
     limits: EdgeLimits = EdgeLimits()
     model: ModelConfig = ModelConfig()
     policy: PolicySettings = PolicySettings()
@@ -143,12 +187,12 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
         engine = self.tools.sandboxing
         return self.sandbox if engine is None else replace(self.sandbox, engine=str(engine))
 
-    def accepts(self, command: str, signer: str = "") -> bool:
-        """Whether a command of this signer is accepted; `""` is an unsigned command."""
+    @property
+    def senders(self) -> dict[str, tuple[str, ...]]:
+        """By command: the public keys of its allowed senders, where `commands` names any."""
         if isinstance(self.commands, tuple):
-            return command in self.commands
-        allowed = self.commands.get(command, True)
-        return allowed if isinstance(allowed, bool) else signer in allowed
+            return {}
+        return {name: keys for name, keys in self.commands.items() if isinstance(keys, tuple)}
 
     @property
     def accepted(self) -> frozenset[str]:
@@ -188,7 +232,8 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
     _move_summary(document)
     document.check_keys(EdgeConfig)
     document.apply_environment(EdgeConfig, "EVOCLAW_EDGE", env, path_decoder(Path.cwd(), env))
-    agent_id = document.set_default(("agent_id",), _machine_name())
+    document.refuse(WITHOUT_EFFECT)
+    agent_id = document.set_default(("agent_id",), machine_name())
     agent_type = document.set_default(("agent_type",), "edge")
     check_id(document, ("agent_id",), agent_id)
     check_id(document, ("agent_type",), agent_type)
@@ -197,12 +242,18 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
         document.values["summary"] = " ".join(summary.split())
     data = document.set_default(("data",), str(default_data_folder(env) / "edge" / str(agent_id)))
     document.set_default(("workspace",), f"{data}/workspace")
+    document.set_default(("read_roots",), [*harmless_files()])
     config = document.convert(EdgeConfig, path_decoder(folder, env))
+    for path in config.read_roots:
+        if not path.exists():
+            problem = f"read_roots: {str(path)!r} does not exist; create it, or remove it here"
+            raise document.error(("read_roots",), problem)
     check_capabilities(document, ("capabilities",), config.capabilities)
     check_broker(document, config.broker)
     if config.budget is not None:
         check_budget(config.budget)
     _check_trust(document, config)
+    _check_tool_folders(document, config)
     return config
 
 
@@ -235,6 +286,35 @@ def _check_trust(document: TomlDocument, config: EdgeConfig) -> None:
                     raise document.error(("commands", name), problem)
 
 
-def _machine_name() -> str:
+def _check_tool_folders(document: TomlDocument, config: EdgeConfig) -> None:
+    """Refuse folders of code that tools can write to: a call could add a tool of its own."""
+    writable = (config.workspace, *(Path(path).expanduser() for path in config.sandbox.writable))
+    for key, folder in config.tools.folders.items():
+        for open_folder in writable:
+            if folder.resolve().is_relative_to(open_folder.resolve()):
+                problem = (
+                    f"tools.{key}: '{folder}' lies inside '{open_folder}', where calls can change "
+                    "it; name a folder outside"
+                )
+                raise document.error(("tools", *key.split(".")), problem)
+    names = [server.name for server in config.mcp]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            problem = f"two MCP servers have the name {name!r}; rename one"
+            raise document.error(("mcp", str(number), "name"), problem)
+
+
+def edge_name(data: Path) -> str:
+    """The name of this machine's own edge: stored at the first start, because host names change."""
+    stored = data / "edge.name"
+    if stored.exists():
+        return read_text(stored).strip()
+    # Earlier versions called this edge `local`: it keeps its journal and its receipts.
+    name = "local" if (data / "edge" / "local").exists() else machine_name()
+    write_private(stored, name)
+    return name
+
+
+def machine_name() -> str:
     """The host name of the machine, as a valid id."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", gethostname()).strip("-_")[:64] or "edge"

@@ -15,6 +15,7 @@ from evoclaw.config.paths import default_data_folder, path_decoder, read_text
 from evoclaw.config.shared_settings import (
     BrokerConfig,
     Engine,
+    McpConfig,
     Milliseconds,
     NonEmptyText,
     check_broker,
@@ -126,7 +127,7 @@ _TOOLS_TABLE_KEYS = {
 _EMPTY_AGENTS_TABLE = re.compile(r"^[ \t]*\[agents\][ \t]*$(?=\s*\[\[agents\]\])", re.MULTILINE)
 """Also documented, though invalid TOML: `[agents]` above `[[agents]]`."""
 LIVE_TABLES = frozenset(
-    {"agents", "approvals", "budget", "flow", "network", "orchestrator", "policy", "rates"}
+    {"agents", "approvals", "budget", "flow", "mcp", "network", "orchestrator", "policy", "rates"}
 )
 """Tables that new runs use after a reload; active runs keep theirs."""
 _PASSWORD_HINT = "set EVOCLAW_BROKER_PASSWORD, or name a file with password_file in [broker]"
@@ -143,6 +144,15 @@ class OrchestratorTools(Struct, frozen=True, kw_only=True):
     """Overrides `[sandbox] engine`; not set: no override."""
     permissions: dict[str, bool] | tuple[NonEmptyText, ...] | None = None
     """The granted permissions: a table of true and false, or a list."""
+
+    def with_fixed(self, running: OrchestratorTools) -> OrchestratorTools:
+        """These settings with the keys of a running service that need a restart."""
+        return replace(
+            self,
+            skills_path=running.skills_path,
+            enable_sandboxing=running.enable_sandboxing,
+            sandbox_engine=running.sandbox_engine,
+        )
 
     @property
     def granted(self) -> frozenset[str] | None:
@@ -167,28 +177,20 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     """Reject results of devices without a valid receipt."""
     evidence: bool = False
     """Require answers to cite the receipts of the actions that they report."""
+    default_agent: bool | None = None
+    """Whether the agent `evoclaw` exists beside those of `[[agents]]`; by default yes, unless
+    `[[channels]]`, `[server.jwt]` or `[[server.tokens]]` let in others than the owner."""
     default_tool_timeout_ms: Milliseconds | None = None
     """The timeout of calls that set none; default: the tool's own."""
     tools: OrchestratorTools
 
 
-class McpConfig(Struct, frozen=True, kw_only=True):
-    """An MCP server whose tools agents may use."""
+class OrchestratorBroker(BrokerConfig, frozen=True, kw_only=True):
+    """The broker of an orchestrator: one that exists, or where the one of `evoclaw up` listens."""
 
-    name: str
-    """The name of the server in EvoClaw."""
-    command: tuple[str, ...] = ()
-    """The command that starts a local server."""
-    url: str = ""
-    """The URL of a streamable HTTP server, instead of a command."""
-    env: dict[str, str] = {}
-    """Extra environment variables of its process."""
-    headers: dict[str, str] = {}
-    """HTTP headers of every request to the URL."""
-    permissions: frozenset[NonEmptyText] = frozenset({"network"})
-    """The permissions that each of its tools needs."""
-    trust_hints: bool = False
-    """Trust the server's hints about its tools, such as read-only."""
+    host: str = ""
+    """Let the broker of `evoclaw up` listen here, with TLS: an address or name of this machine, or
+    `lan` for all its networks; default: this machine only."""
 
 
 class EvoClawConfig(Struct, frozen=True, kw_only=True):
@@ -196,7 +198,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
 
     orchestrator: OrchestratorConfig
     agents: tuple[AgentConfig, ...] = ()
-    broker: BrokerConfig = BrokerConfig()
+    broker: OrchestratorBroker = OrchestratorBroker()
     mcp: tuple[McpConfig, ...] = ()
     policy: PolicySettings = PolicySettings()
     flow: FlowSettings = FlowSettings()
@@ -225,7 +227,14 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
             tool_error_limit=general.tool_error_limit,
             evidence=general.evidence,
             granted=general.tools.granted,
+            default_agent=self._has_default_agent,
         )
+
+    @property
+    def _has_default_agent(self) -> bool:
+        if (chosen := self.orchestrator.default_agent) is not None:
+            return chosen
+        return not (self.channels or self.server.jwt or self.server.tokens)
 
     @property
     def sandbox_settings(self) -> SandboxSettings:
@@ -239,12 +248,16 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
 
     def reloaded(self, new: EvoClawConfig) -> ReloadedConfig:
         """These settings, with the tables of other ones that need no restart."""
+        tools = new.orchestrator.tools.with_fixed(self.orchestrator.tools)
+        fixed = () if tools == new.orchestrator.tools else ("orchestrator.tools",)
+        new = replace(new, orchestrator=replace(new.orchestrator, tools=tools))
         names = [
             name for name in self.__struct_fields__ if getattr(self, name) != getattr(new, name)
         ]
         changed = tuple(name for name in names if name in LIVE_TABLES)
         config = replace(self, **{name: getattr(new, name) for name in changed})
-        return ReloadedConfig(config, changed, tuple(name for name in names if name not in changed))
+        restart = (*fixed, *(name for name in names if name not in changed))
+        return ReloadedConfig(config, changed, restart)
 
 
 class ReloadedConfig(Struct, frozen=True):
@@ -264,11 +277,21 @@ def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfi
     document.move_table("tools", _TOOLS_TABLE_KEYS)
     document.check_keys(EvoClawConfig)
     document.apply_environment(EvoClawConfig, "EVOCLAW", env, path_decoder(Path.cwd(), env))
-    data = document.set_default(("data",), str(default_data_folder(env)))
+    home = default_data_folder(env)
+    data = document.set_default(("data",), str(home))
     document.set_default(("orchestrator", "tools", "skills_path"), f"{data}/skills")
     folder = Path.cwd() if path is None else path.parent
     config = document.convert(EvoClawConfig, path_decoder(folder, env))
+    if config.data != home:
+        problem = (
+            f"data cannot name another folder than {home}, which this file is read from; set "
+            "EVOCLAW_HOME instead"
+        )
+        raise document.error(("data",), problem)
     check_broker(document, config.broker)
+    if config.broker.host and config.broker.is_configured:
+        problem = "broker.host is for the broker of `evoclaw up`; remove it, or the other broker"
+        raise document.error(("broker", "host"), problem)
     check_budget(config.budget)
     check_channels(config.channels)
     return replace(config, agents=check_agents(document, config.agents))

@@ -10,6 +10,24 @@ from typing import Any
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.toml import MAX_TOML_BYTES
 
+HARMLESS_FILES = ("/etc/hostname", "/etc/os-release")
+"""What people ask a machine about, and what tells nothing secret."""
+
+
+def harmless_files() -> list[str]:
+    """The harmless files that this machine has."""
+    return [name for name in HARMLESS_FILES if Path(name).is_file()]
+
+
+def read_roots(env: Mapping[str, str]) -> tuple[Path, ...]:
+    """What tools of this machine may read besides the workspace: `EVOCLAW_READ_ROOTS`."""
+    text = env.get("EVOCLAW_READ_ROOTS")
+    names = harmless_files() if text is None else text.split(os.pathsep)
+    try:
+        return tuple(expand(name, Path.cwd(), env) for name in names if name)
+    except ValueError as problem:
+        raise ConfigError(f"EVOCLAW_READ_ROOTS: {problem}") from None
+
 
 def default_data_folder(env: Mapping[str, str]) -> Path:
     """The data folder: `EVOCLAW_HOME`, or `~/.evoclaw`."""
@@ -59,6 +77,15 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         raise ConfigError(f"{path}, line {line}: not UTF-8 text") from None
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder that only its owner may read, and so every missing folder above it."""
+    try:
+        for missing in (*reversed(folder.parents), folder):
+            missing.mkdir(mode=0o700, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"cannot create {folder}: {problem.strerror}") from None
 
 
 def write_private(path: Path, text: str) -> None:

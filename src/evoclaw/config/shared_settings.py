@@ -1,10 +1,9 @@
-"""What both settings files share: `[broker]` (URL, TLS, password), value types and checks."""
+"""What both settings files share: `[broker]`, `[[mcp]]`, value types and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from evoclaw.config.paths import read_text
 from evoclaw.config.toml_document import KeyPath, TomlDocument, closest_match
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.hosts import is_loopback
 from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.transport.address import Address, TlsSettings, parse_url
 from evoclaw.transport.topics import ID_RULE, is_agent_id
@@ -22,6 +22,7 @@ Milliseconds: TypeAlias = Annotated[int, Meta(ge=1, le=3_600_000)]
 NonEmptyText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 PERMISSIONS = (
     "file_read", "file_write", "shell", "network", "git", "session", "interact", "ui", "device",
+    "device_write",
 )  # fmt: skip
 """The permissions of the built-in tools; tools of skills may need others."""
 
@@ -61,20 +62,15 @@ class BrokerConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def is_configured(self) -> bool:
-        """Whether a broker is configured, not only `keep_alive_s` or `qos` of the default one."""
-        default = BrokerConfig()
-        return replace(self, keep_alive_s=default.keep_alive_s, qos=default.qos) != default
+        """Whether a broker is configured, not only how the own one is used."""
+        default, own = BrokerConfig(), ("keep_alive_s", "qos")
+        names = (name for name in BrokerConfig.__struct_fields__ if name not in own)
+        return any(getattr(self, name) != getattr(default, name) for name in names)
 
     @property
     def is_local(self) -> bool:
         """Whether the host is `localhost` or a loopback address; other names count as remote."""
-        host = parse_url(self.url).host
-        if host == "localhost":
-            return True
-        try:
-            return ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(parse_url(self.url).host)
 
 
 def broker_password(broker: BrokerConfig, env: Mapping[str, str], variable: str) -> str:
@@ -107,6 +103,25 @@ class Engine(StrEnum):
     NONE = "none"
 
 
+class McpConfig(Struct, frozen=True, kw_only=True):
+    """`[[mcp]]`: an MCP server whose tools agents may use."""
+
+    name: str
+    """The name of the server in EvoClaw."""
+    command: tuple[str, ...] = ()
+    """The command that starts a local server."""
+    url: str = ""
+    """The URL of a streamable HTTP server, instead of a command."""
+    env: dict[str, str] = {}
+    """Extra environment variables of its process."""
+    headers: dict[str, str] = {}
+    """HTTP headers of every request to the URL."""
+    permissions: frozenset[NonEmptyText] = frozenset({"network"})
+    """The permissions that each of its tools needs."""
+    trust_hints: bool = False
+    """Trust the server's hints about its tools, such as read-only."""
+
+
 def check_id(document: TomlDocument, keys: KeyPath, given: object) -> None:
     """Refuse an id that cannot be part of an MQTT topic."""
     if isinstance(given, str) and not is_agent_id(given):
@@ -115,8 +130,11 @@ def check_id(document: TomlDocument, keys: KeyPath, given: object) -> None:
 
 
 def check_capabilities(document: TomlDocument, keys: KeyPath, held: frozenset[str]) -> None:
-    """Refuse misspelt permissions, which would silently allow nothing."""
+    """Refuse misspelt permissions, which would silently allow nothing.
+
+    Other unknown names are permissions of people's own tools, such as `dice`.
+    """
     for name in sorted(held.difference(PERMISSIONS, (ALL_PERMISSIONS,))):
-        if meant := closest_match(name, PERMISSIONS, 0.8):
+        if meant := closest_match(name, PERMISSIONS, 0.81):
             problem = f"unknown capability {name!r}; did you mean {meant!r}?"
             raise document.error(keys, problem)

@@ -104,6 +104,12 @@ class TomlDocument:
             plain = text if value is None else value if is_number else str(value)
             self._table(keys)[keys[-1]] = plain
 
+    def refuse(self, reasons: Mapping[KeyPath, str]) -> None:
+        """Refuse the keys that would have no effect here; each comes with the reason."""
+        for keys, reason in reasons.items():
+            if self._has(keys):
+                raise self.error(keys, f"{self.original_key(keys)} {reason}")
+
     def convert(self, shape: type[T], decode: DecodeHook) -> T:
         """Convert the values to a struct."""
         try:
@@ -114,6 +120,14 @@ class TomlDocument:
             message += _choices(_type_at(shape, keys))
             text = f"{self.original_key(keys)}: {message}" if keys else message
             raise self.error(keys, text) from None
+
+    def _has(self, keys: KeyPath) -> bool:
+        value: JSON = self.values
+        for key in keys:
+            if not is_object(value) or key not in value:
+                return False
+            value = value[key]
+        return True
 
     def _put(self, keys: KeyPath, value: JSON, was: KeyPath) -> None:
         table = self._table(keys)

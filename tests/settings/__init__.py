@@ -1,0 +1,1 @@
+"""Every key of the settings files has an observable effect, or is refused."""
