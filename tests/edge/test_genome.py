@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
-from evoclaw.edge.genome import GENOME_RULES, Genome, Genomes, GenomeUnreadable
+from evoclaw.core.tools import Tool
+from evoclaw.edge.genome import (
+    GENOME_RULES,
+    Genome,
+    Genomes,
+    GenomeSkills,
+    GenomeUnreadable,
+)
 from evoclaw.store.calls.journal import Journal, Version
 
 
@@ -36,8 +43,11 @@ class Shelf(Journal):
         return [Version(n, value, 0.0) for n, value in enumerate(self.kept, 1)][::-1]
 
 
+SKILLS = {"a": frozenset({"dig"}), "b": frozenset({"plant"}), "x": frozenset[str]()}
+
+
 async def opened(shelf: Journal, first: Genome | None = None) -> Genomes:
-    genomes = Genomes(shelf, first)
+    genomes = Genomes(shelf, first, skills=lambda: SKILLS)
     await genomes.load()
     return genomes
 
@@ -269,3 +279,23 @@ async def test_a_genome_patch_is_applied_completely_or_refused(patch: dict[str, 
     else:
         assert (await opened(shelf)).current() == changed
         assert set(patch) <= set(GENOME_RULES)
+
+
+async def test_only_the_tools_of_enabled_skills_are_offered_and_unknown_skills_are_refused() -> (
+    None
+):
+    genomes = await opened(Shelf())
+    step = GenomeSkills(genomes.current, lambda: SKILLS)
+    tools = [Tool(name, "", {}) for name in ("dig", "plant", "read")]
+
+    def offered() -> list[str]:
+        return [tool.name for tool in step.offer(tools)]
+
+    assert offered() == ["dig", "plant", "read"]
+    await genomes.update({"skills": ["a"]})
+    assert offered() == ["dig", "read"]
+    await genomes.update({"skills": []})
+    assert offered() == ["read"]
+    with pytest.raises(ToolFailure, match=r"no skill 'c'; its skills: a, b, x"):
+        await genomes.update({"skills": ["a", "c"]})
+    assert offered() == ["read"], "nothing was changed"

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
-from evoclaw.core.tools import Call
+from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.orchestrator.fleet import edge_call
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet.forwarded_calls import only_reads
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.fleet import BrokerListener, FleetHarness, new_id, open_fleet
@@ -304,3 +305,34 @@ async def test_a_large_fleet_is_summarized_in_the_tool_description_and_callable(
         absent = await ask(here, agent_id="x", action="mark", params={"text": "x"})
         assert absent.error is ErrorKind.AGENT_OFFLINE
         assert "Online: a, b and 2 more." in absent.text
+
+
+async def test_only_a_call_of_a_reading_tool_on_edges_that_have_it_counts_as_reading(
+    tmp_path: Path,
+) -> None:
+    edge_call_tool, nodes_tool = Tool("edge_call", "", {}), Tool("nodes", "", {})
+    async with open_fleet(tmp_path, "pi", "desk") as here:
+        reads = only_reads(here.orchestrator.fleet)
+
+        def of(tool: Tool = edge_call_tool, **given: JSON) -> bool:
+            return reads(Call("1", tool, given, "run.1.0.1", 1.0))
+
+        assert of(agent_id="pi", action="look", params={"text": "a"})
+        assert of(agent_id=["pi", "desk"], action="look") and of(agent_id="*", action="look")
+        assert of(nodes_tool, action="list") and of(nodes_tool, action="describe", node="pi")
+        assert of(nodes_tool, action="run", node="pi", what="look")
+        others: list[dict[str, JSON]] = [
+            {"agent_id": "pi", "action": "mark"},
+            {"agent_id": "*", "action": "mark"},
+            {"agent_id": "pi", "query": "look"},
+            {"agent_id": "pi", "action": "unknown"},  # its model would be asked
+            {"agent_id": "nobody", "action": "look"},
+            {"agent_id": ["pi", "nobody"], "action": "look"},
+            {"agent_id": [], "action": "look"},
+            {"action": "look"},
+        ]
+        for given in others:
+            assert not of(edge_call_tool, **given), given
+        assert not of(nodes_tool, action="notify", node="pi", message="hi")
+        assert not of(nodes_tool, action="run", node="pi", what="mark")
+        assert not of(Tool("bash", "", {}), command="ls")

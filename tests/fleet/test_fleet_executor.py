@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
+from evoclaw.core.ports import Delay
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.fleet.fleet_executor import FleetExecutor
@@ -69,7 +72,8 @@ async def test_a_resumed_call_goes_to_the_edge_that_had_it_before(tmp_path: Path
         await here.wait_online("a", "b")
         busy(here, "a", 9)
         again = here.orchestrator.delegated()
-        result = await run(again, call(here, again, "mark", request_id, text="x"))
+        asked = replace(call(here, again, "mark", request_id, text="x"), resumed=True)
+        result = await run(again, asked)
         assert (result.text, result.details["agent"]) == ("marked x", "a")
         assert here.marks.made == ["x"]
 
@@ -110,3 +114,81 @@ async def test_a_call_fails_as_agent_offline_when_no_edge_has_the_tool(tmp_path:
             await run(executor, asked)
         assert raised.value.kind is ErrorKind.AGENT_OFFLINE
         assert EffectCounter().made == here.marks.made == []
+
+
+async def test_a_call_runs_on_the_home_edge_although_others_are_less_busy(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "a", "b") as here:
+        busy(here, "b", 9)
+        executor = here.orchestrator.delegated(home="b")
+        asked = call(here, executor, "mark", text="x")
+        assert await executor.machine_of(asked) == "b"
+        result = await run(executor, asked)
+        assert (result.details["agent"], result.text) == ("b", "marked x")
+
+
+async def test_a_tool_that_the_home_edge_lacks_runs_elsewhere_and_the_result_says_so(
+    tmp_path: Path,
+) -> None:
+    @tool("shell", resources=())
+    async def photograph() -> str:
+        """Only this edge has it."""
+        return "a picture"
+
+    async with open_fleet(tmp_path, "a", "b", start=False) as here:
+        here.devices["a"].executor = LocalExecutor([photograph])
+        for device in here.devices.values():
+            await device.start()
+        await here.wait_online("a", "b")
+        executor = here.orchestrator.delegated(home="b")
+        result = await run(executor, call(here, executor, "photograph"))
+        assert result.details["agent"] == "a"
+        assert result.text.splitlines() == [
+            "a picture",
+            "[This ran on a, because b has no tool 'photograph'.]",
+        ]
+
+
+async def test_a_home_edge_that_is_offline_is_waited_for_and_no_other_edge_is_called(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path, "a", "b") as here:
+        executor = here.orchestrator.delegated(home="b")
+        asked = call(here, executor, "mark", text="x")
+        await here.devices["b"].stop()
+        await until(lambda: not here.orchestrator.fleet.is_online("b"))
+        reported: list[str] = []
+        running = asyncio.create_task(executor.execute(asked, reported.append))
+        await until(lambda: bool(reported))
+        (delay,) = reported
+        assert isinstance(delay, Delay)
+        assert (delay.machine, 0 < delay.seconds <= 60) == ("b", True)
+        await here.devices["b"].start()
+        result = await running
+        assert (result.details["agent"], result.text) == ("b", "marked x")
+        assert [isinstance(text, Delay) and text.seconds for text in reported[1:]] == [0.0]
+
+
+async def test_a_home_edge_whose_tools_are_not_approved_is_not_replaced_by_another(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path, "a", "b") as here:
+        executor = here.orchestrator.delegated(home="b")
+        here.orchestrator.fleet.reapply_permit("b", lambda agent, tools: ((), "approve them first"))
+        with pytest.raises(ToolFailure, match="approve them first"):
+            await run(executor, call(here, executor, "mark", text="x"))
+        assert here.marks.made == []
+
+
+async def test_a_session_without_a_home_edge_stays_on_the_edge_of_its_first_call(
+    tmp_path: Path,
+) -> None:
+    async with open_fleet(tmp_path, "a", "b") as here:
+        executor = here.orchestrator.delegated()
+        first = await run(executor, call(here, executor, "mark", text="1"))
+        busy(here, "a", 9)
+        other = await run(executor, call(here, executor, "look"))
+        assert (first.details["agent"], other.details["agent"]) == ("a", "a")
+        await here.devices["a"].stop()
+        await until(lambda: not here.orchestrator.fleet.is_online("a"))
+        moved = await run(executor, call(here, executor, "mark", text="2"))
+        assert moved.text.endswith("[This ran on b, because a is offline.]")

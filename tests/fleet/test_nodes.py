@@ -12,7 +12,7 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.devices import LocalDevice
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.orchestrator.fleet.nodes import FleetNodes
+from evoclaw.orchestrator.fleet.edge_routes import FleetNodes
 from evoclaw.tools.define import tool
 from evoclaw.tools.device import DeviceSensors, device
 from evoclaw.tools.nodes import Nodes, nodes

@@ -74,7 +74,7 @@ async def test_invalid_settings_are_rejected_on_reload_and_change_nothing(tmp_pa
         with pytest.raises(ConfigError, match=r"gone\.toml"):
             reload_settings(made, env)
         assert made.run_factory.governance is before
-        assert list(made.agents) == ["one"]
+        assert list(made.agents) == ["one", "evoclaw"]
 
 
 async def test_the_policies_of_an_agent_keep_no_reference_to_its_first_run(
@@ -122,15 +122,15 @@ async def test_policy_explanations_use_the_policy_chain_of_real_runs(tmp_path: P
         ports = made.run_factory.ports(
             made.default_agent, Session("s", "one"), {History: History()}
         )
-        (tool,) = [one for one in ports.executor.tools() if one.name == "canvas"]
-        given = {"action": "show", "content": "x"}
+        (tool,) = [one for one in ports.executor.tools() if one.name == "todowrite"]
+        given = {"todos": [{"content": "x"}]}
         judged = await ports.policy.judge(Call("1", tool, dict(given), "r.1.0.1", 10.0))
-        told = await shown.explain(PolicyQuestion("canvas", dict(given)))
+        told = await shown.explain(PolicyQuestion("todowrite", dict(given)))
         assert told is not None and isinstance(judged, Ask)
         assert (told.verdict, told.code) == ("ask", judged.code)
-        settings = f'{FIRST}\n[policy]\noff = {{canvas = "not today"}}\n'
+        settings = f'{FIRST}\n[policy]\noff = {{todowrite = "not today"}}\n'
         (tmp_path / "evoclaw.toml").write_text(settings)
         reload_settings(made, env)
-        told = await shown.explain(PolicyQuestion("canvas", dict(given)))
+        told = await shown.explain(PolicyQuestion("todowrite", dict(given)))
         assert told is not None and (told.verdict, told.by) == ("deny", "ToolStatus")
-        assert (await shown.describe()).settings["off"] == {"canvas": "not today"}
+        assert (await shown.describe()).settings["off"] == {"todowrite": "not today"}

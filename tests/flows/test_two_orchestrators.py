@@ -39,7 +39,11 @@ id = "careful"
 capabilities = ["*"]
 autonomy = "supervised"
 """
-SHOW = 'call canvas {"action": "show", "content": "<b>%s</b>", "title": "%s"}\nsay shown'
+SHOW = """\
+call todowrite {"todos": [{"content": "show it"}]}
+call canvas {"action": "show", "content": "<b>%s</b>", "title": "%s"}
+say shown"""
+"""A call that needs an approval, and one that needs none."""
 QUESTION = f"call question {json.dumps({'question': 'Which colour?'})}\nsay thank you"
 module = pytest.mark.asyncio(loop_scope="module")
 
@@ -221,7 +225,7 @@ async def test_a_call_is_approved_and_its_canvas_read_through_either_orchestrato
     owner, other = here.owners[door], here.owners[1 - door]
     waiting = await wait_for_state(owner, run_id, "waiting")
     found = ok(await owner.get(f"/v1/approvals?run_id={run_id}"))["items"]
-    assert [one["tool"] for one in found] == ["canvas"]
+    assert [one["tool"] for one in found] == ["todowrite"]
     ok(await owner.post(f"/v1/runs/{run_id}/approve"))
     view = await wait_for_state(other, run_id)
     assert (view["stop"], view["text"]) == ("completed", "shown")

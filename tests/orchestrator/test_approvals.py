@@ -17,7 +17,12 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.tools import Call, Context, Tool
-from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalSettings
+from evoclaw.governance.approvals import (
+    HUMAN_SCOPE,
+    Answerer,
+    ApprovalSettings,
+    WorkflowStepRef,
+)
 from evoclaw.orchestrator.people.approvals import ApprovalCase, CallApprovals
 from evoclaw.store.governance.approvals import ApprovalStatus, ApprovalStore
 from tests.support.programs.approval_run import approval_store, start_or_resume
@@ -89,7 +94,7 @@ async def one_waiting(approvals: CallApprovals, tenant: str = "local") -> str:
 async def test_a_call_is_denied_by_default_when_no_approver_is_available(tmp_path: Path) -> None:
     async with desk(tmp_path, ApprovalSettings()) as approvals:
         said = await approvals.approver().approve(call(), ASK)
-        assert said == Approval(Decision.DENY, "nobody is there to approve it")
+        assert said == Approval(Decision.DENY, "no one is available to approve it")
         assert await approvals.waiting() == []
 
 
@@ -176,23 +181,70 @@ async def test_tenants_do_not_see_each_others_approvals(tmp_path: Path) -> None:
         assert await approvals.waiting() == []
 
 
-async def test_a_session_approval_covers_the_same_tool_and_reason_until_withdrawn(
+async def test_a_session_approval_covers_the_same_command_and_reason_until_withdrawn(
     tmp_path: Path,
 ) -> None:
+    def status(number: int, options: str = "") -> Call:
+        return call(number, command=f"git status {options}")
+
     async with desk(tmp_path) as approvals:
         mine, other = approvals.approver("mine"), approvals.approver("other")
-        await mine.approve(call(1), ASK)
+        await mine.approve(status(1), ASK)
         id_ = await one_waiting(approvals)
         await approvals.answer(id_, Decision.SESSION, ANN)
-        for number in (1, 2, 3):
-            assert (await mine.approve(call(number), ASK)).decision is Decision.SESSION
+        for number, options in ((1, ""), (2, "-s"), (3, "src")):
+            assert (await mine.approve(status(number, options), ASK)).decision is Decision.SESSION
         flow = Ask("flow", "a web page was read")
-        assert (await mine.approve(call(4), flow)).decision is Decision.PENDING
-        assert (await other.approve(call(5), ASK)).decision is Decision.PENDING
+        assert (await mine.approve(status(4), flow)).decision is Decision.PENDING
+        assert (await other.approve(status(5), ASK)).decision is Decision.PENDING
+        assert (await mine.approve(call(6), ASK)).decision is Decision.PENDING
         (case,) = await approvals.session_approvals()
         assert case.uses == 3
         assert await approvals.withdraw(id_, ANN) == ""
-        assert (await mine.approve(call(6), ASK)).decision is Decision.PENDING
+        assert (await mine.approve(status(7), ASK)).decision is Decision.PENDING
+
+
+async def test_an_approval_for_a_step_covers_only_that_step_of_that_definition(
+    tmp_path: Path,
+) -> None:
+    tool_step = WorkflowStepRef("daily", "mark", "a" * 64, fixed=True)
+    agent_step = WorkflowStepRef("daily", "advice", "a" * 64)
+
+    def of(step: WorkflowStepRef | None, run: str) -> Approver:
+        return approvals.approver(f"session {run}", step)
+
+    async with desk(tmp_path) as approvals:
+        await of(tool_step, "1").approve(call(1), ASK)
+        assert "approve it once" in await approvals.approve_step("nonsense", ANN)
+        first = await one_waiting(approvals)
+        agent = Answerer("agent", "bot", "local")
+        assert "only a person" in await approvals.approve_step(first, agent)
+        assert await approvals.approve_step(first, ANN) == ""
+        assert (await of(tool_step, "1").approve(call(1), ASK)).decision is Decision.ONCE
+        # The definition says which call it is: templates may fill it in another way each day.
+        approval = await of(tool_step, "2").approve(call(2), ASK)
+        assert approval == Approval(Decision.SESSION, "step 'mark' of workflow 'daily' is approved")
+        untrusted = Ask("untrusted", "a web page was read")
+        changed = replace(tool_step, sha256="b" * 64)
+        for step, ask in (
+            (tool_step, untrusted),
+            (changed, ASK),
+            (replace(tool_step, step="other"), ASK),
+            (replace(tool_step, workflow="other"), ASK),
+            (None, ASK),
+        ):
+            decided = await of(step, "3").approve(call(3), ask)
+            assert decided.decision is Decision.PENDING, (step, ask)
+        other = await of(tool_step, "4").approve(call(4, tenant="other"), ASK)
+        assert other.decision is Decision.PENDING
+
+        # An agent chooses its calls: only those like the approved one are covered.
+        await of(agent_step, "5").approve(call(5, command="git status"), ASK)
+        waiting = {case.request.request_id: case.request.id for case in await approvals.waiting()}
+        assert await approvals.approve_step(waiting["run.5.0.1"], ANN) == ""
+        like = await of(agent_step, "6").approve(call(6, command="git status -s"), ASK)
+        unlike = await of(agent_step, "6").approve(call(7, command="git push"), ASK)
+        assert (like.decision, unlike.decision) == (Decision.SESSION, Decision.PENDING)
 
 
 async def test_fifty_concurrent_approvals_are_never_mixed_up(tmp_path: Path) -> None:
@@ -267,7 +319,7 @@ async def test_an_approval_request_that_timed_out_cannot_be_answered_any_more(
         await keyboard.asked.get()
         id_ = await one_waiting(approvals)
         keyboard.answers.put_nowait(Approval(Decision.PENDING))
-        assert await asked == Approval(Decision.DENY, "nobody is there to approve it")
+        assert await asked == Approval(Decision.DENY, "no one is available to approve it")
         problem = await approvals.answer(id_, Decision.ONCE, ANN)
         assert problem == "its run no longer waits for the answer"
 

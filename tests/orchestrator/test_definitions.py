@@ -48,9 +48,20 @@ def test_the_default_agent_is_created_without_definitions(made: Made) -> None:
 
 def test_the_first_defined_agent_is_the_default(made: Made) -> None:
     agents = made('[[agents]]\nid = "b"\n[[agents]]\nid = "a"\nmodel = ["x/y", "z/w"]', model="m/n")
-    assert (list(agents), default_of(agents)) == (["b", "a"], "b")
+    assert (list(agents), default_of(agents)) == (["b", "a", "evoclaw"], "b")
     assert (agents["b"].model, agents["a"].model) == ("m/n", "x/y,z/w")
     assert agents["b"].capabilities == frozenset()
+
+
+def test_the_default_agent_stays_unless_it_is_removed_or_others_are_let_in(made: Made) -> None:
+    one = '[[agents]]\nid = "one"\n'
+    assert list(made(one)) == ["one", "evoclaw"]
+    assert made(one)["evoclaw"].capabilities == {"*"}
+    assert list(made(f"{one}[orchestrator]\ndefault_agent = false\n")) == ["one"]
+    jwt = '[server.jwt]\nissuer = "i"\naudience = "a"\n'
+    assert list(made(one + jwt)) == ["one"]
+    assert list(made(f"{one}{jwt}[orchestrator]\ndefault_agent = true\n")) == ["one", "evoclaw"]
+    assert list(made("")) == ["evoclaw"]
 
 
 def test_agent_capabilities_are_limited_by_global_permissions(made: Made) -> None:

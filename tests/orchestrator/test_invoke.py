@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
@@ -59,7 +60,18 @@ async def test_invoke_iterative_uses_tools_confirms_and_stores_the_run(tmp_path:
         answer = (await invoked(house, "worker", {"task": "x"})).iterative_response()
         assert (answer.output, answer.tools_used) == ({"answer": "done"}, ("work",))
         assert (answer.iterations, answer.termination_reason) == (3, StopReason.COMPLETED)
-        assert answer.model == "scripted/model"
+        assert msgspec.to_builtins(answer) == {
+            "agent": "worker",
+            "output": {"answer": "done"},
+            "raw_response": "done",
+            "tokens_used": 45,
+            "model": "scripted/model",
+            "iterations": 3,
+            "tool_calls_made": 1,
+            "tools_used": ("work",),
+            "termination_reason": "completed",
+            "run_id": answer.run_id,
+        }
         view = await house.runs.get("local", answer.run_id)
         assert view is not None
         assert (view.state, view.owner, view.asked) == (RunStatus.ENDED, "ann", '{"task":"x"}')

@@ -32,6 +32,7 @@ from evoclaw.orchestrator.agents.memory import (
 )
 from evoclaw.orchestrator.agents.run_observer import has_private, without_private
 from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Dialect, StoreError
 from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.databases.notices import Notices
@@ -372,6 +373,7 @@ class Full:
 
     name = "full"
     dialect: Dialect = "sqlite"
+    cipher = BlobCipher()
     commits = 0
     busy_s = 0.0
     notices = Notices()

@@ -13,9 +13,10 @@ from evoclaw.core.messages import ErrorKind, ToolCall
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.tools import Call
 from evoclaw.core.toolset import Toolset
+from evoclaw.executors.call_steps import DefaultTimeout
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import PermittedTools
-from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
+from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.define import tool
 from tests.support.skills import guide, write_skill

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from evoclaw import verify
-from evoclaw.core.labels import Principal
-from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.labels import CLEAN, Principal
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult, label_of
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.call_steps import SignReceipt
@@ -174,6 +174,19 @@ async def test_a_report_altered_in_transit_is_detected(tmp_path: Path, kind: str
         result = await found.ask(text="a")
         assert result.error is ErrorKind.UNKNOWN
         assert found.kinds[-1] == kind
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_a_result_that_its_device_did_not_sign_is_labelled_untrusted_and_private(
+    tmp_path: Path, kind: str
+) -> None:
+    async with kit(tmp_path) as found:
+        await found.book.pin("pi", KEY.public_key)
+        assert label_of(await found.ask(text="a")) == CLEAN
+        forged(found, CHANGES[kind])
+        label = label_of(await found.ask(text="b"))
+        assert (label.untrusted, label.private, label.sources) == (True, True, ("pi",))
+        assert found.kinds[-1] == kind, "and the operator is told"
 
 
 async def test_an_edge_cannot_forge_the_orchestrators_receipt_check(

@@ -13,6 +13,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.ports import Ports
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Dialect, StoreFull, T, Work
 from evoclaw.store.databases.notices import Notice, Notices
 from evoclaw.store.sessions.sessions import Session, SessionStore
@@ -24,6 +25,7 @@ class FullDisk:
 
     name, commits, busy_s = "nowhere", 0, 0.0
     dialect: Dialect = "sqlite"
+    cipher = BlobCipher()
 
     def __init__(self, tries: int) -> None:
         self._left = tries

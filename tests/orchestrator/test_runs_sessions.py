@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from evoclaw.core.agent import Agent
+from evoclaw.core.labels import Principal
 from evoclaw.core.messages import Reply, ToolResult, UserMessage
 from evoclaw.core.ports import Request
-from evoclaw.orchestrator.runs.runs import SessionBusy, SessionNotFound
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.runs.requests import EdgeNotUsable
+from evoclaw.orchestrator.runs.runs import RunStatus, SessionBusy, SessionNotFound
 from evoclaw.providers.scripted import calls, says
 from evoclaw.store.sessions.sessions import Session
+from evoclaw.tools.question import UserAnswer
 from tests.support.databases import Place
-from tests.support.runs import Gate, RunServiceHarness, open_run_service
+from tests.support.runs import LEAD, Gate, RunServiceHarness, open_run_service
 
 
 async def spoken(house: RunServiceHarness, session_id: str) -> list[str]:
@@ -98,3 +103,49 @@ async def test_the_idempotency_key_of_a_deleted_run_starts_a_new_run(place: Plac
         assert second.run_id != first.run_id
         assert (await house.wait_ended(second.run_id)).text == "lead: hello"
         assert (await house.start("hello", key="k")).run_id == second.run_id
+
+
+async def test_a_session_stays_on_the_edge_that_was_chosen_and_a_waiting_run_on_its_own(
+    place: Place,
+) -> None:
+    async with open_run_service(place) as house:
+        house.edges = [Member("garage"), Member("local")]
+
+        def reply(agent: str, request: Request) -> Reply:
+            last = request.history.to_tuple()[-1]
+            asked = isinstance(last, UserMessage) and last.text == "ask"
+            return calls(("question", {"question": "Which?"})) if asked else says("fine")
+
+        house.answer = reply
+        first = await house.start("hello", on="garage")
+        await house.wait_ended(first.run_id)
+        waiting = await house.start("ask", session=first.session_id)
+        await house.wait_ended(waiting.run_id)
+        assert house.worked_on == ["garage", "garage"]
+        await house.talks.move(first.session_id, "local")
+        ((_, question),) = await house.questions.waiting(first.session_id)
+        assert await house.questions.answer(question.id, UserAnswer(text="that one")) == ""
+        await house.wait_for_state(waiting.run_id, RunStatus.ENDED)
+        assert house.worked_on[2:] == ["garage"], "the waiting run did not move"
+        branched = await house.talks.branch(first.session_id, 1)
+        await house.wait_ended((await house.start("on", session=branched.id)).run_id)
+        assert house.worked_on[3:] == ["local"]
+
+
+async def test_a_session_cannot_work_on_an_unknown_edge_or_against_its_agent(place: Place) -> None:
+    bound = Agent("guard", "scripted/model", "You guard.", frozenset({"*"}), on="gate")
+    async with open_run_service(place, agents=(LEAD, bound)) as house:
+        house.edges = [Member("gate"), Member("local")]
+        with pytest.raises(EdgeNotUsable, match="known edges: gate, local"):
+            await house.start("hello", on="attic")
+        with pytest.raises(EdgeNotUsable) as refused:
+            await house.start("hello", on="attic", who=Principal("other", "eve"))
+        assert "gate" not in str(refused.value), "the fleet belongs to another tenant"
+        with pytest.raises(EdgeNotUsable, match="'guard' works on 'gate' only"):
+            await house.start("hello", agent="guard", on="local")
+        session = await house.talks.open("lead", owner="ann")
+        with pytest.raises(EdgeNotUsable):
+            await house.start("hello", session=session.id, on="attic")
+        assert await house.store.runs() == []
+        await house.wait_ended((await house.start("hello", agent="guard", on="gate")).run_id)
+        await house.wait_ended((await house.start("hello", on="*")).run_id)

@@ -30,6 +30,7 @@ from evoclaw.store.databases.database import add_checksum
 from evoclaw.tools.question import UserAnswer
 from tests.support.databases import Place
 from tests.support.runs import QUICK, WHO, Gate, RunServiceHarness, open_run_service
+from tests.support.waiting import until
 
 PERSON = Answerer("person", "ann", "local", frozenset({HUMAN_SCOPE}))
 
@@ -91,6 +92,21 @@ async def test_a_waiting_run_holds_no_slot_and_resumes_when_woken(place: Place) 
         assert (view.state, view.text) == (RunStatus.ENDED, "The user answered: the red one")
         await house.runs.resume("local", run_id)
         assert (await house.wait_ended(run_id)).stop is StopReason.COMPLETED
+
+
+async def test_an_answer_resumes_a_run_once_even_if_the_run_then_waits_again(place: Place) -> None:
+    async with open_run_service(place) as house:
+        run_id = await parked(house)
+        gate = house.gate = Gate()
+        house.answer = lambda agent, request: calls(("question", {"question": "And then?"}))
+        await answer(house, "the red one")
+        await gate.next()
+        # The poll still finds the first question, answered, while the run goes on.
+        await house.runs._supervisor._resume_answered()  # pyright: ignore[reportPrivateUsage]
+        gate.open("calls")
+        await until(lambda: house.runs.active_count == 0, 30, "the run waits again")
+        events = [record.event for record in await house.records(run_id)]
+        assert sum(isinstance(event, RunResumed) for event in events) == 1
 
 
 async def test_an_answer_stored_by_another_process_resumes_the_run(place: Place) -> None:

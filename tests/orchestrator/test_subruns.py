@@ -282,7 +282,7 @@ async def test_a_spawned_sub_run_runs_in_background_and_its_answer_is_fetched(
         assert "was begun with 'help'" in spawned.text
         assert spawned.details["state"] == "running"
         assert "'digging': help, ended (completed)" in status.text
-        assert status.text.endswith("it said:\na hole")
+        assert status.text.endswith("its last text:\na hole")
         assert "left for all together: turns 96, calls 197" in status.text
 
 

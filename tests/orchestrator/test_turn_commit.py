@@ -25,7 +25,7 @@ from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.tools.define import tool
-from tests.support.databases import Place
+from tests.support.databases import Place, hold_deferred_commits
 
 SCHEMAS = (session_tables.SCHEMA, ledger.SCHEMA)
 LEAD = Agent("lead", "test/model", capabilities=frozenset({"shell"}))
@@ -57,9 +57,7 @@ class Counting:
 async def test_a_reply_its_reservations_and_call_starts_are_one_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine nothing is late.
-    monkeypatch.setattr("evoclaw.store.databases.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
-    monkeypatch.setattr("evoclaw.store.databases.sqlite.DEFERRED_COMMIT_DELAY_S", 60.0)
+    hold_deferred_commits(monkeypatch)
     async with opened(place) as database:
         model, store = Counting(database), SessionStore(database)
         seen: list[tuple[int, set[str], int]] = []

@@ -8,10 +8,17 @@ from msgspec.structs import replace
 
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
-from evoclaw.edge.device import DeviceLimits, EdgeIdentity, EdgeParts, OrchestratorClock
+from evoclaw.edge.device import (
+    UNSIGNED_COMMANDS,
+    DeviceLimits,
+    EdgeIdentity,
+    EdgeParts,
+    OrchestratorClock,
+)
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
-from evoclaw.edge.genome import Genomes, GenomeTimeouts
+from evoclaw.edge.genome import Genomes, GenomeSkills, GenomeTimeouts, SkillTools, no_skills
+from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
 from evoclaw.edge.plans import CallAudit, GrantCheck, Planner, ToolPlans, add_spans, no_grants
 from evoclaw.edge.prompts import PromptPlans
@@ -39,19 +46,27 @@ async def assemble(
     check: GrantCheck = no_grants,
     clock: OrchestratorClock | None = None,
     accepts: frozenset[str] | None = None,
+    signed: frozenset[str] = frozenset(),
+    skills: SkillTools = no_skills,
     artifacts: ArtifactStore | None = None,
     key: DeviceKey | None = None,
     notes: CallAudit | None = None,
+    damage: str = "",
     tracing: Tracing | None = None,
 ) -> Edge:
     """An edge that runs the tools of these ports, and prompts if their provider is a real one.
 
     With artifacts, output that is too large to send is stored there; with a key, every result is
-    signed; with notes, every call is audited; with tracing, every call is a span.
+    signed; with notes, every call is audited; with tracing, every call is a span. The commands in
+    `signed` need a grant though others of their kind need none. The genome may enable some of the
+    `skills` only. `damage` is reported to orchestrators.
     """
-    genomes, outcomes = Genomes(journal), Outcomes()
+    genomes, outcomes = Genomes(journal, skills=skills), Outcomes()
+    nested = PendingNestedCalls()
     await genomes.load()
-    pipeline = Pipeline.of(ports.executor).with_steps(GenomeTimeouts(genomes.current))
+    pipeline = Pipeline.of(ports.executor).with_steps(
+        GenomeTimeouts(genomes.current), GenomeSkills(genomes.current, skills)
+    )
     if artifacts is not None:
         pipeline = pipeline.with_steps(
             KeepLargeOutput(artifacts, limit=limits.output_bytes),
@@ -60,7 +75,7 @@ async def assemble(
     ports = replace(ports, executor=pipeline)
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
     model = ports if has_model else None
-    prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes)
+    prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes, nested=nested)
     edge = Edge(
         EdgeParts(
             who,
@@ -75,9 +90,13 @@ async def assemble(
             clock=clock or OrchestratorClock(),
             accepts=accepts,
             check=check,
+            unsigned=UNSIGNED_COMMANDS - signed,
             artifacts=artifacts,
+            nested=nested,
+            damage=damage,
         )
     )
+    nested.send = edge.reports.send
     if key is not None:
         edge.reports.receipts = Receipts(key, who, ports.executor)
     return edge

@@ -17,11 +17,12 @@ from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 from evoclaw.edge.calls import EdgeCalls
 from evoclaw.edge.device import EdgeParts
 from evoclaw.edge.genome import Genome
-from evoclaw.edge.plans import no_grants
+from evoclaw.edge.plans import commands_within, no_grants
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.transport.wire import (
     WIRE_VERSION,
     Command,
+    NestedResult,
     ReportType,
     Welcome,
     WireError,
@@ -70,8 +71,11 @@ QuickCommand: TypeAlias = Callable[[EdgeDevice, Command], Awaitable[JSON]]
 
 BROADCAST_COMMANDS = frozenset({"hello", "ping"})
 """Commands that may be broadcast to every device."""
-UNSIGNED_COMMANDS = frozenset({"ping", "tools_list", "get_metrics"})
-"""Commands that need no grant: they change nothing and name no call."""
+ORDERED_COMMANDS = frozenset({"update_genome", "update_strategy"})
+"""Signed commands that must not be carried out after a newer one of them."""
+NO_REQUEST_ID = (
+    "The command has no request_id, so it was not run: add a short text that no other command has."
+)
 MAX_TOOLS_PAGE_BYTES = 100_000
 """Size of one page of `tools_list`."""
 
@@ -82,12 +86,16 @@ def take(edge: EdgeDevice, command: Command, message: bytes, *, for_all: bool = 
     known = name in edge.parts.planners or name in QUICK_COMMANDS
     if for_all and name not in BROADCAST_COMMANDS:
         edge.counts["ignored"] += 1
-    elif name in _CONVERSATION_COMMANDS:
-        _CONVERSATION_COMMANDS[name](edge, command)
+    elif name in CONVERSATION_COMMANDS:
+        CONVERSATION_COMMANDS[name](edge, command)
     elif not command.request_id:
-        edge.counts["ignored"] += 1
-    elif not known or name not in (edge.parts.accepts or ALL_COMMANDS):
-        accepted = ", ".join(sorted(ALL_COMMANDS & (edge.parts.accepts or ALL_COMMANDS)))
+        edge.counts["unreadable: no request_id"] += 1
+        if not for_all:
+            edge.spawn(
+                refuse(edge, "", WireError(ErrorKind.INVALID_PARAMS, NO_REQUEST_ID), message)
+            )
+    elif not known or not accepted_commands(edge).issuperset(commands_within(command)):
+        accepted = ", ".join(sorted(accepted_commands(edge)))
         text = f"This agent does not accept the command {name[:64]!r}; it accepts: {accepted}."
         kind = ErrorKind.PERMISSION_DENIED if known else ErrorKind.NOT_FOUND
         edge.spawn(refuse(edge, command.request_id, WireError(kind, text), message))
@@ -95,6 +103,12 @@ def take(edge: EdgeDevice, command: Command, message: bytes, *, for_all: bool = 
         edge.calls.accept(command, message)
     else:
         edge.spawn(_answer(edge, command, message))
+
+
+def accepted_commands(edge: EdgeDevice) -> frozenset[str]:
+    """The commands that a device accepts from at least one sender."""
+    accepts = edge.parts.accepts
+    return ALL_COMMANDS if accepts is None else ALL_COMMANDS & accepts
 
 
 async def refuse(edge: EdgeDevice, request_id: str, problem: WireError, message: bytes) -> None:
@@ -113,9 +127,11 @@ async def refuse(edge: EdgeDevice, request_id: str, problem: WireError, message:
 
 async def _answer(edge: EdgeDevice, command: Command, message: bytes) -> None:
     try:
-        if command.command not in UNSIGNED_COMMANDS and edge.parts.check is not no_grants:
+        if command.command not in edge.parts.unsigned and edge.parts.check is not no_grants:
             await edge.parts.clock.known()
-            edge.parts.check(command)
+            grant = edge.parts.check(command)
+            if grant is not None and ORDERED_COMMANDS.intersection(commands_within(command)):
+                await edge.parts.genomes.check_order(grant.issued_at, command.request_id)
         answer = await QUICK_COMMANDS[command.command](edge, command)
     except ToolFailure as problem:
         error = WireError(problem.kind, problem.message)
@@ -229,6 +245,14 @@ async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
     }
 
 
+async def _nested_result(edge: EdgeDevice, command: Command) -> JSON:
+    """The result of a call that the model of this device made through the orchestrator."""
+    try:
+        return {"taken": edge.parts.nested.deliver(convert(command.payload, NestedResult))}
+    except WireError as problem:
+        raise ToolFailure(problem.kind, f"The result cannot be read: {problem}.") from None
+
+
 async def _shutdown(edge: EdgeDevice, command: Command) -> JSON:
     """Answer first, then leave."""
     return {"leaving": True}
@@ -243,13 +267,26 @@ QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "update_genome": _update_genome,
     "update_strategy": _update_strategy,
     "evolution": _evolution,
+    "nested_result": _nested_result,
     "shutdown": _shutdown,
 }
 ALL_COMMANDS = frozenset(QUICK_COMMANDS) | {"tool", "execute", "prompt"}
 """Every command except those of the protocol itself."""
 
 
+def _is_granted(edge: EdgeDevice, command: Command) -> bool:
+    """Whether a command of the protocol itself was signed, where this device has a key."""
+    try:
+        edge.parts.check(command)
+    except ToolFailure:
+        edge.counts[f"refused: {command.command}"] += 1
+        return False
+    return True
+
+
 def _welcome(edge: EdgeDevice, command: Command) -> None:
+    if not _is_granted(edge, command):
+        return
     try:
         edge.on_welcome(convert(command.payload, Welcome))
     except WireError:
@@ -259,14 +296,15 @@ def _welcome(edge: EdgeDevice, command: Command) -> None:
 def _result_ack(edge: EdgeDevice, command: Command) -> None:
     values = command.payload.get("request_ids")
     ids = [value for value in values if isinstance(value, str)] if is_array(values) else []
-    edge.spawn(edge.reports.acknowledged(ids))
+    if _is_granted(edge, command):
+        edge.spawn(edge.reports.acknowledged(ids))
 
 
 def _hello(edge: EdgeDevice, command: Command) -> None:
     edge.send_hello()
 
 
-_CONVERSATION_COMMANDS: Mapping[str, Callable[[EdgeDevice, Command], None]] = {
+CONVERSATION_COMMANDS: Mapping[str, Callable[[EdgeDevice, Command], None]] = {
     "welcome": _welcome,
     "result_ack": _result_ack,
     "hello": _hello,

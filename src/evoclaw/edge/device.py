@@ -18,12 +18,16 @@ from evoclaw.core.tools import Tool
 from evoclaw.core.version import VERSION
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
+from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
 from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.link import Link
 from evoclaw.transport.wire import Advert, AdvertisedTool, tool_hash
+
+UNSIGNED_COMMANDS = frozenset({"ping", "tools_list", "get_metrics"})
+"""Commands that need no grant unless the settings name keys for them: they change nothing."""
 
 
 class OrchestratorClock:
@@ -57,6 +61,11 @@ class OrchestratorClock:
     async def known(self) -> None:
         """Wait until the orchestrator's time is known: the device's own clock may be days off."""
         await self._known.wait()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether an orchestrator has told its time; otherwise `now` is this device's own."""
+        return self._ahead is not None
 
     @property
     def skew(self) -> float:
@@ -130,8 +139,14 @@ class EdgeParts(Struct, frozen=True):
     """The commands it accepts; None means all."""
     check: GrantCheck = no_grants
     """Checks the grant of a command that has no planner."""
+    unsigned: frozenset[str] = UNSIGNED_COMMANDS
+    """The commands that need no grant."""
     artifacts: ArtifactStore | None = None
     """The store of large outputs, removed when they expire."""
+    nested: PendingNestedCalls = field(default_factory=PendingNestedCalls)
+    """The calls of its model that the orchestrator runs."""
+    damage: str = ""
+    """What of its own data was damaged and set aside; empty if nothing is."""
 
 
 _SUMMARIES = {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.edge import commands
 from evoclaw.edge.calls import EdgeCalls
 from evoclaw.edge.device import EdgeParts, advert
+from evoclaw.edge.plans import no_grants
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.edge.retention import EdgeRetention
 from evoclaw.edge.status import MachineStatus
@@ -43,6 +44,8 @@ MAX_HELLO_IDS = 500
 """Ids of each kind in one hello; the rest is recovered by resending."""
 MAX_HELLO_ID_BYTES = 100_000
 """Size of the ids of one kind in a hello."""
+MAX_REMEMBERED_HELLOS = 64
+"""Hellos of a connection that a welcome may answer."""
 TASK_CONCURRENCY = 1_000
 """Background tasks; further commands are dropped, and the orchestrator sends them again."""
 
@@ -73,6 +76,8 @@ class Edge:
         self._greet = asyncio.Event()
         self._asked = 0.0
         """When the last hello was sent, by the monotonic clock."""
+        self._asked_at: deque[float] = deque(maxlen=MAX_REMEMBERED_HELLOS)
+        """When the hellos of this connection were sent, as they said."""
         self._doubted = 0
         """The connection on which the time was requested again."""
         self._welcomed = asyncio.Event()
@@ -127,6 +132,7 @@ class Edge:
     def will(self) -> Will:
         """The status offline, unless a newer connection overrides it."""
         self.connection += 1
+        self._asked_at.clear()
         return Will(
             topic(self.parts.identity.agent_id, TopicKind.STATUS), encode(self._status("offline"))
         )
@@ -151,7 +157,7 @@ class Edge:
             command = read_command(message.payload)
         except WireError as problem:
             self.counts[f"unreadable: {problem.kind}"] += 1
-            if problem.request_id and message.topic != BROADCAST:
+            if message.topic != BROADCAST:
                 self.spawn(commands.refuse(self, problem.request_id, problem, message.payload))
             return
         commands.take(self, command, message.payload, for_all=message.topic == BROADCAST)
@@ -174,8 +180,7 @@ class Edge:
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Handle an orchestrator's welcome."""
-        who = self.parts.identity
-        if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
+        if not self._is_fresh(welcome):
             self.counts["stale welcome"] += 1
             return
         asked = self._asked if welcome.asked is None else welcome.asked
@@ -187,6 +192,17 @@ class Edge:
         for request_id in welcome.cancels:
             self.calls.cancel(request_id)
         self.spawn(self._settle(welcome.acks))
+
+    def _is_fresh(self, welcome: Welcome) -> bool:
+        """Whether a welcome answers a hello of this connection, sent when the welcome says so.
+
+        A hello is not signed: with another time in it, a welcome that was held back for a day
+        would set the clock back by a day, and expired grants would be valid again.
+        """
+        who = self.parts.identity
+        if (welcome.boot_id, welcome.counter) != (who.boot_id, self.connection):
+            return False
+        return self.parts.check is no_grants or welcome.asked in self._asked_at
 
     def heartbeat(self) -> Heartbeat:
         """The payload of a heartbeat."""
@@ -226,6 +242,8 @@ class Edge:
 
     def hello(self) -> Hello:
         """The hello message. Built without awaiting, so that it is consistent."""
+        asked = round(monotonic_clock(), 3)
+        self._asked_at.append(asked)
         return Hello(
             self.parts.identity.boot_id,
             self.connection,
@@ -234,7 +252,8 @@ class Edge:
             room=max(self.calls.room, 0),
             journal=self.memory.journal_id,
             heartbeat_s=self.parts.limits.heartbeat_s,
-            asked=round(monotonic_clock(), 3),
+            asked=asked,
+            damage=self.parts.damage,
         )
 
     def _concurrency(self) -> int:

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import fields, replace
 
+from evoclaw.core.encoding import is_deeper
 from evoclaw.core.errors import EvoClawError, ToolFailure
-from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
+from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
 from evoclaw.store.calls.journal import Journal
@@ -24,6 +25,15 @@ MAX_STRATEGY_BYTES = 16 * 1024
 MAX_STRATEGY_DEPTH = 32
 """Nested objects and lists."""
 SkillName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+SkillTools: TypeAlias = Callable[[], Mapping[str, frozenset[str]]]
+"""The skills of a device, and the tools of each."""
+
+
+def no_skills() -> Mapping[str, frozenset[str]]:
+    """The skills of a device without any."""
+    return {}
 
 
 class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,12 +83,26 @@ class GenomeUnreadable(EvoClawError):
         self.version = version
 
 
+class _Change(Struct, frozen=True):
+    """The last signed change."""
+
+    issued_at: float
+    request_id: str
+
+
 class Genomes:
     """The current genome and its versions."""
 
-    def __init__(self, store: Journal, first: Genome | None = None, *, key: str = "genome") -> None:
-        """`first` is version 0: the configuration of the device."""
-        self._store, self._key = store, key
+    def __init__(
+        self,
+        store: Journal,
+        first: Genome | None = None,
+        *,
+        key: str = "genome",
+        skills: SkillTools = no_skills,
+    ) -> None:
+        """`first` is version 0: the configuration of the device. `skills` are those it has."""
+        self._store, self._key, self._skills = store, key, skills
         self._first = replace(first or Genome(), version=0, restored=None)
         self._current: Genome | None = None
         self._lock = asyncio.Lock()
@@ -97,6 +121,26 @@ class Genomes:
             raise RuntimeError("load the genomes first")
         return self._current
 
+    async def check_order(self, issued_at: float, request_id: str) -> None:
+        """Raise `ToolFailure` for a change that was signed before the last one was.
+
+        Otherwise a broker could hold a change back, or repeat it, and so undo a newer one. The
+        last change itself may be repeated: its sender asks again until it is answered.
+        """
+        key = f"{self._key} order"
+        async with self._lock:
+            kept = await self._store.recall(key)
+            last = _Change(0.0, "") if kept is None else msgspec.json.decode(kept, type=_Change)
+            if issued_at < last.issued_at and request_id != last.request_id:
+                text = (
+                    "A newer change of the genome was carried out before this one arrived, so "
+                    "nothing was changed. Look at the genome, and send the change again."
+                )
+                raise ToolFailure(ErrorKind.CONFLICT, text)
+            if request_id != last.request_id:
+                change = _Change(issued_at, request_id)
+                await self._store.remember(key, msgspec.json.encode(change))
+
     async def update(self, patch: Mapping[str, JSON]) -> Genome:
         """Apply a patch; raise `ToolFailure`, and change nothing, if any part is invalid.
 
@@ -105,6 +149,7 @@ class Genomes:
         async with self._lock:
             now = self.current()
             new = merged(now, patch, self._first)
+            self._check_skills(new)
             return now if _same(now, new) else await self._keep(replace(new, restored=None))
 
     async def roll_back(self, to: int | None = None) -> Genome:
@@ -125,6 +170,16 @@ class Genomes:
         """All versions, from the configured one to the newest."""
         kept = await self._kept()
         return [self._first, *(_read(number, kept[number]) for number in sorted(kept))]
+
+    def _check_skills(self, genome: Genome) -> None:
+        """Refuse skills that the device does not have: to enable them would do nothing."""
+        known = self._skills()
+        if unknown := [name for name in genome.skills or () if name not in known]:
+            has = ", ".join(sorted(known)) or "none"
+            raise _refused(
+                f"This agent has no skill {', '.join(map(repr, unknown))}; its skills: {has}. "
+                "Nothing was changed."
+            )
 
     async def _kept(self) -> dict[int, bytes]:
         return {version.n: version.value for version in await self._store.versions(self._key)}
@@ -193,7 +248,7 @@ def _read(number: int, value: bytes) -> Genome:
 
 def _merged_strategy(old: dict[str, JSON], patch: JSON) -> dict[str, JSON]:
     """Merge by RFC 7396, with a depth limit; raise `ValueError` beyond it."""
-    if not is_object(patch) or _is_deeper(patch, MAX_STRATEGY_DEPTH):
+    if not is_object(patch) or is_deeper(patch, MAX_STRATEGY_DEPTH):
         raise ValueError("no object, or a deep one")
     new = _merge(old, patch)
     if len(msgspec.json.encode(new)) > MAX_STRATEGY_BYTES:
@@ -211,17 +266,28 @@ def _merge(old: JSON, patch: dict[str, JSON]) -> dict[str, JSON]:
     return new
 
 
-def _is_deeper(value: JSON, limit: int) -> bool:
-    level: list[JSON] = [value]
-    for _ in range(limit):
-        inner: list[JSON] = []
-        for value in level:
-            if is_object(value):
-                inner += value.values()
-            elif is_array(value):
-                inner += value
-        level = inner
-    return any(is_object(value) or is_array(value) for value in level)
+class GenomeSkills(OfferStep):
+    """Offers the tools of a skill only if the genome enables the skill."""
+
+    def __init__(self, genome: Callable[[], Genome], skills: SkillTools) -> None:
+        self._genome, self._skills = genome, skills
+
+    def version(self) -> object:
+        """The enabled skills: offers change when they change."""
+        return self._genome().skills
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """The tools without those of disabled skills."""
+        enabled = self._genome().skills
+        if enabled is None:
+            return tools
+        hidden = {
+            name
+            for skill, names in self._skills().items()
+            if skill not in enabled
+            for name in names
+        }
+        return [tool for tool in tools if tool.name not in hidden]
 
 
 class GenomeTimeouts(OfferStep):

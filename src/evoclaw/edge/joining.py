@@ -131,13 +131,18 @@ MAX_LINK_CHARS = 2_000
 QR_BORDER_MODULES = 4
 """Light modules around a QR code: cameras need them."""
 _FIELDS = ("url", "token", "name")
+_AUTHORITY_FIELD = "ca"
+"""The SHA-256 of the authority of the broker's certificate, in hex; only with TLS."""
 _BLOCKS = {"00": "█", "01": "▀", "10": "▄", "11": " "}
 """Two vertically adjacent modules as one character; light modules are drawn."""
 
 
-def join_link(url: str, token: str, name: str) -> str:
+def join_link(url: str, token: str, name: str, ca_sha256: str = "") -> str:
     """Everything that a new edge needs, as a link that works once."""
-    query = urlencode(dict(zip(_FIELDS, (url, token, name), strict=True)), quote_via=quote, safe="")
+    fields: dict[str, str] = dict(zip(_FIELDS, (url, token, name), strict=True))
+    if ca_sha256:
+        fields[_AUTHORITY_FIELD] = ca_sha256
+    query = urlencode(fields, quote_via=quote, safe="")
     return f"{SCHEME}://join?{query}"
 
 
@@ -151,22 +156,40 @@ def is_link(text: str) -> bool:
     return text.strip().lower().startswith(f"{SCHEME}:")
 
 
-def read_link(text: str) -> tuple[str, str]:
-    """The broker's address and the token in a link; `ConfigError` if it is incomplete."""
+class JoinInvitation(Struct, frozen=True):
+    """The content of an invitation link."""
+
+    url: str
+    """The address of the broker."""
+    token: str
+    ca_sha256: str = ""
+    """The fingerprint of the authority of its certificate; empty without TLS."""
+
+
+def read_link(text: str) -> JoinInvitation:
+    """Read a link; `ConfigError` if it is incomplete."""
     link = text.strip()
     try:
         if len(link) > MAX_LINK_CHARS or not link.isprintable():
             raise ValueError("too long, or not text")
         parts = urlsplit(link)
-        query = parse_qs(parts.query, strict_parsing=True, max_num_fields=len(_FIELDS))
+        query = parse_qs(parts.query, strict_parsing=True, max_num_fields=len(_FIELDS) + 1)
         (url,), (token,), (name,) = (query.pop(field) for field in _FIELDS)
+        (ca_sha256,) = query.pop(_AUTHORITY_FIELD, ("",))
     except (ValueError, KeyError):
         raise _damaged() from None
     if (parts.scheme.lower(), parts.netloc, parts.path) != (SCHEME, "join", ""):
         raise _damaged()
-    if token.partition(".")[0] != name or not all(map(str.isprintable, (url, token))):
+    if query or token.partition(".")[0] != name or not all(map(str.isprintable, (url, token))):
         raise _damaged()
-    return url, token
+    if ca_sha256 and not is_fingerprint(ca_sha256):
+        raise _damaged()
+    return JoinInvitation(url, token, ca_sha256)
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether a text is a SHA-256 in hex."""
+    return len(text) == 64 and all(char in "0123456789abcdef" for char in text.lower())
 
 
 def _damaged() -> ConfigError:

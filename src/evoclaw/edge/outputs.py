@@ -48,6 +48,8 @@ Action = Literal["read", "tail", "grep", "fetch"]
 
 MAX_EXCERPT_BYTES = 24 * 1024
 """Bytes of the head and of the tail that are sent."""
+EXCERPT_NOTE_BYTES = 512
+"""Room for the note between head and tail."""
 MAX_IMAGE_CHARS = 96_000
 """Characters of images that are sent with a result; larger ones stay on the device."""
 MAX_DETAILS_BYTES = 32_000
@@ -100,7 +102,7 @@ class KeepLargeOutput(AroundStep):
         if result.error is not None:
             first, _, _ = text.partition("\n")
             shown = f"{first[:MAX_FAILURE_CHARS]}\n{shown}"
-        return self._told(result, shown, details | {"truncated": True})
+        return self._shortened(result, shown, details | {"truncated": True})
 
     async def _kept(self, text: str, tee: OutputTee, *, long: bool) -> Artifact | None:
         """The complete output: what was written while it ran, or the result if that is longer."""
@@ -113,14 +115,15 @@ class KeepLargeOutput(AroundStep):
             return None
 
     async def _excerpt(self, kept: Artifact, size: int) -> str:
-        each = MAX_EXCERPT_BYTES
+        each = min(MAX_EXCERPT_BYTES, (self._limit - EXCERPT_NOTE_BYTES) // 2)
+        longest = max(self._limit, 4 * each)
         while True:
             ends = await self._artifacts.head_and_tail(kept.handle, each)
             head, tail = (end.decode("utf-8", "replace") for end in (ends.head, ends.tail))
             left_out = size - len(ends.head) - len(ends.tail)
             note = f"[… {left_out:,} bytes left out. {_how_to_read(kept, size)} …]"
             text = f"{head}\n{note}\n{tail}" if left_out else head
-            if _size(text) <= max(self._limit, 4 * MAX_EXCERPT_BYTES) or each < MAX_FAILURE_CHARS:
+            if _size(text) <= longest or each < MAX_FAILURE_CHARS:
                 return text
             each //= 2  # control characters take several bytes each when encoded
 
@@ -131,9 +134,9 @@ class KeepLargeOutput(AroundStep):
             _size(shown := truncate_middle(text, limit)) > self._limit and limit > MAX_FAILURE_CHARS
         ):
             limit //= 2
-        return self._told(result, shown, {**result.details, "truncated": True})
+        return self._shortened(result, shown, {**result.details, "truncated": True})
 
-    def _told(self, result: ToolResult, text: str, details: dict[str, JSON]) -> ToolResult:
+    def _shortened(self, result: ToolResult, text: str, details: dict[str, JSON]) -> ToolResult:
         images = tuple(block for block in result.blocks if isinstance(block, ImageBlock))
         label, error = label_of(result), result.error
         block = TextBlock(text, label) if error is None else ErrorBlock(error, text, label)
@@ -141,20 +144,23 @@ class KeepLargeOutput(AroundStep):
 
     async def _without_big_images(self, result: ToolResult) -> ToolResult:
         """Store the images that do not fit into a message."""
-        room, blocks = MAX_IMAGE_CHARS, list[Block]()
+        room, blocks, images = MAX_IMAGE_CHARS, list[Block](), list[JSON]()
         for block in result.blocks:
             if isinstance(block, ImageBlock) and len(block.data) > room:
-                blocks.append(await self._kept_image(block))
+                blocks.append(await self._kept_image(block, images))
             else:
                 room -= len(block.data) if isinstance(block, ImageBlock) else 0
                 blocks.append(block)
-        return replace(result, blocks=tuple(blocks))
+        details = {**result.details, "images": images} if images else result.details
+        return replace(result, blocks=tuple(blocks), details=details)
 
-    async def _kept_image(self, image: ImageBlock) -> TextBlock:
+    async def _kept_image(self, image: ImageBlock, images: list[JSON]) -> TextBlock:
+        """Store an image, list it, and return the note that is sent instead."""
         try:
             kept = await self._artifacts.put(b64decode(image.data), image.media_type)
         except (EvoClawError, NotBase64):
             return TextBlock(f"[an image ({image.media_type}) is too large to send]", image.label)
+        images.append({"handle": kept.handle, "media_type": image.media_type, "size": kept.size})
         return TextBlock(
             f"[an image ({image.media_type}, {kept.size:,} bytes) is kept on the device as "
             f"{kept.handle}; it can be fetched by that handle]",

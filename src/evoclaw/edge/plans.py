@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.calls import Turn, judge, perform, prepare_parsed
 from evoclaw.core.deadline import Deadline
+from evoclaw.core.encoding import json_digest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallOutput, Event
 from evoclaw.core.labels import LOCAL_PRINCIPAL
@@ -27,7 +28,13 @@ from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.tracing import use_trace
 from evoclaw.core.wording import denied
 from evoclaw.observe.audit.settings import AuditError
-from evoclaw.observe.audit.sink import AuditContext, AuditLog, audit_call, audit_refusal
+from evoclaw.observe.audit.sink import (
+    AuditContext,
+    AuditDraft,
+    AuditLog,
+    audit_call,
+    audit_refusal,
+)
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.wire import (
     DEFAULT_JOB_TIMEOUT_S,
@@ -36,11 +43,11 @@ from evoclaw.transport.wire import (
     ToolPayload,
     WireError,
     convert,
-    digest,
 )
 
 if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing
+    from evoclaw.trust.grants import Grant
 
 
 logger = logging.getLogger(__name__)
@@ -74,8 +81,11 @@ class GrantCheck(Protocol):
         tool: str | None = None,
         arguments: JSON = None,
         permissions: frozenset[str] = frozenset(),
-    ) -> None:
-        """Raise `ToolFailure` if it did not; without a tool, check the command itself."""
+    ) -> Grant | None:
+        """Return the grant, if the device needs one; `ToolFailure` if it does not cover the call.
+
+        Without a tool, check the command itself.
+        """
         ...
 
 
@@ -84,8 +94,21 @@ def no_grants(
     tool: str | None = None,
     arguments: JSON = None,
     permissions: frozenset[str] = frozenset(),
-) -> None:
+) -> Grant | None:
     """The check of a device without an orchestrator's key."""
+    return None
+
+
+def commands_within(command: Command) -> tuple[str, ...]:
+    """The commands that a command amounts to; its sender must be allowed to send each of them."""
+    inner = _AMOUNTS_TO.get((command.command, command.payload.get("action")))
+    return (command.command,) if inner is None else (command.command, inner)
+
+
+_AMOUNTS_TO: Mapping[tuple[str, JSON], str] = {
+    ("job", "cancel"): "cancel",
+    ("evolution", "roll_back"): "update_genome",
+}
 
 
 class ToolPlans:
@@ -127,7 +150,7 @@ class ToolPlans:
         tools = Toolset.of(self._ports.executor.tools())
         found = tools.find(asked.tool)
         needed = frozenset[str]() if found is None else found[0].permissions
-        if command.args_sha256 and command.args_sha256 != digest(asked.parameters):
+        if command.args_sha256 and command.args_sha256 != json_digest(asked.parameters):
             raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
         self._check(command, asked.tool, asked.parameters, needed)
         principal = replace(self._ports.principal, tenant=command.tenant or LOCAL_PRINCIPAL.tenant)
@@ -273,6 +296,14 @@ class CallAudit:
             )  # fmt: skip
         except AuditError as problem:
             logger.error("audit of denied call %s failed: %s", call.request_id, problem)
+
+    def damaged(self, reason: str) -> None:
+        """Record that data of this device was damaged."""
+        fields = {**self.context.fields, "reason": reason}
+        try:
+            self.audit.note(AuditDraft("damage", time.time(), time.monotonic(), fields))
+        except AuditError as problem:
+            logger.error("audit of damage failed: %s", problem)
 
     def refused(self, result: ToolResult, parameters: JSON = None) -> None:
         """Record a request that was refused before it became a call."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
@@ -17,12 +19,15 @@ from evoclaw.core.messages import (
     ToolResult,
     UserMessage,
 )
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Progress
+from evoclaw.core.routes import Place, Route
 from evoclaw.core.run import run
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genome
+from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import CallPlan, GrantCheck, no_grants
 from evoclaw.transport.wire import Command
 
@@ -76,9 +81,11 @@ class PromptPlans:
         *,
         check: GrantCheck = no_grants,
         outcomes: Outcomes | None = None,
+        nested: PendingNestedCalls | None = None,
     ) -> None:
         """Without ports the device has no model, and prompts are refused."""
         self._ports, self._genome, self._check = ports, genome, check
+        self._nested = nested or PendingNestedCalls()
         self._outcomes = outcomes or Outcomes()
 
     async def plan(self, command: Command) -> CallPlan | ToolResult:
@@ -91,7 +98,10 @@ class PromptPlans:
         if self._ports is None:
             why = "This agent has no model of its own; call its tools instead."
             return failure(command.request_id, "prompt", ErrorKind.NOT_FOUND, why)
-        ports, asked = self._ports, command.payload.get("timeout_ms")
+        ports, asked = (
+            self._with_prompt_tools(self._ports, command),
+            command.payload.get("timeout_ms"),
+        )
         requested = (
             asked / 1000
             if isinstance(asked, int | float) and asked > 0
@@ -104,6 +114,14 @@ class PromptPlans:
             return await self._answer(command.request_id, asked, ports, deadline, seconds)
 
         return CallPlan("prompt", work)
+
+    def _with_prompt_tools(self, ports: Ports, command: Command) -> Ports:
+        """The ports of a prompt: its model may also call the tools that the prompt names."""
+        pipeline = Pipeline.of(ports.executor)
+        tools = self._nested.of(command, pipeline.tools())
+        if tools is None:
+            return ports
+        return replace(ports, executor=pipeline.with_steps(routes=[Route(tools, Place.EDGE)]))
 
     async def _answer(
         self, request_id: str, asked: UserMessage, ports: Ports, deadline: Deadline, seconds: float

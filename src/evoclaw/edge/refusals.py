@@ -7,12 +7,10 @@ from evoclaw.core.messages import ErrorKind, ToolResult
 from evoclaw.edge.plans import refused
 from evoclaw.edge.running_call import RunningCall
 from evoclaw.store.calls.journal import JournalRow
-from evoclaw.transport.wire import Command, WireError, read_command
+from evoclaw.transport.wire import MAX_HOPS, Command, WireError, read_command
 
 NEVER_STARTED_DIGEST = ""
 """In place of the digest of a call that was cancelled before it arrived."""
-MAX_HOPS = 3
-"""Agents that may have delegated a command."""
 
 
 def check(command: Command, now: float, window: float) -> None:

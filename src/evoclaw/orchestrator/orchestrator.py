@@ -21,10 +21,12 @@ from evoclaw.executors.edge import EdgeExecutor, Grants, ungranted
 from evoclaw.orchestrator.fleet.artifacts import fetch_artifact
 from evoclaw.orchestrator.fleet.command_cleanup import CommandCleanup
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
+from evoclaw.orchestrator.fleet.edge_probe import EdgeProbe
 from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, permit_all
 from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinities, FleetExecutor
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, find_job
 from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.fleet.nested_calls import NestedCallReceiver
 from evoclaw.orchestrator.fleet.report_receiver import ReportReceiver
 from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.store.calls.commands import CommandStore, QueueFull
@@ -44,7 +46,7 @@ class EdgeOffline(EvoClawError):
 
     def __init__(self, agent_id: str, online: Sequence[str]) -> None:
         names = ", ".join(online) or "none"
-        super().__init__(f"agent {agent_id!r} is not online; online: {names}")
+        super().__init__(f"edge {agent_id!r} is not online; online: {names}")
 
 
 class Orchestrator:
@@ -83,12 +85,19 @@ class Orchestrator:
             reachable=self.fleet.is_online,
             full=QueueFull,
             sign=self._sign,
+            recognizes_repeats=self.fleet.guarantees_delivery,
             retry_delays=retry_delays,
             progress_timeout=progress_timeout,
         )
         self.report_receiver = ReportReceiver(link, self.fleet, self.requests, store)
+        self.nested_calls = NestedCallReceiver(self.requests)
+        """Runs calls of the models of edges."""
+        self.report_receiver.on_call = self.nested_calls.received
         self._command_cleanup = CommandCleanup(store, self.requests)
+        self._edge_probe = EdgeProbe(self.fleet, self.requests)
         self._affinities = EdgeAffinities()
+        self.default_edge = ""
+        """The edge that sessions work on unless another is named: that of `evoclaw up`."""
         self._listeners: list[Callable[[PresenceChange], None]] = []
 
     @asynccontextmanager
@@ -107,6 +116,7 @@ class Orchestrator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.report_receiver.run())
             group.create_task(self._command_cleanup.run())
+            group.create_task(self._edge_probe.run())
 
     def on_presence(self, listener: Callable[[PresenceChange], None]) -> None:
         """Call a listener whenever an edge comes online or goes offline."""
@@ -159,18 +169,33 @@ class Orchestrator:
 
         return EdgeExecutor(agent_id, tools, self.requests, grants=self._grants, queue=queue)
 
-    def edge_call(self, held: frozenset[str]) -> EdgeCall:
+    def edge_call(self, held: frozenset[str], *, home: str = "") -> EdgeCall:
         """The tool that calls any edge on behalf of an agent with these capabilities."""
-        return EdgeCall(self.fleet, self.requests, held=held, grants=self._grants)
+        return EdgeCall(
+            self.fleet,
+            self.requests,
+            held=held,
+            grants=self._grants,
+            nested_calls=self.nested_calls,
+            home=home,
+        )
 
-    def delegated(self, excluded: Collection[str] = (), *, session: str = "") -> FleetExecutor:
-        """The tools of all edges except these names; a call runs on an edge that has the tool.
+    def delegated(
+        self, excluded: Collection[str] = (), *, session: str = "", home: str = ""
+    ) -> FleetExecutor:
+        """The tools of all edges except these names.
 
-        The runs of one session keep to the same edges.
+        A call runs on the edge `home`, or on another edge if that one lacks the tool. Without
+        `home`, the runs of one session keep to the same edges.
         """
         affinity = self._affinities.of(session) if session else None
         return FleetExecutor(
-            self.fleet, self.edge, self.requests.agent_of, excluded=excluded, affinity=affinity
+            self.fleet,
+            self.edge,
+            self.requests.agent_of,
+            excluded=excluded,
+            affinity=affinity,
+            home=home,
         )
 
     async def start_job(
@@ -228,5 +253,6 @@ class Orchestrator:
         return replace(command, grant=self._grants(agent_id, command, None))
 
     def _notify_listeners(self, change: PresenceChange) -> None:
+        self.requests.on_presence(change.agent_id, online=change.online)
         for listener in self._listeners:
             listener(change)

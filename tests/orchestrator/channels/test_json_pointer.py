@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from evoclaw.core.messages import JSON
-from evoclaw.orchestrator.channels.json_pointer import resolve, resolve_text
+from evoclaw.orchestrator.channels.webhooks import resolve, resolve_text
 
 DOCUMENT: JSON = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "m~n": 8, "deep": {"id": 7, "on": True}}
 

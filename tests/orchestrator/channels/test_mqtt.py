@@ -216,6 +216,11 @@ async def test_each_agent_answers_from_its_own_mailbox(tmp_path: Path) -> None:
         assert {run.agent for run in await made.runs.list("local")} == {"cook", "baker"}
 
 
+def test_the_ids_of_mqtt_messages_are_never_forgotten() -> None:
+    """They are not signed: a bridge or a hostile broker may deliver them again after a year."""
+    assert MqttChannel(ALL, MemoryLink(MemoryBroker())).replayable
+
+
 async def test_a_retained_mqtt_message_is_ignored(tmp_path: Path) -> None:
     broker = MemoryBroker()
     link = MemoryLink(broker)

@@ -44,6 +44,8 @@ class AgentLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Replies of the model with calls."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     """Duration of a run."""
+    max_call_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Duration of one call; by default the timeout of its tool."""
     max_calls_per_turn: _CountTo100 | None = None
     """Calls in one reply; further calls are refused, and the model may request them again."""
     max_parallel: _CountTo100 | None = None
@@ -84,7 +86,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tools: Words | None = None
     """The tools it may use, by name; by default all that its capabilities allow."""
     on: str = ""
-    """The edge its tools run on; `any`: an edge that has the tool; `*`: the tool `edge_call`."""
+    """The only edge its tools run on; `any`: an edge that has the tool; `*`: the tool `edge_call`;
+    by default the edge of the session, which is that of `evoclaw up` unless the user names one."""
     limits: AgentLimits = AgentLimits()
     budget: AccountLimits = AccountLimits()
     """The budget of one run; it never exceeds `[budget]`."""
@@ -115,6 +118,8 @@ class RunDefaults(Struct, frozen=True, kw_only=True):
     """Whether an answer must cite receipts."""
     granted: frozenset[str] | None = None
     """The capabilities that an agent may have at most; None is no limit."""
+    default_agent: bool = True
+    """Whether the agent `evoclaw` exists although others are defined."""
 
 
 class InputProblem(Struct, frozen=True):
@@ -140,15 +145,17 @@ def agents_of(
     model: str = "",
     capabilities: frozenset[str] = frozenset({ALL_PERMISSIONS}),
 ) -> Mapping[str, Agent]:
-    """Build all agents, by id; the first is the default. `evoclaw` if none is defined.
+    """Build all agents, by id; the first is the default. `evoclaw` is the last, or the only one.
 
     Args:
         defined: Their definitions.
         defaults: What applies to all of them.
         model: The model of agents that name none; if empty, they get one with their provider.
-        capabilities: Of `evoclaw`, if no agent is defined.
+        capabilities: Of `evoclaw`, if it is not defined.
     """
-    defined = defined or (AgentConfig(id=DEFAULT_AGENT, capabilities=capabilities),)
+    is_defined = any(agent.id == DEFAULT_AGENT for agent in defined)
+    if not defined or (defaults.default_agent and not is_defined):
+        defined = (*defined, AgentConfig(id=DEFAULT_AGENT, capabilities=capabilities))
     return {agent.id: _agent(agent, defaults, model) for agent in defined}
 
 

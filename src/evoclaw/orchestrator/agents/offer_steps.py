@@ -1,4 +1,4 @@
-"""Steps that limit the tools offered to an agent, and set their default timeout."""
+"""Steps that limit the tools offered to an agent."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from evoclaw.core.agent import Agent
-from evoclaw.core.errors import ConfigError
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
-from evoclaw.providers.registry import LOCAL_MODEL
+from evoclaw.providers.registry import is_embedded
 from evoclaw.skills.disclosure import restrict_tools
 from evoclaw.skills.loading import Skill
 
-WAITING_PERMISSIONS = frozenset({"interact", "session"})
-"""Permissions of tools that wait for people or other runs, and keep their own timeout."""
+IMAGE_TOOL = "image"
+"""The tool that shows an image to the model."""
 SMALL_MODEL_TOOLS = ("read",)
 """The default tools of the small embedded model: more than one confuses it."""
 
 
 def tools_for_model(model: str, tools: Sequence[str] | None) -> Sequence[str] | None:
     """The tools that the caller asked for, or those a small model can handle; None is all."""
-    small = model.partition("/")[0] == LOCAL_MODEL
-    return SMALL_MODEL_TOOLS if tools is None and small else tools
+    return SMALL_MODEL_TOOLS if tools is None and is_embedded(model) else tools
 
 
 def fit_to_model(agent: Agent, default_model: str) -> Agent:
@@ -58,21 +56,9 @@ class AgentSkills(OfferStep):
         return restrict_tools(tools, self.active)
 
 
-class DefaultTimeout(OfferStep):
-    """Gives tools the configured default timeout, never above their maximum."""
-
-    def __init__(self, seconds: float) -> None:
-        if seconds <= 0:
-            raise ConfigError(
-                f"the default timeout of calls must be above 0 seconds, not {seconds:g}"
-            )
-        self._seconds = seconds
+class WithoutImageTool(OfferStep):
+    """Leaves out the tool `image`, as the model of the run cannot see images."""
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Set the timeout of all tools but those that wait for people or other runs."""
-        return [
-            tool
-            if tool.permissions & WAITING_PERMISSIONS
-            else replace(tool, timeout=min(self._seconds, tool.max_timeout))
-            for tool in tools
-        ]
+        """All other tools."""
+        return [tool for tool in tools if tool.name != IMAGE_TOOL]

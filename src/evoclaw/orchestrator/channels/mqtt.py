@@ -21,6 +21,7 @@ from evoclaw.orchestrator.channels.inbound import (
     Undelivered,
 )
 from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.store.channels import GENERATED_ID_PREFIX
 from evoclaw.transport.link import Incoming, Link, LinkDown, TooLarge, Will
 from evoclaw.transport.mailboxes import InboxMessage, encode_outbox, read_inbox
 from evoclaw.transport.topics import Mailbox, box_topic, every_box, read_box_topic
@@ -47,7 +48,8 @@ class MqttChannel:
             link: Its own connection to the broker: users cannot delay the messages of edges.
             clock: Unix seconds.
         """
-        self.name, self.replayable = settings.name, False
+        # An inbox message has no signed time: a broker or a bridge may deliver it again much later.
+        self.name, self.replayable = settings.name, True
         self._settings, self._link, self._clock = settings, link, clock
         self._client_id = f"orchestrator-inbox-{token_hex(8)}"
         self._handler: ChannelDispatcher | None = None
@@ -155,8 +157,10 @@ class MqttChannel:
         }
         key = sha256(f"{agent}/{user}/{message.session}/{message.message}".encode()).hexdigest()
         if key not in self._recent_texts and len(self._recent_texts) < MAX_RECENT_TEXTS:
-            self._recent_texts[key] = now, f"text-{token_hex(8)}"
-        return self._recent_texts[key][1] if key in self._recent_texts else f"text-{token_hex(8)}"
+            self._recent_texts[key] = now, f"{GENERATED_ID_PREFIX}{token_hex(8)}"
+        if key in self._recent_texts:
+            return self._recent_texts[key][1]
+        return f"{GENERATED_ID_PREFIX}{token_hex(8)}"
 
     async def _dispatch(self, message: InboundMessage) -> None:
         assert self._handler is not None  # set by `serve`, before any message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.orchestrator.channels.callbacks import Callback
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.inbound import (
@@ -22,10 +23,10 @@ from evoclaw.orchestrator.channels.inbound import (
     MessageRefused,
     Undelivered,
 )
-from evoclaw.orchestrator.channels.json_pointer import resolve, resolve_text
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
 from evoclaw.orchestrator.channels.signatures import MIN_SECRET_BYTES, WebhookSignatures
 
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 MAX_BODY_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 64 * 1024
 """Of the text of a message."""
@@ -213,3 +214,24 @@ def _as_key(text: str) -> str:
     if len(text) <= MAX_ID_CHARS and text.isprintable():
         return text
     return f"sha256-{sha256(text.encode()).hexdigest()}"
+
+
+def resolve(document: JSON, pointer: str) -> JSON:
+    """The value that a pointer refers to; None if there is none."""
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if is_object(document):
+            document = document.get(key)
+        elif is_array(document) and _INDEX.fullmatch(key) and int(key) < len(document):
+            document = document[int(key)]
+        else:
+            return None
+    return document
+
+
+def resolve_text(document: JSON, pointer: str) -> str:
+    """The string or the integer that a pointer refers to, as text; empty if there is none."""
+    found = resolve(document, pointer)
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        return ""
+    return str(found)

@@ -35,12 +35,12 @@ class ApprovedTools:
         """The same by the current approvals, without requesting new ones."""
         device = self._devices.get(agent_id)
         if device is not None and device.state is DeviceState.REVOKED:
-            return (), f"this agent was revoked; `evoclaw agents invite {agent_id}` lets it back in"
+            return (), f"this agent was revoked; `evoclaw edges invite {agent_id}` lets it back in"
         usable = [tool for tool in tools if _may_use(device, tool)]
         names = ", ".join(sorted(tool.name for tool in tools if not _may_use(device, tool)))
         if not names and device is not None and device.state is DeviceState.APPROVED:
             return usable, ""
-        return usable, f"not approved: {names}; approve with `evoclaw agents approve {agent_id}`"
+        return usable, f"not approved: {names}; approve with `evoclaw edges approve {agent_id}`"
 
 
 def _may_use(device: Device | None, tool: Tool) -> bool:

@@ -57,34 +57,68 @@ async def fetch_artifact(
         max_message_bytes: Of one message of the broker.
         max_bytes: Of the artifact; a larger one is not copied.
     """
+    digest, length = _digest_of(handle), _chunk_bytes(max_message_bytes)
+    part = path.with_name(f".{path.name}.{digest[:16]}.part")
+    copy = await asyncio.to_thread(_PartialDownload, part)
+    try:
+        while True:
+            piece = await _request_chunk(edge, handle, copy.size, length)
+            await asyncio.to_thread(copy.add, piece.data)
+            if _is_complete(piece, copy.size, max_bytes):
+                break
+        await asyncio.to_thread(copy.finish, digest, path)
+    finally:
+        await asyncio.to_thread(copy.close)
+    return copy.size
+
+
+async def fetch_bytes(
+    edge: EdgeExecutor, handle: str, max_message_bytes: int, *, max_bytes: int
+) -> bytes:
+    """A small artifact of an edge, verified, in memory.
+
+    Args:
+        edge: The edge that stores it.
+        handle: Its name: the hash of its content, which is verified.
+        max_message_bytes: Of one message of the broker.
+        max_bytes: Of the artifact; a larger one is not copied.
+    """
+    digest, length = _digest_of(handle), _chunk_bytes(max_message_bytes)
+    data = b""
+    while True:
+        piece = await _request_chunk(edge, handle, len(data), length)
+        data += piece.data
+        if _is_complete(piece, len(data), max_bytes):
+            break
+    if sha256(data).hexdigest() != digest:
+        raise FetchFailed("the copied content does not match the handle; try again")
+    return data
+
+
+def _digest_of(handle: str) -> str:
     match = HANDLE_PATTERN.fullmatch(handle)
     if match is None:
         raise FetchFailed(
             f"invalid handle {handle[:80]!r}: expected 'sha256:' and 64 hexadecimal digits"
         )
-    part = path.with_name(f".{path.name}.{match[1][:16]}.part")
-    length = max(1, min(CHUNK_BYTES, (max_message_bytes - MESSAGE_OVERHEAD_BYTES) * 3 // 4))
-    copy = await asyncio.to_thread(_PartialDownload, part)
-    try:
-        while True:
-            piece = await _request_chunk(edge, handle, copy.size, length)
-            if piece.total_bytes > max_bytes:
-                raise FetchFailed(
-                    f"the artifact has {piece.total_bytes:,} bytes; at most {max_bytes:,} "
-                    "can be copied"
-                )
-            await asyncio.to_thread(copy.add, piece.data)
-            if copy.size >= piece.total_bytes:
-                break
-            if not piece.data:
-                raise FetchFailed(
-                    f"the edge sent no more data at byte {copy.size:,} of "
-                    f"{piece.total_bytes:,}; try again"
-                )
-        await asyncio.to_thread(copy.finish, match[1], path)
-    finally:
-        await asyncio.to_thread(copy.close)
-    return copy.size
+    return match[1]
+
+
+def _chunk_bytes(max_message_bytes: int) -> int:
+    return max(1, min(CHUNK_BYTES, (max_message_bytes - MESSAGE_OVERHEAD_BYTES) * 3 // 4))
+
+
+def _is_complete(piece: _ArtifactChunk, size: int, max_bytes: int) -> bool:
+    """Whether a chunk was the last one; raise `FetchFailed` for a size that cannot be copied."""
+    if piece.total_bytes > max_bytes:
+        raise FetchFailed(
+            f"the artifact has {piece.total_bytes:,} bytes; at most {max_bytes:,} can be copied"
+        )
+    if size < piece.total_bytes and not piece.data:
+        raise FetchFailed(
+            f"the edge sent no more data at byte {size:,} of {piece.total_bytes:,}; try again"
+        )
+    return size >= piece.total_bytes
 
 
 async def _request_chunk(

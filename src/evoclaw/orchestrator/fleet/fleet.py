@@ -120,6 +120,11 @@ class Fleet:
         member = self._members.get(agent_id)
         return member is not None and member.online
 
+    def guarantees_delivery(self, agent_id: str) -> bool:
+        """Whether an edge takes part in hello, resending and acknowledgement."""
+        member = self._members.get(agent_id)
+        return member is None or member.guarantees_delivery
+
     def with_tool(self, tool: Tool) -> list[Member]:
         """The online edges that have exactly this tool, the least loaded first."""
         able = [member for member in self.online() if find_tool(member, tool.name) == tool]
@@ -127,7 +132,7 @@ class Fleet:
 
     def on_status(self, status: Status, *, retained: bool) -> bool:
         """Take in a birth message or a will; False if it is outdated, and was ignored."""
-        if status.status == "online":
+        if status.status != "offline":
             # A retained birth may be old: the edge is online once it says hello.
             return retained or self.on_life_sign(status.agent_id, status.boot_id, status.counter)
         member = self.member(status.agent_id)

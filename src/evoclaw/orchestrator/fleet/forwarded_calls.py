@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from evoclaw.core.messages import JSON, is_object
-from evoclaw.core.tools import Call, Tool
+from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.governance.forwarded_calls import ForwardedCallsOf
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.members import DEVICE_TOOL, Member, selects
 
 
 def forwarded_calls(fleet: Fleet) -> ForwardedCallsOf:
@@ -27,6 +28,44 @@ def forwarded_calls(fleet: Fleet) -> ForwardedCallsOf:
         return [replace(call, tool=tool, arguments=params) for tool in found]
 
     return forwarded
+
+
+def only_reads(fleet: Fleet) -> Callable[[Call], bool]:
+    """Whether a call of `edge_call` or `nodes` only reads, on each edge that it names.
+
+    An edge that lacks the tool would hand the call to its model as a question: that is no reading.
+    """
+
+    def reads(call: Call) -> bool:
+        if call.tool.name == "nodes" and call.arguments.get("action") in ("list", "describe"):
+            return True
+        name, _ = _forwarded_tool(call)
+        members = _targets(fleet, call)
+        return bool(name and members) and all(
+            _reads(member, name, call.tool.name) for member in members
+        )
+
+    return reads
+
+
+def _targets(fleet: Fleet, call: Call) -> list[Member]:
+    """The edges that a call names or selects, online or not; none if one of them is unknown."""
+    wanted = call.arguments.get("node" if call.tool.name == "nodes" else "agent_id")
+    names = [wanted] if isinstance(wanted, str) else wanted if is_array(wanted) else []
+    found: list[Member] = []
+    for name in names:
+        chosen = [member for member in fleet.members() if selects(str(name), member)]
+        if not chosen:
+            return []
+        found += chosen
+    return found
+
+
+def _reads(member: Member, name: str, by: str) -> bool:
+    hit = member.tools.find(name)
+    if hit is None and by == "nodes":
+        hit = member.tools.find(DEVICE_TOOL)  # as `nodes` asks for a sense of the device
+    return hit is not None and hit[0].effect is Effect.READ and not hit[0].has_side_effects
 
 
 def _forwarded_tool(call: Call) -> tuple[str, dict[str, JSON]]:

@@ -11,6 +11,8 @@ from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.transport.wire import Heartbeat
 
+DEVICE_TOOL = "device"
+"""The tool of an edge that reads its sensors."""
 MAX_REMEMBERED_BOOTS = 16
 """Boot ids of an edge, so that messages of an older boot are ignored."""
 MAX_IGNORED_OLD_BOOT_SIGNS = 2
@@ -54,6 +56,8 @@ class Member:
         """As the edge announced it; 0 if it did not."""
         self.journal_id = ""
         """The id of its journal, which changes if the journal is lost."""
+        self.damage = ""
+        """What of its own data was damaged, as it says; empty if nothing is."""
         self.last_hello: tuple[str, int] | None = None
         """The boot and connection of its last hello."""
         self.last_will: tuple[str, int] | None = None
@@ -71,7 +75,11 @@ class Member:
 
         Which of two boots is older is known only from the order of their messages. A delayed
         message may reverse it, so a boot that continues to send messages is accepted in the end.
+        An edge that speaks only the basic messages has no boot: it counts unless one that has is
+        online.
         """
+        if not boot_id:
+            return not self.boot_id or not self.online
         if (
             self.last_will is not None
             and boot_id == self.last_will[0]
@@ -92,6 +100,14 @@ class Member:
             self._boots = [*others, boot_id][-MAX_REMEMBERED_BOOTS:]
         self._ignored_signs = 0
         self.boot_id, self.counter = boot_id, counter
+
+    @property
+    def guarantees_delivery(self) -> bool:
+        """Whether it says hello, resends results and recognizes repeated commands.
+
+        Other edges speak only the basic messages: advert, heartbeat, command, report.
+        """
+        return bool(self.boot_id)
 
     @property
     def outdated(self) -> bool:
@@ -131,3 +147,9 @@ def find_tool(member: Member, name: str) -> Tool | None:
     """A tool of an edge."""
     found = member.tools.find(name)
     return None if found is None else found[0]
+
+
+def selects(selector: str, member: Member) -> bool:
+    """Whether `edge_call` means an edge by a selector: its name, `type:NAME`, or `*` for all."""
+    kind = selector.removeprefix("type:") if selector.startswith("type:") else None
+    return selector in ("*", member.agent_id) or (kind == member.agent_type and bool(kind))

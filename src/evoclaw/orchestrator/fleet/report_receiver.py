@@ -6,6 +6,7 @@ Invalid, forged and retained messages are counted and dropped; no message stops 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from secrets import token_hex
@@ -16,6 +17,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.tool_discovery import ToolDiscovery
 from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
+from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.link import Incoming, Link, LinkDown, Will
 from evoclaw.transport.requests import Requests
@@ -27,16 +29,21 @@ from evoclaw.transport.wire import (
     Hello,
     Report,
     ReportType,
+    Status,
     Welcome,
     WireError,
     as_payload,
     convert,
     encode,
     read_advert,
+    read_heartbeat,
     read_report,
     read_status,
 )
 
+logger = logging.getLogger(__name__)
+MAX_DAMAGE_CHARS = 500
+"""Characters of what an edge says about its damage."""
 SILENCE_CHECK_INTERVAL_S = 5.0
 """Between two checks for edges that missed their heartbeats."""
 MAX_EDGES = 10_000
@@ -59,8 +66,12 @@ class ReportReceiver:
         self._tool_discovery = ToolDiscovery(fleet, requests, self.counts)
         self.on_join: Callable[[Report], Coroutine[object, object, None]] | None = None
         """Handles edges that want to join; None if this orchestrator does not pair edges."""
+        self.on_call: Callable[[Report], None] | None = None
+        """Handles calls of the models of edges; None ignores them."""
         self.receipts: ReceiptVerifier | None = None
         """Verifies the receipts of results; None passes them on unverified."""
+        self.on_damage: Callable[[str, str], None] = lambda agent_id, damage: None
+        """Called with an edge and what of its data was damaged, once."""
         self.is_connected = False
         """Whether the broker is connected."""
 
@@ -120,10 +131,8 @@ class ReportReceiver:
 
     def _handle(self, agent_id: str, kind: TopicKind, message: Incoming) -> None:
         if kind is TopicKind.STATUS:
-            if message.payload and not self._fleet.on_status(
-                read_status(agent_id, message.payload), retained=message.retained
-            ):
-                self.counts["stale status"] += 1
+            if message.payload:
+                self._on_status(read_status(agent_id, message.payload), retained=message.retained)
         elif kind is TopicKind.CAPABILITIES:
             if message.payload:
                 self._fleet.on_advert(read_advert(agent_id, message.payload))
@@ -133,15 +142,25 @@ class ReportReceiver:
         elif kind is TopicKind.REPORTS:
             self._on_report(read_report(agent_id, message.payload))
 
+    def _on_status(self, status: Status, *, retained: bool) -> None:
+        if not self._fleet.on_status(status, retained=retained):
+            self.counts["stale status"] += 1
+        elif self._fleet.is_online(status.agent_id) and not status.boot_id:
+            # A basic edge says no hello: commands that wait for it are sent now.
+            self._requests.edge_queues.on_heartbeat(status.agent_id, None)
+
     def _on_report(self, report: Report) -> None:
         match report.report_type:
             case ReportType.HELLO:
                 self._spawn(self._on_hello(report.agent_id, convert(report.payload, Hello)))
             case ReportType.HEARTBEAT:
-                self._on_heartbeat(report.agent_id, convert(report.payload, Heartbeat))
+                self._on_heartbeat(report.agent_id, read_heartbeat(report))
             case ReportType.JOIN:
                 if self.on_join is not None:
                     self._spawn(self.on_join(report))
+            case ReportType.CALL:
+                if self.on_call is not None:
+                    self.on_call(report)
             case ReportType.RESULT | ReportType.ERROR:
                 self._on_outcome(report)
             case _:
@@ -150,12 +169,24 @@ class ReportReceiver:
     def _on_outcome(self, report: Report) -> None:
         """Deliver an outcome; the verdict on its receipt is never taken from the edge."""
         report.payload.pop("checked", None)
+        if not report.request_id:
+            asked = self._request_id_for(report)
+            if not asked:
+                self.counts["without a request id"] += 1
+                return
+            report.payload["request_id"] = asked
         if self.receipts is None:
             self._requests.deliver(report)
             return
         unfinished = start_eagerly(self._inspect(self.receipts, report))
         if unfinished is not None:
             self._spawn(unfinished)
+
+    def _request_id_for(self, report: Report) -> str:
+        """The command that an outcome without an id answers: the only one, of a basic edge."""
+        if self._fleet.guarantees_delivery(report.agent_id):
+            return ""
+        return self._requests.only_pending(report.agent_id)
 
     async def _inspect(self, receipts: ReceiptVerifier, report: Report) -> None:
         try:
@@ -172,6 +203,9 @@ class ReportReceiver:
             return
         self._refresh_tools(agent_id)
         member = self._fleet.member(agent_id)
+        if not member.guarantees_delivery:
+            self._requests.edge_queues.on_heartbeat(agent_id, heartbeat.room)
+            return
         if not member.advertised and member.offered is None:
             # Its advert was lost; its tools can be fetched without it.
             self.counts["advert missed"] += 1
@@ -199,11 +233,19 @@ class ReportReceiver:
             self.counts["stale hello"] += 1
             return
         self._fleet.set_heartbeat_interval(agent_id, hello.heartbeat_s)
+        self._on_damage(agent_id, one_line(hello.damage, MAX_DAMAGE_CHARS))
         self._refresh_tools(agent_id)
         try:
             await self._send_welcome(agent_id, hello)
         except EvoClawError:
             self.counts["the store failed"] += 1  # no welcome, so the edge says hello again
+
+    def _on_damage(self, agent_id: str, damage: str) -> None:
+        member = self._fleet.member(agent_id)
+        news, member.damage = damage and damage != member.damage, damage
+        if news:
+            logger.error("edge %s is damaged: %s", agent_id, damage)
+            self.on_damage(agent_id, damage)
 
     async def _send_welcome(self, agent_id: str, hello: Hello) -> None:
         reported = {*hello.running, *hello.finished}
@@ -217,7 +259,7 @@ class ReportReceiver:
             acks=[id_ for id_ in hello.finished if states.get(id_) in FINAL_STATES],
             cancels=[id_ for id_ in hello.running if states.get(id_) in cancels],
         )
-        await self._requests.send(agent_id, Command("welcome", as_payload(welcome)))
+        await self._requests.send_signed(agent_id, Command("welcome", as_payload(welcome)))
         member = self._fleet.member(agent_id)
         if member.journal_id not in ("", hello.journal):
             await self._on_journal_lost(agent_id, reported)

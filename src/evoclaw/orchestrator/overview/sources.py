@@ -1,4 +1,4 @@
-"""The sources of a feed: the runs, approvals, questions and edges of a tenant."""
+"""The sources of a feed: the runs, approvals, questions, edges and stops that a tenant sees."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from evoclaw.governance.stops import Stop
 from evoclaw.orchestrator.fleet.fleet import Fleet
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.overview.feed import FeedItem
@@ -178,6 +179,35 @@ class QuestionSource:
 
     async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
         """All unanswered questions."""
+        return self._items
+
+
+class StopSource:
+    """Emergency stops in force, for every user of the dashboard."""
+
+    always_whole = True
+
+    def __init__(self, stops: Callable[[], Sequence[Stop]], show: Callable[[Stop], Struct]) -> None:
+        """Take what lists the stops that a tenant may see, and makes their views."""
+        self._stops, self._show = stops, show
+        self._seen: Sequence[Stop] | None = None
+        self._items: Sequence[FeedItem] = ()
+
+    def is_due(self, written: bool) -> bool:
+        """Always: stops are in a small file, not in the store."""
+        return True
+
+    async def poll(self) -> Sequence[FeedItem]:
+        """All items if any changed, the removed ones if none is left; nothing if none changed."""
+        found = list(self._stops())
+        if found == self._seen:
+            return ()
+        removed, self._seen = self._items, found
+        self._items = [_item(f"{stop.kind} {stop.name}", None, self._show(stop)) for stop in found]
+        return self._items or removed
+
+    async def all_items(self, owner: str | None) -> Sequence[FeedItem]:
+        """All stops."""
         return self._items
 
 

@@ -10,19 +10,25 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Approver, Ask, Decision
 from evoclaw.core.redaction import Redactor
 from evoclaw.core.tools import Call
 from evoclaw.governance.approvals import (
     DEFAULT_REDACTOR,
     HUMAN_SCOPE,
+    NEVER_EXPIRES_AT,
     Answerer,
     ApprovalAnswer,
     ApprovalRequest,
+    ApprovalScope,
     ApprovalSettings,
+    WorkflowStepRef,
     call_digest,
     displayed_arguments,
     scope_of,
+    step_scope_of,
 )
 from evoclaw.store.governance.approvals import (
     ApprovalClaim,
@@ -64,7 +70,7 @@ class CallApprovals:
         *,
         local_approver: Approver | None = None,
         redactor: Redactor = DEFAULT_REDACTOR,
-        absence_reason: str = "nobody is there to approve it",
+        absence_reason: str = "no one is available to approve it",
     ) -> None:
         """Choose how people are asked.
 
@@ -81,9 +87,14 @@ class CallApprovals:
         self._prompt_lock = asyncio.Lock()
         self._pending: dict[str, asyncio.Event] = {}
 
-    def approver(self, session_id: str = "") -> Approver:
-        """The approver of a session; without a session, each run is one of its own."""
-        return _SessionApprover(self, session_id)
+    def approver(self, session_id: str = "", step: WorkflowStepRef | None = None) -> Approver:
+        """The approver of a session; without a session, each run is one of its own.
+
+        Args:
+            session_id: The session.
+            step: The step of a workflow whose run makes the calls, if one does.
+        """
+        return _SessionApprover(self, session_id, step)
 
     async def waiting(self, tenant: str = "local") -> Sequence[ApprovalCase]:
         """The unanswered requests of a tenant, the oldest first."""
@@ -129,14 +140,82 @@ class CallApprovals:
         self._wake(id_)
         return ""
 
-    async def decide(self, session_id: str, call: Call, ask: Ask) -> Approval:
+    async def approve_step(self, id_: str, by: Answerer, reason: str = "") -> str:
+        """Approve a waiting call, and its step in all runs of its workflow from now on.
+
+        Returns the problem, or an empty text.
+        """
+        case = await self.get(id_, by.tenant)
+        if case is None or case.request.step_scope is None:
+            return "no step of a workflow waits for this approval; approve it once"
+        scope = case.request.step_scope
+        if problem := await self.answer(id_, Decision.ONCE, by, reason):
+            return problem
+        await self.add_step_approval(scope, case.request.arguments, by, reason)
+        return ""
+
+    async def add_step_approval(
+        self, scope: ApprovalScope, arguments: dict[str, JSON], by: Answerer, reason: str = ""
+    ) -> ApprovalCase:
+        """Approve the calls of a step of a workflow, before they are made.
+
+        Args:
+            scope: Which calls, with their step. Raises `ConfigError` if `by` may not approve them.
+            arguments: The arguments to show, without secrets.
+            by: Who approves them.
+            reason: For the audit.
+        """
+        if problem := by.refusal_reason(scope.tenant):
+            raise ConfigError(problem)
+        assert scope.step is not None
+        id_, now = secrets.token_hex(5), self._store.now()
+        request = ApprovalRequest(
+            id=id_,
+            run_id="",
+            request_id=f"step-{id_}",
+            scope=scope,
+            sha256=scope.step.sha256,
+            arguments=arguments,
+            reason="approved beforehand",
+            asked_at=now,
+            expires_at=NEVER_EXPIRES_AT,
+        )
+        answer = ApprovalAnswer(Decision.SESSION, by, now, reason)
+        row = StoredApproval(
+            id_,
+            scope.tenant,
+            request.request_id,
+            request.sha256,
+            scope.key,
+            msgspec.json.encode(request),
+            request.expires_at,
+            str(Decision.SESSION),
+            msgspec.json.encode(answer),
+        )
+        stored = await self._store.add_standing(row)
+        for case in await self.waiting(scope.tenant):
+            if (wider := case.request.step_scope) is not None and wider.key == scope.key:
+                await self.answer(case.request.id, Decision.ONCE, by, reason)
+        return self._case(stored)
+
+    async def step_approver(self, scope: ApprovalScope) -> str:
+        """Who approved a step that only asks a person, from now on; empty without an approval."""
+        row = await self._store.use_standing(scope.key, scope.tenant)
+        case = None if row is None else self._case(row)
+        if case is None or case.answer is None or not _has_decision(case, Decision.SESSION):
+            return ""
+        return case.answer.by.name if case.request.scope.key == scope.key else ""
+
+    async def decide(
+        self, session_id: str, call: Call, ask: Ask, step: WorkflowStepRef | None = None
+    ) -> Approval:
         """Use an existing approval, or ask a person and wait as the settings say."""
         asks = (
             self._local_approver is not None
             or self.settings.nobody == "wait"
             or self.settings.patience_s
         )
-        claim = self._claim(session_id, call, ask, store_request=bool(asks))
+        claim = self._claim(session_id, call, ask, step, store_request=bool(asks))
         status, row = await self._store.claim(claim)
         if status is ApprovalStatus.WAITING and row is not None:
             if self._local_approver is not None or self.settings.patience_s:
@@ -153,9 +232,16 @@ class CallApprovals:
         return self._approval(status, row, claim)
 
     def _claim(
-        self, session_id: str, call: Call, ask: Ask, *, store_request: bool
+        self,
+        session_id: str,
+        call: Call,
+        ask: Ask,
+        step: WorkflowStepRef | None,
+        *,
+        store_request: bool,
     ) -> ApprovalClaim:
-        scope, now = scope_of(call, ask, session_id), self._store.now()
+        scope, now = scope_of(call, ask, session_id, self._redactor), self._store.now()
+        wider = None if step is None else step_scope_of(call, ask, step, self._redactor)
         request = ApprovalRequest(
             id=secrets.token_hex(5),
             run_id=call.run_id,
@@ -166,6 +252,7 @@ class CallApprovals:
             reason=ask.for_people or ask.reason,
             asked_at=now,
             expires_at=now + self.settings.expires_s,
+            step_scope=wider,
         )
         row = StoredApproval(
             request.id,
@@ -177,7 +264,13 @@ class CallApprovals:
             request.expires_at,
         )
         return ApprovalClaim(
-            row, call.epoch, self._owner, call.resumed, store_request, self.settings.most
+            row,
+            call.epoch,
+            self._owner,
+            call.resumed,
+            store_request,
+            self.settings.most,
+            "" if wider is None else wider.key,
         )
 
     async def _wait_for(self, id_: str, call: Call, ask: Ask) -> None:
@@ -238,7 +331,7 @@ class CallApprovals:
             case ApprovalStatus.ONCE:
                 return Approval(Decision.ONCE, reason)
             case ApprovalStatus.SESSION:
-                return Approval(Decision.SESSION, reason or "approved for this session")
+                return Approval(Decision.SESSION, reason or _in_force(case))
             case ApprovalStatus.DENIED:
                 return Approval(Decision.DENY, reason or "the user said no")
             case ApprovalStatus.EXPIRED:
@@ -272,7 +365,8 @@ def _matches_claim(
     """Check at use that the stored, sealed request and answer are for this call."""
     request, claimed = case.request, claim.row
     if status is ApprovalStatus.SESSION and (row is None or row.request_id != claimed.request_id):
-        return request.scope.key == claimed.scope and _has_decision(case, Decision.SESSION)
+        covered = request.scope.key in (claimed.scope, claim.step_scope)
+        return covered and _has_decision(case, Decision.SESSION)
     same = (request.request_id, request.sha256) == (claimed.request_id, claimed.sha256)
     if status in (ApprovalStatus.ONCE, ApprovalStatus.SESSION):
         same = same and _has_decision(case, Decision(str(status)))
@@ -286,6 +380,13 @@ def _has_decision(case: ApprovalCase, decision: Decision) -> bool:
         and answered.decision is decision
         and not answered.by.refusal_reason(case.request.scope.tenant)
     )
+
+
+def _in_force(case: ApprovalCase | None) -> str:
+    step = None if case is None else case.request.scope.step
+    if step is None:
+        return "approved for this session"
+    return f"step {step.step!r} of workflow {step.workflow!r} is approved"
 
 
 def _instructions(request: ApprovalRequest) -> str:
@@ -307,6 +408,7 @@ def _duration(seconds: float) -> str:
 class _SessionApprover:
     approvals: CallApprovals
     session_id: str
+    step: WorkflowStepRef | None
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
-        return await self.approvals.decide(self.session_id, call, ask)
+        return await self.approvals.decide(self.session_id, call, ask, self.step)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.labels import LOCAL_PRINCIPAL
+from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
 from evoclaw.store.calls.receipts import Pin, ReceiptStore, StoredReceipt
@@ -29,6 +29,7 @@ from evoclaw.transport.wire import (
     ReportType,
     WireError,
     arguments_of,
+    convert,
     read_command,
 )
 from evoclaw.trust.receipts import (
@@ -152,11 +153,14 @@ class ReceiptVerifier:
             self._spawn(self._store_receipt(receipt, signed, flaw, _tenant_of(command)))
             if not flaw:
                 self._extend_chain(receipt, signed)
+        pins = await self._known_pins()
         if flaw:
             self._breach(report.agent_id, flaw, reason, report.request_id)
         checked = await self._verdict(report.agent_id, receipt, signed, flaw, reason)
         if flaw and self._required and not payload.get("refuses"):
             return replace(report, report_type=ReportType.ERROR, payload=_refused(report, checked))
+        if flaw and (flaw != ReceiptFlaw.ABSENT or report.agent_id in pins):
+            payload = {**payload, "label": _doubtful_label(report)}
         return replace(report, payload={**payload, "checked": checked})
 
     async def _read(self, report: Report) -> tuple[Receipt, SignedReceipt]:
@@ -272,7 +276,8 @@ class ReceiptVerifier:
 
     def _breach(self, agent_id: str, kind: str, text: str, request_id: str = "") -> None:
         self.counts[kind] += 1
-        if kind == ReceiptFlaw.ABSENT and not self._required:
+        has_key = agent_id in (self._pins or {})
+        if kind == ReceiptFlaw.ABSENT and not (self._required or has_key):
             return  # a device without a key, where receipts are not required
         self._on_breach(ReceiptBreach(agent_id, kind, text, request_id))
 
@@ -304,6 +309,19 @@ def _compare(receipt: Receipt, report: Report, command: Command | None) -> None:
     if (receipt.tenant or LOCAL_PRINCIPAL.tenant) != bounded_name(_tenant_of(command)):
         text = "the receipt is for another tenant than that of the request"
         raise ReceiptRefused(ReceiptFlaw.OTHER_REQUEST, text)
+
+
+def _doubtful_label(report: Report) -> JSON:
+    """The label of a result that its device did not sign: anyone may have written it.
+
+    The reported label may be forged too, so that it counts only where it adds something.
+    """
+    try:
+        reported = convert(report.payload.get("label", {}), Label)
+    except WireError:
+        reported = CLEAN
+    doubtful = Label(untrusted=True, private=True, sources=(report.agent_id,))
+    return msgspec.to_builtins(reported | doubtful)
 
 
 def _tenant_of(command: Command | None) -> str:

@@ -193,6 +193,8 @@ class RunDriver:
         """Choose the parts; `on_capacity` is called whenever a slot for another run may be free."""
         self._conversations, self._queue, self._inbox, self._hub = conversations, queue, inbox, hub
         self._on_capacity = on_capacity
+        self.on_continued: Callable[[str, str], Awaitable[None]] | None = None
+        """Called with the tenant and id of a run that continues after a wait, or has ended."""
         self.active: dict[TenantKey, ActiveRun] = {}
         self.suspended: dict[TenantKey, Claim] = {}
         """Runs that can be neither driven nor released while the store is unavailable."""
@@ -296,6 +298,8 @@ class RunDriver:
         if active.cancelled or await self._inbox.is_cancelled(*active.key):
             return await self._close(active, stored, StopReason.CANCELLED)
         run = await self._prepare(conversations, active, stored)
+        if stored.stop is StopReason.WAITING:
+            await self._notify_continued(active)
         with self._hub.topic(active.key) as topic:
             async with aclosing(conversations.drive(run)) as records:
                 async for record in records:
@@ -333,7 +337,12 @@ class RunDriver:
     async def _finish(self, active: ActiveRun, stored: StoredRun, stop: StopReason | None) -> None:
         active.released = True
         await self._queue.finish(active.claim)
+        await self._notify_continued(active)
         await self.queue_follow_up(active.claim.tenant, stored, stop)
+
+    async def _notify_continued(self, active: ActiveRun) -> None:
+        if self.on_continued is not None:
+            await self.on_continued(*active.key)
 
     async def queue_follow_up(
         self, tenant: str, stored: StoredRun, stop: StopReason | None
@@ -388,7 +397,13 @@ def _decode_text(blob: bytes) -> str:
 def _follow_up_run(session: Session, before: RunRequest, late: Sequence[str]) -> QueuedRun:
     """The next run of a session: answers what the run before did not read, with its settings."""
     request = replace(
-        before, message="\n\n".join(late), session_id=session.id, messages=(), title="", agent=""
+        before,
+        message="\n\n".join(late),
+        session_id=session.id,
+        messages=(),
+        images=(),
+        title="",
+        agent="",
     )
     run_id = tenant_run_id(session.tenant, secrets.token_hex(16))
     return QueuedRun(run_id, session, False, request.message, msgspec.json.encode(request))

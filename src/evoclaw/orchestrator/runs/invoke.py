@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, json, structs
 
-from evoclaw.core.agent import ITERATIVE_SETTINGS, Agent, LoopSettings
+from evoclaw.core.agent import Agent
 from evoclaw.core.errors import AgentNotFound, EvoClawError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import (
     Record,
@@ -20,12 +20,9 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.labels import Principal
-from evoclaw.core.messages import JSON, Message, SystemMessage, user
+from evoclaw.core.messages import JSON
 from evoclaw.core.metrics import RunMeter
-from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.ports import Ports
-from evoclaw.core.run import RunResult, result_of, run
-from evoclaw.governance.permissions import PermittedTools
+from evoclaw.core.run import RunResult, result_of
 from evoclaw.orchestrator.agents.definitions import iterative_settings, require_inputs
 from evoclaw.orchestrator.runs.requests import RunRequest, RunView
 from evoclaw.orchestrator.runs.runs import Runs
@@ -61,45 +58,6 @@ class NoAnswer(EvoClawError):
     def __init__(self, result: RunResult) -> None:
         super().__init__(result.text)
         self.result = result
-
-
-class Invoker:
-    """Invokes agents in this process, for use as a library.
-
-    Nothing is stored. `Invocations` does the same by runs that survive the process.
-    """
-
-    def __init__(self, agents: Mapping[str, Agent], ports: Ports) -> None:
-        self._agents = agents
-        self._ports = ports
-
-    async def invoke(self, name: str, inputs: dict[str, JSON]) -> InvokeResponse:
-        """Get one reply without tools."""
-        agent = self._agent(name)
-        without = Ports(self._ports.provider, Pipeline([]), self._ports.policy)
-        result = await run(_messages(agent, inputs), without, agent.settings)
-        return InvokeResponse(name, result.output, _tokens(result), self._ports.provider.model)
-
-    async def invoke_iterative(
-        self, name: str, inputs: dict[str, JSON], settings: LoopSettings = ITERATIVE_SETTINGS
-    ) -> IterativeResponse:
-        """Run the loop with the agent's tools; with double confirmation by default."""
-        agent = self._agent(name)
-        adapted = structs.replace(settings, output_fields=agent.settings.output_fields)
-        result = await run(_messages(agent, inputs), self._narrowed(agent), adapted)
-        return _iterative_response(name, self._ports.provider.model, result)
-
-    def _agent(self, name: str) -> Agent:
-        agent = self._agents.get(name)
-        if agent is None:
-            raise AgentNotFound(name, tuple(self._agents))
-        return agent
-
-    def _narrowed(self, agent: Agent) -> Ports:
-        """Offer only the tools that the agent's capabilities permit."""
-        offered = PermittedTools(agent.capabilities)
-        executor = Pipeline([self._ports.executor], [offered])
-        return Ports(self._ports.provider, executor, self._ports.policy, self._ports.approver)
 
 
 class InvocationOutcome(Struct, frozen=True):
@@ -237,11 +195,6 @@ def _iterative_response(agent: str, model: str, result: RunResult) -> IterativeR
         result.stop,
         result.run_id,
     )
-
-
-def _messages(agent: Agent, inputs: dict[str, JSON]) -> tuple[Message, ...]:
-    message = user(json.encode(inputs).decode())
-    return (SystemMessage(agent.prompt), message) if agent.prompt else (message,)
 
 
 def _tokens(result: RunResult) -> int:

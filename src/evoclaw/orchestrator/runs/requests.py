@@ -13,8 +13,9 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import CLEAN, Label
-from evoclaw.core.messages import Message, UserMessage
+from evoclaw.core.messages import ImageBlock, Message, UserMessage
 from evoclaw.core.tools import Tool
+from evoclaw.governance.approvals import WorkflowStepRef
 from evoclaw.orchestrator.sanitizing import one_line
 
 MAX_TITLE_CHARS = 80
@@ -44,8 +45,14 @@ class RunRequest(Struct, frozen=True, omit_defaults=True):
     """One reply without tools."""
     label: Label = CLEAN
     """The label of what the message was made from, if not only from the user's own words."""
+    images: tuple[ImageBlock, ...] = ()
+    """Images that belong to the message."""
     traceparent: str = ""
     """The caller's position in its trace, as a W3C `traceparent`."""
+    on: str = ""
+    """The edge that the session works on from this run on; if empty, the one it works on."""
+    workflow_step: WorkflowStepRef | None = None
+    """The step of a workflow that started the run; approvals of the step cover its calls."""
 
     @property
     def last_user_text(self) -> str:
@@ -143,6 +150,18 @@ class SessionNotFound(EvoClawError):
     def __init__(self, session_id: str) -> None:
         super().__init__(f"there is no session {session_id!r}; list the sessions to see their ids")
         self.session_id = session_id
+
+
+class EdgeNotUsable(EvoClawError):
+    """A session cannot work on the edge that was named for it."""
+
+    def __init__(self, edge: str, why: str) -> None:
+        super().__init__(f"cannot work on {one_line(edge)!r}: {why}")
+        self.edge = edge
+
+
+class UnknownEdge(EdgeNotUsable):
+    """No edge has the name."""
 
 
 class SessionBusy(EvoClawError):

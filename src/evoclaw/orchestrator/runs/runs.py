@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import msgspec
@@ -129,6 +129,14 @@ class Runs:
             return QueueScheduler(self._driver, queue, self.settings, database)
         return LocalScheduler(self._driver, queue, self.settings)
 
+    def on_continued(self, listener: Callable[[str, str], Awaitable[None]]) -> None:
+        """Call a listener with the tenant and id of each run that continues or has ended.
+
+        A run continues when a person has given the answer that it waited for. The listener is
+        called by the process that drives the run, and lost if that process dies.
+        """
+        self._driver.on_continued = listener
+
     @property
     def default_agent(self) -> str:
         """The agent of a run request that names none."""
@@ -145,8 +153,8 @@ class Runs:
         """Start a run, or find the one that the same key or id started; stored when this returns.
 
         Raises `Draining`, `RunQueueFull`, `AgentNotFound`, `SessionNotFound`, `SessionHasHistory`,
-        `EmptyMessage`, `KeyReused` if the key was used for another request, or `StoreFull` if the
-        disk is full.
+        `EmptyMessage`, `EdgeNotUsable`, `KeyReused` if the key was used for another request, or
+        `StoreFull` if the disk is full.
 
         Args:
             principal: On whose behalf; the owner of a new session.
@@ -164,7 +172,10 @@ class Runs:
             raise EmptyMessage
         if not request.traceparent and (parent := current_traceparent()):
             request = msgspec.structs.replace(request, traceparent=parent)
+        digest = request.digest()
         session, opens = await self._session_for(principal, request)
+        # The run keeps the edge of its session, also if the session moves while the run waits.
+        request = msgspec.structs.replace(request, on=session.on)
         entry = QueuedRun(
             tenant_run_id(principal.tenant, run_id or secrets.token_hex(16)),
             session,
@@ -173,7 +184,7 @@ class Runs:
             msgspec.json.encode(request),
             principal.user,
             key,
-            request.digest(),
+            digest,
             request.label,
             bool(request.messages),
         )
@@ -186,17 +197,23 @@ class Runs:
 
     async def _session_for(self, principal: Principal, request: RunRequest) -> tuple[Session, bool]:
         """The session of a request, and whether it is to be created."""
+        conversations = self._conversations.of(principal.tenant)
         if request.session_id:
-            found = await self._conversations.store.of(principal.tenant).session(request.session_id)
+            found = await conversations.store.session(request.session_id)
             if found is None:
                 raise SessionNotFound(request.session_id)
+            if request.on and request.on != found.on:
+                found = await conversations.move(found.id, request.on)
             return found, False
         name, agents = request.agent or self.default_agent, self._conversations.agents
         if name not in agents:
             raise AgentNotFound(name, tuple(agents))
+        conversations.check_edge(name, request.on)
         capabilities = agents[name].capabilities
         title, id_ = request.session_title, secrets.token_hex(8)
-        return Session(id_, name, principal.user, title, capabilities=capabilities), True
+        return Session(
+            id_, name, principal.user, title, capabilities=capabilities, on=request.on
+        ), True
 
     async def _enqueue(self, tenant: str, entry: QueuedRun) -> EnqueueResult:
         limits = self.settings

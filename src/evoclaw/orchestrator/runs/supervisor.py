@@ -163,8 +163,11 @@ class RunSupervisor:
                 await self._driver.deliver_steering(active)
 
     async def _resume_answered(self) -> None:
-        for tenant, run_id in await self._inbox.answered_runs():
-            await self.resume(tenant, run_id)
+        for key in await self._inbox.answered_runs():
+            # An active run continues after this answer already: its calls are listed as pending
+            # until it stops, and it must not be resumed once more when it waits for the next one.
+            if key not in self._driver.active:
+                await self.resume(*key)
 
     async def _clean_up(self) -> None:
         await self._queue.delete_old_keys(self._settings.keys_kept_s)

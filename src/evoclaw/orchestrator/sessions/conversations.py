@@ -10,31 +10,42 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from evoclaw.core.agent import Agent, LoopSettings, intersect_capabilities
+from evoclaw.core.agent import (
+    ANY_EDGE,
+    EVERY_EDGE,
+    Agent,
+    LoopSettings,
+    intersect_capabilities,
+)
 from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunStarted
 from evoclaw.core.history import History
+from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.ledgers import Amounts, Ledger
 from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tracing import enter_run_trace
+from evoclaw.governance.approvals import WorkflowStepRef
 from evoclaw.governance.budget.cost_estimator import Price
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.orchestrator.agents.definitions import budget_of
+from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls, narrow_edge_calls
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
 from evoclaw.orchestrator.runs.requests import (
     MAX_TITLE_CHARS,
+    EdgeNotUsable,
     RunRequest,
     SessionBusy,
     SessionNotFound,
+    UnknownEdge,
     decode_run_request,
 )
 from evoclaw.orchestrator.sanitizing import one_line
@@ -64,6 +75,7 @@ from evoclaw.orchestrator.sessions.steps import (
     ParentRules,
     RunTools,
     SessionLabels,
+    count_forwarded_calls,
     inherited_policies,
 )
 from evoclaw.providers.budget_fallback import BudgetFallback
@@ -137,12 +149,13 @@ class Conversations:
         return other
 
     async def open(
-        self, agent: str, *, session_id: str = "", owner: str = "", title: str = ""
+        self, agent: str, *, session_id: str = "", owner: str = "", title: str = "", on: str = ""
     ) -> Session:
         """Open a session; the id of an existing session returns that one."""
         found = self.agents.get(agent)
         if found is None:
             raise AgentNotFound(agent, tuple(self.agents))
+        self.check_edge(agent, on)
         return await self.store.create(
             Session(
                 session_id or secrets.token_hex(8),
@@ -150,6 +163,7 @@ class Conversations:
                 owner,
                 title,
                 capabilities=found.capabilities,
+                on=on,
             )
         )
 
@@ -158,6 +172,31 @@ class Conversations:
         found = await session_changes.rename(
             self.store, session_id, one_line(title, MAX_TITLE_CHARS)
         )
+        if found is None:
+            raise SessionNotFound(session_id)
+        return found
+
+    def check_edge(self, agent: str, on: str) -> None:
+        """Raise `EdgeNotUsable` if a session of an agent cannot work on an edge."""
+        if not on:
+            return
+        found = self.agents.get(agent)
+        if found is not None and found.names_edge and on != found.on:
+            raise EdgeNotUsable(on, f"agent {agent!r} works on {found.on!r} only")
+        known = [member.agent_id for member in self.edges()]
+        if on in (ANY_EDGE, EVERY_EDGE, *known):
+            return
+        why = "there is no such edge"
+        if self.store.tenant == LOCAL_PRINCIPAL.tenant:  # the fleet belongs to this tenant
+            why += f"; known edges: {', '.join(known) or 'none'}"
+        raise UnknownEdge(on, why)
+
+    async def move(self, session_id: str, on: str) -> Session:
+        """Have the next runs of a session work on another edge; empty is the default edge."""
+        session = await self.store.session(session_id)
+        if session is not None:
+            self.check_edge(session.agent, on)
+        found = await session_changes.move(self.store, session_id, on)
         if found is None:
             raise SessionNotFound(session_id)
         return found
@@ -305,6 +344,8 @@ class Conversations:
             raise SessionNotFound(session.id)  # a run of another tenant is never driven
         blob, before, earlier, records = await self.store.load_run(stored)
         request = decode_run_request(blob)
+        if blob is not None:
+            session = replace(session, on=request.on)
         agent = _agent_for(self.agent(session), request)
         capabilities = intersect_capabilities(agent.capabilities, session.capabilities)
         family, spent = SubrunTree(self.limits), dict[str, int]()
@@ -349,7 +390,7 @@ class Conversations:
     ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
             earlier = [SystemMessage(text)]
-        messages = [UserMessage((TextBlock(stored.message, stored.label),))]
+        messages = [UserMessage((TextBlock(stored.message, stored.label), *request.images))]
         if request.messages:
             return [*earlier, *request.messages, *(messages if request.message else ())]
         return [*earlier, *await self._recall(agent, session, stored), *messages]
@@ -369,6 +410,8 @@ class Conversations:
             Sessions: RunSessions(self, run),
             History: run.state.history if run.state.started else History(run.state.opening),
         }
+        if parent is None and request.workflow_step is not None:
+            dependencies[WorkflowStepRef] = request.workflow_step
         ports = self._make_ports(agent, session, dependencies)
         user = session.owner or ports.principal.user
         principal = replace(ports.principal, tenant=session.tenant, user=user)
@@ -383,11 +426,13 @@ class Conversations:
         )
         parking = PendingQuestions(self.questions, session.id, ports.approver)
         pipeline = self._pipeline(run, parent, ports, request)
-        pipeline = pipeline.with_steps(parking, run.budget, BudgetNotice(run.budget))
+        counted = count_forwarded_calls(pipeline, run.budget)
+        pipeline = pipeline.with_steps(parking, counted, BudgetNotice(run.budget))
         run.pipeline = pipeline
         provider = BudgetFallback(ports.provider, run.budget.remaining_share, self.cheaper)
         steering = run.driver.steering
         made = Ports(provider, pipeline, pipeline.policy, parking, principal, steering=steering)
+        allow_nested_calls(made, run.budget)
         callers = CallerCallStore(self.store.questions)
         return with_caller_tools(made, request.tools, callers, session.id, run.budget)
 
@@ -407,6 +452,7 @@ class Conversations:
                 SUBRUN_STARTING_TOOLS if is_deepest else frozenset(),
             ),
         )
+        narrow_edge_calls(pipeline, run.capabilities)
         inherited = () if parent is None else inherited_policies(parent.pipeline, pipeline)
         return pipeline.with_steps(ParentRules(Chain(inherited))) if inherited else pipeline
 

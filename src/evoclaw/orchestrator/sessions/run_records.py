@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from evoclaw.core.events import (
+    CallDelayed,
     CallJudged,
     CallOutput,
     Prompted,
@@ -120,7 +121,9 @@ class RecordBuffer:
             self.schedule_flush(self._flush_delay_s)
 
 
-TRANSIENT_EVENTS = TextDelta | ReasoningDelta | CallOutput | ToolsChanged | TurnStarted | CallJudged
+TRANSIENT_EVENTS = (
+    TextDelta | ReasoningDelta | CallOutput | CallDelayed | ToolsChanged | TurnStarted | CallJudged
+)
 """Events whose records are stored together with the next durable one: if a crash loses them,
 nothing was done that they tell of."""
 

@@ -107,6 +107,7 @@ class RunSessions:
                 parent.session.depth + 1,
                 intersect_capabilities(agent.capabilities, parent.capabilities),
                 self._narrowed_tools(brief.tools),
+                on=parent.session.on,
             )
         )
         return await self._start_or_join(call, session, brief, wait=wait)

@@ -14,10 +14,18 @@ from evoclaw.core.messages import (
     label_of,
     labelled,
 )
-from evoclaw.core.pipeline import Execution, ExtraPolicy, OfferStep, Pipeline, ResultStep
+from evoclaw.core.pipeline import (
+    Execution,
+    ExtraPolicy,
+    OfferStep,
+    Pipeline,
+    ResultStep,
+    kind_of,
+)
 from evoclaw.core.ports import Policy, Verdict
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.forwarded_calls import ForwardedBudget, ForwardedCalls
 from evoclaw.governance.permissions import Permissions
 from evoclaw.orchestrator.people.questions import PendingQuestions
 from evoclaw.store.sessions.sessions import SessionStore
@@ -85,6 +93,14 @@ class ParentRules(Policy):
         return await self.chain.admit(turn)
 
 
+def count_forwarded_calls(pipeline: Pipeline, budget: RunBudget) -> Policy:
+    """The budget of a run; it counts the calls that the run forwards to edges as their own."""
+    for policy in pipeline.before:
+        if isinstance(policy, ForwardedCalls):
+            return ForwardedBudget(budget, policy.forwarded)
+    return budget
+
+
 def inherited_policies(parent: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
     """The policies of the parent runs that this run does not have already, each once.
 
@@ -95,7 +111,7 @@ def inherited_policies(parent: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
     for policy in parent.before:
         if isinstance(policy, ParentRules):
             found += policy.chain.policies
-        elif not isinstance(policy, Permissions | PendingQuestions | RunBudget):
+        elif not issubclass(kind_of(policy), Permissions | PendingQuestions | RunBudget):
             found.append(policy.policy if isinstance(policy, ExtraPolicy) else policy)
     present = [rule.policy if isinstance(rule, ExtraPolicy) else rule for rule in own.before]
     return tuple(rule for rule in found if not any(rule is other for other in present))
