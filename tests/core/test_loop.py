@@ -239,6 +239,23 @@ async def test_a_call_can_set_its_timeout_up_to_the_maximum_of_the_tool() -> Non
     assert seen == [2.0, 5.0, 1, 1]
 
 
+async def test_no_call_gets_more_than_the_runs_limit_of_one_call_but_those_that_wait() -> None:
+    seen: list[float] = []
+
+    async def note(call: Call, progress: Progress) -> str:
+        seen.append(call.timeout)
+        return ""
+
+    waiting = tool("question", timeout=300, permissions=frozenset({"interact"}))
+    executor = Table((tool("t", timeout=30, max_timeout=60), note), (waiting, note))
+    script = [calls(("t", {"timeout_ms": ms})) for ms in (0, 50_000, 2_000)]
+    ask = calls(("question", {}))
+    await run(
+        Scripted(*script, ask, says("ok")), executor, settings=LoopSettings(max_call_seconds=5)
+    )
+    assert seen == [5, 5, 2, 300]
+
+
 async def test_a_failing_policy_denies_the_call() -> None:
     class Broken(AllowAll):
         async def judge(self, call: Call) -> Verdict:

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
-from evoclaw.core.errors import ConfigError, ToolFailure
+from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.errors import ConfigError, DuplicateTool, ToolFailure
 from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.pipeline import (
     AroundStep,
@@ -198,3 +200,19 @@ def test_every_declared_step_is_documented_and_belongs_to_its_stage(
         assert step.does.endswith("."), step
         assert hasattr(kinds[step.name], method[step.stage]), step
     assert len(set(spec.before)) == len(spec.before), "permission is judged once"
+
+
+async def test_a_route_that_yields_leaves_a_taken_name_to_the_other_route() -> None:
+    first, second = LocalExecutor([look]), LocalExecutor([named("look"), named("more")])
+    late = LocalExecutor([named("more"), named("last")])
+    pipeline = Pipeline([Route(second, yields=True), Route(late, yields=True), Route(first)])
+    assert [tool.name for tool in pipeline.tools()] == ["more", "last", "look"]
+    found = [pipeline.routes.find(name) for name in ("look", "more", "last")]
+    assert [route and route.executor for route in found] == [first, second, late]
+    with pytest.raises(DuplicateTool):
+        Pipeline([Route(first), Route(second)]).tools()
+
+
+def named(name: str) -> BoundTool:
+    """A tool of this name."""
+    return BoundTool(replace(look.tool, name=name), look.run)

@@ -11,14 +11,35 @@ import pytest
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
-from evoclaw.core.events import CallStarted, Record, RunFinished, StopReason, TextDelta
+from evoclaw.core.events import (
+    CallDelayed,
+    CallJudged,
+    CallOutput,
+    CallStarted,
+    Record,
+    RunFinished,
+    StopReason,
+    TextDelta,
+)
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Reply, ToolCall, user
-from evoclaw.core.ports import ALLOW, Ask, Decision, Executor, Policy, Ports, Verdict
+from evoclaw.core.ports import (
+    ALLOW,
+    Ask,
+    Decision,
+    Delay,
+    Deny,
+    Executor,
+    Policy,
+    Ports,
+    Progress,
+    Verdict,
+)
 from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
+from evoclaw.core.tools import Call
 from evoclaw.providers.scripted import Scripted, ScriptStep, calls, says
 from evoclaw.store.sessions.recordings import encode_record, read_recording
 from tests.core.test_loop import Answering, Asking
@@ -85,6 +106,30 @@ async def test_denied_approved_and_refused_calls_replay() -> None:
     await assert_replays(await record(asked, says("ok"), policy=Asking(), approver=approver))
     deny = DenyingPolicy(frozenset({"echo"}))
     await assert_replays(await record(asked, says("ok"), policy=deny))
+
+
+class ElsewhereTable(Table):
+    """An executor whose calls run on another machine."""
+
+    async def machine_of(self, call: Call) -> str:
+        return "garage"
+
+
+async def test_the_machines_of_calls_and_their_delays_replay() -> None:
+    async def slow(call: Call, progress: Progress) -> str:
+        progress("so far\n")
+        progress(Delay("garage", 12.5))
+        progress(Delay("garage", 0.0))
+        return "done"
+
+    executor = ElsewhereTable((tool("slow"), slow))
+    records = await record(calls(("slow", {})), says("ok"), executor=executor)
+    events = [r.event for r in records]
+    assert [e.machine for e in events if isinstance(e, CallJudged | CallStarted)] == ["garage"] * 2
+    assert [e.seconds for e in events if isinstance(e, CallDelayed)] == [12.5, 0.0]
+    assert [e.text for e in events if isinstance(e, CallOutput)] == ["so far\n"]
+    assert [call.machine for call in executor.started] == ["garage"]
+    await assert_replays(records)
 
 
 @pytest.mark.parametrize("at", [TextDelta, CallStarted])
@@ -200,3 +245,18 @@ async def test_the_golden_recording_replays_byte_for_byte() -> None:
     records = read_recording(path)
     await assert_replays(records)
     assert b"".join(map(encode_record, records)) == path.read_bytes()
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2])
+async def test_a_run_that_an_emergency_stop_ended_replays(stopped_at: int) -> None:
+    class Stopped(DenyingPolicy):
+        async def admit(self, turn: int) -> Verdict:
+            if turn < stopped_at:
+                return ALLOW
+            return Deny("stopped", "a person stopped everything (smoke)")
+
+    records = await record(calls(("echo", {"text": "a"})), says("never"), policy=Stopped())
+    end = records[-1].event
+    assert isinstance(end, RunFinished) and end.stop is StopReason.CANCELLED
+    assert "smoke" in end.reason
+    await assert_replays(records)

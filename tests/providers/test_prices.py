@@ -47,7 +47,9 @@ def test_an_unknown_model_has_no_price(name: str) -> None:
     assert price_function(name)(name.partition("/")[2], Usage(100, 100)) is None
 
 
-@pytest.mark.parametrize("name", ["ollama/llama3.1", "local/smollm2-135m", "llamacpp/x"])
+@pytest.mark.parametrize(
+    "name", ["ollama/llama3.1", "embedded/smollm2-135m", "local/x", "llamacpp/x"]
+)
 def test_local_models_are_free(name: str) -> None:
     assert price_function(name)("whatever", Usage(10**6, 10**6)) == 0.0
 

@@ -29,8 +29,8 @@ from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.providers import find_default_model, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
+from evoclaw.providers.embedded import EMBEDDED_PROFILE, MODEL, EmbeddedProvider, EmbeddedServer
 from evoclaw.providers.http import Http, RetryPolicy
-from evoclaw.providers.local import LOCAL_PROFILE, MODEL, LocalProvider, LocalServer
 from evoclaw.providers.openai import OpenAIProvider
 from evoclaw.providers.text_calls import TextCallProvider
 
@@ -50,8 +50,8 @@ DIALECTS = ["openai", "anthropic"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served() -> AsyncIterator[tuple[LocalServer, str]]:
-    async with aclosing(LocalServer()) as server:
+async def served() -> AsyncIterator[tuple[EmbeddedServer, str]]:
+    async with aclosing(EmbeddedServer()) as server:
         yield server, await server.start()
 
 
@@ -61,7 +61,7 @@ async def http() -> AsyncIterator[Http]:
         yield client
 
 
-def dial(dialect: str, http: Http, served: tuple[LocalServer, str]) -> Provider:
+def dial(dialect: str, http: Http, served: tuple[EmbeddedServer, str]) -> Provider:
     server, address = served
     if dialect == "openai":
         return OpenAIProvider(
@@ -70,7 +70,7 @@ def dial(dialect: str, http: Http, served: tuple[LocalServer, str]) -> Provider:
             base_url=f"{address}/v1",
             api_key=server.key,
             headers=HANG_UP,
-            profile=LOCAL_PROFILE,
+            profile=EMBEDDED_PROFILE,
         )
     return AnthropicProvider(
         MODEL,
@@ -78,7 +78,7 @@ def dial(dialect: str, http: Http, served: tuple[LocalServer, str]) -> Provider:
         base_url=address,
         api_key=server.key,
         headers=HANG_UP,
-        profile=LOCAL_PROFILE,
+        profile=EMBEDDED_PROFILE,
     )
 
 
@@ -109,7 +109,7 @@ class Shop:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_model_calls_a_tool_and_answers_from_its_result(
-    dialect: str, http: Http, served: tuple[LocalServer, str]
+    dialect: str, http: Http, served: tuple[EmbeddedServer, str]
 ) -> None:
     provider, history = dial(dialect, http, served), History([user(QUESTION)])
 
@@ -130,7 +130,7 @@ async def test_a_model_calls_a_tool_and_answers_from_its_result(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_the_agent_loop_completes(
-    dialect: str, http: Http, served: tuple[LocalServer, str]
+    dialect: str, http: Http, served: tuple[EmbeddedServer, str]
 ) -> None:
     shop = Shop()
     ports = Ports(dial(dialect, http, served), shop, AllowAll())
@@ -148,7 +148,9 @@ async def test_the_agent_loop_completes(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_text_is_streamed(dialect: str, http: Http, served: tuple[LocalServer, str]) -> None:
+async def test_text_is_streamed(
+    dialect: str, http: Http, served: tuple[EmbeddedServer, str]
+) -> None:
     request = Request(History([user("Tell me about the sea.")]), max_tokens=24)
     events = await events_of(dial(dialect, http, served), request)
     deltas = [event.text for event in events if isinstance(event, TextDelta)]
@@ -162,7 +164,7 @@ async def test_text_is_streamed(dialect: str, http: Http, served: tuple[LocalSer
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_the_server_answers_after_a_cancelled_stream(
-    dialect: str, http: Http, served: tuple[LocalServer, str]
+    dialect: str, http: Http, served: tuple[EmbeddedServer, str]
 ) -> None:
     provider = dial(dialect, http, served)
     endless = Request(History([user("Count to a thousand.")]), max_tokens=500)
@@ -173,7 +175,7 @@ async def test_the_server_answers_after_a_cancelled_stream(
 
 
 async def test_calls_are_parsed_from_plain_text(
-    http: Http, served: tuple[LocalServer, str]
+    http: Http, served: tuple[EmbeddedServer, str]
 ) -> None:
     provider = TextCallProvider(dial("openai", http, served))
     reply = await reply_of(
@@ -184,7 +186,7 @@ async def test_calls_are_parsed_from_plain_text(
 
 
 async def test_a_request_without_the_api_key_is_refused(
-    http: Http, served: tuple[LocalServer, str]
+    http: Http, served: tuple[EmbeddedServer, str]
 ) -> None:
     provider = OpenAIProvider(
         MODEL, http=http, base_url=f"{served[1]}/v1", retry=RetryPolicy(attempts=1)
@@ -199,9 +201,9 @@ async def nobody(url: str) -> bytes | None:
 
 
 async def test_the_provider_starts_its_server_and_restarts_it_after_a_crash(http: Http) -> None:
-    assert await find_default_model({}, nobody) == "local"
-    server = LocalServer()
-    async with aclosing(LocalProvider(http=http, server=server)) as provider:
+    assert await find_default_model({}, nobody) == "embedded"
+    server = EmbeddedServer()
+    async with aclosing(EmbeddedProvider(http=http, server=server)) as provider:
         assert not server.running
         request = Request(History([user("Say hello.")]), max_tokens=4)
         assert (await reply_of(provider, request)).cost == 0.0
@@ -216,16 +218,16 @@ async def test_the_provider_starts_its_server_and_restarts_it_after_a_crash(http
         second = server.pid
         assert second not in (None, first)
     assert not server.running
-    await provider_for("local", http=http, env={}).stream(request).aclose()
+    await provider_for("embedded", http=http, env={}).stream(request).aclose()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pidfd is Linux's")
 async def test_the_server_dies_with_its_parent_process() -> None:
     code = (
         "import asyncio, sys\n"
-        "from evoclaw.providers.local import LocalServer\n"
+        "from evoclaw.providers.embedded import EmbeddedServer\n"
         "async def main():\n"
-        "    server = LocalServer()\n"
+        "    server = EmbeddedServer()\n"
         "    await server.start()\n"
         "    print(server.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"

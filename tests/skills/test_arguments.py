@@ -37,6 +37,16 @@ def test_values_are_joined_to_their_options() -> None:
     assert line(path="a b", limit=3).arguments == ("--path=a b", "--limit=3")
 
 
+def test_values_may_be_words_of_their_own() -> None:
+    """As programs expect it that were written for other edges."""
+    said = line("words", path="/etc/hostname", limit=-3, deep=True, content="a -b").arguments
+    assert said == (
+        *("--path", "/etc/hostname", "--limit", "-3", "--deep", "true", "--content", "a -b"),
+    )
+    ways, problem = argument_bindings({"properties": {"no option": {}}}, "words")
+    assert (ways, "'no option' cannot be an option" in problem) == ({}, True)
+
+
 def test_booleans_become_flags_and_default_true_ones_can_be_negated() -> None:
     assert line(deep=True, color=True).arguments == ("--deep", "--color")
     assert line(deep=False, color=False).arguments == ("--no-color",)
@@ -103,7 +113,7 @@ def test_nul_characters_and_oversized_values_are_refused() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("shell", "must be 'options', 'json'"),
+        ("shell", "must be 'options', 'words', 'json'"),
         ({"nobody": "stdin"}, "has no parameter 'nobody'"),
         ({"path": "-p"}, "must be one of option, flag"),
         ({"path": "flag"}, "of type boolean"),

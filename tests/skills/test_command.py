@@ -75,6 +75,22 @@ def test_skills_show_prints_one_skill(house: House) -> None:
         house("show", "haikus")
 
 
+def test_skills_show_prints_the_programs_of_a_skill_and_what_they_need(house: House) -> None:
+    rows = [line.split() for line in house("show", "desktop-tools").splitlines()]
+    assert ["bash", "bin/dt-bash", "default", "30", "s", "shell"] in rows
+    programs = json.loads(house("show", "desktop-tools", "--json"))["programs"]
+    bash = next(program for program in programs if program["name"] == "bash")
+    assert bash["parameters"]["required"] == ["command"]
+    assert bash["evoclaw"] == {
+        "binary": "bin/dt-bash",
+        "timeout_ms": 30_000,
+        "sandbox": "default",
+        "permissions": ["shell"],
+        "version": "1",
+        "skill": "desktop-tools",
+    }
+
+
 def test_skills_check_fails_for_an_invalid_skill(house: House, tmp_path: Path) -> None:
     write_skill(house.folder, "broken", SKILL_md="nothing")
     assert "line 1" in house("check", code=exits.FAILED)

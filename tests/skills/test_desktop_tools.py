@@ -54,7 +54,9 @@ class Programs:
     def __init__(self, bin: Path, place: Path) -> None:
         self._bin, self.place = bin, place
 
-    def __call__(self, tool: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, tool: str, *words: str, stdin: str = "", env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [self._bin / f"dt-{tool}", *words],
             cwd=self.place,
@@ -63,13 +65,43 @@ class Programs:
             text=True,
             timeout=30,
             check=False,
-            env={**os.environ, "PATH": "/usr/bin:/bin", "EVOCLAW_WORKSPACE": str(self.place)},
+            env={
+                **os.environ,
+                "PATH": "/usr/bin:/bin",
+                "EVOCLAW_WORKSPACE": str(self.place),
+                **(env or {}),
+            },
         )
 
 
 @pytest.fixture
 def dt(installed: Path, tmp_path: Path) -> Programs:
     return Programs(installed / "bin", tmp_path)
+
+
+@pytest.mark.process
+def test_the_programs_take_their_arguments_as_other_edges_pass_them(dt: Programs) -> None:
+    """`--key value` as two words, `-c` for a command, the content of a file as the last word."""
+    assert dt("write", "--path", "note.txt", "buy milk").returncode == 0
+    assert "buy milk" in dt("read", "--path", "note.txt", "--offset", "1", "--limit", "5").stdout
+    ran = dt("bash", "-c", "cat note.txt", env={"EVOCLAW_SANDBOX_ENGINE": "none"})
+    assert ran.stdout.strip() == "buy milk", ran.stderr
+
+
+@pytest.mark.process
+def test_a_program_reads_the_host_name_and_what_its_owner_names_but_nothing_else(
+    dt: Programs, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    host_name = Path("/etc/hostname")
+    if host_name.is_file():
+        assert host_name.read_text().strip() in dt("read", "--path", "/etc/hostname").stdout
+    assert "outside the workspace" in dt("read", "--path", "/etc/passwd").stderr
+    log = tmp_path_factory.mktemp("logs") / "sensors.log"
+    log.write_text("21.5 degrees")
+    assert "outside the workspace" in dt("read", "--path", str(log)).stderr
+    named = {"EVOCLAW_READ_ROOTS": str(log.parent)}
+    assert "21.5 degrees" in dt("read", "--path", str(log), env=named).stdout
+    assert dt("write", "--path", str(log), "30", env=named).returncode != 0
 
 
 def test_the_shipped_skill_files_match_the_built_in_tools() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.programs import Sandboxes
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.skills.skill_executor import SkillExecutor
-from tests.support.skills import manifest, write_skill, write_tool_skill
+from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes
+from tests.support.skills import HELLO, manifest, write_skill, write_tool_skill
 
 pytestmark = pytest.mark.process
 
@@ -182,3 +184,21 @@ def test_a_skill_tool_is_an_ordinary_bound_tool(tmp_path: Path) -> None:
     (bound,) = SkillRegistry([tmp_path]).tools()
     assert isinstance(bound, BoundTool)
     assert bound.dependencies == {ExecOps}
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="install the package bubblewrap")
+async def test_a_program_of_a_skill_is_sandboxed_whatever_its_tool_is_called(
+    tmp_path: Path,
+) -> None:
+    """The built-in git tools run git itself; a skill's `git_push` may be any program."""
+    home, workspace = tmp_path / "home", tmp_path / "work"
+    workspace.mkdir()
+    write_tool_skill(home / "skills", "pusher", "git_push", run=HELLO)
+    async with open_toolbox(workspace, {"EVOCLAW_HOME": str(home)}) as toolbox:
+        (skills,) = [
+            route.executor
+            for route in toolbox_routes(toolbox, None)
+            if isinstance(route.executor, SkillExecutor)
+        ]
+        result = await call(skills, "git_push")
+    assert result.details["isolation"] == "bubblewrap", result

@@ -48,6 +48,20 @@ def test_fault_58_a_skill_cannot_replace_a_built_in_tool(tmp_path: Path, name: s
     assert "a built-in tool" in reasons(shelf)
 
 
+def test_the_skill_whose_programs_the_owner_chose_may_replace_built_in_tools(
+    tmp_path: Path,
+) -> None:
+    chosen = write_tool_skill(tmp_path, "chosen", "read", "question")
+    write_tool_skill(tmp_path, "thief", "write")
+    reserved: dict[str, str] = dict.fromkeys(("read", "write", "question"), "a built-in tool")
+    shelf = SkillRegistry(
+        [tmp_path], reserved=reserved, replacing=chosen, left_out=["question"], poll_interval=0
+    )
+    assert names(shelf) == ["chosen@0"], "once, though its folder is also below the root"
+    assert [tool.name for tool in shelf.tools()] == ["read"]
+    assert "its tool 'write' is a built-in tool" in reasons(shelf)
+
+
 def test_fault_58_skills_whose_names_look_alike_are_refused(tmp_path: Path) -> None:
     one = write_tool_skill(tmp_path, "tools1", "a_tool")
     two = write_tool_skill(tmp_path, "toolsl", "b_tool")

@@ -20,7 +20,6 @@ from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
 from evoclaw.providers.scripted import Scripted, calls
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.tools.question import (
-    NoUserPrompter,
     Question,
     ScriptedUser,
     UserAnswer,
@@ -48,9 +47,14 @@ async def test_the_answer_of_the_user_is_returned_to_the_model() -> None:
     assert person.asked == [Question("r.1.0", "Which colour?", ("red", "blue"))]
 
 
+class NoUser:
+    async def ask(self, question: Question) -> UserAnswer | None:
+        return None
+
+
 async def test_without_a_user_the_model_is_told_to_state_its_assumption() -> None:
-    with pytest.raises(ToolFailure, match="Nobody can be asked here.*assumed") as failure:
-        await use(NoUserPrompter(), **COLOUR)
+    with pytest.raises(ToolFailure, match="No user can be asked here.*assumed") as failure:
+        await use(NoUser(), **COLOUR)
     assert failure.value.kind is ErrorKind.EXECUTION_FAILED
 
 
@@ -193,7 +197,7 @@ async def test_a_resumed_question_call_asks_the_same_question_again(
     tmp_path: Path,
 ) -> None:
     async with await SessionStore.open(tmp_path / "s.db", durable=False) as store:
-        with pytest.raises(ToolFailure, match="Nobody"):
+        with pytest.raises(ToolFailure, match="No user"):
             await use(Questions(store.questions).person("s1"), **COLOUR)
         person = ScriptedUser("red", "blue")
         questions = Questions(store.questions, local_person=person)

@@ -119,7 +119,7 @@ async def test_session_status_reports_state_usage_and_remaining_budget(tmp_path:
         made = await child(home, says("one"))
         status = await ask(home, "session_status", session_id=made)
         assert "used: 1 turns, 0 calls, 15 tokens, $0.0000" in status.text
-        assert status.text.endswith("it said:\none")
+        assert status.text.endswith("its last text:\none")
 
 
 async def test_a_sub_run_sees_only_itself_and_its_descendants(tmp_path: Path) -> None:

@@ -35,10 +35,17 @@ class LoopSettings(Struct, frozen=True):
     evidence: bool | UnsetType = UNSET
     """Reject an answer that does not cite the receipts of what was done. Recorded only if set:
     older recordings stay the same to the byte."""
+    max_call_seconds: float | UnsetType = UNSET
+    """The longest timeout of one call, but of calls that wait for people or other runs; unset: that
+    of the tool. Recorded only if set."""
 
 
 ITERATIVE_SETTINGS = LoopSettings(max_turns=20, confirm=True)
 """The defaults of `invoke_iterative`."""
+
+
+ANY_EDGE, EVERY_EDGE = "any", "*"
+"""Instead of an edge id: any edge that has the tool; or every edge, chosen by the model."""
 
 
 class FieldType(StrEnum):
@@ -82,7 +89,8 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     skills: tuple[str, ...] = ()
     """Skills that are active from the start."""
     on: str = ""
-    """The edge that its tools run on; `any`: any edge that has the tool; `*`: each edge by name."""
+    """The only edge that its tools run on; `any`: any edge that has the tool; `*`: each edge by
+    name; empty: the edge of the session."""
     inputs: dict[str, Field] = {}
     """Its inputs; none means that any input is accepted."""
     outputs: dict[str, Field] = {}
@@ -96,6 +104,11 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     """The agents that it works with."""
     owner: str = ""
     """The person or team responsible for it."""
+
+    @property
+    def names_edge(self) -> bool:
+        """Whether it works on one edge only, which its definition names."""
+        return self.on not in ("", ANY_EDGE, EVERY_EDGE)
 
 
 def intersect_capabilities(wanted: frozenset[str], held: frozenset[str]) -> frozenset[str]:

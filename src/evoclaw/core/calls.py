@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
@@ -18,6 +18,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import RunSuspended, ToolFailure
 from evoclaw.core.events import (
     ApprovalAnswered,
+    CallDelayed,
     CallFinished,
     CallJudged,
     CallOutput,
@@ -36,10 +37,21 @@ from evoclaw.core.messages import (
     ToolResult,
     labelled,
 )
-from evoclaw.core.ports import ALLOW, Allow, Approval, Ask, Decision, Deny, Ports, Verdict
+from evoclaw.core.ports import (
+    ALLOW,
+    Allow,
+    Approval,
+    Ask,
+    Decision,
+    Delay,
+    Deny,
+    Ports,
+    Verdict,
+    locator,
+)
 from evoclaw.core.schema import describe_problems
 from evoclaw.core.state import RunState
-from evoclaw.core.tools import EMPTY_CONTEXT, Call, Context, failure
+from evoclaw.core.tools import EMPTY_CONTEXT, WAITING_PERMISSIONS, Call, Context, failure
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.truncate import truncate_middle
 from evoclaw.core.wording import (
@@ -81,6 +93,7 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         if not isinstance(prepared, Call):
             yield CallFinished(_unknown_if_started(prepared, state))
             continue
+        prepared = await _located(_within_limit(prepared, turn.settings), turn)
         verdict = await judge(prepared, turn)
         yield _judged(prepared, verdict)
         if not isinstance(verdict, Allow) and isinstance(verdict, Ask):
@@ -90,8 +103,8 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
             ready.append(prepared)
         elif isinstance(verdict, Deny):
             yield CallFinished(_unknown_if_started(_denied(prepared, verdict), state))
-    if len(ready) == 1 and not ready[0].tool.streams:
-        # A single call that does not stream needs neither a task nor a queue.
+    if len(ready) == 1 and not ready[0].tool.streams and not ready[0].machine:
+        # A single call that reports nothing while it runs needs neither a task nor a queue.
         call = ready[0]
         emitted: list[Event] = []
         yield _started(call)
@@ -184,6 +197,30 @@ def prepare_parsed(
     return Call(call_id, tool, arguments, request_id, timeout, resumed, epoch, context)
 
 
+def _within_limit(call: Call, settings: LoopSettings) -> Call:
+    """The call with a timeout that is not above the run's limit of one call."""
+    limit = settings.max_call_seconds
+    if limit is UNSET or call.timeout <= limit or call.tool.permissions & WAITING_PERMISSIONS:
+        return call
+    return replace(call, timeout=limit)
+
+
+async def _located(call: Call, turn: Turn) -> Call:
+    """The call with the machine that will run it: policies and people must know it before."""
+    locate = locator(turn.ports.executor)
+    if locate is None:
+        return call
+    try:
+        machine = await turn.deadline.bound(locate(call))
+    except TimeoutError:
+        return call  # the run is over; so is the call
+    except RunSuspended:
+        raise
+    except Exception:  # the executor fails again when it runs the call, and that is its result
+        return call
+    return replace(call, machine=machine) if machine else call
+
+
 async def judge(call: Call, turn: Turn) -> Verdict:
     """Ask the policy for its verdict on one call."""
     try:
@@ -229,14 +266,14 @@ def _denied(call: Call, verdict: Deny) -> ToolResult:
 
 def _judged(call: Call, verdict: Verdict) -> CallJudged:
     if isinstance(verdict, Allow):
-        return CallJudged(call.id, "allow", verdict.code)
-    if isinstance(verdict, Ask):
-        return CallJudged(call.id, "ask", verdict.code, verdict.for_people or verdict.reason)
-    return CallJudged(call.id, "deny", verdict.code, verdict.for_people or verdict.reason)
+        return CallJudged(call.id, "allow", verdict.code, machine=call.machine)
+    decided = "ask" if isinstance(verdict, Ask) else "deny"
+    reason = verdict.for_people or verdict.reason
+    return CallJudged(call.id, decided, verdict.code, reason, call.machine)
 
 
 def _started(call: Call) -> CallStarted:
-    return CallStarted(call.id, call.tool.name, call.arguments, call.request_id)
+    return CallStarted(call.id, call.tool.name, call.arguments, call.request_id, call.machine)
 
 
 class _EventQueue:
@@ -301,20 +338,29 @@ async def _run_concurrently(ready: Sequence[Call], turn: Turn) -> AsyncGenerator
             await asyncio.wait(running)
 
 
+class _Output:
+    """Emits the output of a running call as events, and keeps its end."""
+
+    __slots__ = ("_call_id", "_emit", "tail")
+
+    def __init__(self, call_id: str, emit: Callable[[Event], None]) -> None:
+        self._call_id, self._emit, self.tail = call_id, emit, ""
+
+    def __call__(self, text: str) -> None:
+        if isinstance(text, Delay):
+            self._emit(CallDelayed(self._call_id, text.machine, text.seconds))
+            return
+        self.tail = (self.tail + text)[-TIMEOUT_OUTPUT_TAIL_CHARS:]
+        self._emit(CallOutput(self._call_id, text))
+
+
 async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> ToolResult:
     """Run one call; every outcome becomes a result, labelled with where its content came from."""
-    tail = ""
-
-    def progress(text: str) -> None:
-        nonlocal tail
-        tail = (tail + text)[-TIMEOUT_OUTPUT_TAIL_CHARS:]
-        emit(CallOutput(call.id, text))
-
-    deadline = turn.deadline
+    output, deadline = _Output(call.id, emit), turn.deadline
     if deadline.over:
         return call.failed(ErrorKind.CANCELLED, not_executed("the run has ended"))
     try:
-        work = turn.ports.executor.execute(call, progress)
+        work = turn.ports.executor.execute(call, output)
         result = await deadline.bound(work, call.timeout + call.tool.slack)
         result = _truncate_result(call, result, turn.settings.max_result_chars)
     except TimeoutError:
@@ -322,7 +368,7 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
             why = "The run was cancelled while this call ran."
             result = call.failed(ErrorKind.CANCELLED, why)
         else:
-            result = call.failed(ErrorKind.TIMEOUT, timed_out(call, tail))
+            result = call.failed(ErrorKind.TIMEOUT, timed_out(call, output.tail))
     except RunSuspended:
         raise  # the outcome is not known yet; it will be when the run resumes
     except ToolFailure as error:

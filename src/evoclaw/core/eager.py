@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Task
 from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import Any, TypeVar
@@ -38,3 +39,9 @@ def continue_coroutine(work: Coroutine[Any, Any, T], waiting: Any) -> Generator[
                 return done.value
         else:
             return (yield from work.__await__())
+
+
+def mark_retrieved(task: Task[Any]) -> None:
+    """Mark the exception of a task as retrieved, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()

@@ -107,6 +107,8 @@ class CallJudged(Struct, frozen=True, gc=False, omit_defaults=True, tag="call_ju
     code: str = ""
     reason: str = ""
     """For people."""
+    machine: str = ""
+    """The machine that it would run on; empty: the one that drives the run."""
 
 
 class ApprovalAnswered(Struct, frozen=True, gc=False, omit_defaults=True, tag="approval_answered"):
@@ -117,13 +119,15 @@ class ApprovalAnswered(Struct, frozen=True, gc=False, omit_defaults=True, tag="a
     reason: str = ""
 
 
-class CallStarted(Struct, frozen=True, gc=False, tag="call_started"):
+class CallStarted(Struct, frozen=True, gc=False, omit_defaults=True, tag="call_started"):
     """A call was passed to its executor."""
 
     call_id: str
     name: str
     arguments: dict[str, JSON]
     request_id: str
+    machine: str = ""
+    """The machine that it runs on; empty: the one that drives the run."""
 
 
 class CallOutput(Struct, frozen=True, gc=False, tag="call_output"):
@@ -131,6 +135,15 @@ class CallOutput(Struct, frozen=True, gc=False, tag="call_output"):
 
     call_id: str
     text: str
+
+
+class CallDelayed(Struct, frozen=True, gc=False, tag="call_delayed"):
+    """The machine of a started call went offline, or came back."""
+
+    call_id: str
+    machine: str
+    seconds: float
+    """For how much longer the call waits for the machine; 0: the machine is online again."""
 
 
 class CallFinished(Struct, frozen=True, gc=False, tag="call_finished"):
@@ -190,6 +203,7 @@ Event: TypeAlias = (
     | ApprovalAnswered
     | CallStarted
     | CallOutput
+    | CallDelayed
     | CallFinished
     | Prompted
     | ContextTrimmed
@@ -200,7 +214,7 @@ ReplyEvent: TypeAlias = TextDelta | ReasoningDelta | ReplyRetried | Replied
 """What a provider may yield: any number of the first three, then exactly one `Replied`."""
 
 
-DELTA_EVENTS = frozenset({TextDelta, ReasoningDelta, CallOutput})
+DELTA_EVENTS = frozenset({TextDelta, ReasoningDelta, CallOutput, CallDelayed})
 """The types of nearly all records of a run: a sink that waits for others can skip them at once."""
 
 

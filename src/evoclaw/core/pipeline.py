@@ -19,7 +19,7 @@ from msgspec import Struct
 from evoclaw.core.chain import Chain
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolResult
-from evoclaw.core.ports import Executor, Policy, Progress, Verdict
+from evoclaw.core.ports import Executor, Policy, Progress, Verdict, locator
 from evoclaw.core.routes import Route, Routes
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import NO_TOOLS, Toolset
@@ -195,6 +195,14 @@ class Pipeline:
         self._names = frozenset(self._tools.names)
         self._seen = seen
         return self._tools
+
+    async def machine_of(self, call: Call) -> str:
+        """The machine that a call will run on, as its route says."""
+        route = self.routes.find(call.name)
+        if route is None:
+            return ""
+        locate = locator(route.executor)
+        return (await locate(call) if locate is not None else "") or route.machine
 
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Run one call on the executor that has its tool; failures pass through `after` too."""

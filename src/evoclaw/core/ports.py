@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.messages import ToolResult, UserMessage
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Call, Tool
+from evoclaw.core.wording import machine_offline, machine_online
 
 
 class Request(Struct, frozen=True):
@@ -51,7 +52,26 @@ class Provider(Protocol):
 
 
 Progress: TypeAlias = Callable[[str], None]
-"""Receives a piece of a running call's output."""
+"""Receives a piece of a running call's output, or a `Delay`."""
+
+
+class Delay(str):
+    """Reported instead of output: the machine of the call is offline, or online again.
+
+    It is a text, so that a receiver that does not know it shows it as output.
+    """
+
+    __slots__ = ("machine", "seconds")
+    machine: str
+    seconds: float
+    """For how much longer the call waits; 0: the machine is online again."""
+
+    def __new__(cls, machine: str, seconds: float) -> Delay:
+        """Word the delay."""
+        text = machine_offline(machine, seconds) if seconds else machine_online(machine)
+        made = super().__new__(cls, f"{text}\n")
+        made.machine, made.seconds = machine, seconds
+        return made
 
 
 class Executor(Protocol):
@@ -67,6 +87,14 @@ class Executor(Protocol):
         When cancelled, leave nothing running.
         """
         ...
+
+
+def locator(executor: Executor) -> Callable[[Call], Coroutine[Any, Any, str]] | None:
+    """How an executor says on which machine a call will run; None if it runs calls here.
+
+    Looked up by name: the check of a Protocol costs as much as the rest of a short turn.
+    """
+    return getattr(executor, "machine_of", None)
 
 
 class Allow(Struct, frozen=True, tag="allow"):
@@ -164,7 +192,7 @@ class AllowAll:
 class NoApprover:
     """The approver of a run without one: it denies."""
 
-    reason: str = "nobody is there to approve it"
+    reason: str = "no one is available to approve it"
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Deny, with the reason."""

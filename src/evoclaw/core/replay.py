@@ -19,6 +19,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError, RunEnded
 from evoclaw.core.events import (
     ApprovalAnswered,
+    CallDelayed,
     CallFinished,
     CallJudged,
     CallOutput,
@@ -46,6 +47,7 @@ from evoclaw.core.ports import (
     Approval,
     Ask,
     Decision,
+    Delay,
     Deny,
     Ports,
     Progress,
@@ -129,6 +131,8 @@ class Replay:
         last = self._events[-1]
         ending = self._next
         if isinstance(ending, RunFinished):
+            if ending.stop is StopReason.CANCELLED and ending.reason:
+                return  # a policy refused the turn, such as an emergency stop: see `admit`
             last = ending
         elif not (isinstance(ending, CallFinished) and self._only_unstarted_calls_left()):
             return
@@ -199,6 +203,14 @@ class Replay:
             messages.append(event.message)
         return messages
 
+    async def machine_of(self, call: Call) -> str:
+        """The machine that the call was judged for."""
+        match self._next:
+            case CallJudged(call.id, machine=machine):
+                return machine
+            case _:
+                return ""
+
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """Return the recorded result."""
         run = self._runs[self._segments - 1].get(call.id, _RecordedCall())
@@ -248,6 +260,9 @@ def _recorded_calls(events: Sequence[Event]) -> list[dict[str, _RecordedCall]]:
                 segments[-1][call_id] = _RecordedCall()
             case CallOutput(call_id, text):
                 segments[-1].setdefault(call_id, _RecordedCall()).output.append(text)
+            case CallDelayed(call_id, machine, seconds):
+                delay = Delay(machine, seconds)
+                segments[-1].setdefault(call_id, _RecordedCall()).output.append(delay)
             case CallFinished(result):
                 segments[-1].setdefault(result.call_id, _RecordedCall()).result = result
             case _:
@@ -257,7 +272,7 @@ def _recorded_calls(events: Sequence[Event]) -> list[dict[str, _RecordedCall]]:
 
 def _may_be_early(event: Event) -> bool:
     """Whether an event may come before its recorded position: those of concurrent calls."""
-    return isinstance(event, CallStarted | CallOutput | CallFinished)
+    return isinstance(event, CallStarted | CallOutput | CallDelayed | CallFinished)
 
 
 REPLAY_STALL_TIMEOUT_S = 10.0

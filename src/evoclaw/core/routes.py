@@ -35,6 +35,11 @@ class Route(Struct, frozen=True, eq=False):
     before: tuple[Policy, ...] | None = None
     """Policies of its own, instead of the pipeline's. Its tools bypass the offer steps, and replace
     tools of the same name."""
+    yields: bool = False
+    """Its tools are left out where another route has the name: one that does not yield, or an
+    earlier one that does. Without it, two tools of one name are an error."""
+    machine: str = ""
+    """The machine that its calls run on, unless its executor says; empty: this one, unnamed."""
 
 
 class Routes:
@@ -55,27 +60,41 @@ class Routes:
     def tools(self) -> tuple[Toolset, Toolset]:
         """The tools of all routes: those under the pipeline's policies, and those with their own.
 
-        Raises `DuplicateTool` if two executors have a tool of the same name.
+        Raises `DuplicateTool` if two routes that do not yield have a tool of the same name.
         """
         now = [route.executor.tools() for route in self]
         if len(now) == len(self._seen) and all(
             new is old for new, old in zip(now, self._seen, strict=True)
         ):
             return self._tools, self._direct_tools
-        usual, direct = now[: len(self._usual)], now[len(self._usual) :]
-        self._tools, self._direct_tools = _merged(usual), _merged(direct)
+        kept, count = self._without_taken_names(now), len(self._usual)
+        self._tools = _merged(kept[:count], now[:count])
+        self._direct_tools = _merged(kept[count:], now[count:])
         self._owners = {
-            tool.name: route for route, tools in zip(self, now, strict=True) for tool in tools
+            tool.name: route for route, tools in zip(self, kept, strict=True) for tool in tools
         }
         self._seen = now
         return self._tools, self._direct_tools
+
+    def _without_taken_names(self, now: Sequence[Sequence[Tool]]) -> list[Sequence[Tool]]:
+        """The tools of each route, without those whose name it yields to another route."""
+        pairs = list(zip(self, now, strict=True))
+        taken = {tool.name for route, tools in pairs if not route.yields for tool in tools}
+        kept: list[Sequence[Tool]] = []
+        for route, tools in pairs:
+            if route.yields:
+                free = [tool for tool in tools if tool.name not in taken]
+                taken.update(tool.name for tool in free)
+                tools = tools if len(free) == len(tools) else free
+            kept.append(tools)
+        return kept
 
     def find(self, name: str) -> Route | None:
         """The route to the executor that has a tool."""
         return self._owners.get(name)
 
 
-def _merged(sets: Sequence[Sequence[Tool]]) -> Toolset:
+def _merged(sets: Sequence[Sequence[Tool]], sources: Sequence[Sequence[Tool]]) -> Toolset:
     if len(sets) == 1:
         return Toolset.of(sets[0])
-    return Toolset((tool for tools in sets for tool in tools), sources=sets)
+    return Toolset((tool for tools in sets for tool in tools), sources=sources)

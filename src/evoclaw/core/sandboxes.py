@@ -17,6 +17,8 @@ class SandboxPolicy(Struct, frozen=True):
     """Further folders it may change."""
     readable: tuple[str, ...] = ()
     """Folders it may read beside the system's own programs and libraries."""
+    devices: tuple[str, ...] = ()
+    """Device nodes that it may use beside the harmless ones, such as /dev/null."""
     protected: tuple[str, ...] = ()
     """Files and folders inside the writable ones that it may not change."""
     hidden: tuple[str, ...] = ()

@@ -24,6 +24,10 @@ ANY_RESOURCE = "*"
 """A resource that conflicts with all others: only reading calls may run concurrently."""
 
 
+WAITING_PERMISSIONS = frozenset({"interact", "session"})
+"""Permissions of tools that wait for people or other runs, and keep their own timeout."""
+
+
 class Tool(Struct, frozen=True, omit_defaults=True):
     """A tool that the model may call, and what policies and executors must know about it."""
 
@@ -59,6 +63,8 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     None: if its effect is `write`."""
     sends: bool = False
     """Its arguments are sent to where outsiders may read them, though it changes nothing."""
+    isolated: bool = False
+    """Its function runs in a sandboxed process of its own, not in this process."""
 
     @property
     def label(self) -> Label:
@@ -115,6 +121,9 @@ class Call(Struct, frozen=True):
     epoch: int = 1
     """How often its run was started or resumed. An orchestrator with a lower epoch is fenced."""
     context: Context = EMPTY_CONTEXT
+    machine: str = ""
+    """The machine that will run it, by the name that people know: an edge, mostly. Empty: the
+    machine that drives the run."""
 
     @property
     def run_id(self) -> str:

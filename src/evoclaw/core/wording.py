@@ -29,6 +29,21 @@ EVIDENCE: none
 Claim nothing as done that has no receipt."""
 
 
+def machine_offline(machine: str, seconds: float) -> str:
+    """Word that the machine of a call is offline, and for how long the call waits for it."""
+    return f"{machine} went offline; the call waits for it, {seconds:.0f} s at most"
+
+
+def machine_online(machine: str) -> str:
+    """Word that the machine of a call is online again."""
+    return f"{machine} is online again"
+
+
+def ran_elsewhere(machine: str, home: str, why: str) -> str:
+    """Say that a call ran on another machine than `home`, because `home` cannot run it."""
+    return f"[This ran on {machine}, because {home} {why}.]"
+
+
 def receipt(id: str, *, done: bool, acts: bool) -> str:
     """Show the model a receipt's id, and what to do with it."""
     if not done:

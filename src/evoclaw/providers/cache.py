@@ -11,7 +11,7 @@ from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.fallback import Fallback
-from evoclaw.providers.registry import LOCAL_MODEL, model_setup_help, provider_for
+from evoclaw.providers.registry import EMBEDDED_MODEL, is_embedded, model_setup_help, provider_for
 from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
 from evoclaw.providers.wrappers import Flush, WriteBarrierProvider, close
 
@@ -32,6 +32,8 @@ class ProviderCache:
         default: str,
         stack: AsyncExitStack,
         flush: Flush,
+        *,
+        no_model: str = "",
     ) -> None:
         """Create an empty cache.
 
@@ -41,9 +43,11 @@ class ProviderCache:
             default: The model of requests that name none; empty if no model was found.
             stack: Closes the providers.
             flush: Waits until the store is on disk; awaited before every request.
+            no_model: Why no model was found, and what to do.
         """
         self._http, self._env, self.default = http, env, default
         self._stack, self._flush = stack, flush
+        self._no_model = no_model or model_setup_help()
         self._cached: dict[str, Provider] = {}
         self._embedded: Provider | None = None
 
@@ -68,7 +72,7 @@ class ProviderCache:
 
     def _make(self, name: str) -> Provider:
         if not name:
-            raise ConfigError(model_setup_help())
+            raise ConfigError(self._no_model)
         if name == DIRECT_MODEL:
             return DirectProvider()
         providers = [self._provider_of(part.strip()) for part in name.split(",")]
@@ -77,10 +81,10 @@ class ProviderCache:
 
     def _provider_of(self, name: str) -> Provider:
         """The provider of one model. All embedded models share one provider: it is a process."""
-        if name.partition("/")[0] != LOCAL_MODEL:
+        if not is_embedded(name):
             return provider_for(name, http=self._http, env=self._env)
         if self._embedded is None:
-            self._embedded = provider_for(LOCAL_MODEL, http=self._http, env=self._env)
+            self._embedded = provider_for(EMBEDDED_MODEL, http=self._http, env=self._env)
             self._stack.push_async_callback(close, self._embedded)
         return self._embedded
 

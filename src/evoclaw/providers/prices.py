@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Price: TypeAlias = Callable[[str, Usage], float | None]
 """Model name as served, usage -> US dollars, or None if the price is unknown."""
 
-FREE_PREFIXES = frozenset({"ollama", "local", "lmstudio", "vllm", "llamacpp", "scripted"})
+FREE_PREFIXES = frozenset(
+    {"ollama", "embedded", "local", "lmstudio", "vllm", "llamacpp", "scripted"}
+)
 """Prefixes of servers on the user's own machines."""
 
 _TABLE_IDS = {"gemini": "google", "xai": "x-ai"}

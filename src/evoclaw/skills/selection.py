@@ -21,6 +21,8 @@ class SkillCandidate(Struct, frozen=True):
 
     skill: Skill
     rank: tuple[int, ...]
+    replaces: bool = False
+    """Whether its tools may have reserved names: the owner chose its programs."""
 
 
 class SkillSelection(Struct, frozen=True):
@@ -71,6 +73,8 @@ def _reject_tool_conflicts(
     taken = {skeleton(name): (name, where) for name, where in reserved.items()}
     for candidate in candidates:
         skill = candidate.skill
+        if candidate.replaces:
+            continue
         if skill.name == DESKTOP_TOOLS and any(
             skeleton(name) in taken for name in _tool_names(skill)
         ):

@@ -13,9 +13,9 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import FileOps
 from evoclaw.core.tools import Call
+from evoclaw.core.truncate import truncate_line
 from evoclaw.core.web import PageView
 from evoclaw.tools.define import tool
-from evoclaw.tools.truncate import truncate_line
 
 MAX_PAGE_CHARS = 20_000
 """Of a page that one call returns."""

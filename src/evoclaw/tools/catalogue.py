@@ -37,13 +37,17 @@ class CatalogueEntry(Struct, frozen=True):
 
     name: str
     module: str
-    """Below `evoclaw.tools`."""
+    """Below `evoclaw.tools`; empty if the tool is built where it runs, from what is there."""
     runs_on: frozenset[RunsOn]
     program: str = ""
     """The program that must be on the PATH of the machine that runs it."""
+    as_program: bool = True
+    """Whether the skill `desktop-tools` has it as a program `dt-NAME`."""
 
     def load(self) -> BoundTool:
-        """The tool itself."""
+        """The tool itself; `LookupError` if it is built where it runs."""
+        if not self.module:
+            raise LookupError(f"the tool {self.name!r} is built where it runs")
         return getattr(import_module(f"evoclaw.tools.{self.module}"), self.name)
 
     def missing_program(self) -> str:
@@ -53,7 +57,7 @@ class CatalogueEntry(Struct, frozen=True):
 
 _MACHINE = frozenset({RunsOn.LOCAL, RunsOn.EDGE})
 _SERVICE = frozenset({RunsOn.LOCAL, RunsOn.ORCHESTRATOR})
-_LOCAL = frozenset({RunsOn.LOCAL})
+_ANYWHERE = frozenset(RunsOn)
 _ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
     ("read write edit", "files", _MACHINE, ""),
     ("glob grep", "search", _MACHINE, ""),
@@ -62,7 +66,7 @@ _ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
     ("git_status git_diff git_log", "git.reading", _MACHINE, "git"),
     ("git_commit git_branch", "git.writing", _MACHINE, "git"),
     ("webfetch", "web", _MACHINE, ""),
-    ("websearch codesearch", "web", _LOCAL, ""),
+    ("websearch codesearch", "web", _ANYWHERE, ""),
     ("question", "question", _SERVICE, ""),
     ("todowrite todoread", "todos", _SERVICE, ""),
     ("skill", "skill", _SERVICE, ""),
@@ -73,22 +77,37 @@ _ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
         _SERVICE,
         "",
     ),
-    ("browser", "browser", _LOCAL, ""),
+    ("browser", "browser", _SERVICE, ""),
     ("canvas", "canvas", _SERVICE, ""),
     ("nodes", "nodes", _SERVICE, ""),
-    ("image", "image", _LOCAL, ""),
+    ("image", "image", _MACHINE, ""),
 )
+_HOST_ROWS: tuple[tuple[str, str, frozenset[RunsOn], str], ...] = (
+    ("device device_write notify", "device", frozenset({RunsOn.EDGE}), ""),
+    ("artifact", "", frozenset({RunsOn.EDGE}), ""),
+    ("jobs", "nodes", _SERVICE, ""),
+    ("edge_call", "", _SERVICE, ""),
+)
+"""Tools that only make sense inside a host process: no program can take their place."""
 CATALOGUE: Mapping[str, CatalogueEntry] = {
-    name: CatalogueEntry(name, module, runs_on, program)
-    for names, module, runs_on, program in _ROWS
+    name: CatalogueEntry(name, module, runs_on, program, as_program)
+    for rows, as_program in ((_ROWS, True), (_HOST_ROWS, False))
+    for names, module, runs_on, program in rows
     for name in names.split()
 }
 """By name, in the order in which tools are listed."""
+FLEET_TOOL_NAMES = frozenset({"edge_call", "jobs", "nodes"})
+"""Tools of the orchestrator that concern the whole fleet."""
 
 
 def entries_on(host: RunsOn) -> tuple[CatalogueEntry, ...]:
     """The tools that a host can run, in the order of the catalogue."""
     return tuple(entry for entry in CATALOGUE.values() if host in entry.runs_on)
+
+
+def tools_on(host: RunsOn) -> tuple[BoundTool, ...]:
+    """The tools that a host can load and whose program this machine has."""
+    return with_program(entry.load() for entry in entries_on(host) if entry.module)
 
 
 def load(names: Iterable[str]) -> tuple[BoundTool, ...]:

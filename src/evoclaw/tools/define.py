@@ -47,6 +47,7 @@ def tool(
     private: bool = False,
     acts: bool | None = None,
     sends: bool = False,
+    isolated: bool = False,
 ) -> Callable[[Callable[..., object]], BoundTool]:
     """Make a tool of a function.
 
@@ -69,6 +70,7 @@ def tool(
         private: Its results contain private data.
         acts: It has effects beyond the conversation and the workspace; None: if it writes.
         sends: It sends its arguments to where outsiders may read them.
+        isolated: For a file in the folder of own tools: run it in a sandboxed process.
     """
     _check_brackets(permissions)
 
@@ -77,7 +79,7 @@ def tool(
         made = Tool(
             title, "", {}, frozenset(permissions), _effect(title, effect), tuple(resources),
             float(timeout), float(max_timeout), idempotent, streams, 0.0, version, tuple(aliases),
-            outside, private, acts, sends,
+            outside, private, acts, sends, isolated,
         )  # fmt: skip
         return _bind(made, function)
 

@@ -1,9 +1,9 @@
-"""The tools `device` and `notify`: read the sensors of a machine, show a message on it."""
+"""The tools of a machine itself: read its sensors, set its pins, show a message on it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
@@ -44,6 +44,28 @@ async def device(
     if what == "gpio" and pin is None:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which `pin` to read.")
     return await machine.read_sensor(what, pin)
+
+
+class DevicePins(Protocol):
+    """The output pins of one machine."""
+
+    async def write_pin(self, pin: int, *, high: bool) -> str:
+        """Make a pin an output with this level; returns its new state."""
+        ...
+
+
+@tool("device", "device_write", timeout=10, max_timeout=60, idempotent=True, resources=("pin",))
+async def device_write(
+    machine: DevicePins, pin: Annotated[int, Meta(ge=0, le=1023)], level: Literal["high", "low"]
+) -> str:
+    """Set a GPIO pin of this device: it becomes an output. This switches what is connected to it.
+
+    Args:
+        machine: The device's pins.
+        pin: The number of the pin, as `device` reads it.
+        level: The new level.
+    """
+    return await machine.write_pin(pin, high=level == "high")
 
 
 class Notifier(Protocol):

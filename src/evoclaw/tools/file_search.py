@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from evoclaw.core.ops import FileOps
+from evoclaw.core.truncate import to_text, truncate_line
 from evoclaw.tools.patterns import Regex
-from evoclaw.tools.truncate import to_text, truncate_line
 
 CHUNK_BYTES = 1 << 20
 MAX_INLINE_SEARCH_BYTES = 64 << 10

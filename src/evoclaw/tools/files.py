@@ -14,9 +14,9 @@ from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, TextBlock
 from evoclaw.core.ops import FileOps, FileStat
+from evoclaw.core.truncate import REPLACED_BYTES_NOTICE, to_text, truncate_line
 from evoclaw.tools.define import tool
 from evoclaw.tools.diff import diff_bytes, is_utf8
-from evoclaw.tools.truncate import REPLACED_BYTES_NOTICE, to_text, truncate_line
 
 CHUNK_BYTES = 256 << 10
 MAX_LINE_CHARS = 2_000

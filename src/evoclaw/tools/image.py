@@ -33,7 +33,7 @@ MAX_ANSWER_CHARS = 20_000
 MAX_ANSWER_TOKENS = 2_000
 NO_VISION_MESSAGE = (
     "This picture cannot be looked at: neither you nor anyone who could be asked can see "
-    "pictures. Go on without it, and explain this to the user."
+    "pictures. Continue without it, and explain this to the user."
 )
 
 
@@ -98,7 +98,7 @@ class VisionModel:
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
                 f"The model that looks at pictures gave no answer ({problem.kind}). Try again "
-                "once; otherwise go on without it.",
+                "once; otherwise continue without it.",
             ) from None
         return answer
 

@@ -46,7 +46,11 @@ def why_unavailable() -> str:
 
 
 async def prepare_image(
-    name: str, data: bytes, *, max_edge: int = DEFAULT_MAX_EDGE_PIXELS
+    name: str,
+    data: bytes,
+    *,
+    max_edge: int = DEFAULT_MAX_EDGE_PIXELS,
+    max_png_bytes: int = MAX_OUTPUT_BYTES,
 ) -> PreparedImage:
     """Check an image, rotate it upright, scale it down if needed and drop its metadata.
 
@@ -54,6 +58,7 @@ async def prepare_image(
         name: The name of the image in error messages.
         data: A PNG, JPEG, GIF or WebP file; of an animation the first frame is used.
         max_edge: The longest side of the result, in pixels.
+        max_png_bytes: A sharp image that is larger as PNG becomes a JPEG.
     """
     if len(data) > MAX_INPUT_BYTES:
         raise ToolFailure(
@@ -61,10 +66,10 @@ async def prepare_image(
             f"The picture '{name}' has {len(data):,} bytes, more than {MAX_INPUT_BYTES:,}. Make it "
             "smaller first.",
         )
-    return await asyncio.to_thread(_prepare, name, data, max_edge)
+    return await asyncio.to_thread(_prepare, name, data, max_edge, max_png_bytes)
 
 
-def _prepare(name: str, data: bytes, max_edge: int) -> PreparedImage:
+def _prepare(name: str, data: bytes, max_edge: int, max_png_bytes: int) -> PreparedImage:
     if (claimed := _webp_size(data)) is not None:
         # Pillow allocates the memory of a WebP image before it reports its size.
         _check_size(name, claimed)
@@ -76,7 +81,8 @@ def _prepare(name: str, data: bytes, max_edge: int) -> PreparedImage:
     image = _decode(name, lambda: _normalise(image, max_edge))
     if image.width != image.height and (image.width > image.height) != (original[0] > original[1]):
         original = original[1], original[0]
-    made, media_type = _encode(image, sharp=drawn or image.mode == "RGBA")
+    sharp = drawn or image.mode == "RGBA"
+    made, media_type = _encode(image, max_png_bytes if sharp else 0)
     return PreparedImage(made, media_type, *image.size, *original)
 
 
@@ -131,13 +137,13 @@ def _upper_half(value: float) -> float:
     return value * (1 / 256)
 
 
-def _encode(image: Image, *, sharp: bool) -> tuple[bytes, str]:
+def _encode(image: Image, max_png_bytes: int) -> tuple[bytes, str]:
     """Encode the pixels alone: sharp images as PNG if that is small enough, others as JPEG."""
     from PIL import Image
 
-    if sharp:
+    if max_png_bytes:
         made = _encode_pixels(image, "PNG")
-        if len(made) <= MAX_OUTPUT_BYTES:
+        if len(made) <= max_png_bytes:
             return made, "image/png"
     if image.mode == "RGBA":
         white = Image.new("RGBA", image.size, "white")

@@ -15,8 +15,8 @@ from evoclaw.tools.define import tool
 
 QUESTION_TOOL = "question"
 NO_USER_MESSAGE = (
-    "Error: Nobody can be asked here. "
-    "Go on without an answer, choose what is safest, and say in the end what you assumed."
+    "Error: No user can be asked here. "
+    "Continue without an answer, choose what is safest, and say in the end what you assumed."
 )
 
 
@@ -49,14 +49,6 @@ class UserPrompter(Protocol):
     async def ask(self, question: Question) -> UserAnswer | None:
         """Wait for the answer; None if no user can be asked. Asking again gives the same answer."""
         ...
-
-
-class NoUserPrompter:
-    """For runs without a user who could answer."""
-
-    async def ask(self, question: Question) -> UserAnswer | None:
-        """None: no user can be asked."""
-        return None
 
 
 class ScriptedUser:

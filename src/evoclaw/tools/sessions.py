@@ -168,7 +168,7 @@ async def sessions_spawn(
     max_turns: SmallCount | None = None,
     run_timeout_seconds: Annotated[int, Meta(ge=1, le=MAX_SUB_RUN_S)] | None = None,
 ) -> ToolOutput:
-    """Begin a sub-agent and go on without waiting for it.
+    """Start a sub-agent without waiting for it.
 
     `session_status` says how it stands and waits for its answer. It ends when you end: fetch its
     answer before you give yours. It may do at most what you may, and spends from your budget.
@@ -307,7 +307,7 @@ async def session_status(
     if status.reason:
         parts.append(f"reason: {status.reason}")
     if status.text:
-        parts.append(f"it said:\n{status.text}")
+        parts.append(f"its last text:\n{status.text}")
     return ToolOutput((TextBlock("\n".join(part for part in parts if part)),), _details(status))
 
 

@@ -8,8 +8,8 @@ from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ConfigError
 from evoclaw.tools.catalogue import CATALOGUE, load
 
-TOOL_NAMES = tuple(CATALOGUE)
-"""The names of all built-in tools."""
+TOOL_NAMES = tuple(name for name, entry in CATALOGUE.items() if entry.as_program)
+"""The names of the built-in tools, without those that only a host process has."""
 _READ_ONLY = ("read", "glob", "grep")
 _CODING = ("read", "write", "edit", "glob", "grep", "apply_patch", "bash")
 _GIT = ("git_status", "git_diff", "git_log", "git_commit", "git_branch")

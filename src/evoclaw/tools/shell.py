@@ -12,8 +12,8 @@ from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import CompletedProcess, ExecOps
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import ANY_RESOURCE
+from evoclaw.core.truncate import REPLACED_BYTES_NOTICE, to_text
 from evoclaw.tools.define import tool
-from evoclaw.tools.truncate import REPLACED_BYTES_NOTICE, to_text
 
 MAX_STREAM_BYTES = 64 << 10
 """Of stdout and of stderr; longer output keeps its beginning and its end."""

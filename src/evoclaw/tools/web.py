@@ -13,10 +13,10 @@ from msgspec import Meta
 from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, TextBlock
+from evoclaw.core.truncate import truncate_line
 from evoclaw.core.web import FetchedPage, SearchHit
 from evoclaw.tools.define import tool
 from evoclaw.tools.files import image_type
-from evoclaw.tools.truncate import truncate_line
 
 if TYPE_CHECKING:
     from evoclaw.tools.page_text import PageText

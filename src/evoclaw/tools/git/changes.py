@@ -144,7 +144,7 @@ def refuse_evoclaw_files(paths: Iterable[str]) -> None:
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
             f"{name_some(ours)}: EvoClaw's own keys and settings are there. Nothing was done. "
-            "Name other `paths`, or go on without it.",
+            "Name other `paths`, or continue without it.",
         )
 
 

@@ -15,6 +15,7 @@ from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, TextBlock
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.truncate import REPLACED_BYTES_NOTICE, to_text
 from evoclaw.tools.define import replace_surrogates, tool
 from evoclaw.tools.git.changes import (
     branch_line,
@@ -33,7 +34,6 @@ from evoclaw.tools.git.repository import (
     open_repository,
     split_nul,
 )
-from evoclaw.tools.truncate import REPLACED_BYTES_NOTICE, to_text
 
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 60, 300
 DEFAULT_TIMEOUT_MS = DEFAULT_TIMEOUT_S * 1000

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess, ExecOps, FileOps
-from evoclaw.tools.truncate import to_text
+from evoclaw.core.truncate import to_text
 
 MAX_SHOWN_BYTES = 64 << 10
 """Of output that is shown; longer output keeps its beginning and its end."""

@@ -13,6 +13,7 @@ from evoclaw.core.bound_tools import ToolOutput
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.truncate import to_text
 from evoclaw.tools.define import replace_surrogates, tool
 from evoclaw.tools.git.changes import (
     MAX_LISTED_ENTRIES,
@@ -41,7 +42,6 @@ from evoclaw.tools.git.repository import (
     open_repository,
     split_nul,
 )
-from evoclaw.tools.truncate import to_text
 
 
 @tool(

