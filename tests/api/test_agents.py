@@ -70,6 +70,21 @@ async def test_max_iterations_and_double_confirmation_can_be_set(tmp_path: Path)
         assert (once.json()["iterations"], once.json()["raw_response"]) == (1, "unconfirmed")
 
 
+async def test_the_timeout_of_calls_can_be_set_for_one_run(tmp_path: Path) -> None:
+    async def never(what: str) -> str:
+        await asyncio.Event().wait()
+        return what
+
+    script = (calls(("work", {"what": "a"})), says("It took too long."))
+    async with serve_agents(tmp_path, *script) as house, await house.http() as http:
+        house.house.body = never
+        body = {"tool_call_timeout_seconds": 0.05, "enable_double_confirmation": False}
+        answer = await http.post(ITERATIVE, json=body)
+        assert answer.json()["raw_response"] == "It took too long."
+        result = script_of(house).requests[-1].messages[-1]
+        assert "Tool 'work' timed out after 0.05s." in str(result)
+
+
 async def test_a_stream_sends_every_record_and_then_the_answer(tmp_path: Path) -> None:
     script = (calls(("work", {"what": "a"})), says("done"), says("COMPLETED: all done"))
     async with serve_agents(tmp_path, *script) as house, await house.http() as http:

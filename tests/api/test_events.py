@@ -112,7 +112,7 @@ async def test_the_event_stream_sends_a_snapshot_and_then_changes(tmp_path: Path
             second = await begun(ann, "3 + 2?")
             known = await page.until("runs", lambda r: r.get(second, {}).get("state") == "ended")
             assert known[second]["text"] == "five"
-            assert sorted(page.wholes) == ["approvals", "fleet", "questions", "runs"]
+            assert sorted(page.wholes) == ["approvals", "fleet", "questions", "runs", "stops"]
 
 
 async def test_run_events_equal_the_listed_runs(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.edge.joining import join_link, qr_lines, qr_rows, read_link
+from evoclaw.edge.joining import JoinInvitation, join_link, qr_lines, qr_rows, read_link
 from evoclaw.wiring.fleet import BrokerLogin, write_broker_login
 from tests.support.service import running_service
 
@@ -25,7 +25,7 @@ async def test_an_invitation_contains_a_link_a_command_and_a_qr_code(tmp_path: P
         )
         assert answer.status == 201, answer.body
         found = answer.json
-    assert read_link(found["link"]) == (found["url"], found["token"])
+    assert read_link(found["link"]) == JoinInvitation(found["url"], found["token"])
     assert found["url"] == "mqtt://192.0.2.7:1883" and found["token"].startswith("pi.")
     assert shlex.split(found["command"]) == ["evoclaw", "edge", "join", found["link"]]
     assert found["qr"] == list(qr_rows(found["link"]))
@@ -51,7 +51,9 @@ def test_the_terminal_qr_code_equals_the_qr_rows() -> None:
 
 
 def test_a_join_link_round_trips() -> None:
-    assert read_link(f"  {join_link(URL, TOKEN, 'pi')}\n") == (URL, TOKEN)
+    assert read_link(f"  {join_link(URL, TOKEN, 'pi')}\n") == JoinInvitation(URL, TOKEN)
+    with_authority = join_link(URL, TOKEN, "pi", "ab" * 32)
+    assert read_link(with_authority) == JoinInvitation(URL, TOKEN, "ab" * 32)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_a_join_link_round_trips() -> None:
         join_link(URL, TOKEN, "another"),
         join_link(URL, TOKEN, "pi") + "&url=mqtt://evil",
         join_link(URL, TOKEN, "pi") + "&more=1",
+        join_link(URL, TOKEN, "pi", "not a fingerprint"),
         join_link("mqtt://x\x1b[2J", TOKEN, "pi"),
         join_link(URL, "pi." + "a" * 3_000, "pi"),
         "evoclaw://[join?url=x&token=pi.x&name=pi",

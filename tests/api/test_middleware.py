@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from evoclaw.api.settings import ServerSettings
 from evoclaw.api.strict_http import problem_with
 from evoclaw.store.databases.database import StoreUnavailable
 from evoclaw.store.governance.tokens import TokenStore
-from tests.support.service import RunningService, running_service
+from tests.support.service import Answer, Client, RunningService, running_service
 
 RUNS = "/v1/runs"
 
@@ -119,6 +120,89 @@ async def test_fault_64_oversized_bodies_and_headers_are_refused_early(tmp_path:
         long = await request(up, token, "GET /v1/me HTTP/1.1", "X-One: " + "a" * 1_000_000)
         assert status_of(await raw(up, long)) in (0, 400)
         assert await healthy(up)
+
+
+async def test_a_head_over_the_limit_is_refused_also_when_sent_in_one_piece(
+    tmp_path: Path,
+) -> None:
+    async with running_service(tmp_path) as up:
+        token = await up.house.token("*")
+        get = "GET /v1/me HTTP/1.1"
+        fits = await request(up, token, get, "Connection: close", "X-One: " + "a" * 30_000)
+        assert status_of(await raw(up, fits)) == 200
+        for size in (33_000, 40_000, 60_000):
+            long = await request(up, token, get, "X-One: " + "a" * size)
+            answer = await raw(up, long)
+            assert status_of(answer) == 400, size
+            assert answer.count(b"HTTP/1.1 ") == 1
+        line = await request(up, token, f"GET /v1/me?{'a' * 33_000} HTTP/1.1")
+        assert status_of(await raw(up, line)) == 400
+        good = await request(up, token, get)
+        answer = await raw(up, good + long)
+        assert (answer.count(b"HTTP/1.1 200"), answer.count(b"HTTP/1.1 400")) == (1, 1)
+        assert await healthy(up)
+
+
+async def test_other_http_versions_are_refused(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        token = await up.house.token("*")
+        for version in ("HTTP/9.9", "HTTP/1.2", "HTTP/2.0", "HTTP/0.9", "HTTP/1.01", "http/1.1"):
+            answer = await raw(up, await request(up, token, f"GET /v1/me {version}"))
+            assert status_of(answer) == 400, version
+        old = await request(up, token, "GET /v1/me HTTP/1.0")
+        assert status_of(await raw(up, old)) == 200
+        assert await healthy(up)
+
+
+UNPARSEABLE_BODIES = {
+    "open brackets": b"[" * 200_000,
+    "open objects": b'{"a":' * 100_000,
+    "nested lists": b"[" * 100_000 + b"]" * 100_000,
+    "nested objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "invalid UTF-8": b'{"message":"\xff\xfe\xc3("}',
+    "invalid UTF-8 in a name": b'{"\xff":1}',
+    "half a surrogate": b'{"message":"\\ud800"}',
+    "no JSON": b"\x00\x01",
+}
+NESTED_DEPTHS = (98, 900)
+
+
+@pytest.mark.slow
+async def test_a_body_that_cannot_be_parsed_is_a_client_error_on_every_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ServerSettings(port=0, requests_per_minute=1_000_000)
+    async with running_service(tmp_path, settings=settings) as up:
+        client = up.client(await up.house.token("*", "human"))
+        document = (await client.get("/openapi.json")).json
+        tried = 0
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                content = operation.get("requestBody", {}).get("content", {})
+                if "application/json" not in content:
+                    continue
+                where = re.sub(r"\{[^}]*\}", "x", path)
+                for name, body in UNPARSEABLE_BODIES.items():
+                    tried += 1
+                    answer = await send(client, method, where, body)
+                    assert answer.status == 400, (method, path, name, answer.body[:300])
+                for name in content["application/json"]["schema"].get("properties", {"x": 0}):
+                    for depth in NESTED_DEPTHS:
+                        nested = b'{"a":' * depth + b"[]" + b"}" * depth
+                        body = b'{"%s":%s}' % (name.encode(), nested)
+                        answer = await send(client, method, where, body)
+                        assert answer.status < 500, (method, path, name, answer.body[:300])
+        assert tried > 100
+        assert "Traceback" not in caplog.text
+        assert await healthy(up)
+
+
+async def send(client: Client, method: str, path: str, body: bytes) -> Answer:
+    headers = client.headers({"content-type": "application/json"})
+    async with client.http.request(
+        method, client.url + path, data=body, headers=headers
+    ) as response:
+        return Answer(response.status, response.headers, await response.read())
 
 
 async def test_fault_64_a_wrong_host_header_is_refused(tmp_path: Path) -> None:

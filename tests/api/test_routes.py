@@ -91,6 +91,36 @@ async def test_a_workflow_is_started_and_continues_after_human_approval(tmp_path
         ]
 
 
+async def test_a_person_approves_a_step_of_a_definition_from_now_on(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        ann = await up.client_with("*")
+        person = await up.client_with("human", "workflows:read")
+        program = await up.client_with("admin", "workflows:read")
+        (defined,) = (await ann.get("/v1/workflows")).json["items"]
+        (step,) = defined["approvable"]
+        assert (step["name"], step["message"]) == ("ask", "May I greet?")
+        waiting = (await ann.post("/v1/workflows/greet/runs", {})).json["id"]
+        await ann.until(f"/v1/workflow-runs/{waiting}", "state", "waiting")
+        path, body = "/v1/workflows/greet/steps/ask/approve", {"sha256": defined["sha256"]}
+        assert (await person.post(path, body)).status == 403  # it covers the runs of all users
+        assert (await program.post(path, body)).status == 403
+        assert (await ann.post(path, {"sha256": "0" * 64})).code == "definition_changed"
+        assert (await ann.post("/v1/workflows/greet/steps/hello/approve", body)).status == 404
+        assert (await ann.post("/v1/workflows/none/steps/ask/approve", body)).status == 404
+        approved = await ann.post(path, body)
+        assert approved.status == 200, approved.body
+        await ann.until(f"/v1/workflow-runs/{waiting}", "state", "succeeded")
+        begun = (await ann.post("/v1/workflows/greet/runs", {})).json["id"]
+        await ann.until(f"/v1/workflow-runs/{begun}", "state", "succeeded")
+
+        (defined,) = (await ann.get("/v1/workflows")).json["items"]
+        id_ = defined["approvable"][0]["approval_id"]
+        assert id_ == approved.json["approval_id"]
+        assert (await ann.post(f"/v1/approvals/{id_}/withdraw")).status == 200
+        begun = (await ann.post("/v1/workflows/greet/runs", {})).json["id"]
+        await ann.until(f"/v1/workflow-runs/{begun}", "state", "waiting")
+
+
 async def test_edges_are_listed_and_approved_by_the_operator_only(tmp_path: Path) -> None:
     devices = Devices(tmp_path)
     await devices.compare_tools("pi", [("read", "h1")], 1.0)

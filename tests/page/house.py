@@ -36,6 +36,7 @@ autonomy = "full"
 id = "careful"
 capabilities = ["*"]
 autonomy = "supervised"
+model = "vllm/qwen2.5-vl-scripted"
 """
 SECOND = "garden"
 """The edge that joined."""

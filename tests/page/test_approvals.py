@@ -108,8 +108,59 @@ async def test_an_approval_shows_hidden_characters_and_folded_lines(looker: Look
     await expect(cards.nth(1)).not_to_contain_text("line 39")
     await cards.nth(1).get_by_role("button", name="Show the other").click()
     await expect(cards.nth(1)).to_contain_text("line 39")
-    await expect(cards.nth(0)).to_contain_text("every call of bash in this session")
+    await expect(cards.nth(0)).to_contain_text("exactly the command `echo ⟨U+202E⟩gnp.exe`")
     ok(await looker.house.client.post(f"/v1/runs/{run}/cancel"))
+
+
+FLOW = """
+[[steps]]
+name = "look"
+kind = "agent"
+agent = "careful"
+message = '''
+call bash {"command": "ls"}
+say done'''
+
+[[steps]]
+name = "sure"
+kind = "approval"
+message = "Shall I?"
+"""
+
+
+async def test_steps_of_workflows_are_approved_from_now_on(looker: Looker) -> None:
+    folder = looker.house.up.home / "workflows"
+    folder.mkdir(exist_ok=True)
+    (folder / "evening.toml").write_text(FLOW)
+    client = looker.house.client
+
+    async def start() -> str:
+        return ok(await client.post("/v1/workflows/evening/runs", {}))["id"]
+
+    async def ended(id_: str) -> bool:
+        return ok(await client.get(f"/v1/workflow-runs/{id_}"))["state"] == "succeeded"
+
+    first = await start()
+    await looker.enter("approvals")
+    card = looker.page.locator(".approval")
+    await expect(card).to_contain_text("step 'look' of workflow 'evening' from now on")
+    await card.get_by_role("button", name="This step from now on").click()
+    await expect(card).to_have_count(0)
+
+    row = looker.page.get_by_role("row").filter(has_text="Shall I?")
+    await expect(row).to_contain_text("asks in each run")
+    await row.get_by_role("button", name="Approve step sure of evening from now on").click()
+    dialog = looker.page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("until its definition changes")
+    await dialog.get_by_role("button", name="Approve from now on").click()
+    await expect(row).to_contain_text("from now on, by")
+    await until(lambda: ended(first), 30)
+    second = await start()
+    await until(lambda: ended(second), 30)
+
+    await row.get_by_role("button", name="Withdraw the approval of step sure").click()
+    await expect(row).to_contain_text("asks in each run")
+    (folder / "evening.toml").unlink()
 
 
 async def test_session_approvals_are_listed_and_can_be_withdrawn(looker: Looker) -> None:
@@ -119,7 +170,7 @@ async def test_session_approvals_are_listed_and_can_be_withdrawn(looker: Looker)
 
     rows = looker.page.get_by_role("row").filter(has=looker.page.get_by_text("Withdraw"))
     row = rows.filter(has_text=run[:8])
-    await expect(row).to_contain_text("every call of bash in this session")
+    await expect(row).to_contain_text("exactly the command `echo again`; in this session")
     await row.get_by_role("button", name="Withdraw").click()
     await expect(row).to_have_count(0)
 

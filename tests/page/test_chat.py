@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
+from io import BytesIO
+from pathlib import Path
 
 import pytest
-from playwright.async_api import expect
+from PIL import Image
+from playwright.async_api import BrowserContext, expect
 
-from tests.page.house import House
+from tests.page.house import SECOND, House
 from tests.page.looking import Looker
-from tests.support.up_process import ok, start_run, wait_for_state
+from tests.support.up_process import ok, start_run, up_process, wait_for_state
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 HOSTILE = (
@@ -173,3 +178,117 @@ async def test_the_canvas_renders_model_html_without_network_or_storage_access(
     assert all("Content Security Policy" in one for one in looker.complaints), looker.complaints
     looker.complaints.clear()
     ok(await looker.house.client.get(f"/v1/sessions/{view['session_id']}/canvas"))
+
+
+DROP = """([selector, bytes]) => {
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([new Uint8Array(bytes)], "photo.png", { type: "image/png" }));
+  const options = { dataTransfer, bubbles: true, cancelable: true };
+  document.querySelector(selector).dispatchEvent(new DragEvent("drop", options));
+}"""
+
+
+async def test_a_picture_that_is_dropped_on_the_input_is_sent_with_the_message(
+    looker: Looker,
+) -> None:
+    await looker.enter("chat")
+    page = looker.page
+    await page.get_by_label("Agent").select_option("careful")
+    file = BytesIO()
+    Image.new("RGB", (3000, 200), "red").save(file, "PNG")
+
+    await page.evaluate(DROP, ["form.composer", list(file.getvalue())])
+    await expect(page.get_by_alt_text("photo.png")).to_be_visible()
+    await say(looker, "say a red line")
+
+    log = page.get_by_role("log")
+    await expect(log).to_contain_text("a red line")
+    await expect(log.get_by_alt_text("attached image")).to_be_visible()
+    await expect(page.get_by_alt_text("photo.png")).to_be_hidden()
+    (asked,) = [one for one in looker.house.up.models.asked if one.said == "say a red line"]
+    (image,) = [
+        part["image_url"]["url"]
+        for message in asked.body["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
+    assert Image.open(BytesIO(b64decode(image.partition(",")[2]))).size[0] == 1568
+    await page.reload()
+    await expect(log.get_by_alt_text("attached image")).to_be_visible()
+
+
+async def test_the_edge_is_chosen_and_every_call_and_approval_names_it(looker: Looker) -> None:
+    house = looker.house
+    house.up.models.scripts["write here"] = (
+        'call write {"path": "chosen.txt", "content": "hello"}\nsay Written.'
+    )
+    await looker.enter("chat")
+    await looker.page.get_by_label("Agent").select_option("careful")
+    works_on = looker.page.get_by_label("Works on")
+    await expect(works_on).to_have_value("")
+    await expect(works_on.locator("option").first).to_have_text("local")
+    await works_on.select_option(SECOND)
+    await say(looker, "write here")
+
+    heading = looker.page.get_by_role("heading", name=f"May write run on {SECOND}?")
+    await expect(heading).to_be_visible()
+    await looker.button("Once").click()
+    call = looker.page.get_by_role("article", name="call of write")
+    await expect(call).to_contain_text(f"on {SECOND}")
+    await expect(looker.page.get_by_role("log")).to_contain_text("Written.")
+    assert (house.second.workspace / "chosen.txt").exists()
+    assert not (house.up.workspace / "chosen.txt").exists()
+
+    await expect(works_on).to_have_value(SECOND)
+    await works_on.select_option("")
+    await say(looker, "write here")
+    await expect(looker.page.get_by_role("heading", name="May write run on local?")).to_be_visible()
+    await looker.button("Once").click()
+    await expect(call.last).to_contain_text("on local")
+    await expect(call.last).to_contain_text("done")
+    assert (house.up.workspace / "chosen.txt").exists()
+
+
+async def test_a_call_says_that_its_machine_went_offline(looker: Looker) -> None:
+    house = looker.house
+    await looker.enter("chat")
+    await looker.page.get_by_label("Agent").select_option("evoclaw")
+    await looker.page.get_by_label("Works on").select_option(SECOND)
+    await say(looker, bash("touch begun; while [ ! -e over ]; do sleep 0.1; done") + "\nsay over")
+    await until((house.second.workspace / "begun").exists, 60, "the command runs")
+    await house.kill_edge()
+    try:
+        call = looker.page.get_by_role("article", name="call of bash")
+        await expect(call).to_contain_text(f"{SECOND} went offline; the call waits until")
+        await looker.button("Stop").click()
+        await expect(looker.page.get_by_role("log")).to_contain_text("cancelled")
+    finally:
+        (house.second.workspace / "over").touch()
+        await house.start_edge()
+
+
+async def test_an_open_chat_stays_logged_in_and_shows_the_rest_after_a_restart(
+    tmp_path: Path, context: BrowserContext
+) -> None:
+    async with up_process(tmp_path) as up:
+        up.configure()
+        client = await up.start()
+        house = House(up, client, up.shell)
+        looker = Looker(house, await context.new_page())
+        await looker.enter("chat")
+        await say(looker, "wait restart 8")
+        log, link = looker.page.get_by_role("log"), looker.page.locator("#link")
+        await expect(log).to_contain_text("word3")
+        await up.kill()
+        await expect(link).to_have_attribute("data-state", "away")
+        up.models.gates["restart"].set()
+        await up.start("--api-port", port_of(client.url))
+        await expect(link).to_have_attribute("data-state", "open")
+        await expect(log).to_contain_text("word7")
+        await say(looker, "say still here")
+        await expect(log).to_contain_text("still here")
+
+
+def port_of(url: str) -> str:
+    return url.rpartition(":")[2]

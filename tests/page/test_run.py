@@ -48,10 +48,11 @@ async def test_the_timeline_shows_concurrent_calls_in_lanes_with_their_outcome(
 ) -> None:
     await looker.enter("runs", run)
     bars = looker.page.get_by_role("list", name="Timeline: turns and calls in order")
-    here = bars.get_by_role("button", name="call edge_call succeeded").first
-    there = bars.get_by_role("button", name="call edge_call succeeded").last
-    await expect(bars.get_by_role("button", name="call bash denied")).to_be_visible()
-    await expect(bars.get_by_role("button", name="call read failed (not_found)")).to_be_visible()
+    here = bars.get_by_role("button", name="call edge_call on local succeeded")
+    there = bars.get_by_role("button", name=f"call edge_call on {SECOND} succeeded")
+    await expect(bars.get_by_role("button", name="call bash on local denied")).to_be_visible()
+    failed = bars.get_by_role("button", name="call read on local failed (not_found)")
+    await expect(failed).to_be_visible()
 
     first, second = await here.bounding_box(), await there.bounding_box()
     assert first is not None
@@ -82,7 +83,7 @@ async def test_arrow_keys_select_timeline_items_and_the_panel_shows_details(
     await expect(panel.get_by_text("rule:whole-system")).to_be_visible()
     await expect(panel.get_by_text("never ran")).to_be_visible()
     focused = "document.activeElement.getAttribute('aria-label')"
-    assert "call bash denied" in str(await looker.page.evaluate(focused))
+    assert "call bash on local denied" in str(await looker.page.evaluate(focused))
 
 
 async def test_the_timeline_zooms_with_keys_and_wheel_and_resets(looker: Looker, run: str) -> None:
@@ -168,7 +169,7 @@ async def test_two_runs_are_compared_turn_by_turn(looker: Looker, house: House, 
 async def test_a_live_run_is_followed_and_stopped(looker: Looker, house: House) -> None:
     run = await start_run(house.client, _on("local", "echo line 1; sleep 20"))
     await looker.enter("runs", run)
-    await looker.page.get_by_role("button", name="call edge_call running").click()
+    await looker.page.get_by_role("button", name="call edge_call on local running").click()
     await expect(looker.page.get_by_label("output so far")).to_have_text("line 1\n")
     await looker.button("■ Stop").click()
 
@@ -190,7 +191,7 @@ async def test_tool_output_is_shown_as_plain_text(looker: Looker, house: House) 
     markup = "<img src=x onerror=alert(1)>"
     run = await _ended(house, _on("local", f"echo '{markup}'; printf '\\033[31mred'") + "\nsay ok")
     await looker.enter("runs", run)
-    await looker.page.get_by_role("button", name="call edge_call succeeded").click()
+    await looker.page.get_by_role("button", name="call edge_call on local succeeded").click()
 
     await expect(looker.page.get_by_label("result", exact=True)).to_contain_text(markup)
     assert "\x1b" not in await looker.page.locator("#detail").inner_text()

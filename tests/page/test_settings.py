@@ -127,10 +127,35 @@ async def test_an_emergency_stop_of_a_tool_is_set_and_released(
     (stop,) = ok(await house.client.get("/v1/stops"))["items"]
     assert (stop["kind"], stop["name"]) == ("tool", "notify")
 
-    await looker.button("Release tool notify").click()
+    # The banner on top offers the same; this is the button of the list.
+    await listed.get_by_role("button", name="Release tool notify").click()
     await looker.page.get_by_role("dialog").get_by_role("button", name="Release").click()
     await expect(listed).to_have_count(0)
+    await expect(looker.page.locator(".stop-banner")).to_have_count(0)
     assert ok(await house.client.get("/v1/stops"))["items"] == []
+
+
+async def test_an_emergency_stop_is_a_red_banner_on_every_view(looker: Looker) -> None:
+    client, page = looker.house.client, looker.page
+    stop = {"kind": "agent", "name": "careful", "reason": "smoke in the lab"}
+    wrong = await client.post("/v1/stops", {**stop, "name": "carefull"})
+    assert wrong.code == "unknown_agent" and "did you mean 'careful'?" in str(wrong.json)
+    await looker.enter("fleet")
+    banner = page.locator(".stop-banner")
+    await expect(banner).to_have_count(0)
+    ok(await client.post("/v1/stops", stop))
+    try:
+        for view in ("fleet", "chat", "runs", "approvals", "tools", "metrics", "audit", "settings"):
+            await looker.go(view)
+            await expect(banner).to_contain_text("Emergency stop: agent careful")
+            await expect(banner).to_contain_text("smoke in the lab")
+            await expect(banner).to_contain_text("by ")
+        await banner.get_by_role("button", name="Release agent careful").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Release").click()
+        await expect(banner).to_have_count(0)
+        assert ok(await client.get("/v1/stops"))["items"] == []
+    finally:
+        await client.ask("DELETE", "/v1/stops/agent?name=careful")
 
 
 async def test_a_heartbeat_does_not_steal_keyboard_focus(looker: Looker) -> None:

@@ -11,6 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from evoclaw.api.auth import check_query, check_scope, provide_caller
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
+from evoclaw.api.json_request import JsonRequest
 from evoclaw.api.middleware import RequestGate
 from evoclaw.api.openai import routes as openai
 from evoclaw.api.openapi import OpenApiDocument
@@ -28,6 +29,7 @@ from evoclaw.api.routes import (
     runs,
     sessions,
     tokens,
+    tool_calls,
     tools_skills_memory,
     workflows,
 )
@@ -55,6 +57,7 @@ def create_app(parts: ApiDependencies) -> Litestar:
             Exception: handle_internal_error,
         },
         openapi_config=None,
+        request_class=JsonRequest,
         request_max_body_size=parts.settings.max_body_bytes,
         state=State(
             {
@@ -86,6 +89,7 @@ def _routes() -> list[HTTPRouteHandler]:
         *metrics.ROUTES,
         *events.ROUTES,
         *tools_skills_memory.ROUTES,
+        *tool_calls.ROUTES,
         *governance.ROUTES,
         *policy.ROUTES,
         *tokens.ROUTES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Semaphore
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
 from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
+from evoclaw.orchestrator.overview.damage import DamageReports
 from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.overview.readiness import ReadinessCheck
 from evoclaw.orchestrator.people.access import AccessControl
@@ -35,6 +36,11 @@ def ignore_refusal(refusal: RefusedRequest) -> None:
 
 def ignore_request(method: str, route: str, status: int, seconds: float) -> None:
     """The default of `on_response`: records nothing."""
+
+
+def no_image_problem(agent: str, model: str) -> str:
+    """The default of `image_problem`: every model sees images."""
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,14 @@ class ApiDependencies:
     audit: AuditService | None = None
     tools: Callable[[], Sequence[Tool]] | None = None
     """The available tools of this orchestrator."""
+    operator_tools: Callable[[], Collection[str]] = tuple
+    """The names of those that only runs of the operator's tenant are offered."""
     unavailable_tools: Callable[[], Sequence[UnavailableTool]] = tuple
-    """The unavailable tools of this orchestrator, each with the reason."""
+    """The unavailable built-in tools of this orchestrator, each with the reason."""
+    tool_problems: Callable[[], Mapping[str, str]] = dict
+    """The skills, own tools and MCP servers that cannot be used, and why."""
+    image_problem: Callable[[str, str], str] = no_image_problem
+    """Why an agent, with a model that replaces its own, cannot see images; empty if it can."""
     skills: SkillRegistry | None = None
     stops: StopRegistry | None = None
     canvases: Canvases | None = None
@@ -75,6 +87,8 @@ class ApiDependencies:
     """Renders all metrics in the Prometheus format."""
     on_response: Callable[[str, str, int, float], None] = ignore_request
     """Called for each response: method, route, status, and the seconds until it started."""
+    damage: DamageReports | None = None
+    """What was found damaged."""
     metrics_reader: MetricsReader | None = None
     """Reads metrics from stored records."""
     checks: Mapping[str, ReadinessCheck] = field(default_factory=dict[str, ReadinessCheck])

@@ -23,11 +23,13 @@ from evoclaw.governance.shared_stops import StopNotShared
 from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.requests import (
     Draining,
+    EdgeNotUsable,
     EmptyMessage,
     KeyReused,
     RunNotFound,
     RunQueueFull,
     SessionHasHistory,
+    UnknownEdge,
 )
 from evoclaw.orchestrator.runs.supervisor import StoreError
 from evoclaw.orchestrator.sessions.conversations import SessionBusy, SessionNotFound
@@ -131,6 +133,8 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     SessionHasHistory: (409, "other_history"),
     workflows.NotAPerson: (403, "forbidden"),
     EmptyMessage: (422, "invalid"),
+    EdgeNotUsable: (409, "other_edge"),
+    UnknownEdge: (404, "not_found"),
     workflows.BadInputs: (422, "invalid"),
     ConfigError: (422, "invalid"),
     RunQueueFull: (429, "too_many"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import uvicorn
 
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.hosts import is_loopback
 
 if TYPE_CHECKING:
     from litestar import Litestar
@@ -123,23 +124,17 @@ def _path_text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is a loopback address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; `ConfigError` if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as problem:
-        raise ConfigError(f"cannot listen on {host}:{port}: {problem.strerror}") from None
+        why = os.strerror(problem.errno) if problem.errno else problem.strerror
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {why}; "
+            "stop the other program, or choose another address or port"
+        ) from None
     # Inherited by every connection. asyncio sets TCP_NODELAY only on sockets that name their
     # protocol, and these do not: a response in two writes would wait 40 ms for the client's ACK.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

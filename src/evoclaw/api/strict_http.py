@@ -24,20 +24,25 @@ SINGLE_HEADERS = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization", b"origin"}
 )
 """Headers that may occur only once: a second value would be ambiguous."""
+HTTP_VERSIONS = (b" HTTP/1.1", b" HTTP/1.0")
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 def problem_with(head: bytes) -> str:
-    """What is ambiguous in the request line and headers; empty if nothing is.
+    """What is ambiguous or too large in the request line and headers; empty if nothing is.
 
     Args:
         head: The request line and headers, without the empty line at the end.
     """
+    if len(head) > MAX_HEAD_BYTES:
+        return "too large"  # h11 limits only a head that is not complete yet
     if b"\0" in head:
         return "NUL"
     if head.count(b"\n") != head.count(b"\r\n") or head.count(b"\r") != head.count(b"\r\n"):
         return "line end"
-    _, *lines = head.removesuffix(b"\r\n").split(b"\r\n")
+    first, *lines = head.removesuffix(b"\r\n").split(b"\r\n")
+    if not first.endswith(HTTP_VERSIONS):
+        return "HTTP version"
     if len(lines) > MAX_HEADERS:
         return "too many headers"
     if any(line[:1] in (b" ", b"\t", b"") for line in lines):
@@ -58,7 +63,8 @@ class StrictConnection(h11.Connection):
         if self.their_state is h11.IDLE:
             waiting, _ = self.trailing_data
             found = _HEAD_END.search(waiting)
-            if found is not None and (problem := problem_with(waiting[: found.start() + 1])):
+            head = bytes(waiting[: found.start() + 1]) if found is not None else b""
+            if head.strip(b"\r\n") and (problem := problem_with(head)):
                 raise h11.RemoteProtocolError(problem)
         return super().next_event()
 

@@ -56,8 +56,8 @@ def earlier_calls(messages: Sequence[ChatMessage]) -> list[str]:
     return []
 
 
-def last_user_text(messages: Sequence[ChatMessage]) -> str:
-    """The text of the last message, which must be a user message."""
+def last_user_message(messages: Sequence[ChatMessage]) -> tuple[str, tuple[ImageBlock, ...]]:
+    """The text and the images of the last message, which must be a user message."""
     index, message = len(messages) - 1, messages[-1]
     if message.role != "user":
         raise BadRequest(
@@ -65,12 +65,9 @@ def last_user_text(messages: Sequence[ChatMessage]) -> str:
             f"messages[{index}].role",
         )
     blocks = _blocks(index, message)
-    if any(isinstance(block, ImageBlock) for block in blocks):
-        raise BadRequest(
-            "A session takes only text. Send images without the header X-EvoClaw-Session.",
-            f"messages[{index}].content",
-        )
-    return "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
+    images = tuple(block for block in blocks if isinstance(block, ImageBlock))
+    text = "\n".join(block.text for block in blocks if not isinstance(block, ImageBlock))
+    return text, images
 
 
 class _HistoryReader:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.api.openai.errors import BadRequest
-from evoclaw.api.openai.messages import last_user_text, to_history
+from evoclaw.api.openai.messages import last_user_message, to_history
 from evoclaw.api.openai.schemas import ChatRequest, ResponseFormat, ToolParam
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.errors import DuplicateTool, SchemaError
@@ -127,9 +127,14 @@ def parse_chat_request(
     settings = _settings(request, agent.settings)
     instruction = output_format.instruction() if output_format else ""
     if session_id:
-        text = "\n\n".join(filter(None, (last_user_text(request.messages), instruction)))
+        said, images = last_user_message(request.messages)
         run_request = RunRequest(
-            message=text, session_id=session_id, agent=agent.name, settings=settings, tools=tools
+            message="\n\n".join(filter(None, (said, instruction))),
+            session_id=session_id,
+            agent=agent.name,
+            settings=settings,
+            tools=tools,
+            images=images,
         )
     else:
         history = to_history(request.messages)

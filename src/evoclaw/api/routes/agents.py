@@ -83,6 +83,8 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Ask the model to check its first answer."""
     error_threshold: TurnLimit | None = None
     """Failed turns in a row that end the run."""
+    tool_call_timeout_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """The longest timeout of one call; default: that of its tool."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
     def settings(self, agent: Agent) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
             "max_turns": self.max_iterations,
             "max_calls_per_turn": self.max_tool_calls_per_iteration,
             "tool_error_limit": self.error_threshold,
+            "max_call_seconds": self.tool_call_timeout_seconds,
             "max_seconds": self.max_seconds,
         }
         for name, value in wanted.items():

@@ -54,6 +54,10 @@ class ApprovalView(Struct, frozen=True, omit_defaults=True):
     answered_at: float | None = None
     answer_reason: str = ""
     uses: int = 0
+    machine: str = ""
+    """The machine that the call would run on; empty: that of its run."""
+    covers_step: str = ""
+    """What the decision `step` would cover; empty if no step of a workflow makes the call."""
 
 
 class ApprovalList(Struct, frozen=True):
@@ -65,7 +69,8 @@ class ApprovalList(Struct, frozen=True):
 class ApprovalDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's decision on a call that waits."""
 
-    decision: Literal["once", "session", "deny"]
+    decision: Literal["once", "session", "step", "deny"]
+    """`step`: once, and this step of its workflow from now on, as `covers_step` says."""
     reason: Reason = ""
     """Sent to the model, and recorded."""
 
@@ -139,6 +144,8 @@ def approval_view(case: ApprovalCase) -> ApprovalView:
         answered_at=None if answer is None else answer.at,
         answer_reason="" if answer is None else answer.reason,
         uses=case.uses,
+        machine=asking.scope.machine,
+        covers_step="" if asking.step_scope is None else asking.step_scope.description,
     )
 
 
@@ -151,24 +158,38 @@ async def _own_approval(parts: ApiDependencies, caller: Caller, id_: str) -> App
 
 
 async def _decide(
-    parts: ApiDependencies, caller: Caller, id_: str, decision: Decision, reason: str
+    parts: ApiDependencies, caller: Caller, id_: str, decision: Decision | None, reason: str
 ) -> ApprovalView:
-    """Record a person's decision, and resume the run that waits for it."""
+    """Record a person's decision, and resume the run that waits; None approves its step too."""
     approvals = require(parts.approvals, "approvals")
     case = await _own_approval(parts, caller, id_)
-    if problem := await approvals.answer(id_, decision, caller.answerer(), reason):
+    problem = (
+        await approvals.approve_step(id_, caller.answerer(), reason)
+        if decision is None
+        else await approvals.answer(id_, decision, caller.answerer(), reason)
+    )
+    if problem:
         raise ApiError(409, "not_waiting", problem)
-    await wake(parts, caller.tenant, case.request.run_id)
+    await _resume(parts, caller.tenant, case.request.run_id)
     return approval_view(await _own_approval(parts, caller, id_))
 
 
-async def wake(parts: ApiDependencies, tenant: str, run_id: str) -> None:
-    """Resume the run or workflow step that waits, if there is one."""
+def check_step_approver(caller: Caller) -> None:
+    """Refuse a caller who may not approve a step of a workflow for the runs of all users."""
+    if not caller.may(TokenScope.ADMIN):
+        raise ApiError(
+            403,
+            "forbidden",
+            "An approval of a step from now on covers the runs of all users: the token needs the "
+            "scope 'admin' too.",
+        )
+
+
+async def _resume(parts: ApiDependencies, tenant: str, run_id: str) -> None:
+    """Resume the run that waits, if there is one."""
     if parts.runs is not None:
         with suppress(RunNotFound):
             await parts.runs.resume(tenant, run_id)
-    if parts.workflows is not None:
-        await parts.workflows.wake(tenant, run_id)
 
 
 @get("/v1/approvals", scope=TokenScope.APPROVALS_READ, tags=TAGS)
@@ -208,7 +229,10 @@ async def answer_approval(
     data: JSONBody[ApprovalDecision],
 ) -> ApprovalView:
     """Approve or deny a call. Only a person may; the first answer counts."""
-    return await _decide(parts, caller, approval_id, Decision(data.decision), data.reason)
+    decision = None if data.decision == "step" else Decision(data.decision)
+    if decision is None:
+        check_step_approver(caller)
+    return await _decide(parts, caller, approval_id, decision, data.reason)
 
 
 @post(
@@ -319,7 +343,7 @@ async def answer_in_run(
     id_ = _select_waiting(ids, data.question_id, "question")
     if problem := await questions.answer(id_, UserAnswer(data.chosen, data.text)):
         raise ApiError(409, "cannot_answer", problem)
-    await wake(parts, caller.tenant, view.run_id)
+    await _resume(parts, caller.tenant, view.run_id)
     return await own_run(parts, caller, run_id)
 
 

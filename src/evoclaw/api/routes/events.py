@@ -16,6 +16,7 @@ from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, unavailable
 from evoclaw.api.routes.approvals import approval_view, question_view
 from evoclaw.api.routes.fleet import edge_view, paired_devices
+from evoclaw.api.routes.governance import stop_view, visible_stops
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.orchestrator.overview.feed import (
     MAX_POLL_INTERVAL_S,
@@ -30,6 +31,7 @@ from evoclaw.orchestrator.overview.sources import (
     EdgeSource,
     QuestionSource,
     RunSource,
+    StopSource,
     store_mark,
 )
 from evoclaw.orchestrator.people.access import Caller, TokenScope
@@ -39,6 +41,7 @@ TOPICS: Mapping[str, TokenScope] = {
     "runs": TokenScope.RUNS_READ,
     "approvals": TokenScope.APPROVALS_READ,
     "questions": TokenScope.APPROVALS_READ,
+    "stops": TokenScope.RUNS_READ,
 }
 """The topics of the stream, and the scope of each."""
 
@@ -55,7 +58,8 @@ def make_feed(
     if (orchestrator := parts.orchestrator) is not None:
         fleet = orchestrator.fleet
         changes.append(fleet.wait_for_change)
-        sources["fleet"] = lambda _: EdgeSource(fleet, partial(paired_devices, parts), edge_view)
+        show = partial(edge_view, default=orchestrator.default_edge)
+        sources["fleet"] = lambda _: EdgeSource(fleet, partial(paired_devices, parts), show)
     if (approvals := parts.approvals) is not None:
         sources["approvals"] = lambda tenant: ApprovalSource(approvals, tenant, approval_view)
     if (talks := parts.conversations) is not None:
@@ -63,6 +67,10 @@ def make_feed(
         if parts.runs is not None:
             changes.append(parts.runs.hub.wait_for_change)
             sources["runs"] = lambda tenant: RunSource(talks.of(tenant).store)
+    if (stops := parts.stops) is not None:
+        sources["stops"] = lambda tenant: StopSource(
+            partial(visible_stops, stops, is_operator=tenant == parts.operator_tenant), stop_view
+        )
     return Feed(
         sources,
         store_mark(talks),
@@ -98,8 +106,8 @@ def _select_topics(feed: Feed, caller: Caller, topics: str) -> tuple[str, ...]:
     responses=event_stream_responses(
         "The event type is the topic; the data has `items`, and `whole` says whether "
         "the list is complete. `fleet` and `runs` start with a complete list (of runs, the newest "
-        "50) and then send the changed items; `approvals` and `questions` always send complete "
-        "lists. Events have no ids: a new connection starts with complete lists again."
+        "50) and then send the changed items; `approvals`, `questions` and `stops` always send "
+        "complete lists. Events have no ids: a new connection starts with complete lists again."
     ),
 )
 async def watch_events(
@@ -110,8 +118,8 @@ async def watch_events(
         str,
         QueryParameter(
             max_length=200,
-            description="Comma-separated: `fleet`, `runs`, `approvals`, `questions`; empty: all. "
-            "Topics without the scope of your token are left out.",
+            description="Comma-separated: `fleet`, `runs`, `approvals`, `questions`, `stops`; "
+            "empty: all. Topics without the scope of your token are left out.",
         ),
     ] = "",
 ) -> EventStream:

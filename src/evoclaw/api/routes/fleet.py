@@ -69,6 +69,10 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     """How many more commands it accepts now; null if unknown."""
     loads: tuple[int, ...] = ()
     """Running and queued commands at its last heartbeats, the oldest first."""
+    default: bool = False
+    """Whether sessions work on it unless another edge is named."""
+    delivery_guarantees: bool = True
+    """False: the edge speaks only the basic messages; each command is sent to it once."""
 
 
 class EdgeList(Struct, frozen=True):
@@ -104,10 +108,16 @@ class EdgeInvitation(Struct, frozen=True):
     """The command to run on the new edge."""
     qr: tuple[str, ...]
     """The link as a QR code: rows of `0` (light) and `1` (dark), with the quiet zone."""
+    ca_sha256: str = ""
+    """The fingerprint of the authority of the broker's certificate, in hex; empty without TLS."""
+    warning: str = ""
+    """Why the edge may not reach the broker, and what to do; empty if it should."""
 
 
-def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeView:
-    """The view of an edge."""
+def edge_view(
+    name: str, member: Member | None, device: Device | None, *, default: str = ""
+) -> EdgeView:
+    """The view of an edge; `default` is the edge that sessions work on."""
     beat = None if member is None else member.heartbeat
     return EdgeView(
         name,
@@ -129,6 +139,8 @@ def edge_view(name: str, member: Member | None, device: Device | None) -> EdgeVi
         0.0 if beat is None else beat.uptime_s,
         None if beat is None else beat.room,
         () if member is None else tuple(member.loads),
+        name == default,
+        member is None or not member.online or member.guarantees_delivery,
     )
 
 
@@ -146,7 +158,11 @@ def _edges(parts: ApiDependencies, caller: Caller) -> dict[str, EdgeView]:
     members = {member.agent_id: member for member in orchestrator.fleet.members()}
     devices = paired_devices(parts)
     names = sorted({*members, *devices})
-    return {name: edge_view(name, members.get(name), devices.get(name)) for name in names}
+    default = orchestrator.default_edge
+    return {
+        name: edge_view(name, members.get(name), devices.get(name), default=default)
+        for name in names
+    }
 
 
 def _edge(parts: ApiDependencies, caller: Caller, agent_id: str) -> EdgeView:
@@ -155,7 +171,7 @@ def _edge(parts: ApiDependencies, caller: Caller, agent_id: str) -> EdgeView:
     device = None if parts.devices is None else parts.devices.get(agent_id)
     if caller.tenant != parts.operator_tenant or (member is None and device is None):
         raise not_found("edge")
-    return edge_view(agent_id, member, device)
+    return edge_view(agent_id, member, device, default=orchestrator.default_edge)
 
 
 def _devices_with(parts: ApiDependencies, caller: Caller, agent_id: str) -> Devices:
@@ -239,9 +255,16 @@ async def invite_edge(
     pairing = require(parts.pairing, "device pairing")
     try:
         invited = pairing.invite(data.agent_id, data.minutes * 60)
-        link = join_link(invited.url, invited.token, data.agent_id)
-        rows = await asyncio.to_thread(qr_rows, link)
-        return EdgeInvitation(invited.url, invited.token, link, join_command(link), rows)
+        link = join_link(invited.url, invited.token, data.agent_id, invited.ca_sha256)
+        return EdgeInvitation(
+            invited.url,
+            invited.token,
+            link,
+            join_command(link),
+            await asyncio.to_thread(qr_rows, link),
+            invited.ca_sha256,
+            invited.warning,
+        )
     except ConfigError as problem:
         raise ApiError(409, "cannot_invite", str(problem)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import quote
 
@@ -15,14 +16,16 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.fleet import paired_devices
 from evoclaw.api.routes.parameters import ID_PATTERN, NO_NUL_PATTERN, PathId, Reason
 from evoclaw.api.routes.runs import own_run
 from evoclaw.core.ledgers import UNITS_PER_KIND, Account
 from evoclaw.core.messages import JSON
 from evoclaw.governance.shared_stops import StopRegistry
-from evoclaw.governance.stops import Stop, StopKind
+from evoclaw.governance.stops import Stop, StopKind, UntrustedStopFile
 from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.skills.names import unknown_name
 
 AuditFilter = Annotated[str, QueryParameter(max_length=200, pattern=NO_NUL_PATTERN)]
 AuditTime = Annotated[
@@ -60,6 +63,21 @@ class AuditReport(Struct, frozen=True):
     """The last record that a signed checkpoint covers."""
     dropped: tuple[str, ...] = ()
     """Ranges of records that were deleted because the spool was full."""
+
+
+class DamageView(Struct, frozen=True):
+    """Something that was found damaged, in the service or on an edge."""
+
+    source: str
+    """`audit`, or `edge NAME`."""
+    text: str
+    """What is damaged, and what to do; that of an edge is its own text."""
+
+
+class DamageList(Struct, frozen=True):
+    """What was found damaged."""
+
+    items: tuple[DamageView, ...]
 
 
 class SpendingView(Struct, frozen=True):
@@ -104,6 +122,8 @@ class StopAgent(_StopRequest, frozen=True, kw_only=True, tag="agent"):
     """Stop one agent or edge, including its current runs."""
 
     name: Annotated[str, Meta(pattern=ID_PATTERN)]
+    force: bool = False
+    """Stop a name that no agent and no edge has yet."""
 
 
 class StopTool(_StopRequest, frozen=True, kw_only=True, tag="tool"):
@@ -163,6 +183,14 @@ async def verify_audit(parts: InjectedDependencies, caller: InjectedCaller) -> A
     check_operator(parts, caller)
     report = await require(parts.audit, "audit records").verify()
     return msgspec.convert(report, AuditReport, from_attributes=True)
+
+
+@get("/v1/damage", scope=TokenScope.AUDIT_READ, tags=["audit"])
+async def list_damage(parts: InjectedDependencies, caller: InjectedCaller) -> DamageList:
+    """List what was found damaged: the audit log, journals of edges. Only for the operator."""
+    check_operator(parts, caller)
+    found = () if parts.damage is None else parts.damage.items()
+    return DamageList(tuple(DamageView(damage.source, damage.text) for damage in found))
 
 
 def check_operator(parts: ApiDependencies, caller: Caller) -> None:
@@ -235,8 +263,22 @@ async def create_stop(
     stops = require(parts.stops, "stops")
     kind, by = StopKind(str(data.__struct_config__.tag)), caller.principal.user or caller.token
     name = data.name if isinstance(data, StopAgent | StopTool) else ""
+    if isinstance(data, StopAgent) and not data.force:
+        _check_agent(parts, name)
     await stops.put(Stop(kind, name, data.reason, by, time.time()))
     return _stop_list(stops)
+
+
+def _check_agent(parts: ApiDependencies, name: str) -> None:
+    """Refuse a name that no agent and no edge has: a typo must not look like a stop."""
+    known = set(paired_devices(parts))
+    if parts.conversations is not None:
+        known |= set(parts.conversations.agents)
+    if parts.orchestrator is not None:
+        known |= {member.agent_id for member in parts.orchestrator.fleet.members()}
+    if name not in known:
+        text = f"{unknown_name('agent or edge', name, known)}\nNothing was stopped."
+        raise ApiError(404, "unknown_agent", text)
 
 
 @delete("/v1/stops/{kind:str}", scope=TokenScope.ADMIN, tags=["stops"], status_code=200)
@@ -263,18 +305,34 @@ async def release_stop(
     return _stop_list(stops)
 
 
+def visible_stops(stops: StopRegistry, *, is_operator: bool) -> Sequence[Stop]:
+    """The stops in force, as a tenant may see them; a file that cannot be read stops everything.
+
+    Tenants other than the operator's see what concerns them too, without who stopped it, and why.
+    """
+    try:
+        found = stops.stops()
+    except UntrustedStopFile as problem:
+        return (Stop(StopKind.ALL, reason=str(problem) if is_operator else ""),)
+    if is_operator:
+        return found
+    wide = (StopKind.ALL, StopKind.NETWORK)
+    return [Stop(stop.kind, at=stop.at) for stop in found if stop.kind in wide]
+
+
+def stop_view(stop: Stop) -> StopView:
+    """The view of a stop."""
+    return StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
+
+
 def _stop_list(stops: StopRegistry) -> StopList:
-    return StopList(
-        tuple(
-            StopView(str(stop.kind), stop.name, stop.reason, stop.by, stop.at)
-            for stop in stops.stops()
-        )
-    )
+    return StopList(tuple(stop_view(stop) for stop in visible_stops(stops, is_operator=True)))
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     search_audit,
     verify_audit,
+    list_damage,
     list_budgets,
     show_budget,
     list_stops,

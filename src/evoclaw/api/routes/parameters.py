@@ -56,3 +56,5 @@ ShortText = Annotated[str, Meta(max_length=200, pattern=NO_NUL_PATTERN)]
 Reason = Annotated[str, Meta(max_length=2_000, pattern=NO_NUL_PATTERN)]
 OptionalId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@/-]{0,127})?$")]
 """An id in a body; empty: not set."""
+EdgeChoice = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9_-]{0,63})?$")]
+"""An edge, `any` or `*` in a body; empty: not set."""

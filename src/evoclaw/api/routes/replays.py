@@ -159,7 +159,10 @@ async def fork_run(
             raise ApiError(409, "cannot_fork", str(problem)) from None
     if isinstance(messages[0], SystemMessage):
         messages = messages[1:]  # a new session starts with the agent's current instructions
+    conversations = require(parts.conversations, "sessions").of(caller.tenant)
+    session = await conversations.store.session(view.session_id)
     run_request = RunRequest(
+        on="" if session is None else session.on,
         agent=view.agent,
         title=f"fork of {view.asked or view.run_id}",
         model=data.model,

@@ -20,9 +20,11 @@ from msgspec.structs import replace
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.images import MAX_ATTACHED_IMAGES, AttachedImage, image_blocks
 from evoclaw.api.routes.parameters import (
     AfterRecord,
     Cursor,
+    EdgeChoice,
     IdempotencyKey,
     IdFilter,
     LastEventId,
@@ -62,10 +64,14 @@ class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The title of a new session."""
     model: Annotated[str, Meta(max_length=200)] = ""
     """Overrides the agent's model."""
+    images: Annotated[tuple[AttachedImage, ...], Meta(max_length=MAX_ATTACHED_IMAGES)] = ()
+    """Images that belong to the message."""
     max_turns: Annotated[int, Meta(ge=1, le=1_000)] | None = None
     """Lowers the agent's turn limit; cannot raise it."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     """Lowers the agent's time limit; cannot raise it."""
+    on: EdgeChoice = ""
+    """The edge that the session works on from this run on, `any` or `*`; empty: no change."""
 
 
 class RunPage(Struct, frozen=True):
@@ -126,6 +132,10 @@ async def start_requested(
 ) -> Response[RunView]:
     """Start the run of a run request; the same key again returns the same run."""
     runs = require(parts.runs, "runs")
+    if run_request.images:
+        agent = run_request.agent or runs.default_agent
+        if why := parts.image_problem(agent, run_request.model):
+            raise ApiError(400, "no_images", f"The images cannot be sent: {why}.")
     view, fresh = await runs.start(caller.principal, run_request, key=key)
     headers = {"location": f"/v1/runs/{view.run_id}"}
     return Response(view, status_code=201 if fresh else 200, headers=headers)
@@ -151,6 +161,8 @@ async def _run_request(
         title=data.title,
         model=data.model,
         settings=_narrowed_settings(parts, agent, data),
+        images=image_blocks(data.images),
+        on=data.on,
     )
 
 

@@ -15,9 +15,11 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.images import MAX_ATTACHED_IMAGES, AttachedImage, image_blocks
 from evoclaw.api.routes.parameters import (
     NO_NUL_PATTERN,
     Cursor,
+    EdgeChoice,
     IdempotencyKey,
     IdFilter,
     OptionalId,
@@ -50,6 +52,8 @@ class SessionView(Struct, frozen=True, omit_defaults=True):
     last_run: str = ""
     is_open: bool = False
     """Whether its last run has not ended."""
+    on: str = ""
+    """The edge that it works on, `any` or `*`, as it was chosen; empty: the default edge."""
 
 
 class SessionPage(Struct, frozen=True):
@@ -65,12 +69,16 @@ class NewSession(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     agent: OptionalId
     title: ShortText = ""
+    on: EdgeChoice = ""
+    """The edge that it works on, `any` or `*`; empty: the default edge."""
 
 
-class RenameSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The new title of a session."""
+class ChangeSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change in a session; what is left out stays."""
 
-    title: ShortText
+    title: ShortText | None = None
+    on: EdgeChoice | None = None
+    """The edge that its next runs work on, `any` or `*`; empty: the default edge."""
 
 
 class BranchSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +94,8 @@ class NewMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message to send in a session."""
 
     message: Annotated[Text, Meta(min_length=1)]
+    images: Annotated[tuple[AttachedImage, ...], Meta(max_length=MAX_ATTACHED_IMAGES)] = ()
+    """Images that belong to the message."""
 
 
 class NumberedMessage(Struct, frozen=True):
@@ -116,6 +126,7 @@ def _view(
         messages,
         last_run,
         is_open,
+        session.on,
     )
 
 
@@ -174,7 +185,7 @@ async def create_session(
 ) -> SessionView:
     """Create a session with an agent."""
     session = await _conversations(parts, caller).open(
-        data.agent, owner=caller.principal.user, title=data.title
+        data.agent, owner=caller.principal.user, title=data.title, on=data.on
     )
     return _view(session)
 
@@ -206,15 +217,19 @@ async def read_messages(
 
 
 @patch("/v1/sessions/{session_id:str}", scope=TokenScope.SESSIONS_WRITE, tags=TAGS)
-async def rename_session(
+async def change_session(
     parts: InjectedDependencies,
     caller: InjectedCaller,
     session_id: PathId,
-    data: JSONBody[RenameSessionRequest],
+    data: JSONBody[ChangeSessionRequest],
 ) -> SessionView:
-    """Rename a session."""
+    """Rename a session, or have its next runs work on another edge."""
     await own_session(parts, caller, session_id)
-    await _conversations(parts, caller).rename(session_id, data.title)
+    conversations = _conversations(parts, caller)
+    if data.on is not None:
+        await conversations.move(session_id, data.on)
+    if data.title is not None:
+        await conversations.rename(session_id, data.title)
     return await own_session(parts, caller, session_id)
 
 
@@ -252,7 +267,12 @@ async def send_message(
 ) -> Response[RunView]:
     """Send a message in a session: starts a run, after the session's earlier runs have ended."""
     session = await own_session(parts, caller, session_id)
-    run_request = RunRequest(message=data.message, session_id=session_id, agent=session.agent)
+    run_request = RunRequest(
+        message=data.message,
+        session_id=session_id,
+        agent=session.agent,
+        images=image_blocks(data.images),
+    )
     return await start_requested(parts, caller, run_request, key)
 
 
@@ -277,7 +297,7 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     create_session,
     show_session,
     read_messages,
-    rename_session,
+    change_session,
     branch_session,
     send_message,
     delete_session,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,11 +12,12 @@ from litestar.params import QueryParameter
 from msgspec import Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import not_found, require
 from evoclaw.api.routes.parameters import NO_NUL_PATTERN, IdFilter, PathId
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.people.access import TokenScope
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.skills.loading import Skill
 
 
@@ -33,6 +35,8 @@ class ToolView(Struct, frozen=True):
     max_timeout: float
     idempotent: bool
     version: str
+    isolated: bool = False
+    """Whether it runs in a sandboxed process of its own."""
 
 
 class UnavailableToolView(Struct, frozen=True):
@@ -47,11 +51,21 @@ class UnavailableToolView(Struct, frozen=True):
     """What an agent must hold to use it."""
 
 
+class ToolProblem(Struct, frozen=True):
+    """A file, skill, MCP server or MCP tool that cannot be used."""
+
+    name: str
+    why: str
+
+
 class ToolList(Struct, frozen=True):
     """The available tools, and the unavailable ones with the reason."""
 
     items: tuple[ToolView, ...]
     absent: tuple[UnavailableToolView, ...]
+    """Built-in tools."""
+    problems: tuple[ToolProblem, ...] = ()
+    """Own tools, skills and MCP servers that cannot be used; only for the operator's tenant."""
 
 
 class SkillView(Struct, frozen=True, omit_defaults=True):
@@ -105,26 +119,40 @@ def tool_view(tool: Tool) -> ToolView:
         tool.max_timeout,
         tool.idempotent,
         tool.version,
+        tool.isolated,
     )
+
+
+def tools_for(parts: ApiDependencies, caller: Caller) -> Sequence[Tool]:
+    """The tools that runs of a caller's tenant are offered by the default agent."""
+    tools = require(parts.tools, "tools")()
+    if caller.tenant == parts.operator_tenant:
+        return tools
+    hidden = parts.operator_tools()
+    return [tool for tool in tools if tool.name not in hidden]
 
 
 @get("/v1/tools", scope=TokenScope.TOOLS_READ, tags=["tools"])
 async def list_tools(parts: InjectedDependencies, caller: InjectedCaller) -> ToolList:
     """List the tools of this orchestrator, and the unavailable ones with the reason."""
-    tools = require(parts.tools, "tools")()
+    tools = tools_for(parts, caller)
     absent = tuple(
         UnavailableToolView(
             tool.name, reason, tool.description, tool.parameters, tuple(sorted(tool.permissions))
         )
         for tool, reason in ((found.tool, found.why) for found in parts.unavailable_tools())
     )
-    return ToolList(tuple(tool_view(tool) for tool in tools), absent)
+    # They name files of the machine.
+    is_operator = caller.tenant == parts.operator_tenant
+    found = parts.tool_problems().items() if is_operator else ()
+    problems = tuple(ToolProblem(*problem) for problem in found)
+    return ToolList(tuple(tool_view(tool) for tool in tools), absent, problems)
 
 
 @get("/v1/tools/{name:str}", scope=TokenScope.TOOLS_READ, tags=["tools"])
 async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> ToolView:
     """Show one tool."""
-    for tool in require(parts.tools, "tools")():
+    for tool in tools_for(parts, caller):
         if tool.name == name:
             return tool_view(tool)
     raise not_found("tool")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
-from evoclaw.api.errors import not_found, require
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.approvals import check_step_approver
 from evoclaw.api.routes.parameters import (
     AfterRecord,
     Cursor,
@@ -29,11 +30,41 @@ from evoclaw.api.routes.parameters import (
 from evoclaw.api.routes.runs import CancelResult, is_own
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.messages import JSON
+from evoclaw.governance.approvals import DEFAULT_REDACTOR, fixed_step_scope
 from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.people.approvals import ApprovalCase
+from evoclaw.workflows.catalogue import WorkflowEntry
+from evoclaw.workflows.definition import (
+    ApprovalStep,
+    ToolStep,
+    Workflow,
+    all_steps,
+    definition_digest,
+    step_ref,
+)
+from evoclaw.workflows.errors import UnknownWorkflow
 from evoclaw.workflows.events import StepDecision
 from evoclaw.workflows.views import WorkflowState, WorkflowView
 
 TAGS = ["workflows"]
+
+
+class ApprovableStep(Struct, frozen=True, omit_defaults=True):
+    """A step that a person can approve for all runs of a definition."""
+
+    name: str
+    kind: str
+    tool: str = ""
+    """The tool that the step calls; empty for a step that asks a person."""
+    arguments: dict[str, JSON] = {}
+    """The arguments of the definition, with their templates and without secrets."""
+    message: str = ""
+    """The question of a step that asks a person."""
+    covers: str = ""
+    """What an approval covers."""
+    approval_id: str = ""
+    """The approval in force; withdraw it with `POST /v1/approvals/{id}/withdraw`."""
+    approved_by: str = ""
 
 
 class DefinitionView(Struct, frozen=True, omit_defaults=True):
@@ -47,6 +78,10 @@ class DefinitionView(Struct, frozen=True, omit_defaults=True):
     problem: str = ""
     next_at: float | None = None
     """When its schedule starts it next, if it has one."""
+    sha256: str = ""
+    """The digest of the definition."""
+    approvable: tuple[ApprovableStep, ...] = ()
+    """The steps that can be approved for all runs; a person is asked about each otherwise."""
 
 
 class DefinitionList(Struct, frozen=True):
@@ -77,6 +112,14 @@ class StepAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Reason = ""
 
 
+class StepApproval(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's approval of a step, for all runs of a definition."""
+
+    sha256: ShortText
+    """The digest of the definition that the person saw; another one is refused."""
+    reason: Reason = ""
+
+
 async def _own_workflow(parts: ApiDependencies, caller: Caller, workflow_id: str) -> WorkflowView:
     """A workflow run that the caller may see; `ApiError` 404 for any other."""
     view = await require(parts.workflows, "workflows").get(caller.tenant, workflow_id)
@@ -89,18 +132,93 @@ async def _own_workflow(parts: ApiDependencies, caller: Caller, workflow_id: str
 async def list_definitions(parts: InjectedDependencies, caller: InjectedCaller) -> DefinitionList:
     """List the workflow definitions, with the problems of invalid ones."""
     found = await require(parts.workflows, "workflows").definitions()
-    views: list[DefinitionView] = []
-    for definition in found:
-        name, problem, workflow = definition.name, definition.problem, definition.workflow
-        if workflow is None:
-            views.append(DefinitionView(name, problem=problem))
-            continue
-        inputs: dict[str, JSON] = msgspec.to_builtins(workflow.inputs)
-        steps = tuple(step.name for step in workflow.steps)
-        views.append(
-            DefinitionView(name, workflow.description, inputs, steps, problem, definition.next_at)
-        )
-    return DefinitionList(tuple(views))
+    approvals = parts.approvals
+    in_force = () if approvals is None else await approvals.session_approvals(caller.tenant)
+    return DefinitionList(tuple(_definition_view(entry, caller, in_force) for entry in found))
+
+
+def _definition_view(
+    entry: WorkflowEntry, caller: Caller, in_force: Sequence[ApprovalCase]
+) -> DefinitionView:
+    workflow = entry.workflow
+    if workflow is None:
+        return DefinitionView(entry.name, problem=entry.problem)
+    inputs: dict[str, JSON] = msgspec.to_builtins(workflow.inputs)
+    steps = [
+        step for step in all_steps(workflow.steps) if isinstance(step, ToolStep | ApprovalStep)
+    ]
+    return DefinitionView(
+        entry.name,
+        workflow.description,
+        inputs,
+        tuple(step.name for step in workflow.steps),
+        entry.problem,
+        entry.next_at,
+        definition_digest(workflow),
+        tuple(_approvable(workflow, step, caller, in_force) for step in steps),
+    )
+
+
+def _approvable(
+    workflow: Workflow,
+    step: ToolStep | ApprovalStep,
+    caller: Caller,
+    in_force: Sequence[ApprovalCase],
+) -> ApprovableStep:
+    tool, arguments = (step.tool, step.arguments) if isinstance(step, ToolStep) else ("", {})
+    scope = fixed_step_scope(caller.tenant, step_ref(workflow, step), tool)
+    case = next((case for case in in_force if case.request.scope.key == scope.key), None)
+    return ApprovableStep(
+        step.name,
+        step.kind,
+        tool,
+        DEFAULT_REDACTOR.value(arguments),
+        step.message if isinstance(step, ApprovalStep) else "",
+        scope.description,
+        "" if case is None else case.request.id,
+        "" if case is None or case.answer is None else case.answer.by.name,
+    )
+
+
+@post(
+    "/v1/workflows/{name:str}/steps/{step:str}/approve",
+    scope=TokenScope.HUMAN,
+    tags=TAGS,
+    status_code=200,
+)
+async def approve_step(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: PathId,
+    step: PathId,
+    data: JSONBody[StepApproval],
+) -> ApprovableStep:
+    """Approve a step for all runs of a definition, until the definition changes.
+
+    Runs that wait for it continue. Only a tool step or an approval step: the calls of an agent step
+    are known when they wait; approve one of those with the decision `step`.
+    """
+    check_step_approver(caller)
+    workflows = require(parts.workflows, "workflows")
+    approvals = require(parts.approvals, "approvals")
+    found = {entry.name: entry.workflow for entry in await workflows.definitions()}
+    workflow = found.get(name)
+    if workflow is None:
+        raise UnknownWorkflow(name, [known for known, valid in found.items() if valid])
+    steps = {defined.name: defined for defined in all_steps(workflow.steps)}
+    defined = steps.get(step)
+    if not isinstance(defined, ToolStep | ApprovalStep):
+        able = [key for key in steps if isinstance(steps[key], ToolStep | ApprovalStep)]
+        text = f"Step {step!r} cannot be approved beforehand. Steps that can: "
+        raise ApiError(404, "not_found", text + (", ".join(able) or "none") + ".")
+    if data.sha256 != definition_digest(workflow):
+        text = f"The definition of {name!r} has changed. Read it again, then approve the step."
+        raise ApiError(409, "definition_changed", text)
+    shown = _approvable(workflow, defined, caller, ())
+    scope = fixed_step_scope(caller.tenant, step_ref(workflow, defined), shown.tool)
+    case = await approvals.add_step_approval(scope, shown.arguments, caller.answerer(), data.reason)
+    await workflows.wake_waiting(caller.tenant, name)
+    return _approvable(workflow, defined, caller, (case,))
 
 
 @post("/v1/workflows/{name:str}/runs", scope=TokenScope.WORKFLOWS_RUN, tags=TAGS)
@@ -211,6 +329,7 @@ async def answer_step(
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     list_definitions,
+    approve_step,
     start_workflow,
     list_workflows,
     show_workflow,

@@ -4,6 +4,7 @@ import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from 
 import { announce, clean, h, oneLine, replace } from "./dom.js";
 import { begin, forget, known, on } from "./live.js";
 import { confirmed, dialog, failed, field, toast } from "./components.js";
+import { showStopBanner } from "./stops.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
@@ -44,6 +45,7 @@ function frame() {
         on: { click: changeTheme } }, "◐"),
       h("button", { type: "button", class: "plain", id: "leave", on: { click: logOut } },
         "Log out")),
+    h("div", { id: "stops" }),
     h("nav", { "aria-label": "Views" }, h("ul", null, links)),
     h("main", { id: "main", tabindex: "-1" }));
 }
@@ -103,6 +105,7 @@ async function enter() {
     showLink("away");
     on("approvals", showWaiting, signal);
     on("questions", showWaiting, signal);
+    on("stops", () => showStopBanner(document.getElementById("stops")), signal);
     on("link", showLink, signal);
     await begin(signal);
     showUser();

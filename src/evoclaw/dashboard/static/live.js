@@ -7,11 +7,11 @@ export const fleet = new Map();
 /** The runs by id. */
 export const runs = new Map();
 /** The current user, what waits for a person, and the state of the connection. */
-export const known = { me: null, approvals: [], questions: [], link: "away" };
+export const known = { me: null, approvals: [], questions: [], stops: [], link: "away" };
 
 const listeners = new Map();
 
-/** Subscribe to changes of one kind: `fleet`, `runs`, `approvals`, `questions` or `link`. */
+/** Subscribe to changes of a kind: `fleet`, `runs`, `approvals`, `questions`, `stops`, `link`. */
 export function on(kind, listener, signal) {
   const all = listeners.get(kind) || new Set();
   listeners.set(kind, all.add(listener));
@@ -33,7 +33,7 @@ export function may(scope) {
 export function forget() {
   fleet.clear();
   runs.clear();
-  Object.assign(known, { me: null, approvals: [], questions: [], link: "away" });
+  Object.assign(known, { me: null, approvals: [], questions: [], stops: [], link: "away" });
 }
 
 /** Load the current user, then follow changes until aborted. */
@@ -68,7 +68,7 @@ function whileSeen(signal, work) {
 function take(kind, data) {
   if (kind === "fleet") keep(fleet, data, (edge) => edge.agent_id);
   else if (kind === "runs") keep(runs, data, (run) => run.run_id);
-  else if (kind === "approvals" || kind === "questions") known[kind] = data.items;
+  else if (["approvals", "questions", "stops"].includes(kind)) known[kind] = data.items;
   notify(kind, data.items || []);
 }
 

@@ -51,14 +51,14 @@ export function standing(place, signal, human) {
     .filter((one) => one.standing !== "waiting");
   const again = () => load(place, ask, show, signal);
   const columns = [
-    { title: "tool", cell: (row) => h("code", null, row.tool) },
-    { title: "agent", cell: (row) => row.agent },
+    { title: "tool", cell: (row) => (row.tool ? h("code", null, row.tool) : "–") },
+    { title: "agent", cell: (row) => row.agent || "–" },
     { title: "covers", cell: (row) => (row.standing === "session" ? row.covers
       : "this one call, not run yet") },
     { title: "by", cell: (row) => row.answered_by },
     { title: "since", cell: (row) => when(row.answered_at) },
     { title: "used", number: true, cell: (row) => some(row.uses || 0, "time") },
-    { title: "from", cell: (row) => runLink(row.run_id) },
+    { title: "from", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
   ];
   if (human) {
     columns.push({ title: "", cell: (row) => button("Withdraw", async () => {
@@ -69,7 +69,7 @@ export function standing(place, signal, human) {
   }
   const show = (rows) => (rows.length
     ? table("approvals in force", columns, rows)
-    : h("p", { class: "soft small" }, "Nothing is approved for a session."));
+    : h("p", { class: "soft small" }, "Nothing is approved for a session or a step."));
   return again();
 }
 

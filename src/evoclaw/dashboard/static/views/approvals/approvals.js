@@ -8,6 +8,7 @@ import { empty, toast } from "../../components.js";
 import { ApprovalCard } from "./card.js";
 import { EFFECT_ORDER, Group, send, whyNot } from "./group.js";
 import { history, questions, standing } from "./answers.js";
+import { workflowSteps } from "./steps.js";
 
 export const title = "Approvals";
 
@@ -25,12 +26,14 @@ export async function mount(root, _args, signal) {
   const queue = new Queue(signal);
   const sessions = h("div"), past = h("div"), asked = h("div", { class: "approval-list" });
   const askedSection = h("section", { hidden: true }, h("h2", null, "Questions"), asked);
+  const steps = h("div"), stepSection = h("section", { hidden: true },
+    h("h2", null, "Steps of workflows"), steps);
   const cards = new Map(), human = may("human");
   replace(root, human ? hint() : h("p", { class: "card approval-why", role: "note" },
     "You can look but not answer: your token lacks the scope 'human', which only a person's "
     + "token has."),
   askedSection, queue.element,
-  h("section", null, h("h2", null, "Approved for a session"), sessions),
+  h("section", null, h("h2", null, "Approvals in force"), sessions), stepSection,
   h("section", null, h("h2", null, "Past answers"), past));
   const drawQuestions = () => {
     questions(asked, cards, human);
@@ -40,12 +43,14 @@ export async function mount(root, _args, signal) {
   on("approvals", () => {
     queue.draw();
     standing(sessions, signal, human);
+    workflowSteps(stepSection, steps, signal);
     history(past, signal);
   }, signal);
   ticking(() => queue.tick(), signal);
   document.addEventListener("keydown", (event) => queue.key(event), { signal });
   drawQuestions();
   standing(sessions, signal, human);
+  workflowSteps(stepSection, steps, signal);
   history(past, signal);
   await queue.begin();
 }

@@ -2,6 +2,7 @@
 
 import { h, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
+import { may } from "../../live.js";
 import { badge, button } from "../../components.js";
 
 const LINES = 14, LETTERS = 900; // of one argument that are shown before it is truncated
@@ -73,6 +74,8 @@ export class ApprovalCard {
     this.buttons = human && h("footer", { class: "row" },
       button("Approve once", () => answer("once"), { tone: "primary" }),
       button("For the session", () => answer("session")),
+      item.covers_step && may("admin")
+        && button("This step from now on", () => answer("step")),
       button("Deny…", () => answer("deny"), { tone: "danger" }));
     this.element = h("article", { class: "card approval", tabindex: "-1", data: { id: item.id },
       "aria-label": `${item.tool} requested by ${item.agent}` }, this.head(), this.body(),
@@ -84,7 +87,7 @@ export class ApprovalCard {
     const { item } = this;
     return h("header", { class: "row between" },
       h("span", { class: "row" }, this.check,
-        h("h3", null, h("code", null, item.tool)),
+        h("h3", null, h("code", null, item.tool), item.machine && ` on ${item.machine}`),
         h("span", { class: "soft small" }, "requested by ", h("strong", null, item.agent || "?"),
           item.user && [" for ", h("strong", null, item.user)], " in ", runLink(item.run_id))),
       this.left);
@@ -97,7 +100,9 @@ export class ApprovalCard {
         h("dt", null, "reason"),
         h("dd", null, item.reason || "no reason was given", " ",
           h("code", { class: "soft" }, item.code)),
-        h("dt", null, "for the session"), h("dd", null, `would cover ${item.covers}`),
+        h("dt", null, "for the session"), h("dd", null, `would cover ${visible(item.covers)}`),
+        item.covers_step && [h("dt", null, "this step"),
+          h("dd", null, `would cover ${visible(item.covers_step)}`)],
         h("dt", null, "sha256"),
         h("dd", null, h("code", { title: item.sha256 }, item.sha256.slice(0, 12)), "… ",
           h("span", { class: "soft" }, "of the full arguments: “once” approves only these")))];

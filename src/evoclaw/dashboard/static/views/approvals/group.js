@@ -5,7 +5,8 @@ import { h, replace, setText } from "../../dom.js";
 import { some } from "../../format.js";
 import { badge, button, confirmed } from "../../components.js";
 
-const DONE = { once: "approved once", session: "approved for the session", deny: "denied" };
+const DONE = { once: "approved once", session: "approved for the session",
+  step: "approved for this step from now on", deny: "denied" };
 const EFFECTS = { write: ["warn", "writes"], read: ["quiet", "read-only"],
   unknown: ["bad", "effect unknown"] };
 /** The order of the effects: writes first. */

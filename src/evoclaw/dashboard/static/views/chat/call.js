@@ -1,6 +1,6 @@
 // The card of one tool call: arguments, verdict, output and result.
 
-import { clean, h, oneLine, replace, setText } from "../../dom.js";
+import { announce, clean, h, oneLine, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { badge, fold, jsonBlock, textBlock } from "../../components.js";
 
@@ -31,15 +31,18 @@ export function argumentsOf(text) {
   }
 }
 
+/** An image block as an element. */
+export function picture(block, alt) {
+  const safe = PICTURE.test(block.media_type) && BASE64.test(block.data);
+  if (!safe) return h("p", { class: "soft" }, `an image (${block.media_type})`);
+  const src = `data:${block.media_type};base64,${block.data.replace(/\s/g, "")}`;
+  return h("img", { class: "picture", alt, src });
+}
+
 /** The blocks of a result: texts, errors and images. */
 function blocksOf(result) {
-  return (result.blocks || []).map((block) => {
-    if (block.type !== "image") return textBlock(block.text, "result");
-    const safe = PICTURE.test(block.media_type) && BASE64.test(block.data);
-    if (!safe) return h("p", { class: "soft" }, `an image (${block.media_type})`);
-    const src = `data:${block.media_type};base64,${block.data.replace(/\s/g, "")}`;
-    return h("img", { class: "picture", alt: "image from the result of the call", src });
-  });
+  return (result.blocks || []).map((block) => (block.type === "image"
+    ? picture(block, "image from the result of the call") : textBlock(block.text, "result")));
 }
 
 const textOf = (result) => (result.blocks || []).map((block) => block.text || "").join("\n");
@@ -75,7 +78,8 @@ export class CallCard {
   }
 
   /** A policy judged the call. */
-  judged({ verdict, code, reason }) {
+  judged({ verdict, code, reason, machine }) {
+    this.runsOn(machine);
     if (verdict === "allow") this.show("quiet", "allowed");
     else this.show(verdict === "ask" ? "warn" : "bad",
       verdict === "ask" ? "needs approval" : "denied");
@@ -96,8 +100,25 @@ export class CallCard {
     if (decision !== "deny") this.show("quiet", "approved");
   }
 
+  /** The machine of the call is known. */
+  runsOn(machine) {
+    if (machine) setText(this.place, `on ${oneLine(machine, 40)}`);
+  }
+
+  /** The machine of the call went offline, or is online again. */
+  delayed({ machine, seconds }, at) {
+    const name = oneLine(machine, 40);
+    this.show(...(seconds ? ["warn", `${name} is offline`] : ["busy", "running"]));
+    this.verdict.hidden = false;
+    setText(this.verdict, seconds ? `${name} went offline; the call waits until `
+      + `${new Date((at + seconds) * 1000).toLocaleTimeString()}. Stop gives up.`
+      : `${name} is online again.`);
+    announce(this.verdict.textContent);
+  }
+
   /** The call started. */
-  started(at) {
+  started(at, machine) {
+    this.runsOn(machine);
     this.startedAt = at;
     this.show("busy", "running");
     this.live = "";
@@ -133,7 +154,7 @@ export class CallCard {
     if (error === "permission_denied" && !this.startedAt) this.show("bad", "denied");
     else if (error) this.show("bad", error.replace(/_/g, " "));
     else this.show("good", "done");
-    if (details.agent) setText(this.place, `on ${oneLine(details.agent, 40)}`);
+    this.runsOn(details.agent);
     const took = details.elapsed_ms !== undefined ? details.elapsed_ms / 1000
       : this.startedAt && at ? at - this.startedAt : null;
     setText(this.time, took === null ? "" : duration(took));

@@ -7,6 +7,7 @@ import { button, confirmed, dialog, empty, failed, field, select, toast }
   from "../../components.js";
 import { Canvas } from "./canvas.js";
 import { Composer, leaveDraft } from "./composer.js";
+import { EdgeChooser } from "./edge.js";
 import { SessionList } from "./sessions.js";
 import { Conversation } from "./conversation.js";
 import { costLine, loopMessageKind, textOf, titleOf } from "./messages.js";
@@ -93,9 +94,12 @@ class Chat {
 
   async showNew(signal) {
     const before = h("span", { class: "row" });
-    const choice = { agent: "" };
-    const send = async (message, key) => {
-      const run = await post("/v1/runs", { message, agent: choice.agent }, { signal, key });
+    const agents = h("span", { class: "row" });
+    const choice = { agent: "", on: "" };
+    const edge = new EdgeChooser("", (on) => { choice.on = on; }, signal);
+    replace(before, agents, edge.element);
+    const send = async (message, key, _how, images) => {
+      const run = await post("/v1/runs", { message, ...choice, images }, { signal, key });
       this.composer.draft.done();
       await this.open(run.session_id);
       this.conversation?.onRuns([run]); // it may have ended already, and be part of the history
@@ -109,21 +113,21 @@ class Chat {
     this.composer.element);
     this.composer.fit();
     try {
-      const { agents } = await get("/v1/agents", null, { signal });
-      const names = agents.map((one) => one.name);
+      const { agents: found } = await get("/v1/agents", null, { signal });
+      const names = found.map((one) => one.name);
       const last = sessionStorage.getItem(AGENT);
       choice.agent = names.includes(last) ? last : names[0] || "";
       const chosen = (name) => {
         choice.agent = name;
         sessionStorage.setItem(AGENT, name);
       };
-      const texts = agents.map((one) => [one.name, one.autonomy
+      const texts = found.map((one) => [one.name, one.autonomy
         ? `${one.name} (${one.autonomy})` : one.name]);
-      replace(before, h("label", { class: "row small agent" }, "Agent",
+      replace(agents, h("label", { class: "row small agent" }, "Agent",
         select(texts, choice.agent, chosen)));
     } catch (cause) {
       if (cause.name === "AbortError") return;
-      replace(before, h("span", { class: "soft small", role: "alert" },
+      replace(agents, h("span", { class: "soft small", role: "alert" },
         `The agents cannot be listed (${cause.message}). The default agent answers.`));
     }
   }
@@ -135,16 +139,18 @@ class Chat {
     this.conversation = new Conversation(session, this, signal);
     this.canvas = new Canvas(id, signal, (problem) => this.canvasShown(problem));
     this.composer = new Composer(id, { stop: () => this.conversation.stop(),
-      send: (text, key, how) => this.conversation.say(text, key, how) });
+      send: (...message) => this.conversation.say(...message) });
     this.foot = h("p", { class: "foot soft small" });
     this.heading = h("h2", null, titleOf(session));
     this.canvasButton = button("Canvas", () => this.toggleCanvas());
     this.canvasButton.id = "canvas-button";
     this.canvasButton.hidden = true;
     const writes = may("sessions:write");
+    const edge = new EdgeChooser(session.on || "", (on) => this.move(on), signal);
     replace(this.place,
       h("header", { class: "row talk-head" }, this.opener(), this.heading,
         h("span", { class: "soft small agent-name" }, session.agent), h("span", { class: "grow" }),
+        writes && edge.element,
         this.canvasButton, writes && this.menu()),
       this.conversation.element, this.composer.element, this.foot);
     replace(this.side, this.canvas.element);
@@ -199,6 +205,12 @@ class Chat {
     this.list.put(session);
   }
 
+  /** Have the next runs of the session work on another edge. */
+  async move(on) {
+    this.session = await patch(`/v1/sessions/${this.session.id}`, { on });
+    announce(`the session works on ${on || "the default edge"} from now on`);
+  }
+
   rename() {
     const input = h("input", { type: "text", maxlength: "80", required: true,
       value: this.session.title || "" });
@@ -233,7 +245,7 @@ class Chat {
 
   /** Branch a session after a reply of the model, or before a message of the user. */
   async branch(number, role, text) {
-    const { id, agent } = this.session;
+    const { id, agent, on = "" } = this.session;
     if (number === null) throw new Error("This message is not stored yet. Try again in a moment.");
     const path = `/v1/sessions/${id}/messages`;
     const start = Math.max(0, number - 1);
@@ -247,7 +259,7 @@ class Chat {
     const remembered = items.length > 1 && loopMessageKind(items[0].message) === "memory";
     const last = role === "user" ? number - (remembered ? 2 : 1) : number;
     const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
-    const made = last < 0 ? await post("/v1/sessions", { agent, title: named })
+    const made = last < 0 ? await post("/v1/sessions", { agent, on, title: named })
       : await post(`/v1/sessions/${id}/branch`, { at_message: last, title: named });
     if (role === "user") leaveDraft(made.id, text);
     this.list.put(made);

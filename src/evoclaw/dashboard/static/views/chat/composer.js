@@ -2,6 +2,7 @@
 
 import { h, replace, setText } from "../../dom.js";
 import { busy, button } from "../../components.js";
+import { Attachments } from "./attachments.js";
 
 const MAX_HEIGHT = 220; // pixels
 
@@ -25,7 +26,7 @@ class Draft {
     else sessionStorage.removeItem(this.name);
   }
 
-  /** The key for a text: that of the last attempt if the text is the same. */
+  /** The key for a message: that of the last attempt if the message is the same. */
   key(text) {
     const tried = JSON.parse(sessionStorage.getItem(this.trial) || "null");
     if (tried && tried.text === text) return tried.key;
@@ -48,7 +49,7 @@ export function leaveDraft(sessionId, text) {
 
 /**
  * The input form.
- * @param {object} options `send(text, key, how)`, `how` being `say`, `steer` or `queue`;
+ * @param {object} options `send(text, key, how, images)`, `how` being `say`, `steer` or `queue`;
  *   `stop()`; `before`, the element before the buttons.
  */
 export class Composer {
@@ -64,9 +65,13 @@ export class Composer {
     this.stop = button("Stop", stop, { tone: "danger", title: "Cancel the run" });
     this.hint = h("span", { class: "unseen", id: "composer-hint" },
       "Enter sends, Shift and Enter start a new line");
+    this.attachments = new Attachments((problem) => this.setProblem(problem));
+    const { element: attached, button: attach, chooser } = this.attachments;
+    this.attach = attach;
     this.element = h("form", { class: "composer" }, this.problem, this.label,
-      h("div", { class: "box" }, this.input, h("div", { class: "row" }, before, this.hint,
-        h("span", { class: "grow" }), this.stop, this.queue, this.go)));
+      h("div", { class: "box" }, attached, this.input, h("div", { class: "row" }, before, this.hint,
+        attach, chooser, h("span", { class: "grow" }), this.stop, this.queue, this.go)));
+    this.attachments.listen(this.element);
     this.element.addEventListener("submit", (event) => {
       event.preventDefault();
       this.submit(this.mode);
@@ -104,6 +109,12 @@ export class Composer {
     this.stop.hidden = this.queue.hidden = !state;
   }
 
+  /** Show a problem above the input; an empty text hides it. */
+  setProblem(text) {
+    this.problem.hidden = !text;
+    replace(this.problem, text);
+  }
+
   /** Set the text, for the user to edit. */
   put(text) {
     this.input.value = text;
@@ -114,16 +125,21 @@ export class Composer {
   async submit(how) {
     const text = this.input.value.trim();
     if (!text) return this.input.focus();
+    const { images } = this.attachments;
+    if (images.length && how === "steer") {
+      return this.setProblem("Pictures cannot steer a run: queue the message, or remove them.");
+    }
     await busy(this.go, async () => {
       try {
-        await this.send(text, this.draft.key(text), how);
+        const named = images.length ? `${text}\n${images.map((one) => one.data.slice(-80))}` : text;
+        await this.send(text, this.draft.key(named), how, images);
       } catch (cause) {
         if (cause.name === "AbortError") return;
-        this.problem.hidden = false;
-        replace(this.problem, `Not sent (${cause.message}). Your text is kept: send it again.`);
+        this.setProblem(`Not sent (${cause.message}). Your text is kept: send it again.`);
         return;
       }
-      this.problem.hidden = true;
+      this.setProblem("");
+      this.attachments.clear();
       this.draft.done();
       if (this.input.value.trim() === text) this.input.value = "";
       this.typed();

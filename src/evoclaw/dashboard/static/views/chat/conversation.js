@@ -140,7 +140,7 @@ export class Conversation {
   }
 
   /** Send a message: as a new run, or to steer the current run. */
-  async say(text, key, how) {
+  async say(text, key, how, images) {
     const { current, session, signal } = this;
     this.stuck = true;
     if (how === "steer" && current) {
@@ -154,7 +154,7 @@ export class Conversation {
       }
     }
     const path = `/v1/sessions/${session.id}/messages`;
-    const run = await post(path, { message: text }, { signal, key });
+    const run = await post(path, { message: text, images }, { signal, key });
     this.add(run);
     this.toEnd();
   }

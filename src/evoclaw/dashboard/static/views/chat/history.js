@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { h, oneLine } from "../../dom.js";
 import { button } from "../../components.js";
 import {
-  Reply, ending, loopMessageKind, loopMessage, userMessage, showsCanvas, textOf,
+  Reply, ending, loopMessageKind, loopMessage, picturesOf, userMessage, showsCanvas, textOf,
 } from "./messages.js";
 
 const PAGE_SIZE = 100;
@@ -133,7 +133,7 @@ export class History {
     if (why) return loopMessage(text, why);
     const tools = [button("Ask differently", () => this.act.branch(number, "user", text), {
       tone: "plain tiny", title: "Continue before this in a new session, with another text" })];
-    return userMessage(text, { tools });
+    return userMessage(text, { tools, pictures: picturesOf(message) });
   }
 
   /** Remove the messages from this number on: a live run shows them. */

@@ -3,7 +3,7 @@
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
 import { badge, button, fold, runBadge, textBlock } from "../../components.js";
-import { CallCard } from "./call.js";
+import { CallCard, picture } from "./call.js";
 import { Writer, written } from "./text.js";
 
 const WHY = {
@@ -24,6 +24,10 @@ const LOOP = [
 export const textOf = (message) =>
   (message.blocks || []).map((block) => block.text || "").filter(Boolean).join("\n");
 
+/** The images of a message, as elements. */
+export const picturesOf = (message) => (message?.blocks || [])
+  .filter((block) => block.type === "image").map((block) => picture(block, "attached image"));
+
 /** Whether a result changed the canvas. */
 export const showsCanvas = (result) =>
   !result.error && (result.name === "canvas" || result.name.endsWith(".canvas"));
@@ -37,12 +41,12 @@ export function loopMessageKind(message) {
   return text && message.role === "user" && message.blocks.every(remembered) ? "memory" : "";
 }
 
-/** A message of the user; `tools` are its buttons. */
-export function userMessage(text, { kind = "", tools = [] } = {}) {
+/** A message of the user; `tools` are its buttons, `pictures` its images. */
+export function userMessage(text, { kind = "", tools = [], pictures = [] } = {}) {
   return h("div", { class: "said-by person" },
     h("div", { class: "bubble" },
       h("span", { class: "unseen" }, kind === "steer" ? "You, while it ran: " : "You: "),
-      h("div", { class: "as-typed" }, text)),
+      h("div", { class: "as-typed" }, text), pictures),
     h("div", { class: "row end tools" },
       kind === "steer" && h("span", { class: "soft small" }, "steered"), tools));
 }

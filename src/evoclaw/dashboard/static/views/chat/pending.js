@@ -86,7 +86,8 @@ export class PendingRequests {
     const left = h("span", { class: "soft small" });
     const choices = h("div", { class: "row" }, this.choices(one, answer));
     const heading = h("h3", { id: `wait-${one.id}` }, "May ",
-      h("span", { class: "mono" }, oneLine(one.tool, 60)), " run?");
+      h("span", { class: "mono" }, oneLine(one.tool, 60)), " run",
+      one.machine && [" on ", h("strong", null, oneLine(one.machine, 40))], "?");
     const element = h("article", { class: "wait card", "aria-labelledby": `wait-${one.id}` },
       h("div", { class: "row between" }, h("div", { class: "row" },
         badge("warn", "approval"), heading), left),
@@ -100,7 +101,8 @@ export class PendingRequests {
           h("dd", null, `${one.agent}, in a sub-run`)]),
       choices);
     const made = { element, left, expires: one.expires_at,
-      announcement: `Approval needed: ${one.tool} ${aboutCall(one.arguments)}. ${one.reason}` };
+      announcement: `Approval needed: ${one.tool}${one.machine ? ` on ${one.machine}` : ""} `
+        + `${aboutCall(one.arguments)}. ${one.reason}` };
     this.tickOne(made);
     return made;
   }

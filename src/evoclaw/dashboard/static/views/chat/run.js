@@ -4,7 +4,7 @@ import { follow, get, postEmpty } from "../../api.js";
 import { announce, h, oneLine, perFrame, replace } from "../../dom.js";
 import { button, failed } from "../../components.js";
 import {
-  Reply, ending, queuedLine, loopMessage, userMessage, showsCanvas, textOf,
+  Reply, ending, queuedLine, loopMessage, picturesOf, userMessage, showsCanvas, textOf,
 } from "./messages.js";
 
 /** A signal that aborts with another one, or when the tab is hidden, to save connections. */
@@ -36,7 +36,7 @@ export class LiveRun {
     this.waits = h("div", { class: "waits" });
     this.foot = h("div");
     this.element = h("section", { class: "run", "aria-label": oneLine(view.asked || "run", 60) },
-      this.asked(), this.turns, this.pending, this.waits, this.foot);
+      this.said = this.asked(), this.turns, this.pending, this.waits, this.foot);
     this.drawSoon = perFrame(() => this.reply?.draw());
     this.shown();
   }
@@ -112,6 +112,7 @@ export class LiveRun {
 
   on_run_started(event) {
     this.opening = this.next = event.messages.length;
+    if (this.said) this.said.firstElementChild.append(...picturesOf(event.messages.at(-1)));
     this.act.cut(this.start);
     this.state("running");
   }
@@ -180,8 +181,12 @@ export class LiveRun {
     this.card(event.call_id)?.answered(event);
   }
 
-  on_call_started({ call_id }, at) {
-    this.card(call_id)?.started(at);
+  on_call_started({ call_id, machine }, at) {
+    this.card(call_id)?.started(at, machine);
+  }
+
+  on_call_delayed(event, at) {
+    this.card(event.call_id)?.delayed(event, at);
   }
 
   on_call_output({ call_id, text }) {

@@ -77,7 +77,8 @@ export function showEdge(element, edge) {
   setText(mine.machine, machineText(edge));
   setText(mine.tools, some(tools.length, "tool"));
   setText(mine.seen, seenText(edge));
-  if (!old || old.problem !== edge.problem || (old.waiting || []).length !== waiting.length) {
+  if (!old || old.problem !== edge.problem || (old.waiting || []).length !== waiting.length
+    || old.delivery_guarantees !== edge.delivery_guarantees) {
     replace(mine.note, noteOf(edge));
   }
   mine.ping.hidden = !edge.online || !may("fleet:read");
@@ -97,7 +98,13 @@ function noteOf(edge) {
     return h("span", { title: oneLine(problem, 500) }, badge("bad", oneLine(problem, 90)));
   }
   const number = (edge.waiting || []).length;
-  return number ? badge("warn", `${some(number, "tool waits", "tools wait")} for approval`) : null;
+  if (number) return badge("warn", `${some(number, "tool waits", "tools wait")} for approval`);
+  return deliveryBadge(edge);
+}
+
+/** Says of an edge that speaks only the basic messages that its calls may get lost. */
+export function deliveryBadge(edge) {
+  return edge.delivery_guarantees === false ? badge("quiet", "no delivery guarantees") : null;
 }
 
 /** Whether the user may approve an edge's tools: only a person may. */

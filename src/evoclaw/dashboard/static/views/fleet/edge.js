@@ -6,7 +6,7 @@ import { ago, count, duration, millis, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
 import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
   from "../../components.js";
-import { approveTools, loadLine, mayApprove, ping, revoke } from "./card.js";
+import { approveTools, deliveryBadge, loadLine, mayApprove, ping, revoke } from "./card.js";
 import { delegationTable } from "./map.js";
 
 const MAX_RECENT = 40; // records that are shown
@@ -86,9 +86,10 @@ function showHead(refs, edge) {
   setText(refs.says, [edge.type, edge.summary].filter(Boolean).join(" — ")
     || "No description.");
   if (!old || old.online !== edge.online || old.state !== edge.state
-    || old.has_model !== edge.has_model) {
+    || old.has_model !== edge.has_model
+    || old.delivery_guarantees !== edge.delivery_guarantees) {
     replace(refs.state, edgeBadge(edge), " ", badge("quiet", `trust: ${edge.state}`), " ",
-      edge.has_model && badge("quiet", "has a model"));
+      edge.has_model && badge("quiet", "has a model"), " ", deliveryBadge(edge));
   }
   if (!old || old.problem !== edge.problem || (old.waiting || []).length !== waiting) {
     replace(refs.note, edge.problem && badge("bad", oneLine(edge.problem, 300)),

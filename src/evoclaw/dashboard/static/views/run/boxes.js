@@ -2,7 +2,7 @@
 
 import { duration, some } from "../../format.js";
 import { outcome, until } from "./model.js";
-import { callLabel, OUTCOMES, turnLabel } from "./labels.js";
+import { callLabel, onMachine, OUTCOMES, turnLabel } from "./labels.js";
 
 /** The box of a turn or call between two times, in pixels by the scale. */
 export function boxOf(kind, thing, row, from, to, scale) {
@@ -26,7 +26,7 @@ export function boxWords(run, box) {
     ? ` ${duration(call.endedAt - call.startedAt)}` : "";
   const asked = call.verdict === "ask" && call.startedAt !== null ? " asked" : "";
   return [`tl-bar ${how}${box.small ? " small" : ""}${asked}`, callLabel(call, run),
-    `${OUTCOMES[how][1]} ${call.name}${took}`];
+    `${OUTCOMES[how][1]} ${call.name}${onMachine(call)}${took}`];
 }
 
 function gatheredWords(box, run) {

@@ -6,7 +6,7 @@ import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, ve
 } from "../../components.js";
 import { outcome } from "./model.js";
 import { receiptPart } from "./receipts.js";
-import { gist, OUTCOMES, parsed, turnState } from "./labels.js";
+import { gist, onMachine, OUTCOMES, parsed, turnState } from "./labels.js";
 
 const TAIL = 20_000; // characters of a running call's output that are shown
 
@@ -120,14 +120,15 @@ function turnPart(detail, turn, run) {
 function callList(detail, turn, run) {
   return h("ul", { class: "call-list" }, turn.calls.map((place) => {
     const call = run.calls[place], [tone, , words] = OUTCOMES[outcome(call, run)];
-    return h("li", null, button([h("strong", null, call.name), " ", gist(call, 48)],
+    const name = h("strong", null, call.name);
+    return h("li", null, button([name, `${onMachine(call)} `, gist(call, 48)],
       () => detail.page.select({ kind: "call", place }), { tone: "plain" }), badge(tone, words));
   }));
 }
 
 function callPart(detail, call, run) {
   const how = outcome(call, run), [tone, , words] = OUTCOMES[how];
-  detail.title(`Call ${call.name}`);
+  detail.title(`Call ${call.name}${onMachine(call)}`);
   const given = call.arguments || parsed(call.written);
   return [
     h("div", { class: "row" }, badge(tone, words),
@@ -156,7 +157,7 @@ function callFacts(call) {
     ["took", ran ? duration(call.endedAt - call.startedAt) : null],
     ["on the device", details.elapsed_ms ? duration(details.elapsed_ms / 1000) : null],
     ["waited", held > 0.05 ? duration(held) : null],
-    ["ran on", details.agent], ["isolation", details.isolation],
+    ["ran on", details.agent || call.machine], ["isolation", details.isolation],
     ["exit code", details.exit_code],
     ["request", call.requestId && h("span", { class: "row" },
       h("code", null, call.requestId), copyButton(call.requestId))],

@@ -46,6 +46,9 @@ export function parsed(written) {
   }
 }
 
+/** The machine of a call, to be put behind its name. */
+export const onMachine = ({ machine }) => (machine ? ` on ${oneLine(machine, 40)}` : "");
+
 /** The accessible label of a call. */
 export function callLabel(call, run) {
   const how = outcome(call, run);
@@ -53,7 +56,8 @@ export function callLabel(call, run) {
   const took = call.startedAt !== null && call.endedAt !== null
     ? `, ${duration(call.endedAt - call.startedAt)}` : "";
   const kind = call.result?.error ? ` (${call.result.error})` : "";
-  return `turn ${turn ? turn.number : "–"}, call ${call.name || "?"} ${OUTCOMES[how][2]}${kind}`
+  const name = `${call.name || "?"}${onMachine(call)}`;
+  return `turn ${turn ? turn.number : "–"}, call ${name} ${OUTCOMES[how][2]}${kind}`
     + `${took}${gist(call) ? `: ${gist(call)}` : ""}`;
 }
 
@@ -85,9 +89,13 @@ const SAYS = {
   reply_retried: (e) => ["retry", `${e.kind}: ${e.reason}`],
   reply_failed: (e) => ["no reply", `${e.kind}: ${e.reason}`],
   replied: (e) => ["reply", replySays(e.reply)],
-  call_judged: (e) => ["verdict", [e.verdict, e.code, e.reason].filter(Boolean).join(" · ")],
+  call_judged: (e) => ["verdict", [e.verdict + onMachine(e), e.code, e.reason].filter(Boolean)
+    .join(" · ")],
   approval_answered: (e) => ["approval", [e.decision, e.reason].filter(Boolean).join(" · ")],
-  call_started: (e) => ["call started", `${e.name} ${gist(e, 120)}`],
+  call_started: (e) => ["call started", `${e.name}${onMachine(e)} ${gist(e, 120)}`],
+  call_delayed: (e) => [e.seconds ? "offline" : "online", e.seconds
+    ? `${e.machine} went offline; the call waits ${duration(e.seconds)} at most`
+    : `${e.machine} is online again`],
   call_output: (e) => ["output", e.text],
   call_finished: (e) => ["call ended", `${e.result.name}: ${e.result.error || "ok"}`],
   prompted: (e) => ["message", (e.message.blocks || []).map((one) => one.text || "").join(" ")],
@@ -113,7 +121,7 @@ export function isTrouble({ event }) {
   if (event.type === "call_judged") return event.verdict !== "allow";
   if (event.type === "run_finished") return event.stop !== "completed";
   if (event.type === "approval_answered") return !["once", "session"].includes(event.decision);
-  return ["reply_retried", "reply_failed"].includes(event.type);
+  return ["reply_retried", "reply_failed", "call_delayed"].includes(event.type);
 }
 
 /** The call id of a record, or "". */

@@ -114,7 +114,7 @@ export class RunModel {
       gen: this.gen, place: this.calls.length, id, name, turn: this.turns.length - 1,
       written: "", arguments: null, askedAt: this.last, from: null, startedAt: null, endedAt: null,
       verdict: "", code: "", reason: "", answers: [], granted: false, requestId: "", output: "",
-      result: null, lane: -1, first: this.count, last: null, judgedAt: null,
+      machine: "", result: null, lane: -1, first: this.count, last: null, judgedAt: null,
     };
     this.index.set(id, made.place);
     this.calls.push(made);
@@ -209,6 +209,7 @@ function judge(run, event, at) {
   const call = run.call(event.call_id);
   Object.assign(call, {
     verdict: event.verdict, code: event.code || "", reason: event.reason || "", judgedAt: at,
+    machine: event.machine || "",
   });
   if (event.verdict === "ask") run.takeLane(call, at);
 }
@@ -230,7 +231,7 @@ function start(run, event, at) {
     call.startedAt = at;
   }
   const { name, arguments: given, request_id: requestId } = event;
-  Object.assign(call, { name, arguments: given, requestId });
+  Object.assign(call, { name, arguments: given, requestId, machine: event.machine || "" });
   run.takeLane(call, at);
 }
 

@@ -58,6 +58,7 @@ function invitation(id, made, until, signal) {
   return h("section", { class: "card invite" },
     h("div", { class: "row between" }, h("h2", { tabindex: "-1" }, `Invitation for ${id}`), left),
     state,
+    made.warning && h("p", null, badge("warn", "only on this machine"), " ", made.warning),
     h("div", { class: "invite-ways" },
       code ? h("div", { class: "invite-code" }, code,
         h("p", { class: "soft small" }, "Scan it on the device."))

@@ -1,9 +1,10 @@
 // The emergency stop: in force until a person releases it.
 
-import { del, get, post } from "../../api.js";
+import { get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { some } from "../../format.js";
-import { fleet, may } from "../../live.js";
+import { fleet, known as live, may, on } from "../../live.js";
+import { release, stopName } from "../../stops.js";
 import { badge, button, confirmed, empty, failed, field, load, select, toast, when }
   from "../../components.js";
 
@@ -14,8 +15,6 @@ const KINDS = {
   tool: ["a tool", "Every call of one tool."],
 };
 
-const labelOf = ({ kind, name }) => (name ? `${kind} ${name}` : KINDS[kind]?.[0] || kind);
-
 /** A bar with the stops in force, and a button to stop everything. */
 export function stopBar(signal) {
   const state = h("span", { role: "status" });
@@ -23,7 +22,8 @@ export function stopBar(signal) {
     "aria-label": "Emergency stop" });
   const show = (stops) => {
     bar.classList.toggle("on", stops.length > 0);
-    replace(state, stops.length ? [badge("bad", "stopped"), " ", stops.map(labelOf).join(", "), " "]
+    const names = stops.map(stopName).join(", ");
+    replace(state, stops.length ? [badge("bad", "stopped"), " ", names, " "]
       : [badge("good", "nothing is stopped"), " "],
     h("a", { href: "#/settings/stops" }, stops.length ? "release…" : "stop one thing…"));
   };
@@ -31,6 +31,7 @@ export function stopBar(signal) {
     const stops = await stop("all", "");
     if (stops) show(stops);
   }, { tone: "danger stop" }));
+  on("stops", () => show(live.stops), signal);
   listed(signal).then(show, (cause) => {
     if (cause.name !== "AbortError") replace(state, cause.message);
   });
@@ -48,7 +49,7 @@ async function stop(kind, name) {
   if (reason === null) return null;
   const body = name ? { kind, name, reason } : { kind, reason };
   const { items } = await post("/v1/stops", body);
-  toast(`stopped: ${labelOf({ kind, name })}`, "bad");
+  toast(`stopped: ${stopName({ kind, name })}`, "bad");
   return items;
 }
 
@@ -66,22 +67,19 @@ export function showStops(place, signal) {
       if (stops) show(stops);
     }, { tone: "danger stop" })),
   h("h2", null, "Stopped now"), list, h("h2", null, "Stop one thing"), partForm(show, signal));
+  on("stops", () => show(live.stops), signal);
   return load(list, () => listed(signal), (stops) => stopsShown(stops, show, signal), signal);
 }
 
 function stopsShown(stops, show) {
   if (!stops.length) return h("p", null, badge("good", "nothing is stopped"));
   return h("ul", { class: "stops" }, stops.map((one) => h("li", { class: "card row between" },
-    h("span", null, badge("bad", labelOf(one)), " ", one.reason || "no reason was given", " ",
+    h("span", null, badge("bad", stopName(one)), " ", one.reason || "no reason was given", " ",
       h("span", { class: "soft small" }, "by ", one.by || "?", ", ", when(one.at))),
     may("human") ? button("Release…", async () => {
-      const sure = await confirmed(`Release ${labelOf(one)}?`, "It can continue at once.",
-        { action: "Release", tone: "primary" });
-      if (sure === null) return;
-      const path = `/v1/stops/${encodeURIComponent(one.kind)}`;
-      show((await del(path, { name: one.name })).items);
-      toast(`released: ${labelOf(one)}`);
-    }, { label: `Release ${labelOf(one)}` })
+      const left = await release(one);
+      if (left) show(left);
+    }, { label: `Release ${stopName(one)}` })
       : h("span", { class: "soft small" }, "only a person may release it (scope 'human')"))));
 }
 

@@ -36,7 +36,7 @@ async function usage(signal) {
   return new Map(found.tools.map((one) => [one.tool, one]));
 }
 
-function toolList({ items, absent, use }) {
+function toolList({ items, absent, problems, use }) {
   const place = h("div");
   const search = h("input", { type: "search", placeholder: "name or words" });
   const effect = select([["", "any effect"], ...new Set(items.map((tool) => tool.effect))]);
@@ -55,6 +55,9 @@ function toolList({ items, absent, use }) {
     absent.length > 0 && fold(`${absent.length} tools are unavailable`, () =>
       table("unavailable tools", [{ title: "tool", cell: (tool) => tool.name },
         { title: "why", cell: (tool) => tool.why }], absent)),
+    problems.length > 0 && fold(`${problems.length} own tools or servers cannot be used`, () =>
+      table("problems", [{ title: "name", cell: (problem) => problem.name },
+        { title: "why", cell: (problem) => problem.why }], problems)),
   ];
 }
 

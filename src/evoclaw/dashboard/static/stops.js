@@ -1,0 +1,32 @@
+// The banner of the emergency stop: on every view, while something is stopped.
+
+import { del } from "./api.js";
+import { clean, h, replace } from "./dom.js";
+import { known, may } from "./live.js";
+import { button, confirmed, toast, when } from "./components.js";
+
+const NAMES = { all: "everything", network: "the network" };
+
+/** What is stopped, in words. */
+export const stopName = ({ kind, name }) => (name ? `${kind} ${name}` : NAMES[kind] || kind);
+
+/** Release a stop after confirmation; returns the stops still in force, or null if cancelled. */
+export async function release(stop) {
+  const sure = await confirmed(`Release ${stopName(stop)}?`, "It can continue at once.",
+    { action: "Release", tone: "primary" });
+  if (sure === null) return null;
+  const { items } = await del(`/v1/stops/${encodeURIComponent(stop.kind)}`, { name: stop.name });
+  toast(`released: ${stopName(stop)}`);
+  return items;
+}
+
+/** Show who stopped what, when and why, with a button that releases it. */
+export function showStopBanner(place) {
+  replace(place, known.stops.map((stop) => h("div", { class: "stop-banner row between",
+    role: "alert" },
+    h("span", null, h("strong", null, `Emergency stop: ${clean(stopName(stop))}`),
+      stop.by && ` · by ${clean(stop.by)}`, stop.at > 0 && [" · ", when(stop.at)],
+      stop.reason && ` · ${clean(stop.reason)}`),
+    may("admin") && may("human") && button("Release…", () => release(stop),
+      { label: `Release ${stopName(stop)}` }))));
+}

@@ -1,0 +1,52 @@
+// Steps of workflows that can be approved from now on, for all runs of a definition.
+
+import { get, post } from "../../api.js";
+import { h } from "../../dom.js";
+import { may } from "../../live.js";
+import { button, confirmed, fold, load, table, toast } from "../../components.js";
+import { argumentList, visible } from "./card.js";
+
+/** Show the steps that can be approved; nothing if there is no workflow, or it may not be read. */
+export function workflowSteps(section, place, signal) {
+  section.hidden = true;
+  if (!may("workflows:read")) return null;
+  const ask = async () => (await get("/v1/workflows", null, { signal })).items
+    .flatMap((flow) => (flow.approvable || []).map((step) => ({ ...step, flow })));
+  const again = () => load(place, ask, show, signal);
+  const columns = [
+    { title: "workflow", cell: (row) => row.flow.name },
+    { title: "step", cell: (row) => h("code", null, row.name) },
+    { title: "does", cell: (row) => (row.tool
+      ? fold(`calls ${row.tool}`, () => argumentList(row.arguments))
+      : visible(`asks “${row.message || ""}”`)) },
+    { title: "approved", cell: (row) => (row.approval_id ? `from now on, by ${row.approved_by}`
+      : "asks in each run") },
+  ];
+  if (may("human") && may("admin")) columns.push({ title: "", cell: (row) => action(row, again) });
+  const show = (rows) => {
+    section.hidden = rows.length === 0;
+    return table("steps of workflows", columns, rows);
+  };
+  return again();
+}
+
+function action(row, again) {
+  const name = `${row.name} of ${row.flow.name}`;
+  if (row.approval_id) {
+    return button("Withdraw", async () => {
+      await post(`/v1/approvals/${encodeURIComponent(row.approval_id)}/withdraw`);
+      toast(`Step ${name} asks again`);
+      await again();
+    }, { label: `Withdraw the approval of step ${name}` });
+  }
+  return button("Approve from now on…", async () => {
+    const sure = await confirmed(`Approve step ${name} from now on?`,
+      `This covers ${row.covers}.`, { action: "Approve from now on", tone: "primary" });
+    if (sure === null) return;
+    const path = `/v1/workflows/${encodeURIComponent(row.flow.name)}/steps/`
+      + `${encodeURIComponent(row.name)}/approve`;
+    await post(path, { sha256: row.flow.sha256 });
+    toast(`Step ${name} is approved`);
+    await again();
+  }, { label: `Approve step ${name} from now on` });
+}

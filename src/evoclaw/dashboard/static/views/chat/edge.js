@@ -1,0 +1,55 @@
+// The chooser of the edge that a session works on.
+
+import { h, oneLine, replace } from "../../dom.js";
+import { fleet, on } from "../../live.js";
+import { select, toast } from "../../components.js";
+
+const SELECTORS = [["any", "any edge that has the tool"], ["*", "the edges that the model names"]];
+
+/** The choices: the default edge, every other edge, and the selectors. */
+function choices(chosen) {
+  const edges = [...fleet.values()].sort((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
+  const named = (edge) => oneLine(edge.agent_id, 40) + (edge.online ? "" : " (offline)");
+  const usual = edges.find((edge) => edge.default);
+  const others = edges.filter((edge) => !edge.default).map((edge) => [edge.agent_id, named(edge)]);
+  const known = new Set(["", ...others.map(([id]) => id), ...SELECTORS.map(([id]) => id)]);
+  return [["", usual ? named(usual) : "any edge, the same for the session"], ...others,
+    ...SELECTORS.filter(([id]) => usual || id !== "any"),
+    ...(known.has(chosen) ? [] : [[chosen, oneLine(chosen, 40)]])];
+}
+
+/** Shown while there are edges; `change(id)` may reject, then the choice goes back. */
+export class EdgeChooser {
+  constructor(chosen, change, signal) {
+    Object.assign(this, { chosen, change, drawn: "" });
+    this.element = h("label", { class: "row small edge", hidden: true });
+    on("fleet", () => this.draw(), signal);
+    this.draw();
+  }
+
+  draw() {
+    const options = choices(this.chosen);
+    const drawn = JSON.stringify([options, this.chosen]);
+    this.element.hidden = fleet.size === 0;
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    const had = this.element.contains(document.activeElement);
+    this.select = select(options, this.chosen, (id) => this.choose(id));
+    this.select.setAttribute("aria-label", "Works on");
+    replace(this.element, h("span", { class: "words", "aria-hidden": "true" }, "Works on"),
+      this.select);
+    if (had) this.select.focus();
+  }
+
+  async choose(id) {
+    const before = this.chosen;
+    this.chosen = id;
+    try {
+      await this.change(id);
+    } catch (cause) {
+      toast(cause.message, "bad");
+      this.chosen = before;
+    }
+    this.draw();
+  }
+}
