@@ -70,7 +70,8 @@ def test_a_pending_call_is_listed_shown_and_approved_once(
     assert "command: make deploy" in said
     assert "hush" not in said
     assert "reason: bash writes or executes (supervised)" in said
-    assert "approve --session would cover every call of bash in this session" in said
+    assert "approve --session would cover bash on this machine: exactly the command" in said
+    assert "approve --step" not in said
     assert main(tmp_path, "approvals", "approve", one["id"], "--reason", "go") == 0
     assert capsys.readouterr().out == f"{one['id']}: approved, once\n"
     assert ask(tmp_path) == Approval(Decision.ONCE, "go")
@@ -93,13 +94,14 @@ def test_a_session_approval_is_listed_and_can_be_withdrawn(
     ask(tmp_path)
     (one,) = listed(tmp_path, capsys)
     assert main(tmp_path, "approvals", "approve", one["id"], "--session") == 0
-    assert "and so is every call of bash in this session" in capsys.readouterr().out
-    assert ask(tmp_path, 2, "make more").decision is Decision.SESSION
+    assert "and so is bash on this machine: exactly the command" in capsys.readouterr().out
+    assert ask(tmp_path, 2, "make deploy").decision is Decision.SESSION
+    assert ask(tmp_path, 3, "make more").decision is Decision.PENDING
     assert main(tmp_path, "approvals") == 0
-    assert "in force, used 1×: every call of bash" in capsys.readouterr().out
+    assert "in force, used 1×: bash on this machine" in capsys.readouterr().out
     assert main(tmp_path, "approvals", "deny", one["id"]) == 0
     assert "withdrawn" in capsys.readouterr().out
-    assert ask(tmp_path, 3, "make more").decision is Decision.PENDING
+    assert ask(tmp_path, 4, "make deploy").decision is Decision.PENDING
 
 
 def test_an_unknown_approval_id_is_an_error(

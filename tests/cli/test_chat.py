@@ -132,6 +132,9 @@ async def test_an_approval_is_requested_and_the_run_continues(tmp_path: Path) ->
         await here.expect("command: touch a b")
         await here.expect("always: every call of bash")
         await here.expect("say why not: ")
+        here.type("/approve\n")  # a command is no reason to deny the call
+        await here.expect("answer first, then use /approve")
+        await here.expect("say why not: ")
         here.type("a\n")
         await here.expect('"decision": "session"')
         await here.expect("> ")

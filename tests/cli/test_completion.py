@@ -42,8 +42,8 @@ def completed(words: str, folder: Path) -> list[str]:
 
 def test_bash_offers_commands_actions_options_and_choices(tmp_path: Path) -> None:
     assert completed("evoclaw sk", tmp_path) == ["skills"]
-    assert completed("evoclaw agents in", tmp_path) == ["invite"]
-    assert completed("evoclaw agents --json re", tmp_path) == ["revoke"]
+    assert completed("evoclaw edges in", tmp_path) == ["invite"]
+    assert completed("evoclaw edges --json re", tmp_path) == ["revoke"]
     assert completed("evoclaw run --mo", tmp_path) == ["--model"]
     assert completed("evoclaw up --engine n", tmp_path) == ["nats"]
     assert completed("evoclaw completion ", tmp_path) == ["bash", "zsh", "fish"]
@@ -91,7 +91,7 @@ def test_fish_offers_commands_and_options_with_descriptions(tmp_path: Path) -> N
         return done.stdout.splitlines()
 
     assert offered("evoclaw sk") == ["skills\tList, show, check, create and add skills"]
-    assert offered("evoclaw agents inv")[0].startswith("invite\t")
+    assert offered("evoclaw edges inv")[0].startswith("invite\t")
     assert [one.split("\t")[0] for one in offered("evoclaw up --engine n")] == ["nats"]
     assert [one.split("\t")[0] for one in offered("evoclaw chat --s")] == ["--session"]
 

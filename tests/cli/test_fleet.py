@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.cli import exits
+from evoclaw.config.agent_toml import machine_name
 from tests.support.certificates import make_certificates
 from tests.support.command_line import Shell, reply, shell
 
@@ -55,20 +56,22 @@ async def test_one_up_process_runs_a_broker_an_orchestrator_and_an_edge(
 ) -> None:
     task = reply("", ("bash", {"command": "echo over there > proof; cat proof"}))
     async with shell(tmp_path, task, reply("It says: over there.")) as here:
-        async with running(here, "up", "--api-port", "0", "--folder", str(here.workspace)) as up:
-            await up.says("edge local: online")
+        async with running(
+            here, "up", "--api-port", "0", "--name", "house", "--folder", str(here.workspace)
+        ) as up:
+            await up.says("edge house: online")
             pinged, listed = await asyncio.gather(
-                here.type("ping", "local", "--json"), here.type("tools", "local")
+                here.type("ping", "house", "--json"), here.type("tools", "house")
             )
-            ran = await here.type("run", "--on", "local", "--yes", "make a file")
-            agents = await here.type("agents", "--json")
+            ran = await here.type("run", "--on", "house", "--yes", "make a file")
+            agents = await here.type("edges", "--json")
         assert (pinged.code, json.loads(pinged.out)["pong"]) == (exits.OK, True)
         assert "bash" in listed.out
         assert ran.code == exits.OK, ran.err
         assert "It says: over there." in ran.out
         assert (here.workspace / "proof").read_text() == "over there\n"
         (row,) = json.loads(agents.out)
-        assert (row["agent"], row["online"], row["state"]) == ("local", True, "approved")
+        assert (row["agent"], row["online"], row["state"]) == ("house", True, "approved")
         assert up.process.returncode == exits.OK
 
 
@@ -77,7 +80,7 @@ async def test_a_device_joins_with_a_one_time_token_and_can_be_revoked(
 ) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
-        line = (await here.type("agents", "invite", "pi")).out.split()
+        line = (await here.type("edges", "invite", "pi")).out.split()
         device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
         device.home.mkdir()
         joined = await device.type(*line[1:], "--capabilities", "shell")
@@ -89,26 +92,26 @@ async def test_a_device_joins_with_a_one_time_token_and_can_be_revoked(
             await up.says("edge pi: online")
             twin = await device.type("edge")
             assert (twin.code, "runs with the data folder" in twin.err) == (exits.MISUSED, True)
-            shown = await here.type("agents", "show", "pi", "--json")
+            shown = await here.type("edges", "show", "pi", "--json")
             assert json.loads(shown.out)["approved"] == ["artifact", "bash"]
-            assert (await here.type("agents", "revoke", "pi")).code == exits.OK
+            assert (await here.type("edges", "revoke", "pi")).code == exits.OK
             await up.says("edge pi: offline")
-        assert (await here.type("agents", "show", "pi")).out.startswith("pi: revoked")
-        key = (await here.type("agents", "key")).out.strip()
+        assert (await here.type("edges", "show", "pi")).out.startswith("pi: revoked")
+        key = (await here.type("edges", "key")).out.strip()
         assert tomllib.loads((device.workspace / "agent.toml").read_text())[
             "orchestrator_keys"
         ] == [key]
         copied = here.workspace / "copied"
         copied.write_bytes((here.home / ".evoclaw" / "orchestrator.key").read_bytes())
         copied.chmod(0o600)
-        assert (await here.type("agents", "key", "--file", str(copied))).out.strip() == key
+        assert (await here.type("edges", "key", "--file", str(copied))).out.strip() == key
 
 
 @pytest.mark.slow
 async def test_tools_that_a_device_adds_later_need_approval(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
         await up.says("broker on")
-        told = (await here.type("agents", "invite", "pi", "--qr")).err
+        told = (await here.type("edges", "invite", "pi", "--qr")).err
         assert told.count("▀") > 100, "the link as a picture"
         link = shlex.split(told.partition("with a link: ")[2].partition("\n")[0])
         device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
@@ -127,7 +130,7 @@ async def test_tools_that_a_device_adds_later_need_approval(tmp_path: Path) -> N
             grown = await here.type("tools", "pi")
             assert "not approved: apply_patch, bash, " in grown.out
             assert "read " in grown.out
-            assert (await here.type("agents", "approve", "pi")).code == exits.OK
+            assert (await here.type("edges", "approve", "pi")).code == exits.OK
             assert "bash" in (await here.type("tools", "pi")).out
 
 
@@ -136,10 +139,13 @@ async def test_broker_join_and_ping_work_over_tls(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     cert, key = str(files.server_cert), str(files.server_key)
     tls = ("--cert", cert, "--key", key, "--ca-file", str(files.ca))
-    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", *tls) as up:
-        await up.says("edge local: online")
+    async with (
+        shell(tmp_path) as here,
+        running(here, "up", "--api-port", "0", "--name", "house", *tls) as up,
+    ):
+        await up.says("edge house: online")
         assert "broker on mqtts://" in up.said
-        line = (await here.type("agents", "invite", "pi")).out.split()
+        line = (await here.type("edges", "invite", "pi")).out.split()
         device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
         device.home.mkdir()
         joined = await device.type(*line[1:], "--ca-file", str(files.ca))
@@ -153,11 +159,11 @@ async def test_broker_join_and_ping_work_over_tls(tmp_path: Path) -> None:
     ("typed", "advice"),
     [
         (("ping", "pi"), "start one with `evoclaw up`"),
-        (("agents", "invite", "pi"), "the key that `evoclaw agents key` prints"),
-        (("agents", "show", "pi"), "no edge 'pi' has joined"),
-        (("agents", "approve", "pi"), "no device 'pi' has joined"),
-        (("agents", "key"), "orchestrator.key; the first `evoclaw up` creates one"),
-        (("agents", "key", "--file", "typo"), "there is no key typo"),
+        (("edges", "invite", "pi"), "the key that `evoclaw edges key` prints"),
+        (("edges", "show", "pi"), "no edge 'pi' has joined"),
+        (("edges", "approve", "pi"), "no edge 'pi' has joined"),
+        (("edges", "key"), "orchestrator.key; the first `evoclaw up` creates one"),
+        (("edges", "key", "--file", "typo"), "there is no key typo"),
         (("edge", "--config", "nowhere.toml"), "does not exist"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "the token is not valid"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must be like mqtt://"),
@@ -181,10 +187,12 @@ async def test_invalid_fleet_commands_fail_with_advice(
 @pytest.mark.slow
 async def test_ping_to_an_unknown_edge_lists_the_edges_that_are_online(tmp_path: Path) -> None:
     async with shell(tmp_path) as here, running(here, "up", "--api-port", "0") as up:
-        await up.says("edge local: online")
+        name = machine_name()
+        await up.says(f"edge {name}: online")
         done = await here.type("ping", "nobody")
     assert done.code == exits.MISUSED
-    assert "agent 'nobody' is not online; online: local" in done.err
+    assert f"edge 'nobody' is not online; online: {name}" in done.err
+    assert (here.home / ".evoclaw" / "edge.name").read_text() == name
 
 
 async def test_a_broker_user_is_created_and_removed(tmp_path: Path) -> None:
@@ -214,3 +222,11 @@ async def test_commands_trust_the_certificate_of_the_service(tmp_path: Path) -> 
             await up.says("service on https://")
             seen = await here.type("status")
     assert "https://127.0.0.1" in seen.out, seen.err
+
+
+async def test_an_edge_that_may_use_no_tool_says_what_to_set(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        text = 'agent_id = "pi"\nallow_unsigned = true\n[broker]\nurl = "mqtt://127.0.0.1:1"\n'
+        (here.workspace / "agent.toml").write_text(text)
+        async with running(here, "edge") as edge:
+            await edge.says('edge pi: 0 tools; allow some with capabilities = ["file_read"]')

@@ -33,7 +33,7 @@ def everything() -> list[click.Context]:
 def test_every_command_is_in_one_group() -> None:
     assert list(GROUPS) == ["Use", "Machines", "Safety", "Look into", "Set up"]
     names = [name for commands in GROUPS.values() for name in commands]
-    assert len(names) == len(set(names)) == 34
+    assert len(names) == len(set(names)) == 35
     leaves = [at for at in everything() if not isinstance(at.command, click.Group)]
     assert len(leaves) > 75
 
@@ -66,7 +66,7 @@ def test_help_lists_the_commands_by_group(capsys: pytest.CaptureFixture[str]) ->
 def test_help_command_prints_the_same_as_the_help_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for words in (["run"], ["agents", "invite"], ["edge", "join"]):
+    for words in (["run"], ["edges", "invite"], ["edge", "join"]):
         assert main(["help", *words]) == exits.OK
         shown = capsys.readouterr().out
         assert main([*words, "-h"]) == exits.OK

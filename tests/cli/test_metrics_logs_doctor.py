@@ -100,10 +100,34 @@ async def test_logs_follow_prints_each_record_of_all_runs_once(tmp_path: Path) -
     assert [line[:3] for line in lines] == [["t1", "a", "read"], ["t3", "a", "bash"]]
 
 
+async def test_logs_counts_the_lines_that_the_filter_lets_through(tmp_path: Path) -> None:
+    rows: list[dict[str, JSON]] = [
+        {"seq": n, "at": float(n), "timestamp": f"t{n}", "tool": "read" if n % 400 == 0 else ""}
+        for n in range(1, 3_001)
+    ]
+
+    async def audit(request: web.Request) -> web.Response:
+        until, limit = float(request.query["until"]), int(request.query["limit"])
+        found = [row for row in rows if not until or row["at"] < until]
+        return web.json_response({"items": found[-limit:]})
+
+    async with serve_stub(more=[web.get("/v1/audit", audit)]) as fake:
+        here = shell_for(fake, tmp_path)
+        filtered = await here.type("logs", "--filter", "tool", "-n", "4", "--json")
+        every = await here.type("logs", "--filter", "tool", "-n", "50", "--json")
+        plain = await here.type("logs", "-n", "2", "--json")
+    assert [json.loads(line)["seq"] for line in filtered.out.splitlines()] == [
+        1_600, 2_000, 2_400, 2_800,
+    ]  # fmt: skip
+    assert len(every.out.splitlines()) == 7
+    assert [json.loads(line)["seq"] for line in plain.out.splitlines()] == [2_999, 3_000]
+
+
 async def test_doctor_gives_advice_for_each_problem(tmp_path: Path) -> None:
     async with serve_stub() as fake, shell(tmp_path) as here:
         data = here.home / ".evoclaw"
         data.mkdir(mode=0o755)
+        here.env["EVOCLAW_HOME"] = str(data)
         (data / "evoclaw.toml").write_text("[orchestrator]\nmax_tool_iterations = 0\n")
         (data / "broken.db").write_bytes(b"SQLite format 3\0" + b"x" * 4096)
         (data / "orchestrator.json").write_text('{"url": "mqtt://127.0.0.1:9"}')

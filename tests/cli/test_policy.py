@@ -53,6 +53,18 @@ def test_check_counts_rules_and_examples(
         check_rules(here(tmp_path), file, as_json=False)
 
 
+def test_check_names_the_programs_of_an_allowlist_that_start_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rules.toml"
+    rule = 'then = "allow"\nprograms = ["cat", "git", "make", "py*"]\nallows = ["cat x"]\n'
+    file.write_text(f'default = "deny"\n[[rules]]\nname = "few"\n{rule}')
+    assert check_rules(here(tmp_path), file, as_json=False) == 0
+    assert "start any other: git, make, pytest, python, python3." in capsys.readouterr().out
+    assert check_rules(here(tmp_path), file, as_json=True) == 0
+    assert "cat" not in json.loads(capsys.readouterr().out)["start_others"]
+
+
 def test_explain_names_policies_effects_and_the_rule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

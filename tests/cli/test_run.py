@@ -9,8 +9,12 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from evoclaw.core.events import RunFinished
+from evoclaw.wiring.record_key import open_recording
 from tests.support.command_line import Shell, reply, shell
 from tests.support.llm_servers import whole
+
+HAS_HOST_NAME = Path("/etc/hostname").is_file()
 
 
 def recordings(where: Shell) -> list[Path]:
@@ -27,6 +31,25 @@ async def test_a_task_that_only_reads_needs_no_approval(tmp_path: Path) -> None:
     assert '▶ read path="a.txt"' in ran.err
     assert "✔ read" in ran.err
     assert "completed · 2 turns · 1 calls" in ran.err
+
+
+async def test_the_host_name_and_what_read_roots_names_are_read_and_nothing_else_outside(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "logs" / "sensors.log"
+    log.parent.mkdir()
+    log.write_text("21.5 degrees")
+    reads = [("read", {"path": path}) for path in ("/etc/hostname", str(log), "/etc/passwd")]
+    (tmp_path / "shell").mkdir()
+    async with shell(tmp_path / "shell", *[reply("", *reads), reply("done")] * 2) as here:
+        usual = await here.type("run", "read them", "--json")
+        here.env["EVOCLAW_READ_ROOTS"] = str(log.parent)
+        named = await here.type("run", "read them", "--json")
+    for ran, readable in ((usual, [HAS_HOST_NAME, False, False]), (named, [False, True, False])):
+        events = [json.loads(line)["event"] for line in ran.out.splitlines()]
+        results = [event["result"] for event in events if event["type"] == "call_finished"]
+        results.sort(key=lambda result: result["call_id"])
+        assert ["error" not in result for result in results] == readable, results
 
 
 async def test_without_a_terminal_writes_and_commands_are_denied(tmp_path: Path) -> None:
@@ -53,16 +76,20 @@ async def test_at_a_terminal_the_user_approves_or_denies_each_call(tmp_path: Pat
     assert ran.code == 0
 
 
-async def test_answering_always_approves_the_tool_for_the_rest_of_the_run(tmp_path: Path) -> None:
+async def test_answering_always_approves_the_shown_calls_for_the_rest_of_the_run(
+    tmp_path: Path,
+) -> None:
     answers = (
+        reply("", ("bash", {"command": "ls"})),
+        reply("", ("bash", {"command": "ls -a"})),
         reply("", ("bash", {"command": "touch one"})),
-        reply("", ("bash", {"command": "touch two"})),
         reply("done"),
     )
     async with shell(tmp_path, *answers) as here:
-        ran = await here.at_terminal("run", "go", answers=["a"])
-        assert sorted(p.name for p in here.workspace.iterdir()) == ["one", "two"]
-    assert ran.err.count("say why not") == 1
+        ran = await here.at_terminal("run", "go", answers=["a", "n"])
+        assert list(here.workspace.iterdir()) == []
+    assert "always: bash on this machine: commands that start with `ls`" in ran.err
+    assert ran.err.count("say why not") == 2
 
 
 async def test_yes_allows_edits_and_commands_and_the_recording_replays_the_same(
@@ -178,9 +205,9 @@ async def test_ctrl_c_cancels_cleanly_and_leaves_no_process(tmp_path: Path) -> N
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
         (recording,) = recordings(here)
-        last = json.loads(recording.read_text().splitlines()[-1])
+        last = open_recording(recording, here.environment)[-1]
     assert process.returncode == 130
-    assert last["event"]["stop"] == "cancelled"
+    assert isinstance(last.event, RunFinished) and last.event.stop == "cancelled"
     assert "cancelled" in out.decode()
     assert "Traceback" not in err.decode()
     assert not _alive("sleep 300.25")

@@ -24,6 +24,7 @@ def stops(home: Path) -> list[tuple[str, str]]:
 def test_stops_of_each_kind_are_set_listed_and_released(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "edge" / "pi").mkdir(parents=True)
     for what in (("--all",), ("--agent", "pi"), ("--tool", "bash"), ("--network",)):
         assert main(tmp_path, "stop", *what, "--reason", "drill") == 0
     assert stops(tmp_path) == [("all", ""), ("agent", "pi"), ("tool", "bash"), ("network", "")]
@@ -39,6 +40,43 @@ def test_stops_of_each_kind_are_set_listed_and_released(
     assert said.startswith("released: the tool bash (drill)\n")
     assert "still stopped: everything, the agent pi" in said
     assert stops(tmp_path) == [("all", ""), ("agent", "pi"), ("network", "")]
+
+
+def test_a_stop_of_an_unknown_agent_is_an_error_that_names_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "edge" / "greenhouse").mkdir(parents=True)
+    assert main(tmp_path, "stop", "--agent", "grenhouse") == 2
+    said = capsys.readouterr().err
+    assert "unknown agent or edge 'grenhouse'; did you mean 'greenhouse'?" in said
+    assert "Nothing was stopped. Use --all" in said
+    assert stops(tmp_path) == []
+    assert main(tmp_path, "stop", "--agent", "grenhouse", "--force") == 0
+    assert main(tmp_path, "stop", "--agent", "evoclaw") == 0  # the default agent
+    assert stops(tmp_path) == [("agent", "grenhouse"), ("agent", "evoclaw")]
+    assert main(tmp_path, "stop", "--release", "--agent", "grenhouse") == 0
+
+
+def test_a_stop_of_a_tool_warns_if_the_name_resembles_a_built_in_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tmp_path, "stop", "--tool", "bsh") == 0
+    assert "if you mean 'bash', use `evoclaw stop --tool bash`" in capsys.readouterr().err
+    assert main(tmp_path, "stop", "--tool", "weather__degrees") == 0
+    assert main(tmp_path, "stop", "--tool", "bash") == 0
+    assert "warning" not in capsys.readouterr().err
+    assert stops(tmp_path) == [("tool", "bsh"), ("tool", "weather__degrees"), ("tool", "bash")]
+
+
+def test_a_broken_settings_file_does_not_prevent_the_stop_of_an_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evoclaw.toml").write_text("[broken")
+    assert main(tmp_path, "stop", "--agent", "pi") != 0  # other orchestrators may not know of it
+    said = capsys.readouterr()
+    assert "the name is not checked" in said.err
+    assert "stopped on this machine: the agent pi" in said.out
+    assert stops(tmp_path) == [("agent", "pi")]
 
 
 def test_releasing_a_stop_that_is_not_set_is_an_error(

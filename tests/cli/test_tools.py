@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from evoclaw.store.sessions.sessions import SessionStore
-from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.sets import TOOL_NAMES
 from evoclaw.wiring.pipelines import edge_pipeline, local_pipeline, service_pipeline
+from evoclaw.wiring.store import open_sessions
 from tests.support.command_line import reply, shell
-from tests.support.databases import Place
 from tests.support.sshd import sshd
 
 
@@ -36,7 +34,8 @@ async def test_tools_are_listed_with_the_reason_why_some_are_unavailable(tmp_pat
     (search,) = [one for one in facts if one["name"] == "websearch"]
     assert not search["available"] and "BRAVE_API_KEY" in search["why"]
     assert search["permissions"] == ["network"] and "query" in search["parameters"]["properties"]
-    assert (search["runs_on"], read["runs_on"]) == (["local"], ["edge", "local"])
+    assert read["runs_on"] == ["edge", "local"]
+    assert search["runs_on"] == ["edge", "local", "orchestrator"]
     declared = {spec.name for spec in (local_pipeline(), service_pipeline(), edge_pipeline())}
     assert all(set(tool["pipelines"]) <= declared and tool["pipelines"] for tool in facts)
 
@@ -125,11 +124,10 @@ async def test_a_session_and_its_todos_persist_across_processes(tmp_path: Path) 
 async def test_an_unfinished_run_of_a_session_is_resumed_first(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("Hello."), reply("Went on."), reply("Now this.")) as here:
         assert (await here.type("run", "--session", "home", "hi")).code == 0
-        place = Place(here.home / ".evoclaw" / "evoclaw.db")
-        async with SessionStore(await place.open(SCHEMA)) as store:
+        async with open_sessions(here.environment) as store:
             await store.create_run("cut-off", "home", "something long")  # and then it was killed
         ran = await here.type("run", "--session", "home", "and now?")
-        async with SessionStore(await place.open(SCHEMA)) as store:
+        async with open_sessions(here.environment) as store:
             said = [message for _, message in await store.messages("home")]
     assert (ran.code, ran.out) == (0, "Now this.\n"), ran.err
     assert "resuming the unfinished run of this session" in ran.err

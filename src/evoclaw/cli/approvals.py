@@ -16,7 +16,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.cli.terminal import format_arguments
-from evoclaw.cli.terminal_text import clean, one_line
+from evoclaw.cli.terminal_text import clean, on_machine, one_line
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
@@ -58,9 +58,16 @@ def _show(id_: str, *, as_json: bool) -> int:
 @click.option(
     "--session", is_flag=True, help="Approve similar calls of the session too; see `show`"
 )
+@click.option(
+    "--step", is_flag=True, help="Approve this step of its workflow from now on; see `show`"
+)
 @_ID
 @_REASON
-def _approve(id_: str, reason: str, *, session: bool) -> int:
+def _approve(id_: str, reason: str, *, session: bool, step: bool) -> int:
+    if session and step:
+        raise ConfigError("choose --session or --step; see what each covers with `show`")
+    if step:
+        return _with_approvals(lambda opened: _approve_step(id_, reason, opened))
     decision = Decision.SESSION if session else Decision.ONCE
     return _with_approvals(lambda opened: _answer(id_, reason, opened, decision))
 
@@ -92,7 +99,8 @@ async def _print_all(opened: CallApprovals, *, as_json: bool) -> None:
         asking = case.request
         left = max(0.0, asking.expires_at - time.time())
         shown = one_line(msgspec.json.encode(asking.arguments).decode(), 60)
-        print_out(f"{asking.id}  {clean(asking.scope.tool):12} {shown}  ({_hours(left)} left)")
+        tool = clean(asking.scope.tool) + on_machine(asking.scope.machine)
+        print_out(f"{asking.id}  {tool:12} {shown}  ({_hours(left)} left)")
     for case in wide:
         print_out(
             f"{case.request.id}  in force, used {case.uses}×: "
@@ -110,12 +118,18 @@ def _print_one(case: ApprovalCase, *, as_json: bool) -> None:
         return
     asking, answer = case.request, case.answer
     print_out(f"{asking.id}: {case.status}")
-    print_out(f"{clean(asking.scope.tool)} wants to run:\n{format_arguments(asking.arguments)}")
+    tool = clean(asking.scope.tool) + on_machine(asking.scope.machine)
+    print_out(f"{tool} wants to run:\n{format_arguments(asking.arguments)}")
     print_out(f"reason: {clean(asking.reason)} ({asking.scope.code})")
     print_out(f"on behalf of: {_principal(case)}, call {asking.request_id}")
     print_out(f"bound to: sha256 {asking.sha256}")
     print_out(f"asked {_when(asking.asked_at)}, expires {_when(asking.expires_at)}")
-    print_out(f"approve --session would cover {clean(asking.scope.description)}")
+    if asking.scope.step is None:
+        print_out(f"approve --session would cover {clean(asking.scope.description)}")
+    else:
+        print_out(f"covers {clean(asking.scope.description)}")
+    if asking.step_scope is not None:
+        print_out(f"approve --step would cover {clean(asking.step_scope.description)}")
     if answer is not None:
         reason = f": {clean(answer.reason)}" if answer.reason else ""
         print_out(f"{answer.decision} by {clean(answer.by.name)} {_when(answer.at)}{reason}")
@@ -142,6 +156,14 @@ async def _answer(id_: str, reason: str, opened: CallApprovals, decision: Decisi
             print_out(f"{id_}: approved, once")
     if (recording := _recording(case.request.run_id)) is not None:
         print_out(f"if its run has stopped, resume it: evoclaw run --resume {recording}")
+
+
+async def _approve_step(id_: str, reason: str, opened: CallApprovals) -> None:
+    case, by = await _get(id_, opened), identify_answerer()
+    if problem := by.refusal_reason(by.tenant) or await opened.approve_step(id_, by, reason):
+        raise ConfigError(f"{id_}: {problem}")
+    assert case.request.step_scope is not None
+    print_out(f"{id_}: approved, and so is {clean(case.request.step_scope.description)}")
 
 
 async def _get(id_: str, opened: CallApprovals) -> ApprovalCase:
@@ -217,7 +239,7 @@ def _row(case: ApprovalCase) -> dict[str, JSON]:
     asking = case.request
     return {
         **msgspec.to_builtins(asking),
-        "scope": msgspec.structs.asdict(asking.scope),
+        "scope": msgspec.to_builtins(msgspec.structs.asdict(asking.scope)),
         "covers": asking.scope.description,
         "standing": str(case.status),
         "uses": case.uses,

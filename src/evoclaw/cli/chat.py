@@ -13,17 +13,24 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from evoclaw.cli import exits
-from evoclaw.cli.chat_commands import COMMANDS, HELP_HINT, ChatPosition, run_command
-from evoclaw.cli.client import ServiceClient, ServiceRefused, open_client
+from evoclaw.cli import exits, service_api
+from evoclaw.cli.chat_commands import (
+    COMMANDS,
+    HELP_HINT,
+    ChatPosition,
+    run_command,
+    working_edge,
+)
+from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused, open_client
 from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.interactive_run import InteractiveRun
 from evoclaw.cli.line_reader import LineReader
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.render import renderer
+from evoclaw.cli.stop_notice import convert_stops, stop_lines
 from evoclaw.cli.terminal import is_interactive
-from evoclaw.cli.terminal_text import one_line
+from evoclaw.cli.terminal_text import clean, decode_input, one_line
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.messages import JSON
@@ -39,6 +46,7 @@ class ChatOptions(Struct, frozen=True):
     session: str
     agent: str
     model: str
+    on: str
     as_json: bool
 
 
@@ -64,11 +72,18 @@ class ChatOptions(Struct, frozen=True):
     show_default="the agent's",
     help="Use this model",
 )
+@click.option(
+    "--on",
+    default="",
+    metavar="EDGE",
+    show_default="the edge of `evoclaw up`",
+    help="Run calls on this edge, or on `any` that has the tool; `*` lets the model choose",
+)
 @json_option("Print every record as a line of JSON")
-def chat(session: str, agent: str, model: str, *, as_json: bool) -> int:
+def chat(session: str, agent: str, model: str, on: str, *, as_json: bool) -> int:
     """Chat until the user leaves, or standard input ends."""
     with asyncio.Runner() as runner:
-        conversation = _Chat(ChatOptions(session, agent, model, as_json), runner)
+        conversation = _Chat(ChatOptions(session, agent, model, on, as_json), runner)
         conversation.enter_session()
         if conversation.attended:
             return conversation.at_terminal()
@@ -81,8 +96,10 @@ class _Chat:
     def __init__(self, options: ChatOptions, runner: asyncio.Runner) -> None:
         self._options, self._runner = options, runner
         self.attended = is_interactive() and not options.as_json
-        self._position = ChatPosition(session=options.session, agent=options.agent)
+        self._position = ChatPosition(session=options.session, agent=options.agent, on=options.on)
         self._code = exits.OK
+        self._renderer = renderer(json=options.as_json)
+        """One for all runs: it prints the model and the tools again only if they change."""
 
     def enter_session(self) -> None:
         """Open the named session, if any, and resume its unfinished run."""
@@ -92,6 +109,8 @@ class _Chat:
         """Read messages from a user at a terminal; returns the exit code."""
         reader = LineReader(data_folder(os.environ) / HISTORY_FILE)
         signal.signal(signal.SIGTERM, _exit_on_signal)  # restores the terminal settings
+        if edge := self._await(working_edge(self._position)):
+            print_err(f"working on {clean(edge)}; /on NAME works on another edge")
         print_err("type a message, or /help for the commands")
         for text in _messages(reader):
             reader.add_history(text)
@@ -103,8 +122,9 @@ class _Chat:
 
     def from_pipe(self) -> int:
         """Read one message per line from a pipe; stops at a run that waits for a person."""
-        for line in sys.stdin:
-            if line.strip() and not self._send_message(line.strip()):
+        for number, data in enumerate(sys.stdin.buffer, 1):
+            line = decode_input(data, f"line {number} of standard input").strip()
+            if line and not self._send_message(line):
                 break
         return self._code
 
@@ -131,7 +151,7 @@ class _Chat:
         while unsent:
             try:
                 left, unsent = self._await(self._run("\n".join(unsent)))
-            except ServiceRefused as problem:
+            except (ServiceRefused, ServiceNotRunning) as problem:
                 print_err(f"evoclaw: {problem}")
                 self._code = exits.FAILED
                 return self.attended
@@ -147,7 +167,12 @@ class _Chat:
             "agent": "" if where.session else where.agent,
             "title": "" if where.session else where.title,
             "model": self._options.model,
+            "on": "" if where.session else where.on,
         }
+        if where.attached:
+            request["images"] = [
+                {"media_type": image.media_type, "data": image.data} for image in where.attached
+            ]
         async with open_client(os.environ) as client:
             run = self._interactive_run(client)
             end = await run.start(request)
@@ -156,6 +181,8 @@ class _Chat:
 
     async def _enter(self) -> None:
         async with open_client(os.environ) as client:
+            for line in stop_lines(convert_stops(await service_api.list_stops(client))):
+                print_err(line)
             self._position, run = await self._position.enter(client)
             if run is None:
                 return
@@ -165,7 +192,7 @@ class _Chat:
 
     def _interactive_run(self, client: ServiceClient) -> InteractiveRun:
         keyboard = sys.stdin.fileno() if self.attended else None
-        return InteractiveRun(client, renderer(json=self._options.as_json), sys.stderr, keyboard)
+        return InteractiveRun(client, self._renderer, sys.stderr, keyboard)
 
     def _update(self, talk: InteractiveRun, end: RunFinished | None) -> None:
         self._position = self._position.after(talk.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
@@ -10,14 +11,19 @@ from msgspec.structs import replace
 
 from evoclaw.cli import service_api
 from evoclaw.cli.approvals import identify_answerer
+from evoclaw.cli.attachments import Attachment, read_attachment
 from evoclaw.cli.client import ServiceClient, open_client
 from evoclaw.cli.output import print_err
 from evoclaw.cli.service_api import PAUSED_STATES, get_run
-from evoclaw.cli.terminal_text import clean, format_table, one_line, text_of
+from evoclaw.cli.terminal_text import clean, format_table, on_machine, one_line, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Decision
 
+DEFAULT_EDGE = "default"
+"""What the user types for the default edge."""
+EDGE_SELECTORS = ("any", "*")
+"""What the user may type instead of an edge: any that has the tool; those the model names."""
 HELP_HINT = "/help lists the commands; to send a message that starts with /, type //"
 
 
@@ -32,6 +38,10 @@ class ChatPosition(Struct, frozen=True):
     """The title of a new session."""
     run: str = ""
     """The last run of the session."""
+    attached: tuple[Attachment, ...] = ()
+    """The images of the next message."""
+    on: str = ""
+    """The edge that the session works on, as far as it was chosen; empty: the default edge."""
 
     async def enter(self, client: ServiceClient) -> tuple[ChatPosition, dict[str, JSON] | None]:
         """Find the named session, or start a new one with that title; with its unfinished run."""
@@ -39,10 +49,11 @@ class ChatPosition(Struct, frozen=True):
             return self, None
         found = await service_api.find_session(client, self.session)
         if found is None:
-            return ChatPosition(agent=self.agent, title=self.session), None
-        where = ChatPosition(
-            text_of(found, "id"), text_of(found, "agent"), run=text_of(found, "last_run")
-        )
+            return ChatPosition(agent=self.agent, title=self.session, on=self.on), None
+        where = _position_in(found)
+        if self.on and self.on != where.on:
+            await service_api.move_session(client, where.session, self.on)
+            where = replace(where, on=self.on)
         if not found.get("is_open") or not where.run:
             return where, None
         run = await get_run(client, where.run)
@@ -53,8 +64,27 @@ class ChatPosition(Struct, frozen=True):
         if not run:
             return self
         return ChatPosition(
-            str(run["session_id"]), str(run.get("agent", "")), run=str(run["run_id"])
+            str(run["session_id"]), str(run.get("agent", "")), run=str(run["run_id"]), on=self.on
         )
+
+
+def _position_in(session: dict[str, JSON]) -> ChatPosition:
+    """The position in a session that the service listed."""
+    return ChatPosition(
+        text_of(session, "id"),
+        text_of(session, "agent"),
+        run=text_of(session, "last_run"),
+        on=text_of(session, "on"),
+    )
+
+
+async def working_edge(position: ChatPosition) -> str:
+    """The edge that the next message works on; empty if no edge was chosen and none is default."""
+    if position.on:
+        return position.on
+    async with open_client(os.environ) as client:
+        found = await service_api.visible_edges(client)
+    return next((text_of(edge, "agent_id") for edge in found if edge.get("default")), "")
 
 
 async def run_command(name: str, rest: str, position: ChatPosition) -> ChatPosition:
@@ -73,7 +103,7 @@ async def _help(_client: ServiceClient, _rest: str, where: ChatPosition) -> Chat
 
 async def _new(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     print_err("your next message starts a new session")
-    return ChatPosition(agent=where.agent, title=rest)
+    return ChatPosition(agent=where.agent, title=rest, on=where.on)
 
 
 async def _sessions(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
@@ -91,16 +121,38 @@ async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> Cha
     if found is None:
         raise ConfigError(f"there is no session {rest!r}; see /sessions")
     print_err(f"{text_of(found, 'messages') or 0} earlier messages; /history shows them")
-    return ChatPosition(
-        text_of(found, "id"), text_of(found, "agent"), run=text_of(found, "last_run")
-    )
+    return _position_in(found)
+
+
+async def _on(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    edges = await service_api.visible_edges(client)
+    names = [text_of(edge, "agent_id") for edge in edges]
+    if not rest:
+        rows: list[tuple[str, str]] = []
+        for name, edge in zip(names, edges, strict=True):
+            chosen = name == where.on if where.on else bool(edge.get("default"))
+            online = "online" if edge.get("online") else "offline"
+            rows.append((f"{'*' if chosen else ' '} {name}", online))
+        for line in format_table(rows):
+            print_err(line)
+        if not rows:
+            print_err("no edges are known; see `evoclaw edges`")
+        return where
+    chosen = "" if rest == DEFAULT_EDGE else rest
+    if where.session:
+        await service_api.move_session(client, where.session, chosen)
+    elif chosen and chosen not in (*names, *EDGE_SELECTORS):
+        known = ", ".join(names) or "none"
+        raise ConfigError(f"there is no edge {rest!r}; known edges: {known}")
+    print_err(f"this session works on {clean(chosen or 'the default edge')} from now on")
+    return replace(where, on=chosen)
 
 
 async def _agent(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
         raise ConfigError("name the agent: /agent NAME")
     print_err(f"your next message starts a new session with {clean(rest)}")
-    return ChatPosition(agent=rest)
+    return ChatPosition(agent=rest, on=where.on)
 
 
 async def _title(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
@@ -149,7 +201,8 @@ async def _answer(
     waiting = await service_api.list_pending_approvals(client, "" if id_ else where.run)
     if not id_ and len(waiting) != 1:
         for call in waiting:
-            print_err(f"{call.id}  {clean(call.tool)}  {one_line(str(call.arguments))}")
+            tool = f"{clean(call.tool)}{on_machine(call.machine)}"
+            print_err(f"{call.id}  {tool}  {one_line(str(call.arguments))}")
         raise ConfigError(
             "several calls wait: add the ID of one" if waiting else "no call waits for an approval"
         )
@@ -176,7 +229,22 @@ async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> Chat
         raise ConfigError("type the number of the last message to keep: /branch N; see /history")
     made = await service_api.branch_session(client, where.session, int(rest) if rest else None, "")
     print_err(f"this is now session {made}; the previous one is {where.session}")
-    return ChatPosition(made, where.agent)
+    return ChatPosition(made, where.agent, on=where.on)
+
+
+async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    if not rest:
+        print_err("nothing is attached to the next message; attach a picture with /attach FILE")
+        return replace(where, attached=())
+    try:
+        words = shlex.split(rest)  # a file that is dropped on a terminal comes quoted
+    except ValueError:
+        words = [rest]
+    image = await read_attachment(words[0] if len(words) == 1 else rest)
+    attached = (*where.attached, image)
+    names = ", ".join(clean(found.name) for found in attached)
+    print_err(f"your next message is sent with {names}; /attach alone removes it again")
+    return replace(where, attached=attached)
 
 
 async def _quit(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
@@ -191,8 +259,10 @@ COMMANDS: Mapping[
     "/sessions": ("List your sessions", _sessions),
     "/session": ("Switch to a session: /session ID or its title", _session),
     "/agent": ("Start a new session with another agent: /agent NAME", _agent),
+    "/on": ("Work on another edge from now on, or list the edges: /on [NAME or default]", _on),
     "/title": ("Rename this session: /title TEXT", _title),
     "/history": ("Show the messages with their numbers", _history),
+    "/attach": ("Attach a picture to the next message: /attach FILE", _attach),
     "/tools": ("List the tools of the service", _tools),
     "/approve": ("Approve a waiting call: /approve [ID]", _approve),
     "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),

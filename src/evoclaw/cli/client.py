@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from ipaddress import ip_address
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from evoclaw.cli import exits
 from evoclaw.cli.data_folder import data_folder, privacy_problem
 from evoclaw.cli.terminal_text import one_line
 from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.hosts import is_loopback
 from evoclaw.core.messages import JSON, is_object
 
 if TYPE_CHECKING:
@@ -121,9 +123,37 @@ class ServiceAddress(Struct, frozen=True):
 class ServiceClient:
     """Sends requests to the service; belongs to one event loop."""
 
-    def __init__(self, address: ServiceAddress, session: ClientSession) -> None:
-        self._address, self._session = address, session
-        self.url = address.url.rstrip("/")
+    def __init__(
+        self,
+        address: ServiceAddress,
+        session: ClientSession,
+        find: Callable[[], ServiceAddress] | None = None,
+    ) -> None:
+        """Send requests to a service.
+
+        Args:
+            address: Where it is.
+            session: Sends them.
+            find: Finds the service again after a restart, which may have changed its address.
+        """
+        self._address, self._session, self._find = address, session, find
+        self.on_lost: Callable[[str], None] | None = None
+        """Called with a note when a stream breaks, and is to be continued."""
+
+    @property
+    def url(self) -> str:
+        """The address of the service."""
+        return self._address.url.rstrip("/")
+
+    def _headers(self) -> dict[str, str]:
+        token = self._address.token
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _find_again(self) -> None:
+        """Look for the service where it says that it is now; it may still be starting."""
+        if self._find is not None:
+            with suppress(ServiceNotRunning):
+                self._address = self._find()
 
     async def get(self, path: str, **query: str | float) -> JSON:
         """Send a GET request; returns the decoded body."""
@@ -178,7 +208,7 @@ class ServiceClient:
         """Send a request; returns the body as bytes."""
         import aiohttp
 
-        headers = {"Idempotency-Key": key} if key else {}
+        headers = self._headers() | ({"Idempotency-Key": key} if key else {})
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -202,7 +232,8 @@ class ServiceClient:
     ) -> AsyncGenerator[ServerSentEvent]:
         """Every event after the one with id `after`; reconnects and continues where it broke.
 
-        It ends when the service ends the stream; the caller can close it earlier.
+        It ends when the service ends the stream; the caller can close it earlier. A service that
+        was restarted meanwhile is found again.
         """
         tries, last = 0, after
         loop = asyncio.get_running_loop()
@@ -222,9 +253,17 @@ class ServiceClient:
                     else:
                         return
             except (ServiceNotRunning, ServiceRefused) as problem:
-                transient = isinstance(problem, ServiceNotRunning) or problem.status >= 500
+                known = self._address
+                self._find_again()
+                transient = (
+                    self._address != known
+                    or isinstance(problem, ServiceNotRunning)
+                    or problem.status >= 500
+                )
                 if not transient or loop.time() - last_event_at > RECONNECT_TIMEOUT_S:
                     raise
+                if tries == 1 and self.on_lost is not None:
+                    self.on_lost("the service does not answer; reconnecting …")
             await asyncio.sleep(RECONNECT_DELAYS_S[min(tries, len(RECONNECT_DELAYS_S) - 1)])
             tries += 1
 
@@ -233,7 +272,9 @@ class ServiceClient:
     ) -> AsyncGenerator[ServerSentEvent]:
         import aiohttp
 
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
+        headers = {**self._headers(), "Accept": "text/event-stream"}
+        if last:
+            headers["Last-Event-ID"] = last
         stream = SseParser()
         try:
             async with self._session.get(
@@ -261,8 +302,6 @@ async def open_client(env: Mapping[str, str]) -> AsyncGenerator[ServiceClient]:
 
     timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {"User-Agent": "evoclaw-cli"}
-    if address.token:
-        headers["Authorization"] = f"Bearer {address.token}"
     jar = aiohttp.DummyCookieJar()
     connector = None
     if address.certificate:
@@ -270,7 +309,17 @@ async def open_client(env: Mapping[str, str]) -> AsyncGenerator[ServiceClient]:
     async with aiohttp.ClientSession(
         timeout=timeout, headers=headers, cookie_jar=jar, connector=connector
     ) as session:
-        yield ServiceClient(address, session)
+        yield ServiceClient(address, session, lambda: find_service(env))
+
+
+def with_client(work: Callable[[ServiceClient], Awaitable[int | None]]) -> int:
+    """Run a command with a client of the service; returns its exit code [default: OK]."""
+
+    async def run() -> int:
+        async with open_client(os.environ) as client:
+            return await work(client) or exits.OK
+
+    return asyncio.run(run())
 
 
 def _tls_context(certificate: str) -> SSLContext:
@@ -317,21 +366,12 @@ def _check_address(address: ServiceAddress, source: str) -> ServiceAddress:
         raise ConfigError(
             f"{source}: the URL must be https://HOST:PORT only; put the token into EVOCLAW_TOKEN"
         )
-    if parts.scheme == "http" and address.token and not _is_loopback(host):
+    if parts.scheme == "http" and address.token and not is_loopback(host):
         raise ConfigError(
             f"{source}: http would send the token unencrypted to {host}; use https, or a tunnel to "
             "127.0.0.1"
         )
     return address
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _query_parameters(query: Mapping[str, str | float] | None) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from evoclaw.core.errors import ConfigError
@@ -22,6 +23,20 @@ def make_private(folder: Path) -> None:
             folder.chmod(0o700)
     except OSError as problem:
         raise ConfigError(f"cannot make {folder} private: {problem.strerror}") from None
+
+
+def prepare_data_folder(env: Mapping[str, str]) -> None:
+    """Create the data folder, private to its owner, before anything is put into it.
+
+    `~/.evoclaw` of an earlier release is closed to others; the mode of an existing folder that
+    `EVOCLAW_HOME` names is its owner's choice.
+    """
+    folder = data_folder(env)
+    if env.get("EVOCLAW_HOME") and folder.exists():
+        return
+    # A folder that cannot be created is reported by the command that needs it, if it does.
+    with suppress(ConfigError):
+        make_private(folder)
 
 
 def privacy_problem(path: Path) -> str:

@@ -13,7 +13,6 @@ from evoclaw.cli.output import print_out
 from evoclaw.cli.terminal_text import one_line
 from evoclaw.core.messages import JSON
 from evoclaw.core.run_comparison import Difference, compare
-from evoclaw.store.sessions.recordings import read_recording
 
 
 @click.command(cls=CliCommand)
@@ -22,7 +21,9 @@ from evoclaw.store.sessions.recordings import read_recording
 @json_option()
 def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """Compare two recordings: 0 if they are the same, 1 if they differ."""
-    found = list(compare(read_recording(a), read_recording(b)))
+    from evoclaw.wiring.record_key import open_recording
+
+    found = list(compare(open_recording(a), open_recording(b)))
     if as_json:
         print_out({"same": not found, "differences": msgspec.to_builtins(found)})
     else:

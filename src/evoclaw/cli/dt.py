@@ -21,6 +21,8 @@ from evoclaw.core.tools import Call, Tool
 from evoclaw.skills.desktop_tools import PREFIX, stdin_parameter
 
 MAX_INPUT_BYTES = 64 << 20
+_WORD = " word"
+"""The positional argument that may replace standard input; no parameter has this name."""
 
 
 def dt(program: str, words: Sequence[str]) -> int:
@@ -105,8 +107,11 @@ def _print_error(text: str) -> int:
 
 def _arguments(program: str, tool: Tool, words: Sequence[str]) -> dict[str, JSON]:
     parsed = vars(parser_of(program, tool).parse_args(words))
+    by_word = parsed.pop(_WORD, None)
     arguments: dict[str, JSON] = {key: value for key, value in parsed.items() if value is not None}
     by_stdin = stdin_parameter(tool)
+    if by_stdin is not None and by_word is not None:
+        arguments.setdefault(by_stdin, by_word)
     if by_stdin is not None and by_stdin not in arguments and not sys.stdin.isatty():
         data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         if len(data) > MAX_INPUT_BYTES:
@@ -137,7 +142,10 @@ def parser_of(program: str, tool: Tool) -> argparse.ArgumentParser:
             )
         else:
             convert = _ArgumentConverter(schema)
-            parser.add_argument(f"--{name}", dest=name, type=convert, metavar="…", help=about)
+            options = (f"--{name}", "-c") if name == "command" else (f"--{name}",)
+            parser.add_argument(*options, dest=name, type=convert, metavar="…", help=about)
+    if by_stdin is not None:
+        parser.add_argument(_WORD, nargs="?", metavar=by_stdin, help=f"The same as --{by_stdin}.")
     return parser
 
 

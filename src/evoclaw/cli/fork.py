@@ -19,7 +19,6 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record
 from evoclaw.core.forking import RunAlreadyEnded, fork_messages, with_prompt
 from evoclaw.core.state import new_run
-from evoclaw.store.sessions.recordings import read_recording
 
 
 @click.command(cls=ExclusiveCommand, exclusive=(("yes", "read_only"), ("record", "no_record")))
@@ -52,8 +51,10 @@ def fork(
 
 
 def _records(recording: Path | None, run_id: str | None) -> Sequence[Record]:
+    from evoclaw.wiring.record_key import open_recording
+
     if recording is not None and run_id is None:
-        return read_recording(recording)
+        return open_recording(recording)
     if recording is None and run_id is not None:
         return asyncio.run(_service_records(run_id))
     raise ConfigError("name what to fork: a recording, or --run ID for a run of the service")

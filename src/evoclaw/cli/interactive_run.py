@@ -10,6 +10,7 @@ from typing import TextIO
 
 from evoclaw.cli import service_api
 from evoclaw.cli.approvals import identify_answerer
+from evoclaw.cli.chat_commands import COMMANDS
 from evoclaw.cli.client import ServiceClient, ServiceRefused
 from evoclaw.cli.service_api import get_run, watch_records
 from evoclaw.cli.terminal import TerminalApprover, TerminalPerson, read_line
@@ -40,6 +41,7 @@ class InteractiveRun:
             keyboard: The file descriptor to read from; None without a user.
         """
         self._client, self._renderer = client, renderer
+        client.on_lost = self._print
         self._screen, self._keyboard = screen, keyboard
         self.run: dict[str, JSON] = {}
         """The run as it was when it was started or resumed."""
@@ -150,9 +152,11 @@ class InteractiveRun:
         if why := identify_answerer().refusal_reason("local"):
             self._print(why)
             return False
-        done, approver = 0, TerminalApprover(keyboard, self._screen)
+        done, approver = 0, TerminalApprover(keyboard, self._screen, COMMANDS)
         for call in await service_api.list_pending_approvals(self._client, self._run_id):
-            approval = await approver.ask(call.tool, call.arguments, call.reason, call.covers)
+            approval = await approver.ask(
+                call.tool, call.arguments, call.reason, call.covers, call.machine
+            )
             done += await self._accepted(
                 service_api.answer_approval(self._client, call.id, approval)
             )

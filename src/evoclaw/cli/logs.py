@@ -15,12 +15,13 @@ from msgspec import Struct
 
 from evoclaw.cli import exits, service_api
 from evoclaw.cli.client import ServiceClient, open_client
-from evoclaw.cli.options import CliCommand, json_option
+from evoclaw.cli.options import POSITIVE, CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.service_api import get_records, watch_records
-from evoclaw.cli.terminal_text import audit_line, one_line
+from evoclaw.cli.terminal_text import audit_line, machine_of, on_machine, one_line
 from evoclaw.core.events import (
     ApprovalAnswered,
+    CallDelayed,
     CallFinished,
     CallJudged,
     CallOutput,
@@ -40,6 +41,8 @@ from evoclaw.core.events import (
     ToolsChanged,
     TurnStarted,
 )
+from evoclaw.core.messages import JSON
+from evoclaw.core.ports import Delay
 from evoclaw.store.sessions.recordings import encode_record
 
 AUDIT_POLL_INTERVAL_S = 1.0
@@ -49,7 +52,7 @@ MAX_AUDIT_ROWS = 1_000
 _DELTAS = (TextDelta, ReasoningDelta)
 """Chunks of text that a later record contains in full."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "tool": (CallJudged, ApprovalAnswered, CallStarted, CallOutput, CallFinished),
+    "tool": (CallJudged, ApprovalAnswered, CallStarted, CallOutput, CallDelayed, CallFinished),
     "model": (RunStarted, RunResumed, TurnStarted, Replied, ReplyRetried, ReplyFailed),
     "verdict": (CallJudged, ApprovalAnswered),
 }
@@ -78,7 +81,12 @@ class LogOptions(Struct, frozen=True):
 )
 @click.option("--follow", is_flag=True, help="Keep printing new lines until Ctrl-C")
 @click.option(
-    "-n", "limit", type=int, default=50, metavar="N", help="Show the last N lines of the audit log"
+    "-n",
+    "limit",
+    type=POSITIVE,
+    default=50,
+    metavar="N",
+    help="Show the last N lines of the audit log that --filter lets through",
 )
 @json_option()
 def logs(run_id: str | None, only: str | None, *, follow: bool, limit: int, as_json: bool) -> int:
@@ -102,26 +110,62 @@ async def _logs(run_id: str | None, options: LogOptions) -> int:
 
 
 async def _audit(client: ServiceClient, options: LogOptions) -> None:
-    last, since = 0, 0.0
-    limit = options.limit
+    requested_at, last = time.time(), 0
+    rows = await _last_rows(client, options)
     while True:
-        requested_at = time.time()
-        rows = service_api.as_items(
-            await client.get(service_api.api_path("audit"), since=since, limit=limit)
-        )
         for row in rows:
             if (seq := int(row.get("seq", 0))) > last:
                 last = seq
-                if options.only is None or row.get(options.only):
-                    print_out(row if options.as_json else audit_line(row))
+                print_out(row if options.as_json else audit_line(row))
         if not options.follow:
             if not last:
-                print_err("the audit log is empty")
+                print_err(
+                    f"the audit log has no line with a {options.only}"
+                    if options.only
+                    else "the audit log is empty"
+                )
             return
         sys.stdout.flush()
         await asyncio.sleep(AUDIT_POLL_INTERVAL_S)
         # Look back a little for records that are written late; `seq` prevents duplicates.
-        since, limit = requested_at - 10 * AUDIT_POLL_INTERVAL_S, MAX_AUDIT_ROWS
+        since, requested_at = requested_at - 10 * AUDIT_POLL_INTERVAL_S, time.time()
+        rows = await _matching_rows(client, options, since=since)
+
+
+async def _last_rows(client: ServiceClient, options: LogOptions) -> list[dict[str, JSON]]:
+    """The last lines that the filter lets through: older pages follow until there are enough."""
+    found: dict[int, dict[str, JSON]] = {}
+    size = MAX_AUDIT_ROWS if options.only else min(options.limit, MAX_AUDIT_ROWS)
+    until = 0.0
+    while True:
+        page = await _audit_page(client, until=until, limit=size)
+        matching = {int(row.get("seq", 0)): row for row in page if _matches(row, options)}
+        found = matching | found
+        # Records of the same moment may be on both pages; `seq` prevents duplicates.
+        before, until = until, min((float(row.get("at", 0)) for row in page), default=0) + 0.001
+        if len(found) >= options.limit or len(page) < size or until == before:
+            return [found[seq] for seq in sorted(found)][-options.limit :]
+
+
+async def _matching_rows(
+    client: ServiceClient, options: LogOptions, *, since: float
+) -> list[dict[str, JSON]]:
+    return [row for row in await _audit_page(client, since=since) if _matches(row, options)]
+
+
+async def _audit_page(
+    client: ServiceClient,
+    *,
+    since: float = 0.0,
+    until: float = 0.0,
+    limit: int = MAX_AUDIT_ROWS,
+) -> list[dict[str, JSON]]:
+    path = service_api.api_path("audit")
+    return service_api.as_items(await client.get(path, since=since, until=until, limit=limit))
+
+
+def _matches(row: dict[str, JSON], options: LogOptions) -> bool:
+    return options.only is None or bool(row.get(options.only))
 
 
 def _show(record: Record, options: LogOptions) -> None:
@@ -143,14 +187,17 @@ def line_of(record: Record) -> str:
 
 def _summary(event: Event) -> str:
     match event:
-        case CallStarted(_, name, arguments):
-            return f"{name} {msgspec.json.encode(arguments).decode()}"
+        case CallStarted(_, name, arguments, machine=machine):
+            return f"{name}{on_machine(machine)} {msgspec.json.encode(arguments).decode()}"
         case CallFinished(result):
-            return f"{result.name} {result.error or 'ok'}: {result.text}"
+            machine = on_machine(machine_of(result))
+            return f"{result.name}{machine} {result.error or 'ok'}: {result.text}"
         case CallOutput(_, text):
             return text
-        case CallJudged(_, verdict, code, reason):
-            return f"{verdict} {code} {reason}"
+        case CallDelayed(_, machine, seconds):
+            return str(Delay(machine, seconds))
+        case CallJudged(_, verdict, code, reason, machine):
+            return f"{verdict}{on_machine(machine)} {code} {reason}"
         case ApprovalAnswered(_, decision, reason):
             return f"{decision} {reason}"
         case _:

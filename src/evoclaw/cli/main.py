@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,13 @@ from evoclaw.core.version import VERSION
 if TYPE_CHECKING:
     from evoclaw.core.errors import EvoClawError
 
+_WITHOUT_DATA = frozenset({"help", "completion", "systemd"})
+"""Commands for which no data folder is created."""
 COMPLETE_VARIABLE = "_EVOCLAW_COMPLETE"
 """The variable with which a completion script (`cli/completion.py`) asks for completions."""
+FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_ERRORS = FULL_DISK_ERRORS | {errno.EROFS, errno.EACCES, errno.EPERM}
+"""Errors of a disk or its permissions, which are reported as one line."""
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Use": {
@@ -28,13 +34,14 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "sessions": "List, show, rename, branch and delete sessions",
         "runs": "List, show, watch, steer and cancel runs of the service",
         "workflows": "List, start, answer and cancel workflows",
+        "agents": "List the agents, and show one",
         "fork": "Re-run a recorded run from a given turn",
     },
     "Machines": {
         "up": "Start a broker, an orchestrator and an edge on this machine",
         "edge": "Run an edge agent on this machine",
         "ping": "Check whether an edge answers",
-        "agents": "List, invite, approve and revoke edges",
+        "edges": "List, invite, approve and revoke edges",
         "tools": "List the tools of this machine or of an edge",
         "mcp": "Serve tools over MCP, and approve tools of MCP servers",
     },
@@ -68,7 +75,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Every command once, by what people want to do, with its help text."""
-_MODULES = {"import": "evoclaw.cli.export"}
+_MODULES = {"import": "evoclaw.cli.export", "agents": "evoclaw.cli.agent_list"}
 """The module of a command, if it is not named after the command."""
 _ATTRIBUTES = {"import": "import_command", "help": "help_command"}
 
@@ -138,6 +145,10 @@ def main(arguments: Sequence[str]) -> int:
         return shell_complete(command_line, {}, "evoclaw", COMPLETE_VARIABLE, instruction)
     try:
         with command_line.make_context("evoclaw", list(arguments)) as context:
+            if _uses_data(arguments):
+                from evoclaw.cli.data_folder import prepare_data_folder
+
+                prepare_data_folder(os.environ)
             return command_line.invoke(context) or exits.OK
     except click.exceptions.Exit as done:
         return done.exit_code
@@ -148,6 +159,11 @@ def main(arguments: Sequence[str]) -> int:
         return exits.FAILED
     except KeyboardInterrupt:
         return exits.CANCELLED
+    except OSError as problem:
+        if problem.errno not in DISK_ERRORS or problem.filename is None:
+            raise
+        print_err(f"evoclaw: {_disk_problem(problem)}")
+        return exits.MISUSED
     except _reported_errors() as error:
         print_err(f"evoclaw: {error}")
         return exits.MISUSED
@@ -155,11 +171,28 @@ def main(arguments: Sequence[str]) -> int:
         _flush_stdout()
 
 
+def _uses_data(arguments: Sequence[str]) -> bool:
+    """Whether a command may use the data folder."""
+    command = next(iter(arguments), "")
+    is_known = any(command in commands for commands in GROUPS.values())
+    return is_known and command not in _WITHOUT_DATA and "--help" not in arguments
+
+
 def _reported_errors() -> type[EvoClawError]:
     """The errors that are reported as one line; imported on failure, to keep the start fast."""
     from evoclaw.core.errors import EvoClawError
 
     return EvoClawError
+
+
+def _disk_problem(problem: OSError) -> str:
+    """A file that cannot be written, in one line."""
+    advice = (
+        "free some space"
+        if problem.errno in FULL_DISK_ERRORS
+        else "make it writable for this user, or set EVOCLAW_HOME to another folder"
+    )
+    return f"cannot use {problem.filename}: {problem.strerror}; {advice}"
 
 
 def _report(problem: click.UsageError) -> None:

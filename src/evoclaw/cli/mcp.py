@@ -87,7 +87,7 @@ def _list() -> int:
 
 
 @mcp.command("approve", help="Approve new or changed tools of an MCP server")
-@click.argument("server", help="Name of the server in evoclaw.toml")
+@click.argument("server", help="Name of the server; EDGE/SERVER for one of an edge")
 @click.argument("tool", nargs=-1, help="Tools to approve  [default: all that wait]")
 def _approve(server: str, tool: tuple[str, ...]) -> int:
     pins = _pins()
@@ -96,7 +96,7 @@ def _approve(server: str, tool: tuple[str, ...]) -> int:
 
 
 @mcp.command("forget", help="Withdraw every approval of an MCP server")
-@click.argument("server", help="Name of the server in evoclaw.toml")
+@click.argument("server", help="Name of the server; EDGE/SERVER for one of an edge")
 def _forget(server: str) -> int:
     pins = _pins()
     pins.forget(server)
@@ -130,7 +130,11 @@ def serve(options: McpServeOptions, over_stdio: OverStdio, over_http: OverHttp) 
 
 async def _serving(options: McpServeOptions, over_stdio: OverStdio, over_http: OverHttp) -> int:
     server = McpServerOptions(
-        _folder(options), _level(options), _approver(options), options.on, _names(options)
+        _folder(options),
+        Level.of_flags(read_only=options.read_only, yes=options.yes),
+        _approver(options),
+        options.on,
+        _names(options),
     )
     if not options.over_http:
         serving = asyncio.create_task(over_stdio(server, os.environ))
@@ -177,12 +181,6 @@ def _folder(options: McpServeOptions) -> Path:
     return folder
 
 
-def _level(options: McpServeOptions) -> Level:
-    if options.read_only:
-        return Level.READ_ONLY
-    return Level.FULL if options.yes else Level.SUPERVISED
-
-
 def _names(options: McpServeOptions) -> tuple[str, ...] | None:
     if options.tools is None:
         return None
@@ -193,7 +191,7 @@ def _approver(options: McpServeOptions) -> Approver:
     # Over stdio, the keyboard belongs to the client.
     if options.over_http and is_interactive():
         return SessionApprovalCache(TerminalApprover(sys.stdin.fileno(), sys.stderr))
-    return NoApprover("nobody is there to approve it; the owner can serve it with --yes")
+    return NoApprover("no one is available to approve it; the owner can serve it with --yes")
 
 
 def _token(options: McpServeOptions) -> str:

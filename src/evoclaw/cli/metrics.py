@@ -1,17 +1,18 @@
-"""`evoclaw metrics`: metrics of the service, and with `--tools` those of stored records."""
+"""`evoclaw metrics`: metrics of stored records and of the service; `--tools` of each tool."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import click
 import msgspec
 
 from evoclaw.cli import exits
-from evoclaw.cli.client import open_client
+from evoclaw.cli.client import ServiceRefused, open_client
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.cli.prometheus import MetricSample, ToolMetricRow, parse_metrics, sum_by_label, sum_of
@@ -39,7 +40,7 @@ _SUMMED_METRICS = {
 @click.option("--tools", "by_tool", is_flag=True, help="Show the metrics of each tool")
 @json_option()
 @click.option("--raw", is_flag=True, help="Print the Prometheus text format")
-@click.option("--since", default="24h", metavar="TIME", help="Look back this far, with --tools")
+@click.option("--since", default="24h", metavar="TIME", help="Count stored records of this time")
 @click.option("--agent", metavar="NAME", help="Count only runs of this agent, with --tools")
 def metrics(*, by_tool: bool, as_json: bool, raw: bool, since: str, agent: str | None) -> int:
     """Show the metrics."""
@@ -48,17 +49,38 @@ def metrics(*, by_tool: bool, as_json: bool, raw: bool, since: str, agent: str |
         return exits.OK
     if agent:
         raise ConfigError("--agent needs --tools: metrics of one agent come from stored records")
-    text = asyncio.run(_read())
     if raw:
-        sys.stdout.write(text)
+        sys.stdout.write(asyncio.run(_read()))
         return exits.OK
-    samples = list(parse_metrics(text))
-    found = summary(samples)
+    stored = asyncio.run(_stored(since))
+    if not as_json and stored is not None:
+        print_out(f"stored, of the last {since} (--tools shows each tool):")
+        print_table(_rows(stored), "")
+        print_out("of the service since it started:")
+    found = summary(list(parse_metrics(asyncio.run(_read()))))
     if as_json:
-        print_out(found)
+        print_out(found if stored is None else found | {"stored": {"since": since, **stored}})
         return exits.OK
     print_table(_rows(found), "no metrics yet")
     return exits.OK
+
+
+async def _stored(since: str) -> dict[str, JSON] | None:
+    """The same counts from stored records, which outlive the service; None if not permitted."""
+    try:
+        found = await read_metrics(since, "")
+    except ServiceRefused:
+        return None
+    requests, calls = found.requests, Counter[str]()
+    for tool in found.tools:
+        calls["ok"] += tool.succeeded
+        calls["failed"] += tool.failed
+    return {
+        "runs": requests.stops,
+        "calls": {outcome: count for outcome, count in calls.items() if count},
+        "tokens": {"in": requests.tokens_in, "out": requests.tokens_out},
+        "cost_dollars": requests.cost,
+    }
 
 
 async def _read() -> str:

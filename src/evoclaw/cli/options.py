@@ -51,11 +51,11 @@ class CommandGroup(_ShortHelp, click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which the commands were added."""
-        return list(self.commands)
+        return [name for name, command in self.commands.items() if not command.hidden]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line per command, whole: click would cut it."""
-        rows = [(name, command.help or "") for name, command in self.commands.items()]
+        rows = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

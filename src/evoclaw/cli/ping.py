@@ -11,6 +11,8 @@ import click
 from evoclaw.cli import exits
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.terminal_text import clean
+from evoclaw.core.messages import JSON
 
 EDGE_TIMEOUT_S = 10.0
 """Seconds that a command waits for an edge."""
@@ -24,14 +26,35 @@ def ping(agent: str, *, as_json: bool) -> int:
     return asyncio.run(_ping(agent, as_json=as_json))
 
 
+async def ask_edge(agent: str, command: str) -> dict[str, JSON]:
+    """The answer of an edge to a command; `EvoClawError` if it refuses, or does not answer."""
+    return (await _timed_answer(agent, command))[0]
+
+
 async def _ping(agent: str, *, as_json: bool) -> int:
+    about, elapsed = await _timed_answer(agent, "ping")
+    answer = {"agent": agent, "ms": round(elapsed, 2), **about}
+    print_out(answer if as_json else f"{agent} answered in {elapsed:.1f} ms")
+    return exits.OK
+
+
+async def _timed_answer(agent: str, command: str) -> tuple[dict[str, JSON], float]:
+    """The answer of an edge, and how many milliseconds it took."""
+    from evoclaw.core.errors import EvoClawError, ToolFailure
+    from evoclaw.core.messages import is_object
     from evoclaw.wiring.fleet import open_fleet
 
     async with open_fleet(os.environ) as orchestrator:
         await orchestrator.wait_for(agent, EDGE_TIMEOUT_S, tools=False)
         started = time.monotonic()
-        outcome = await orchestrator.query(agent, "ping")
+        try:
+            outcome = await orchestrator.query(agent, command, seconds=EDGE_TIMEOUT_S)
+        except ToolFailure:
+            raise EvoClawError(
+                f"{agent} is online but did not answer {command!r} within {EDGE_TIMEOUT_S:g} s; "
+                "look at its output on its machine"
+            ) from None
         elapsed = (time.monotonic() - started) * 1000
-    answer = {"agent": agent, "ms": round(elapsed, 2), **outcome.result}
-    print_out(answer if as_json else f"{agent} answered in {elapsed:.1f} ms")
-    return exits.OK
+    if outcome.error:
+        raise EvoClawError(f"{agent} refused {command!r}: {clean(outcome.error)}")
+    return (outcome.result if is_object(outcome.result) else {}), elapsed

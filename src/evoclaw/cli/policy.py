@@ -22,7 +22,12 @@ from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.explanations import explain
 from evoclaw.governance.rules.command_rules import CommandRules
-from evoclaw.governance.rules.document import CallExample, read_rules, shipped_rules
+from evoclaw.governance.rules.document import (
+    CallExample,
+    programs_that_start_others,
+    read_rules,
+    shipped_rules,
+)
 from evoclaw.governance.rules.examples import (
     EXAMPLE_HOME,
     EXAMPLE_WORKSPACE,
@@ -31,7 +36,6 @@ from evoclaw.governance.rules.examples import (
     load_rules,
 )
 from evoclaw.governance.rules.policy import Judgement, RulePolicy, describe_effects
-from evoclaw.store.sessions.recordings import read_recording
 
 if TYPE_CHECKING:
     from evoclaw.wiring.local_policies import LocalPolicies
@@ -97,10 +101,17 @@ def check_rules(local: LocalPolicies, file: Path | None, *, as_json: bool) -> in
         document = read_rules(path)
         examples = check_examples(document, workspace=str(local.workspace), home=str(local.home))
     name = str(path) if path else "the shipped rules"
+    starting = programs_that_start_others(document)
     if as_json:
-        print_out({"file": name, "rules": len(document.rules), "examples": examples})
+        facts = {"file": name, "rules": len(document.rules), "examples": examples}
+        print_out({**facts, "start_others": list(starting)})
     else:
         print_out(f"{name}: {len(document.rules)} rules, {examples} examples, all pass")
+        if starting:
+            print_out(
+                f"These allowed programs can start any other: {', '.join(starting)}. The rules do "
+                "not judge what they start; the sandbox bounds it."
+            )
     return exits.OK
 
 
@@ -217,7 +228,9 @@ def compare_rules(
 
 def recorded_calls(path: Path, known: dict[str, Tool]) -> Iterator[Call]:
     """Every call that a model requested in a recorded run, also denied and failed ones."""
-    for record in read_recording(path):
+    from evoclaw.wiring.record_key import open_recording
+
+    for record in open_recording(path):
         if not isinstance(record.event, Replied):
             continue
         for requested in record.event.reply.calls:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TextIO
 
 import msgspec
 
-from evoclaw.cli.terminal_text import clean, one_line
+from evoclaw.cli.terminal_text import clean, machine_of, on_machine, one_line
 from evoclaw.core.events import (
     ApprovalAnswered,
+    CallDelayed,
     CallFinished,
     CallJudged,
     CallOutput,
@@ -35,6 +37,7 @@ from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ports import Sink
 from evoclaw.store.sessions.recordings import encode_record
 
+CTRL_C_HINT = "Ctrl-C to give up"
 _STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -53,19 +56,23 @@ class JsonLinesRenderer:
 class TerminalRenderer:
     """Prints text as it is generated, and a line when a call starts and ends, with its output."""
 
-    def __init__(self, out: TextIO, err: TextIO, *, colour: bool) -> None:
-        self._out, self._err, self._colour = out, err, colour
+    def __init__(
+        self, out: TextIO, err: TextIO, *, colour: bool, give_up: str = CTRL_C_HINT
+    ) -> None:
+        """Print to two streams; `give_up` says how the user ends a call that waits."""
+        self._out, self._err, self._colour, self._give_up = out, err, colour, give_up
         self._shown = ""
         """The text of the model in the current turn."""
+        self._failed_reply: tuple[str, str] | None = None
+        """Why the model gave no reply, until it is known whether the answer of the run says so."""
         self._last_notes: dict[str, str] = {}
         """The last printed model and tools; they are printed again only if they change."""
 
     def receive(self, record: Record) -> None:
         """Show one record."""
-        self._show(record.event)
-
-    def _show(self, event: Event) -> None:
-        match event:
+        if not isinstance(record.event, RunFinished):
+            self._show_failed_reply()
+        match event := record.event:
             case TextDelta(text):
                 self._write(clean(text))
             case ReasoningDelta(text):
@@ -75,6 +82,8 @@ class TerminalRenderer:
                 self._end_line()
             case RunFinished():
                 self._finish(event)
+            case CallDelayed():
+                self._show_delay(event, record.at)
             case CallJudged() | ApprovalAnswered() | CallStarted() | CallOutput() | CallFinished():
                 self._show_call(event)
             case _:
@@ -93,7 +102,7 @@ class TerminalRenderer:
                 self._note(f"↻ {kind}, retrying in {wait:.1f} s: {one_line(reason)}", "yellow")
                 self._shown = ""
             case ReplyFailed(kind, reason):
-                self._note(f"✘ no reply ({kind}): {one_line(reason, 200)}", "red")
+                self._failed_reply = (kind, reason)
             case Prompted(_, why) if why in _ASKED:
                 self._note(f"… asked the model to {_ASKED[why]}", "dim")
             case ContextTrimmed():
@@ -108,14 +117,16 @@ class TerminalRenderer:
 
     def _show_call(self, event: Event) -> None:
         match event:
-            case CallJudged(_, "deny", code, reason):
-                self._note(f"⛔ denied ({code}): {one_line(reason, 200)}", "red")
-            case CallJudged(_, "ask", _, reason):
-                self._note(f"? {one_line(reason, 200)}", "yellow")
+            case CallJudged(_, "deny", code, reason, machine):
+                where = on_machine(machine)
+                self._note(f"⛔ denied{where} ({code}): {one_line(reason, 200)}", "red")
+            case CallJudged(_, "ask", _, reason, machine):
+                where = f"{on_machine(machine)[1:]}: " if machine else ""
+                self._note(f"? {where}{one_line(reason, 200)}", "yellow")
             case ApprovalAnswered(_, decision, reason):
-                self._note(f"  {_DECIDED.get(decision, decision)} {one_line(reason)}", "yellow")
-            case CallStarted(_, name, arguments):
-                self._note(f"▶ {name}{_arguments(arguments)}", "cyan")
+                self._note(f"  {_decided(decision, one_line(reason))}", "yellow")
+            case CallStarted(_, name, arguments, machine=machine):
+                self._note(f"▶ {name}{on_machine(machine)}{_arguments(arguments)}", "cyan")
             case CallOutput(_, text):
                 for line in clean(text).splitlines():
                     self._note(f"  │ {line}", "dim")
@@ -124,15 +135,36 @@ class TerminalRenderer:
             case _:
                 pass
 
+    def _show_delay(self, event: CallDelayed, at: float) -> None:
+        """Say that the machine of a call is offline, until when the call waits, and what to do."""
+        machine = one_line(event.machine)
+        if not event.seconds:
+            self._note(f"{machine} is online again", "green")
+            return
+        until = time.strftime("%H:%M:%S", time.localtime(at + event.seconds))
+        text = f"{machine} went offline; the call waits until {until} · {self._give_up}"
+        self._note(text, "yellow")
+
     def _show_result(self, result: ToolResult) -> None:
+        where = on_machine(machine_of(result))
         if result.error is None:
             lines = result.text.count("\n") + bool(result.text)
             size = f"{lines} line{'s' * (lines != 1)}, {len(result.text)} characters"
-            self._note(f"✔ {result.name}: {size}", "green")
+            self._note(f"✔ {result.name}{where}: {size}", "green")
         else:
-            self._note(f"✘ {one_line(result.name)}: {one_line(result.text, 200)}", "red")
+            self._note(f"✘ {one_line(result.name)}{where}: {one_line(result.text, 200)}", "red")
+
+    def _show_failed_reply(self, said: str = "") -> None:
+        """Print why there was no reply, unless that was said already."""
+        if self._failed_reply is None:
+            return
+        kind, reason = self._failed_reply
+        self._failed_reply = None
+        why = "" if _says(said, reason) else f": {one_line(reason, 200)}"
+        self._note(f"✘ no reply ({kind}){why}", "red")
 
     def _finish(self, end: RunFinished) -> None:
+        self._show_failed_reply(said=end.text)
         text = clean(end.text)
         if text.strip() != self._shown.strip():
             self._end_line()
@@ -140,12 +172,14 @@ class TerminalRenderer:
         self._end_line()
         cost = "" if not end.cost else f" · ${end.cost:.4f}"
         tokens = end.usage.input + end.usage.output
-        reason = f" ({one_line(end.reason, 200)})" if end.reason else ""
+        is_told = not end.reason or _says(end.text, end.reason)
+        reason = "" if is_told else f" ({one_line(end.reason, 200)})"
         colour = "green" if end.stop is StopReason.COMPLETED else "yellow"
         self._note(
             f"{end.stop}{reason} · {end.turns} turns · {end.calls} calls · {tokens} tokens{cost}",
             colour,
         )
+        self._shown = ""
 
     def _write(self, text: str) -> None:
         self._out.write(text)
@@ -172,10 +206,21 @@ _ASKED = {
 }
 _DECIDED = {
     "once": "approved once",
-    "session": "approved for this run",
-    "deny": "denied:",
-    "pending": "nobody answered yet",
+    "session": "approved for this session",
+    "deny": "denied",
+    "pending": "not answered yet",
 }
+
+
+def _decided(decision: str, reason: str) -> str:
+    """The answer to a question, with its reason if that says more."""
+    text = _DECIDED.get(decision, decision)
+    return text if reason in ("", text) else f"{text}: {reason}"
+
+
+def _says(text: str, reason: str) -> bool:
+    """Whether a text contains the reason; the full stop at its end does not matter."""
+    return reason.strip().rstrip(".") in text
 
 
 def _arguments(arguments: dict[str, JSON]) -> str:
@@ -187,10 +232,9 @@ def _value(value: JSON) -> str:
     return one_line(msgspec.json.encode(value).decode())
 
 
-def renderer(*, json: bool) -> Sink:
+def renderer(*, json: bool, give_up: str = CTRL_C_HINT) -> Sink:
     """The renderer for this process: JSON lines, or text for a terminal."""
     if json:
         return JsonLinesRenderer(sys.stdout)
-    return TerminalRenderer(
-        sys.stdout, sys.stderr, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    )
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    return TerminalRenderer(sys.stdout, sys.stderr, colour=colour, give_up=give_up)

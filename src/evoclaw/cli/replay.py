@@ -13,7 +13,6 @@ from evoclaw.cli.options import FILE, CliCommand, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.render import renderer
 from evoclaw.core.replay import replay_exactly
-from evoclaw.store.sessions.recordings import read_recording
 
 
 @click.command(cls=CliCommand)
@@ -25,8 +24,10 @@ def replay(file: Path, *, as_json: bool) -> int:
 
 
 async def _replay(path: Path, *, as_json: bool) -> int:
+    from evoclaw.wiring.record_key import open_recording
+
     shown, count = renderer(json=as_json), 0
-    async with aclosing(replay_exactly(read_recording(path))) as records:
+    async with aclosing(replay_exactly(open_recording(path))) as records:
         async for record in records:
             count += 1
             shown.receive(record)

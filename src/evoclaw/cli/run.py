@@ -26,7 +26,7 @@ from evoclaw.cli.terminal import (
     cancel_on_interrupt,
     is_interactive,
 )
-from evoclaw.cli.terminal_text import clean
+from evoclaw.cli.terminal_text import clean, decode_input
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
@@ -158,7 +158,7 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
         _ports(options, workspace, approvals.approver(), state, records) as ports,
     ):
         if recording is None and not options.no_record:
-            recording = Recording(_recording_path(options, state.run_id))
+            recording = _new_recording(options, state.run_id)
         sinks: list[Sink] = [renderer(json=options.as_json), *([recording] if recording else [])]
         try:
             stops = Stops(*stop_files(os.environ))
@@ -185,7 +185,7 @@ async def _run_in_session(
         open_conversations(
             model=options.model,
             workspace=workspace,
-            level=_level(options),
+            level=Level.of_flags(read_only=options.read_only, yes=options.yes),
             tools=_tools(options),
             approver=approvals.approver,
             person=person,
@@ -196,7 +196,7 @@ async def _run_in_session(
         ) as conversations,
     ):
         run_id = secrets.token_hex(16)
-        recording = None if options.no_record else Recording(_recording_path(options, run_id))
+        recording = None if options.no_record else _new_recording(options, run_id)
         sinks: list[Sink] = [renderer(json=options.as_json), *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
         stops = Stops(*stop_files(os.environ), agent=next(iter(conversations.agents)))
@@ -255,7 +255,7 @@ def _ports(
         return ssh_ports(
             model=options.model,
             url=options.on,
-            level=_level(options),
+            level=Level.of_flags(read_only=options.read_only, yes=options.yes),
             approver=approver,
             env=os.environ,
             run=started,
@@ -264,7 +264,7 @@ def _ports(
         return fleet_ports(
             model=options.model,
             on=options.on,
-            level=_level(options),
+            level=Level.of_flags(read_only=options.read_only, yes=options.yes),
             approver=approver,
             env=os.environ,
             run=started,
@@ -273,7 +273,7 @@ def _ports(
     return local_ports(
         model=options.model,
         workspace=workspace,
-        level=_level(options),
+        level=Level.of_flags(read_only=options.read_only, yes=options.yes),
         tools=_tools(options),
         approver=approver,
         env=os.environ,
@@ -311,12 +311,6 @@ async def _drive(
     return exits.BY_STOP[end.stop] if end else exits.FAILED
 
 
-def _level(options: RunOptions) -> Level:
-    if options.read_only:
-        return Level.READ_ONLY
-    return Level.FULL if options.yes else Level.SUPERVISED
-
-
 def _tools(options: RunOptions) -> Sequence[str] | None:
     if options.tools is None:
         return None
@@ -331,13 +325,18 @@ def _approvals(options: RunOptions) -> AbstractAsyncContextManager[CallApprovals
         os.environ,
         settings=ApprovalSettings(nobody="wait") if options.wait else None,
         face=TerminalApprover(sys.stdin.fileno(), sys.stderr) if here else None,
-        absent="nobody is at the terminal; the user can run it again with --yes or --wait",
+        absent="no user is at the terminal; the user can run it again "
+        + ("at a terminal or with --wait" if options.yes else "with --yes or --wait"),
     )
 
 
 def _reopen(options: RunOptions) -> tuple[list[Record], Recording | None]:
     """The records and the recording of a resumed run; nothing for a new run."""
-    return reopen_recording(options.resume) if options.resume else ([], None)
+    from evoclaw.wiring.record_key import record_cipher
+
+    if not options.resume:
+        return [], None
+    return reopen_recording(options.resume, cipher=record_cipher(os.environ))
 
 
 def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
@@ -353,14 +352,20 @@ def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
 def _task(options: RunOptions) -> str:
     task = options.task
     if task is None or task == "-":
-        task = "" if task is None and sys.stdin.isatty() else sys.stdin.read()
+        empty = task is None and sys.stdin.isatty()
+        task = "" if empty else decode_input(sys.stdin.buffer.read(), "standard input")
     if not task.strip():
         raise ConfigError('no task is given: type evoclaw run "TASK", or pipe it in')
     return task
 
 
-def _recording_path(options: RunOptions, run_id: str) -> Path:
-    return options.record or _default_recording_path(run_id)
+def _new_recording(options: RunOptions, run_id: str) -> Recording:
+    """A file that the user named is plain JSON, to be read and shared; others are encrypted."""
+    from evoclaw.wiring.record_key import record_cipher
+
+    if options.record is not None:
+        return Recording(options.record)
+    return Recording(_default_recording_path(run_id), cipher=record_cipher(os.environ))
 
 
 def _default_recording_path(run_id: str) -> Path:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import click
 
 from evoclaw.cli import exits, service_api
-from evoclaw.cli.client import ServiceClient, open_client
+from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.render import renderer
 from evoclaw.cli.service_api import get_run, watch_records
-from evoclaw.cli.terminal_text import clean, format_time, print_table, text_of
+from evoclaw.cli.terminal_text import (
+    clean,
+    format_time,
+    machine_of,
+    on_machine,
+    one_line,
+    print_table,
+    text_of,
+)
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.events import RunFinished, StopReason
+from evoclaw.core.events import CallFinished, CallJudged, Record, RunFinished, StopReason
 from evoclaw.core.messages import JSON
 
 
@@ -42,7 +49,7 @@ _ID = click.argument("run_id", metavar="ID", help="Id, as `evoclaw runs` lists i
 @json_option()
 def _list(session: str | None, state: str | None, limit: int, *, as_json: bool) -> int:
     query = {"session_id": session or "", "state": state or ""}
-    return _with_client(lambda client: _print_all(client, limit, query, as_json=as_json))
+    return with_client(lambda client: _print_all(client, limit, query, as_json=as_json))
 
 
 @runs.command("show", help="Show the status and the answer of a run")
@@ -50,10 +57,14 @@ def _list(session: str | None, state: str | None, limit: int, *, as_json: bool) 
 @json_option()
 def _show(run_id: str, *, as_json: bool) -> int:
     async def show(client: ServiceClient) -> int:
-        _print_one(await get_run(client, run_id), as_json=as_json)
+        run = await get_run(client, run_id)
+        if as_json:
+            print_out(run)
+            return exits.OK
+        _print_one(run, _call_lines(await service_api.get_records(client, run_id)))
         return exits.OK
 
-    return _with_client(show)
+    return with_client(show)
 
 
 @runs.command("watch", help="Print a run as it happens; exit with the code of its end")
@@ -61,7 +72,7 @@ def _show(run_id: str, *, as_json: bool) -> int:
 @_ID
 @json_option("Print every record as a line of JSON")
 def _watch(run_id: str, after: int, *, as_json: bool) -> int:
-    return _with_client(lambda client: _follow(client, run_id, after, as_json=as_json))
+    return with_client(lambda client: _follow(client, run_id, after, as_json=as_json))
 
 
 @runs.command("cancel", help="Cancel a run and everything it started")
@@ -74,7 +85,7 @@ def _cancel(run_id: str) -> int:
         print_err(f"{run_id}: already ended")
         return exits.FAILED
 
-    return _with_client(cancel)
+    return with_client(cancel)
 
 
 @runs.command("steer", help="Send a message to a run while it is running")
@@ -86,7 +97,7 @@ def _steer(run_id: str, message: str) -> int:
         print_out(f"{run_id}: message sent")
         return exits.OK
 
-    return _with_client(steer)
+    return with_client(steer)
 
 
 @runs.command("records", help="Save the recording of a run, for `evoclaw replay`")
@@ -95,15 +106,7 @@ def _steer(run_id: str, message: str) -> int:
 )
 @_ID
 def _records(run_id: str, output: Path | None) -> int:
-    return _with_client(lambda client: _save(client, run_id, output))
-
-
-def _with_client(work: Callable[[ServiceClient], Awaitable[int]]) -> int:
-    async def run() -> int:
-        async with open_client(os.environ) as client:
-            return await work(client)
-
-    return asyncio.run(run())
+    return with_client(lambda client: _save(client, run_id, output))
 
 
 async def _print_all(
@@ -127,10 +130,23 @@ async def _print_all(
     return exits.OK
 
 
-def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
-    if as_json:
-        print_out(run)
-        return
+def _call_lines(records: Sequence[Record]) -> list[str]:
+    """One line for each call of a run that has a result: the tool, the machine, the outcome."""
+    machines: dict[str, str] = {}
+    lines: list[str] = []
+    for record in records:
+        match record.event:
+            case CallJudged(call_id, machine=machine):
+                machines[call_id] = machine
+            case CallFinished(result):
+                where = machine_of(result) or machines.get(result.call_id, "")
+                lines.append(f"{one_line(result.name)}{on_machine(where)}: {result.error or 'ok'}")
+            case _:
+                pass
+    return lines
+
+
+def _print_one(run: dict[str, JSON], calls: Sequence[str]) -> None:
     stop, reason = text_of(run, "stop"), text_of(run, "reason")
     print_out(
         f"{text_of(run, 'run_id')}: {stop or text_of(run, 'state')}"
@@ -142,6 +158,8 @@ def _print_one(run: dict[str, JSON], *, as_json: bool) -> None:
         f"ended {format_time(run.get('ended_at')) or '—'}"
     )
     print_out(f"{usage_lines(run)}")
+    for call in calls:
+        print_out(f"  {call}")
     print_out(f"asked: {clean(text_of(run, 'asked'))}")
     if text := text_of(run, "text"):
         print_out(f"answer: {clean(text)}")
@@ -156,7 +174,8 @@ def usage_lines(run: Mapping[str, JSON]) -> str:
 
 
 async def _follow(client: ServiceClient, run_id: str, after: int, *, as_json: bool) -> int:
-    shown, end = renderer(json=as_json), None
+    give_up = f"`evoclaw runs cancel {run_id}` to give up"
+    shown, end = renderer(json=as_json, give_up=give_up), None
     async with aclosing(watch_records(client, run_id, after)) as records:
         async for record in records:
             shown.receive(record)

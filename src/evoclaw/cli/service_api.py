@@ -37,6 +37,8 @@ class PendingApprovalRow(Struct, frozen=True):
     reason: str
     covers: str = ""
     """What an approval for the session would cover, in words."""
+    machine: str = ""
+    """The machine that the call would run on."""
 
 
 def api_path(*parts: str) -> str:
@@ -78,6 +80,14 @@ async def answer_approval(client: ServiceClient, id_: str, approval: Approval) -
     """Answer an approval, on behalf of the user of this command."""
     body = {"decision": str(approval.decision), "reason": approval.reason}
     await client.post(api_path("approvals", id_, "answer"), body)
+
+
+async def list_stops(client: ServiceClient) -> list[dict[str, JSON]]:
+    """The emergency stops in force; none if the caller may not see them."""
+    try:
+        return as_items(await client.get(api_path("stops")))
+    except ServiceRefused:
+        return []
 
 
 async def list_questions(client: ServiceClient, run: Mapping[str, JSON]) -> list[Question]:
@@ -237,6 +247,21 @@ async def rename_session(client: ServiceClient, session_id: str, title: str) -> 
     await client.request("PATCH", api_path("sessions", session_id), {"title": title})
 
 
+async def move_session(client: ServiceClient, session_id: str, on: str) -> None:
+    """Have a session work on another edge; empty is the default edge."""
+    await client.request("PATCH", api_path("sessions", session_id), {"on": on})
+
+
+async def visible_edges(client: ServiceClient) -> list[dict[str, JSON]]:
+    """The edges; none if the user may not see them."""
+    try:
+        return as_items(await client.get(api_path("fleet")))
+    except ServiceRefused as problem:
+        if problem.status not in (403, 404, 503):
+            raise
+        return []
+
+
 async def branch_session(client: ServiceClient, session_id: str, at: int | None, title: str) -> str:
     """Start another session with the messages up to `at`; returns its id."""
     body: dict[str, JSON] = {"title": title} | ({} if at is None else {"at_message": at})
@@ -265,7 +290,13 @@ def message_text(message: dict[str, JSON]) -> str:
         return str(message["text"])
     blocks = message.get("blocks")
     found = blocks if is_array(blocks) else []
-    return "\n".join(str(block.get("text", "")) for block in found if is_object(block))
+    return "\n".join(_block_text(block) for block in found if is_object(block))
+
+
+def _block_text(block: dict[str, JSON]) -> str:
+    if block.get("type") == "image":
+        return f"[an image ({block.get('media_type')})]"
+    return str(block.get("text", ""))
 
 
 _ROLE_NAMES = {"assistant": "agent", "tool": "result", "system": "system"}

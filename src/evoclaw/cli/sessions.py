@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-from collections.abc import Awaitable, Callable
 
 import click
 
-from evoclaw.cli import exits, service_api
-from evoclaw.cli.client import ServiceClient, open_client
+from evoclaw.cli import service_api
+from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_out
 from evoclaw.cli.terminal import is_interactive
@@ -31,14 +28,14 @@ _ID = click.argument("name", metavar="ID", help="Id or title, as `evoclaw sessio
 @click.option("--limit", type=int, default=50, metavar="N", help="List at most N sessions")
 @json_option()
 def _list(limit: int, *, as_json: bool) -> int:
-    return _with_client(lambda client: _print_all(client, limit, as_json=as_json))
+    return with_client(lambda client: _print_all(client, limit, as_json=as_json))
 
 
 @sessions.command("show", help="Show a session and its messages")
 @_ID
 @json_option()
 def _show(name: str, *, as_json: bool) -> int:
-    return _with_client(lambda client: _print_one(client, name, as_json=as_json))
+    return with_client(lambda client: _print_one(client, name, as_json=as_json))
 
 
 @sessions.command("rename", help="Change the title of a session")
@@ -50,7 +47,7 @@ def _rename(name: str, title: str) -> int:
         await service_api.rename_session(client, text_of(found, "id"), title)
         print_out(f"{text_of(found, 'id')}: {one_line(title)}")
 
-    return _with_client(rename)
+    return with_client(rename)
 
 
 @sessions.command("branch", help="Start another session from a message of this one")
@@ -66,23 +63,14 @@ def _branch(name: str, at: int | None, title: str, *, as_json: bool) -> int:
         new_id = await service_api.branch_session(client, text_of(found, "id"), at, title)
         print_out({"id": new_id} if as_json else new_id)
 
-    return _with_client(branch)
+    return with_client(branch)
 
 
 @sessions.command("delete", help="Delete a session and its runs permanently")
 @click.option("--yes", is_flag=True, help="Skip the confirmation")
 @_ID
 def _delete(name: str, *, yes: bool) -> int:
-    return _with_client(lambda client: _remove(client, name, yes=yes))
-
-
-def _with_client(work: Callable[[ServiceClient], Awaitable[None]]) -> int:
-    async def run() -> None:
-        async with open_client(os.environ) as client:
-            await work(client)
-
-    asyncio.run(run())
-    return exits.OK
+    return with_client(lambda client: _remove(client, name, yes=yes))
 
 
 async def _find(client: ServiceClient, name: str) -> dict[str, JSON]:

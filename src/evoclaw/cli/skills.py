@@ -14,7 +14,7 @@ import click
 from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.terminal_text import clean, one_line
+from evoclaw.cli.terminal_text import clean, one_line, print_table
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.skills import names
@@ -22,6 +22,8 @@ from evoclaw.skills.approvals import SkillApprovalFile
 from evoclaw.skills.desktop_tools import DESKTOP_TOOLS, bundled_skills_folder, write_programs
 from evoclaw.skills.folders import SkillRefused
 from evoclaw.skills.loading import Skill, SkillPlatformMismatch, load_skill
+from evoclaw.skills.manifest import SkillProgram
+from evoclaw.skills.programs import NO_SANDBOX
 from evoclaw.skills.registry import SkillRegistry
 
 SKILL_TEMPLATE = """\
@@ -42,7 +44,7 @@ MANIFEST_TEMPLATE = """\
 [[tools]]
 name = "{tool}"
 binary = "scripts/{tool}"
-description = "Greet somebody."
+description = "Greet a person."
 permissions = ["shell"]
 effect = "read"
 idempotent = true
@@ -170,7 +172,8 @@ def _print_one(registry: SkillRegistry, name: str, *, as_json: bool) -> None:
         raise ConfigError(names.unknown_name("skill", name, known))
     facts = _facts(skill, registry)
     if as_json:
-        print_out({**facts, "instructions": skill.instructions})
+        programs = [_program(skill, program) for program in skill.programs]
+        print_out({**facts, "programs": programs, "instructions": skill.instructions})
         return
     for key in ("version", "path", "digest", "approved"):
         print_out(f"{key + ':':13}{facts[key]}")
@@ -180,7 +183,42 @@ def _print_one(registry: SkillRegistry, name: str, *, as_json: bool) -> None:
         "all" if skill.allowed_tools is None else ", ".join(sorted(skill.allowed_tools)) or "none"
     )
     print_out(f"{'works with:':13}{narrows}")
+    if skill.programs:
+        print_out("")
+        print_table([_PROGRAM_HEAD, *(_program_row(program) for program in skill.programs)], "")
     print_out(f"\n{clean(skill.description)}\n\n{clean(skill.instructions)}")
+
+
+_PROGRAM_HEAD = ("tool", "program", "sandbox", "timeout", "needs")
+
+
+def _program_row(program: SkillProgram) -> tuple[str, ...]:
+    tool = program.tool
+    needs = ", ".join(sorted(tool.permissions)) or "nothing"
+    return (tool.name, program.binary, _engine(program), f"{tool.timeout:g} s", needs)
+
+
+def _engine(program: SkillProgram) -> str:
+    """The sandbox engine that a program must run in; `default` is that of the machine."""
+    return "default" if program.sandboxing == NO_SANDBOX else program.sandboxing
+
+
+def _program(skill: Skill, program: SkillProgram) -> dict[str, JSON]:
+    """A tool of a skill in the documented format: a schema, and the keys of EvoClaw."""
+    tool = program.tool
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "evoclaw": {
+            "binary": program.binary,
+            "timeout_ms": round(tool.timeout * 1000),
+            "sandbox": _engine(program),
+            "permissions": sorted(tool.permissions),
+            "version": tool.version,
+            "skill": skill.name,
+        },
+    }
 
 
 def _check_all(registry: SkillRegistry, asked: str | None) -> int:

@@ -14,6 +14,7 @@ from evoclaw.cli.metrics import PATH, show_tools
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.prometheus import parse_metrics, tool_metrics
+from evoclaw.cli.stop_notice import convert_stops, local_stops, stop_lines
 from evoclaw.cli.terminal_text import clean, one_line, text_of
 from evoclaw.core.messages import JSON, is_object
 
@@ -32,6 +33,8 @@ def status(*, by_tool: bool, as_json: bool) -> int:
         if as_json:
             print_out({"up": False, "why": str(problem)})
         else:
+            for line in stop_lines(local_stops(os.environ)):
+                print_out(line)
             print_err(f"evoclaw: {problem}")
         return exits.FAILED
 
@@ -45,6 +48,7 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
             )
             return exits.OK
         found = await _fetch_status(client)
+        found["stops"] = await service_api.list_stops(client)
     if as_json:
         print_out(found)
     else:
@@ -77,7 +81,8 @@ async def _edges(client: ServiceClient) -> JSON:
     names = {bool(edge.get("online")): list[str]() for edge in (*edges, {"online": 1}, {})}
     for edge in edges:
         names[bool(edge.get("online"))].append(text_of(edge, "agent_id"))
-    return {"online": names[True], "offline": names[False]}
+    new_tools = [text_of(edge, "agent_id") for edge in edges if edge.get("waiting")]
+    return {"online": names[True], "offline": names[False], "new_tools": new_tools}
 
 
 async def _runs(client: ServiceClient) -> JSON:
@@ -102,20 +107,29 @@ async def _budgets(client: ServiceClient) -> JSON:
     return service_api.as_items(await client.get(service_api.api_path("budgets")))
 
 
+async def _damage(client: ServiceClient) -> JSON:
+    return service_api.as_items(await client.get(service_api.api_path("damage")))
+
+
 _SECTIONS: Mapping[str, Callable[[ServiceClient], Awaitable[JSON]]] = {
     "edges": _edges,
     "runs": _runs,
     "approvals": _approvals,
     "budgets": _budgets,
+    "damage": _damage,
 }
 
 
 def _show(found: dict[str, JSON]) -> None:
+    for line in stop_lines(convert_stops(found["stops"])):
+        print_out(line)
     parts = ", ".join(f"{name} {how}" for name, how in sorted(found["parts"].items()))
     readiness = "ready" if found["ready"] else "NOT ready"
     print_out(
         f"{found['url']}: {readiness} ({clean(parts)}), version {clean(str(found['version']))}"
     )
+    if found["damage"]:
+        _line("DAMAGE", found["damage"], _describe_damage)
     _line("edges", found["edges"], _describe_edges)
     _line("runs", found["runs"], _describe_runs)
     _line("approvals", found["approvals"], _describe_approvals)
@@ -130,7 +144,14 @@ def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
 def _describe_edges(value: JSON) -> str:
     online, offline = value["online"], value["offline"]
     text = f"{len(online)} online{': ' if online else ''}{clean(', '.join(online))}"
-    return f"{text}; {len(offline)} offline: {clean(', '.join(offline))}" if offline else text
+    if offline:
+        text += f"; {len(offline)} offline: {clean(', '.join(offline))}"
+    hints = (f"`evoclaw edges approve {clean(name)}`" for name in value["new_tools"])
+    return f"{text}; new tools wait for {', '.join(hints)}" if value["new_tools"] else text
+
+
+def _describe_damage(value: JSON) -> str:
+    return "\n           ".join(clean(f"{item['source']}: {item['text']}") for item in value)
 
 
 def _describe_runs(value: JSON) -> str:

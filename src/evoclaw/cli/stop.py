@@ -14,9 +14,10 @@ from msgspec import Struct
 from evoclaw.cli import exits
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.options import ExclusiveCommand, json_option
-from evoclaw.cli.output import print_out
+from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.stop_notice import describe_stop
 from evoclaw.cli.terminal_text import clean
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.governance.stops import Stop, StopKind
 
@@ -31,6 +32,7 @@ class StopOptions(Struct, frozen=True):
     show_list: bool
     release: bool
     reason: str
+    force: bool
     as_json: bool
 
 
@@ -48,6 +50,7 @@ class StopOptions(Struct, frozen=True):
 @click.option(
     "--reason", default="", metavar="TEXT", show_default=False, help="Tell models and people why"
 )
+@click.option("--force", is_flag=True, help="Stop an agent even if no agent or edge has its name")
 @json_option("Print JSON, with --list")
 def stop(**options: Any) -> int:
     """Stop something, release it, or list what is stopped."""
@@ -60,11 +63,18 @@ async def _stop(options: StopOptions) -> int:
     wanted: Stop | None = None
     if not options.show_list and not options.release:
         kind, name = _target(options)
+        if kind is StopKind.AGENT and not options.force:
+            await _check_agent(name)
         wanted = Stop(kind, name, options.reason, identify_answerer().name, time.time())
         # Stop this machine before the store is opened: it may be unreachable.
         stop_file(os.environ).put(wanted)
-    async with open_stops(os.environ) as board:
-        return await _stop_or_release(board, wanted, options)
+    try:
+        async with open_stops(os.environ) as board:
+            return await _stop_or_release(board, wanted, options)
+    except ConfigError:
+        if wanted is not None:
+            print_out(f"stopped on this machine: {clean(wanted.subject)}")
+        raise
 
 
 async def _stop_or_release(board: StopRegistry, wanted: Stop | None, options: StopOptions) -> int:
@@ -75,6 +85,8 @@ async def _stop_or_release(board: StopRegistry, wanted: Stop | None, options: St
     if wanted is not None:
         await board.put(wanted)
         print_out(f"stopped: {clean(wanted.subject)}")
+        if kind is StopKind.TOOL:
+            _warn_of_similar_tool(name)
         if kind in (StopKind.TOOL, StopKind.NETWORK):
             print_out("calls that have started run to their end; --all stops them too")
         return exits.OK
@@ -94,15 +106,43 @@ async def _stop_or_release(board: StopRegistry, wanted: Stop | None, options: St
     return exits.OK
 
 
+async def _check_agent(name: str) -> None:
+    """Refuse a name that no agent and no edge has: a typo must not look like a stop."""
+    from evoclaw.skills.names import unknown_name
+    from evoclaw.wiring.oversight import known_agent_names
+
+    try:
+        known = await known_agent_names(os.environ)
+    except EvoClawError as problem:
+        print_err(f"the name is not checked: {problem}")  # an emergency stop must not fail for it
+        return
+    if name not in known:
+        raise ConfigError(
+            f"{unknown_name('agent or edge', name, known)}\n"
+            "Nothing was stopped. Use --all to stop everything, or add --force to this name."
+        )
+
+
+def _warn_of_similar_tool(name: str) -> None:
+    """Name the built-in tool that may be meant; skills, servers and edges have tools too."""
+    from difflib import get_close_matches
+
+    from evoclaw.tools.catalogue import CATALOGUE
+
+    if name not in CATALOGUE and (similar := get_close_matches(name, CATALOGUE, 1)):
+        print_err(
+            f"warning: {clean(name)!r} is not a built-in tool; if you mean {similar[0]!r}, "
+            f"use `evoclaw stop --tool {similar[0]}`"
+        )
+
+
 def _list(board: StopRegistry, options: StopOptions) -> None:
     stops = board.stops()
     if options.as_json:
         print_out([msgspec.to_builtins(stop) for stop in stops])
         return
     for stop in stops:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stop.at))
-        reason = f": {clean(stop.reason)}" if stop.reason else ""
-        print_out(f"{clean(stop.subject)}, by {clean(stop.by) or 'an unknown user'} {at}{reason}")
+        print_out(describe_stop(stop))
     if not stops:
         print_out("nothing is stopped")
 

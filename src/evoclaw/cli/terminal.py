@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
 from evoclaw.cli import exits
-from evoclaw.cli.terminal_text import clean
+from evoclaw.cli.terminal_text import clean, on_machine
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Ask, Decision
@@ -30,23 +30,31 @@ class TerminalApprover:
     keyboard: int
     """The descriptor of the terminal to read from."""
     screen: TextIO
+    commands: Collection[str] = ()
+    """Commands of a chat, such as `/on`: no answer, and no reason to deny a call."""
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Show the whole call and read one line."""
         covers, reason = scope_of(call, ask).description, ask.for_people or ask.reason
-        return await self.ask(call.name, call.arguments, reason, covers)
+        return await self.ask(call.name, call.arguments, reason, covers, call.machine)
 
     async def ask(
-        self, tool: str, arguments: dict[str, JSON], reason: str, covers: str
+        self, tool: str, arguments: dict[str, JSON], reason: str, covers: str, machine: str = ""
     ) -> Approval:
-        """Show the call, why it needs approval and what `always` covers; read one line."""
-        self.screen.write(f"\n{clean(tool)} wants to run:\n{format_arguments(arguments)}\n")
+        """Show the call and its machine, why it needs approval, what `always` covers; read a line.
+
+        Args:
+            tool: The name of the tool.
+            arguments: Of the call.
+            reason: Why it needs an approval.
+            covers: The calls that `always` would approve.
+            machine: Where the call would run; empty for this machine.
+        """
+        shown = format_arguments(arguments)
+        self.screen.write(f"\n{clean(tool)}{on_machine(machine)} wants to run:\n{shown}\n")
         self.screen.write(f"  ({clean(reason)})\n")
         self.screen.write(f"always: {clean(covers)}\n")
-        self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
-        self.screen.flush()
-        answer = (await read_line(self.keyboard)).strip()
-        match answer.lower():
+        match (answer := await self._read_answer()).lower():
             case "y" | "yes":
                 return Approval(Decision.ONCE)
             case "a" | "always":
@@ -55,6 +63,16 @@ class TerminalApprover:
                 return Approval(Decision.DENY, "the user said no")
             case _:
                 return Approval(Decision.DENY, f"the user said: {answer}")
+
+    async def _read_answer(self) -> str:
+        while True:
+            self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
+            self.screen.flush()
+            answer = (await read_line(self.keyboard)).strip()
+            command = answer.partition(" ")[0]
+            if command not in self.commands:
+                return answer
+            self.screen.write(f"answer first, then use {command}; Ctrl-C cancels the run\n")
 
 
 @dataclass(frozen=True, slots=True)

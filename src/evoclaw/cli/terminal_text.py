@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from evoclaw.cli.output import print_out
-from evoclaw.core.messages import JSON
+from evoclaw.core.errors import ConfigError
+from evoclaw.core.messages import JSON, ToolResult, is_object
 
 # Sequences that move the cursor, set the title, write the clipboard or hide a link's target.
 _SEQUENCES = re.compile(
@@ -60,6 +61,17 @@ def format_table(rows: Iterable[Sequence[str]], max_cell_chars: int = 60) -> lis
     ]
 
 
+def decode_input(data: bytes, source: str) -> str:
+    """Text that was piped into a command; raises `ConfigError` if it is something else."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as problem:
+        raise ConfigError(
+            f"{source} is not UTF-8 text (byte {problem.start + 1}): pipe text into the command, "
+            "and let the agent read other files by their path"
+        ) from None
+
+
 def print_table(rows: Iterable[Sequence[str]], if_empty: str) -> None:
     """Print the rows, or a text if there are none."""
     lines = format_table(rows)
@@ -80,8 +92,21 @@ def text_of(row: dict[str, JSON], name: str) -> str:
     return "" if value is None else str(value)
 
 
+def on_machine(name: str) -> str:
+    """The machine of a call, to be put behind its tool; empty if it is not named."""
+    return f" on {one_line(name)}" if name else ""
+
+
+def machine_of(result: ToolResult) -> str:
+    """The edge that a result came from, or several; empty for the machine of the run."""
+    several = result.details.get("agents")
+    if is_object(several):
+        return ", ".join(several)
+    return str(result.details.get("agent") or "")
+
+
 def audit_line(fields: Mapping[str, JSON]) -> str:
-    """Time, agent, tool or kind, result, verdict, and parameters or reason."""
+    """Time, agent, tool and machine or kind, result, verdict, and parameters or reason."""
 
     def text(name: str) -> str:
         value: JSON = fields.get(name)
@@ -92,6 +117,7 @@ def audit_line(fields: Mapping[str, JSON]) -> str:
     if "parameters" in fields:
         parameters = msgspec.json.encode(fields["parameters"]).decode()
     details = parameters or text("reason") or text("model")
-    what = text("tool") or text("kind")
+    machine = "" if text("device") == text("agent_id") else text("device")
+    what = (text("tool") or text("kind")) + on_machine(machine)
     line = f"{text('timestamp')} {text('agent_id'):12} {what:14} {text('result'):10} {verdict:16} "
     return one_line(line + details, 200) if details else clean(line).rstrip()

@@ -12,7 +12,7 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.options import CliCommand, json_option
-from evoclaw.cli.output import print_out
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.ping import EDGE_TIMEOUT_S
 from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.messages import JSON
@@ -37,6 +37,8 @@ async def _list_local(*, show_all: bool, as_json: bool) -> int:
     async with open_toolbox(Path.cwd(), os.environ) as toolbox:
         offered = [*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()]
         unavailable = {tool.name: tool for tool in toolbox.unavailable}
+        if problem := toolbox.problems().get("commands"):
+            print_err(f"evoclaw: {clean(problem)}")
     if as_json:
         facts = [_facts(tool) for tool in offered]
         if show_all:
@@ -71,7 +73,8 @@ async def _list_edge(agent: str, *, as_json: bool) -> int:
 
 def _list(offered: Iterable[Tool]) -> None:
     for tool in offered:
-        print_out(f"{clean(tool.name):16} {one_line(tool.description, 90)}")
+        isolated = "(isolated) " if tool.isolated else ""
+        print_out(f"{clean(tool.name):16} {isolated}{one_line(tool.description, 90)}")
 
 
 def _facts(tool: Tool) -> dict[str, JSON]:
@@ -87,6 +90,7 @@ def _facts(tool: Tool) -> dict[str, JSON]:
         "idempotent": tool.idempotent,
         "resources": msgspec.to_builtins(tool.resources),
         "version": tool.version,
+        "isolated": tool.isolated,
         "runs_on": sorted(hosts),
         "pipelines": sorted(host.pipeline for host in hosts),
         "available": True,

@@ -18,6 +18,7 @@ from msgspec import Struct
 from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, CliCommand
 from evoclaw.cli.output import print_err
+from evoclaw.cli.stop_notice import local_stops, stop_lines
 from evoclaw.cli.systemd_notify import READY, RELOADING, STOPPING, notify_systemd
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.orchestrator.fleet.fleet import PresenceChange
@@ -36,13 +37,14 @@ With Python's default of five milliseconds, runs wait longer for that thread."""
 class UpOptions(Struct, frozen=True):
     """The options of `evoclaw up`."""
 
-    host: str
+    host: str | None
+    lan: str | None
     port: int
     cert: Path | None
     key: Path | None
     ca_file: Path | None
     engine: str
-    name: str
+    name: str | None
     no_edge: bool
     folder: Path
     model: str
@@ -52,7 +54,17 @@ class UpOptions(Struct, frozen=True):
 
 
 @click.command(cls=CliCommand)
-@click.option("--host", default="127.0.0.1", metavar="HOST", help="Bind the broker to this address")
+@click.option(
+    "--host", metavar="HOST", show_default="127.0.0.1", help="Bind the broker to this address"
+)
+@click.option(
+    "--lan",
+    is_flag=False,
+    flag_value="lan",
+    metavar="[ADDRESS]",
+    show_default="this machine only",
+    help="Serve edges on other machines, with TLS by an authority of its own",
+)
 @click.option(
     "--port",
     type=int,
@@ -76,7 +88,12 @@ class UpOptions(Struct, frozen=True):
     default="nats",
     help="Run this broker",
 )
-@click.option("--name", default="local", metavar="NAME", help="Name the edge on this machine")
+@click.option(
+    "--name",
+    metavar="NAME",
+    show_default="the host name at the first start",
+    help="Name the edge on this machine",
+)
 @click.option("--no-edge", is_flag=True, help="Start no edge on this machine")
 @click.option(
     "--folder", type=FILE, default=Path(), metavar="FOLDER", help="Let the edge work in this folder"
@@ -107,20 +124,32 @@ def up(**options: Any) -> int:
 
 async def _up(options: UpOptions) -> int:
     from evoclaw.wiring.application import open_application
+    from evoclaw.wiring.broker_endpoint import LOOPBACK
 
+    if options.lan is not None and options.host is not None:
+        raise ConfigError("--lan and --host cannot be used together; --lan takes an address too")
     opened = open_application(
-        host=options.host,
+        host=options.host or LOOPBACK,
+        lan=options.lan or "",
         port=options.port,
         engine=options.engine,
-        agent_id=None if options.no_edge else options.name,
+        agent_id=None if options.no_edge else options.name or "",
         workspace=options.folder.resolve(),
         model=options.model,
         tls=_tls(options),
         api=_api(options),
         env=os.environ,
     )
+    for line in stop_lines(local_stops(os.environ)):
+        print_err(line)
     async with opened as house:
-        print_err(f"broker on {house.broker_url}")
+        run_by = "" if house.owns_broker else " (named by [broker], not started here)"
+        print_err(f"broker on {house.broker_url}{run_by}")
+        if house.invite_url and house.invite_url != house.broker_url:
+            print_err(
+                f"edges on other machines: {house.invite_url}; invite one with "
+                "`evoclaw edges invite NAME`"
+            )
         if house.api_url:
             print_err(
                 f"service on {house.api_url}, API docs on {house.api_url}/docs; "
@@ -129,9 +158,12 @@ async def _up(options: UpOptions) -> int:
             print_err(
                 f"dashboard on {house.api_url}/; `evoclaw page` prints a link that logs you in"
             )
+        if edge := house.orchestrator.default_edge:
+            print_err(f"sessions work on {edge}, in {options.folder.resolve()}")
         for member in house.orchestrator.fleet.online():
             print_err(f"edge {member.agent_id}: online")  # it connected before `listen`
         house.orchestrator.on_presence(_show)
+        _print_problems(house)
         notify_systemd(READY)
         with reduced_gc():
             await _serve_until_stopped(house)
@@ -183,9 +215,15 @@ def _reload(application: Application) -> None:
     notify_systemd(RELOADING)
     try:
         print_err(application.reload())
+        _print_problems(application)
     except EvoClawError as problem:
         print_err(f"evoclaw: the settings were not reloaded: {problem}")
     notify_systemd(READY)
+
+
+def _print_problems(application: Application) -> None:
+    for problem in application.problems():
+        print_err(problem)
 
 
 def _api(options: UpOptions) -> dict[str, object] | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import click
 import msgspec
 
 from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
-from evoclaw.cli.client import ServiceClient, open_client
+from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.terminal import format_arguments
 from evoclaw.cli.terminal_text import (
     clean,
     format_table,
@@ -42,7 +41,7 @@ _ID = click.argument("id_", metavar="ID", help="Id of the run, as `evoclaw workf
 @workflows.command("list", help="List workflows and their runs (the default)")
 @json_option()
 def _list(*, as_json: bool) -> int:
-    return _with_client(lambda client: _print_all(client, as_json=as_json))
+    return with_client(lambda client: _print_all(client, as_json=as_json))
 
 
 @workflows.command("start", help="Start a workflow")
@@ -60,7 +59,7 @@ def _start(name: str, inputs: tuple[str, ...], key: str, *, as_json: bool) -> in
         _print_one(service_api.as_object(found), as_json=as_json)
         return exits.OK
 
-    return _with_client(start)
+    return with_client(start)
 
 
 @workflows.command("show", help="Show a run of a workflow and its steps")
@@ -72,7 +71,7 @@ def _show(id_: str, *, as_json: bool) -> int:
         _print_one(found, as_json=as_json)
         return exits.FAILED if found.get("state") in _FAILED else exits.OK
 
-    return _with_client(show)
+    return with_client(show)
 
 
 @workflows.command("cancel", help="Cancel a run of a workflow")
@@ -88,7 +87,7 @@ def _cancel(id_: str) -> int:
         print_err(f"{id_}: already ended")
         return exits.FAILED
 
-    return _with_client(cancel)
+    return with_client(cancel)
 
 
 @workflows.command("answer", help="Answer a step that waits for a person")
@@ -111,15 +110,71 @@ def _answer(id_: str, step: str, decision: str, reason: str) -> int:
         print_out(f"{id_}: {step}: {decision}")
         return exits.OK
 
-    return _with_client(answer)
+    return with_client(answer)
 
 
-def _with_client(work: Callable[[ServiceClient], Awaitable[int]]) -> int:
-    async def run() -> int:
-        async with open_client(os.environ) as client:
-            return await work(client)
+@workflows.command("approve", help="Approve a step from now on, until its definition changes")
+@click.argument("name", help="Name of the workflow, as `evoclaw workflows` lists it")
+@click.argument("step", required=False, default="", help="Name of the step [list them]")
+@click.option("--yes", is_flag=True, help="Approve it; without this, only show what it covers")
+@click.option(
+    "--reason", default="", metavar="TEXT", show_default=False, help="Store this with the approval"
+)
+@json_option()
+def _approve(name: str, step: str, *, yes: bool, reason: str, as_json: bool) -> int:
+    async def approve(client: ServiceClient) -> int:
+        if why := identify_answerer().refusal_reason("local"):
+            raise ConfigError(why)
+        workflow, steps = await _approvable_steps(client, name)
+        chosen = [found for found in steps if step in ("", text_of(found, "name"))]
+        if step and not chosen:
+            able = ", ".join(text_of(found, "name") for found in steps) or "none"
+            raise ConfigError(
+                f"step {step!r} cannot be approved beforehand; steps of {name!r} that can: {able}. "
+                "The calls of an agent step can be approved when they wait: "
+                "`evoclaw approvals approve ID --step`"
+            )
+        if step and yes:
+            where = service_api.api_path("workflows", name, "steps", step, "approve")
+            body = {"sha256": text_of(workflow, "sha256"), "reason": reason}
+            chosen = [service_api.as_object(await client.post(where, body))]
+        if as_json:
+            print_out(chosen[0] if step else chosen)
+            return exits.OK
+        for found in chosen:
+            _print_approvable(found)
+        if step and not text_of(chosen[0], "approval_id"):
+            print_err("This approves the step without asking again. Repeat with --yes to confirm.")
+            return exits.FAILED
+        return exits.OK
 
-    return asyncio.run(run())
+    return with_client(approve)
+
+
+async def _approvable_steps(
+    client: ServiceClient, name: str
+) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
+    """A definition, and its steps that can be approved beforehand."""
+    defined = service_api.as_items(await client.get(service_api.api_path("workflows")))
+    found = [workflow for workflow in defined if workflow.get("name") == name]
+    if not found:
+        raise ConfigError(f"there is no workflow {name!r}; see `evoclaw workflows`")
+    steps = found[0].get("approvable")
+    return found[0], [step for step in steps if is_object(step)] if is_array(steps) else []
+
+
+def _print_approvable(step: dict[str, JSON]) -> None:
+    id_, by = text_of(step, "approval_id"), text_of(step, "approved_by")
+    state = f"approved by {clean(by)}; withdraw: evoclaw approvals deny {id_}" if id_ else "asks"
+    print_out(f"{clean(text_of(step, 'name'))}: {state}")
+    arguments = step.get("arguments")
+    if tool := text_of(step, "tool"):
+        print_out(f"  {clean(tool)} with:")
+        if is_object(arguments) and arguments:
+            print_out(format_arguments(arguments))
+    if message := text_of(step, "message"):
+        print_out(f"  asks: {clean(message)}")
+    print_out(f"  an approval covers {clean(text_of(step, 'covers'))}")
 
 
 def inputs_of(arguments: Sequence[str]) -> dict[str, JSON]:
