@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
+from evoclaw.wiring.broker_endpoint import BrokerEndpoint, broker_endpoint
 from evoclaw.wiring.fleet import BrokerLogin, open_fleet, write_broker_login
 from evoclaw.wiring.store import open_stores
 
 if TYPE_CHECKING:
+    from evoclaw.config import EvoClawConfig
+    from evoclaw.observe.audit.settings import AuditSettings
     from evoclaw.orchestrator.fleet.join_handler import JoinHandler
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.transport.broker import EmbeddedBroker
     from evoclaw.trust.pairing import Devices
     from evoclaw.wiring.runtime import Runtime
+    from evoclaw.wiring.store import Stores
 
 ORCHESTRATOR_USERNAME = "orchestrator"
 
@@ -37,6 +43,10 @@ class Application(Struct, frozen=True):
     """The address of the service; empty if it is not started."""
     runtime: Runtime | None = None
     env: Mapping[str, str] = {}
+    invite_url: str = ""
+    """The address of the broker for edges on other machines; empty if it serves none."""
+    owns_broker: bool = True
+    """Whether this process runs the broker."""
 
     @property
     def active_runs(self) -> int:
@@ -47,6 +57,16 @@ class Application(Struct, frozen=True):
         """Start no more runs, and wait for active runs to end, up to `runs.drain_s`."""
         if self.runtime is not None:
             await self.runtime.runs.drain(self.runtime.settings.runs.drain_s)
+
+    def problems(self) -> list[str]:
+        """What the settings ask for and this machine does not have, one line each."""
+        from evoclaw.wiring.agents import agent_problems
+
+        found = agent_problems(self.env)
+        if self.runtime is not None:
+            model = self.runtime.providers.problem(self.runtime.default_agent.model)
+            found += [model.rstrip()] if model else []
+        return found
 
     def reload(self) -> str:
         """Reload the settings; returns what changed, for a log line."""
@@ -68,6 +88,8 @@ class _LocalEdge(Struct, frozen=True):
     agent_id: str
     workspace: Path
     model: str
+    settings: EvoClawConfig
+    """Its tables about commands, hosts, rules and the audit are those of the edge too."""
 
 
 @asynccontextmanager
@@ -80,44 +102,93 @@ async def open_application(
     workspace: Path,
     model: str,
     env: Mapping[str, str],
+    lan: str = "",
     tls: tuple[Path, Path, Path] | None = None,
     api: Mapping[str, object] | None = None,
 ) -> AsyncGenerator[Application]:
     """Start broker, orchestrator, service and edge; all are stopped when the block ends.
 
-    `tls` is the certificate of the broker, its key and the CA file. `api` overrides settings of
-    the service; None starts no service. If the settings name a broker, that broker is used: then
-    its owner makes the accounts, and no edge is started on this machine.
+    `lan` serves edges on other machines, as in `broker_endpoint`. `tls` is the certificate of the
+    broker, its key and the CA file. `api` overrides settings of the service; None starts no
+    service. If the settings name a broker, that broker is used: then its owner makes the accounts,
+    and no edge is started on this machine. `agent_id` names the edge on this machine: None starts
+    none, empty is the name of its first start.
     """
     from evoclaw.config import default_data_folder
+    from evoclaw.config.agent_toml import edge_name
     from evoclaw.wiring.settings import orchestrator_settings
 
+    if api is not None:
+        _require_server_packages()
     home, settings = default_data_folder(env), orchestrator_settings(env)
     own = not settings.broker.is_configured
     async with AsyncExitStack() as stack:
         stack.enter_context(_lock_data_folder(home))
-        broker = _OwnBroker(home, host, port, engine, tls)
-        url = await broker.start(stack) if own else settings.broker.url
-        stored = await stack.enter_async_context(open_stores(env))
+        broker, url, invite_url = _OwnBroker(home, engine), settings.broker.url, ""
+        if own:
+            lan = lan or settings.broker.host
+            at = broker_endpoint(home, host=host, port=port, lan=lan, tls=tls)
+            url = await broker.start(at, stack)
+            invite_url = broker.login.invite_url or ""
+        stored = await stack.enter_async_context(_audited_stores(home, settings.audit, env))
         fleet = open_fleet(env, database=stored.database, devices=stored.devices)
         orchestrator = await stack.enter_async_context(fleet)
         if own:
             joining = _joining(home, orchestrator, broker.running, stored.devices)
             orchestrator.report_receiver.on_join = joining.on_join
             if agent_id is not None:
+                agent_id = agent_id or edge_name(home)
                 await _approve_own_edge(stored.devices, agent_id)
-                local = _LocalEdge(agent_id, workspace, model)
-                await _start_edge(local, home, broker, orchestrator, stack)
+                local = _LocalEdge(agent_id, workspace, model, settings)
+                await _start_edge(local, home, broker, orchestrator, stack, env)
+                orchestrator.default_edge = agent_id
         if api is None:
-            yield Application(url, orchestrator)
+            yield Application(url, orchestrator, env=env, invite_url=invite_url, owns_broker=own)
             return
         from evoclaw.wiring.http import serving_http
         from evoclaw.wiring.runtime import open_runtime
 
-        brain = await stack.enter_async_context(open_runtime(orchestrator, stored, env))
+        # Tools of this machine work where its edge works.
+        folder = workspace if own and agent_id is not None else None
+        brain = await stack.enter_async_context(open_runtime(orchestrator, stored, env, folder))
         server = replace(settings.server, **api)
-        at = await stack.enter_async_context(serving_http(brain, server, env))
-        yield Application(url, orchestrator, at, brain, env)
+        api_url = await stack.enter_async_context(serving_http(brain, server, env))
+        yield Application(url, orchestrator, api_url, brain, env, invite_url, own)
+
+
+def _require_server_packages() -> None:
+    """Raise `ConfigError` if the packages of the HTTP service are not installed."""
+    try:
+        for name in ("litestar", "uvicorn", "prometheus_client"):
+            import_module(name)
+    except ImportError as problem:
+        raise ConfigError(
+            f"the HTTP service cannot start: {problem}. Run `pip install 'evoclaw[server]'`, or "
+            "start without the service: `evoclaw up --no-api`"
+        ) from None
+
+
+@asynccontextmanager
+async def _audited_stores(
+    home: Path, audit: AuditSettings, env: Mapping[str, str]
+) -> AsyncGenerator[Stores]:
+    """The stores; if they are damaged, the audit says so, too: nothing else will run."""
+    from evoclaw.core.labels import LOCAL_PRINCIPAL
+    from evoclaw.core.redaction import secrets_in
+    from evoclaw.observe.audit.sink import AuditContext
+    from evoclaw.observe.audit.writer import open_audit
+    from evoclaw.store.databases.database import DamagedStore
+
+    async with AsyncExitStack() as stack:
+        try:
+            stored = await stack.enter_async_context(open_stores(env))
+        except DamagedStore as damage:
+            if audit.enabled:
+                context = AuditContext(principal=LOCAL_PRINCIPAL, agent_id="orchestrator")
+                with open_audit(home, audit, secrets=secrets_in(env)) as writer:
+                    writer.record("damage", context, reason=str(damage))
+            raise
+        yield stored
 
 
 def _lock_data_folder(home: Path) -> AbstractContextManager[None]:
@@ -137,27 +208,24 @@ class _OwnBroker:
     running: EmbeddedBroker
     login: BrokerLogin
 
-    def __init__(
-        self, home: Path, host: str, port: int, engine: str, tls: tuple[Path, Path, Path] | None
-    ) -> None:
-        self._home, self._host, self._port, self._engine = home, host, port, engine
-        self._tls = tls
+    def __init__(self, home: Path, engine: str) -> None:
+        self._home, self._engine = home, engine
 
-    async def start(self, stack: AsyncExitStack) -> str:
+    async def start(self, at: BrokerEndpoint, stack: AsyncExitStack) -> str:
         """Start the broker and write its login file; returns its address."""
         from evoclaw.transport.broker import EmbeddedBroker
         from evoclaw.transport.broker_accounts import BrokerRole
         from evoclaw.transport.broker_engines import BrokerTlsFiles
 
-        files = None if self._tls is None else BrokerTlsFiles(*self._tls[:2])
+        files = None if at.tls is None else BrokerTlsFiles(*at.tls[:2])
         self.running = broker = EmbeddedBroker(
-            self._home / "broker", engine=self._engine, host=self._host, port=self._port, tls=files
+            self._home / "broker", engine=self._engine, host=at.host, port=at.port, tls=files
         )
         await stack.enter_async_context(broker)
-        url = f"{'mqtt' if self._tls is None else 'mqtts'}://{broker.host}:{broker.port}"
+        url, invite_url = (at.url(host, broker.port) for host in (at.local_host, at.invite_host))
         password = await broker.renew(ORCHESTRATOR_USERNAME, BrokerRole.ORCHESTRATOR)
-        signed_by = None if self._tls is None else str(self._tls[2])
-        self.login = BrokerLogin(url, ORCHESTRATOR_USERNAME, password, signed_by)
+        ca_file = None if at.tls is None else str(at.tls[2])
+        self.login = BrokerLogin(url, ORCHESTRATOR_USERNAME, password, ca_file, invite_url)
         write_broker_login(self._home, self.login)
         stack.callback(_remove_broker_login, self._home)
         return url
@@ -169,15 +237,24 @@ async def _start_edge(
     broker: _OwnBroker,
     orchestrator: Orchestrator,
     stack: AsyncExitStack,
+    env: Mapping[str, str],
 ) -> None:
-    """Run the edge on this machine as a process of its own."""
+    """Run the edge on this machine as a process of its own.
+
+    Of the secrets in the environment it gets only those that the endpoint of its model reads.
+    """
+    from evoclaw.providers.registry import endpoint_variables, open_provider
     from evoclaw.transport.child_process import supervised
 
+    if local.model:
+        async with open_provider(local.model, env):
+            pass  # A wrong name or a missing key fails here, not in the edge again and again.
     config = await _write_agent_toml(local, home, broker.login, broker.running)
     await _pin_edge_key(orchestrator, local.agent_id, config.parent)
     command = (sys.executable, "-m", "evoclaw", "edge", "--config", str(config))
-    telemetry = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
-    edge = supervised("the edge on this machine", config.parent, *command, env=telemetry)
+    passed_on = {name: value for name, value in env.items() if name.startswith("OTEL_")}
+    passed_on |= {"EVOCLAW_HOME": str(home), **endpoint_variables(local.model, env)}
+    edge = supervised("the edge on this machine", config.parent, *command, env=passed_on)
     await stack.enter_async_context(edge)
 
 
@@ -216,11 +293,12 @@ async def _write_agent_toml(
 ) -> Path:
     """Write the `agent.toml` of the edge on this machine; it holds every capability."""
     from evoclaw.config import write_agent_toml
+    from evoclaw.config.paths import make_private_folder
     from evoclaw.transport.broker_accounts import write_private
     from evoclaw.trust.grants import Signer
 
     folder = home / "edge" / local.agent_id
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(folder)
     password = await broker.renew(local.agent_id)
     write_private(folder / "password", password.encode())
     values: dict[str, JSON] = {
@@ -240,9 +318,29 @@ async def _write_agent_toml(
         values["broker"]["ca_file"] = login.ca_file
     if local.model:
         values["model"] = {"name": local.model}
+    values |= _shared_tables(local.settings)
     path = folder / "agent.toml"
     write_agent_toml(path, values, replace=True)
     return path
+
+
+def _shared_tables(settings: EvoClawConfig) -> dict[str, JSON]:
+    """The tables of `evoclaw.toml` that hold for every command on this machine."""
+    from evoclaw.config.agent_toml import WITHOUT_EFFECT
+
+    tables = {
+        "policy": settings.policy, "flow": settings.flow, "network": settings.network,
+        "sandbox": settings.sandbox_settings, "audit": settings.audit,
+    }  # fmt: skip
+    values: dict[str, JSON] = msgspec.to_builtins(tables, order="deterministic")
+    # Its cold tier is its own: two chains must not be shipped to the same tables.
+    unshared = [("audit", "cold"), ("audit", "cold_token_file"), *WITHOUT_EFFECT]
+    for table, key in (keys for keys in unshared if len(keys) == 2):
+        values.get(table, {}).pop(key, None)
+    if settings.policy.rules:
+        # On the edge, a relative path would start at the data folder of the edge.
+        values["policy"]["rules"] = str(settings.data / settings.policy.rules)
+    return values
 
 
 def _remove_broker_login(home: Path) -> None:

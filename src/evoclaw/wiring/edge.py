@@ -24,6 +24,7 @@ PASSWORD_VARIABLE = "EVOCLAW_EDGE_PASSWORD"
 async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator[Edge]:
     """The edge of an `agent.toml` and the environment; closed when the block ends."""
     from evoclaw.config import broker_password, read_agent_toml
+    from evoclaw.config.paths import make_private_folder
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
@@ -36,11 +37,14 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD_VARIABLE)
     async with AsyncExitStack() as stack:
+        make_private_folder(config.data)
         stack.enter_context(_lock_data_folder(config.data))
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw-edge"))
         journal = await stack.enter_async_context(await _open_journal(config.data))
         clock = OrchestratorClock()
         device = await open_edge_runtime(config, env, stack, tracing)
+        if journal.database.set_aside is not None and device.call_audit is not None:
+            device.call_audit.damaged(f"{journal.database.path.name} was set aside")
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(
             EdgeIdentity(config.agent_id, config.agent_type, config.summary, name),
@@ -52,11 +56,14 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
             check=_grant_check(config, clock),
             clock=clock,
             accepts=config.accepted,
+            signed=frozenset(config.senders),
+            skills=device.skill_tools,
             artifacts=ArtifactStore(
                 config.data / "artifacts", max_artifact_bytes=config.limits.artifact_bytes
             ),
             key=DeviceKey.load_or_create(config.data / "device.key"),
             notes=device.call_audit,
+            damage=_damage(config.data),
             tracing=tracing,
         )
 
@@ -65,7 +72,31 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
                 edge.calls.cancel(live.request_id)
 
         await stack.enter_async_context(cancel_on_stop(device.stops, end_calls))
+        if device.added is not None:
+            await stack.enter_async_context(
+                device.added.watching(edge.parts.executor, edge.advertise)
+            )
         yield edge
+
+
+def describe_edge(path: Path, env: Mapping[str, str]) -> str:
+    """What tools may do on an edge and where, in one line for people."""
+    from evoclaw.config import read_agent_toml
+    from evoclaw.wiring.edge_runtime import permitted_tools
+
+    config = read_agent_toml(path, env)
+    held = config.capabilities
+    everything = "*" in held
+    may = [
+        words
+        for permission, words in (
+            ("file_read", "read"), ("file_write", "write"), ("shell", "run commands in"),
+        )
+        if everything or permission in held
+    ]  # fmt: skip
+    names = ", ".join(permitted_tools(config, env)) or "none"
+    rights = f"may {' and '.join(may)} {config.workspace}" if may else "may use no files"
+    return f"{config.agent_id}: {rights}; tools: {names}"
 
 
 async def _open_journal(folder: Path) -> Journal:
@@ -78,6 +109,18 @@ async def _open_journal(folder: Path) -> Journal:
             journal.database.set_aside,
         )
     return journal
+
+
+def _damage(folder: Path) -> str:
+    """The journals that were set aside, until a person has removed them."""
+    names = [path.name for path in folder.glob("journal.db.damaged-*")]
+    files = sorted(name for name in names if not name.endswith(("-wal", "-shm")))
+    if not files:
+        return ""
+    return (
+        f"its journal was damaged and is set aside as {', '.join(files[-3:])}; what it did before "
+        "is unknown. Look into it, then remove these files on the edge"
+    )
 
 
 def _lock_data_folder(folder: Path) -> AbstractContextManager[None]:
@@ -106,7 +149,8 @@ def _grant_check(config: EdgeConfig, clock: OrchestratorClock) -> GrantCheck:
     from evoclaw.edge.grant_check import SignedGrantCheck
     from evoclaw.trust.grants import Verifier
 
-    return SignedGrantCheck(config.agent_id, Verifier(*config.orchestrator_keys), clock)
+    only = {name: Verifier(*keys) for name, keys in config.senders.items() if keys}
+    return SignedGrantCheck(config.agent_id, Verifier(*config.orchestrator_keys), clock, only=only)
 
 
 def _limits(config: EdgeConfig) -> DeviceLimits:

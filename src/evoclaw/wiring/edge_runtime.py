@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from evoclaw.core.bound_tools import BoundTool
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Step
-from evoclaw.core.ports import Executor, Policy, Ports
+from evoclaw.core.ports import Policy, Ports
+from evoclaw.core.routes import Route
 
 if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
+    from evoclaw.edge.added_tools import AddedTools
     from evoclaw.edge.plans import CallAudit
     from evoclaw.governance.budget.settings import BudgetSettings
+    from evoclaw.governance.permissions import NamedTools
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.tracing.tracing import Tracing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,12 @@ class EdgeRuntime:
     call_audit: CallAudit | None
     """Writes calls to the audit of this edge; None if the audit is disabled."""
     stops: Stops
+    added: AddedTools | None = None
+    """The tools that the settings add to the built-in ones; None if they add none."""
+
+    def skill_tools(self) -> Mapping[str, frozenset[str]]:
+        """The skills of this edge, and the tools of each."""
+        return {} if self.added is None else self.added.skill_tools()
 
 
 async def open_edge_runtime(
@@ -56,10 +69,12 @@ async def open_edge_runtime(
             principal=Principal(), agent_id=config.agent_id, device=config.agent_id
         )
         guards, notes = (*guards, Recordable(audit)), CallAudit(audit, context)
-    ports, has_model = await _ports(config, env, stack, guards)
+    config.workspace.mkdir(parents=True, exist_ok=True, mode=0o700)
+    routes, added = await _routes(config, env, stack)
+    ports, has_model = await _ports(config, env, stack, guards, routes)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
-    return EdgeRuntime(ports, has_model, notes, stops)
+    return EdgeRuntime(ports, has_model, notes, stops, added)
 
 
 def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
@@ -71,20 +86,28 @@ def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
 
 
 async def _ports(
-    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack, guards: tuple[Policy, ...]
+    config: EdgeConfig,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    guards: tuple[Policy, ...],
+    routes: Sequence[Route],
 ) -> tuple[Ports, bool]:
+    from evoclaw.executors.call_steps import DefaultTimeout
     from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.providers.registry import open_provider
     from evoclaw.providers.scripted import Scripted
     from evoclaw.wiring.pipelines import edge_pipeline
 
-    config.workspace.mkdir(parents=True, exist_ok=True)
     steps: list[Step] = [PermittedTools(config.capabilities), FlowFlags(config.flow)]
+    if config.tools.only is not None:
+        steps.append(_named_tools(config.tools.only, routes, growing=adds_tools(config)))
     steps += [*guards, *_rules(config)]
+    if config.tools.timeout_ms is not None:
+        steps.append(DefaultTimeout(config.tools.timeout_ms / 1000))
     if config.budget is not None:
         steps += await _budget_steps(config, config.budget, stack)
-    pipeline = edge_pipeline().build([await _executor(config, stack)], steps)
+    pipeline = edge_pipeline().build(routes, steps)
     if not config.model.name:
         # Tools need no model; `Scripted` fills the port and is never asked.
         return Ports(Scripted(), pipeline, pipeline.policy), False
@@ -92,49 +115,134 @@ async def _ports(
     return Ports(provider, pipeline, pipeline.policy), True
 
 
-async def _executor(config: EdgeConfig, stack: AsyncExitStack) -> Executor:
-    """The executor of an edge: files, commands, web pages and the device itself."""
+async def _routes(
+    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack
+) -> tuple[list[Route], AddedTools | None]:
+    """The routes of an edge: files, commands, web pages, the device, and what is added."""
+    from evoclaw.core.ops import ExecOps, FileOps
     from evoclaw.executors.devices import LocalDevice, LocalNotifier
     from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.governance.network import NetworkPolicy
+    from evoclaw.tools.catalogue import RunsOn, tools_on
+    from evoclaw.tools.device import DevicePins, Notifier
     from evoclaw.tools.device import DeviceSensors as DeviceOps
-    from evoclaw.tools.device import Notifier
     from evoclaw.tools.web import Fetcher
     from evoclaw.wiring.sandboxes import open_sandboxes
 
     domains = NetworkPolicy(config.network)
     sandboxed = await open_sandboxes(
-        config.workspace, config.sandbox_settings, domains, stack, data=config.data
+        config.workspace,
+        config.sandbox_settings,
+        domains,
+        stack,
+        data=config.data,
+        readable=[*config.read_roots, *program_folders(config)],
     )
     # Camera, pins and screen run fixed programs, so they need no sandbox.
     notifier, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
     dependencies: dict[type, object] = {
+        FileOps: LocalFiles(config.workspace, readable=config.read_roots),
         Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
         DeviceOps: device,
+        DevicePins: device,
         Notifier: notifier,
+        **_optional_dependencies(env),
     }
-    return LocalExecutor(
-        _tools(config, notifies=notifier.works),
-        files=LocalFiles(config.workspace),
+    added, absent = None, set[str]()
+    if adds_tools(config):
+        from evoclaw.wiring.edge_tools import open_added_tools
+
+        added, replaced = await open_added_tools(config, env, stack, sandboxed, dependencies)
+        absent |= replaced
+    if not notifier.works:
+        absent.add("notify")
+    if not device.has_pins:
+        absent.add("device_write")
+    known = {*dependencies, ExecOps}
+    built_in = LocalExecutor(
+        [
+            bound
+            for bound in tools_on(RunsOn.EDGE)
+            if bound.name not in absent and bound.dependencies <= known
+        ],
         exec=sandboxed.plain,
         given=dependencies,
         exec_for=sandboxed.exec_for,
         sound=True,
     )
+    return [Route(built_in), *(() if added is None else added.routes)], added
 
 
-def _tools(config: EdgeConfig, *, notifies: bool) -> tuple[BoundTool, ...]:
-    from evoclaw.tools.catalogue import RunsOn, entries_on, with_program
-    from evoclaw.tools.device import device, notify
-    from evoclaw.tools.sets import select
+def adds_tools(config: EdgeConfig) -> bool:
+    """Whether the settings add anything to the built-in tools."""
+    return bool(config.tools.folders or config.mcp)
 
-    built_in = with_program(entry.load() for entry in entries_on(RunsOn.EDGE))
-    tools = (*built_in, device, *((notify,) if notifies else ()))
-    names = config.tools.only
-    return tools if names is None else select(tools, names, setting="[tools] only")
+
+def program_folders(config: EdgeConfig) -> list[Path]:
+    """The folders that sandboxed programs of skills must be able to read."""
+    import evoclaw
+
+    tools, folders = config.tools, list[Path]()
+    if tools.skills_path is not None:
+        folders.append(tools.skills_path)
+    if tools.paths.bin is not None:
+        # The programs of the shipped skill import this package, which may be a checkout.
+        folders += [tools.paths.bin.parent, Path(evoclaw.__file__).parent]
+    return folders
+
+
+def _named_tools(names: Sequence[str], routes: Sequence[Route], *, growing: bool) -> NamedTools:
+    """The step of `[tools] only`; a name that no tool can ever have is an error."""
+    from evoclaw.edge.outputs import TOOL_NAME
+    from evoclaw.governance.permissions import NamedTools
+
+    known = {tool.name for route in routes for tool in route.executor.tools()}
+    if unknown := [name for name in names if name not in known]:
+        text = (
+            f"unknown tool {', '.join(map(repr, unknown))} in [tools] only; "
+            f"available tools: {', '.join(sorted(known))}"
+        )
+        if not growing:
+            raise ConfigError(text)
+        # A skill, a file or an approval may still add it.
+        logger.warning(text)
+    return NamedTools(frozenset({*names, TOOL_NAME}))
+
+
+def _optional_dependencies(env: Mapping[str, str]) -> dict[type, object]:
+    """What only some machines have: a search engine, and a library that reads images."""
+    from evoclaw.tools.image import RunModelVision, Vision
+    from evoclaw.tools.image_preparation import why_unavailable
+    from evoclaw.wiring.toolbox import search_dependencies
+
+    found = {
+        kind: value
+        for kind, value in search_dependencies(env).items()
+        if not isinstance(value, str)
+    }
+    # Whether the model of a run sees images is known where the run is driven.
+    return found if why_unavailable() else {**found, Vision: RunModelVision(True)}
+
+
+def permitted_tools(config: EdgeConfig, env: Mapping[str, str]) -> list[str]:
+    """The built-in tools that the capabilities of an edge allow, and that every machine has."""
+    from evoclaw.core.ops import ExecOps, FileOps
+    from evoclaw.core.tools import missing_permissions
+    from evoclaw.tools.catalogue import RunsOn, tools_on
+    from evoclaw.tools.device import DeviceSensors as DeviceOps
+    from evoclaw.tools.web import Fetcher
+
+    known = {FileOps, ExecOps, Fetcher, DeviceOps, *_optional_dependencies(env)}
+    return sorted(
+        bound.name
+        for bound in tools_on(RunsOn.EDGE)
+        if bound.dependencies <= known
+        and (config.tools.only is None or bound.name in config.tools.only)
+        and not missing_permissions(bound.tool, config.capabilities)
+    )
 
 
 def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
@@ -148,7 +256,13 @@ def _rules(config: EdgeConfig) -> tuple[Policy, ...]:
         ToolStatus(config.policy.off),
         Autonomy(config.level),
         Permissions(config.capabilities),
-        command_rules(config.policy.rules, config.data, config.level, config.workspace),
+        command_rules(
+            config.policy.rules,
+            config.data,
+            config.level,
+            config.workspace,
+            sandboxed=config.sandbox_settings.confines_all,
+        ),
         NetworkPolicy(config.network),
         EdgeFlow(config.flow),
     )

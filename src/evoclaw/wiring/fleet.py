@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Approver, Ports
+from evoclaw.core.pipeline import Step
+from evoclaw.core.ports import Approver, Ports, Provider
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -36,6 +37,8 @@ class BrokerLogin(Struct, frozen=True):
     password: str = ""
     ca_file: str | None = None
     """The CA file of the broker's certificate, if it uses TLS."""
+    invite_url: str | None = None
+    """The address for edges on other machines; empty if this machine had none, None: the same."""
 
 
 @asynccontextmanager
@@ -106,7 +109,7 @@ async def fleet_ports(
 ) -> AsyncGenerator[Ports]:
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
-    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
@@ -118,13 +121,18 @@ async def fleet_ports(
         orchestrator = await stack.enter_async_context(open_fleet(env))
         provider = await stack.enter_async_context(open_provider(name, env))
         routes = await fleet_routes(orchestrator, on, capabilities, timeout_s)
-        governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
+        governance = replace(
+            governance,
+            forwarded=forwarded_calls(orchestrator.fleet),
+            only_reads=only_reads(orchestrator.fleet),
+        )
         yield await stack.enter_async_context(
             governed_ports(
                 governance,
                 provider=provider,
                 model=name,
                 routes=routes,
+                steps=image_steps(orchestrator, provider),
                 approver=approver,
                 level=level,
                 capabilities=capabilities,
@@ -133,6 +141,16 @@ async def fleet_ports(
                 env=env,
             )
         )
+
+
+def image_steps(orchestrator: Orchestrator, provider: Provider) -> list[Step]:
+    """The step for images from edges: fetched if the model of the run sees them, else left out."""
+    from evoclaw.orchestrator.agents.offer_steps import WithoutImageTool
+    from evoclaw.orchestrator.fleet.edge_images import FetchImages
+
+    if not provider.profile.images:
+        return [WithoutImageTool()]
+    return [FetchImages(orchestrator.edge, orchestrator.requests.max_payload)]
 
 
 def find_broker(home: Path, env: Mapping[str, str]) -> Address:
@@ -144,21 +162,28 @@ def find_broker(home: Path, env: Mapping[str, str]) -> Address:
     config = orchestrator_settings(env)
     if config.broker.is_configured:
         return config.broker.address(broker_password(config.broker, env, PASSWORD_VARIABLE))
-    try:
-        login = msgspec.json.decode((home / BROKER_LOGIN_FILE).read_bytes(), type=BrokerLogin)
-    except FileNotFoundError:
+    login = read_broker_login(home)
+    if login is None:
         raise ConfigError(
             "no broker is running or configured: start one with `evoclaw up`, or name one under "
             f"[broker] in {home / SETTINGS_FILE}"
-        ) from None
+        )
+    tls = None if login.ca_file is None else TlsSettings(login.ca_file)
+    address = parse_url(login.url, tls=tls)
+    return msgspec.structs.replace(address, username=login.username, password=login.password)
+
+
+def read_broker_login(home: Path) -> BrokerLogin | None:
+    """The login of the broker that `evoclaw up` runs on this machine now; None if it runs none."""
+    try:
+        return msgspec.json.decode((home / BROKER_LOGIN_FILE).read_bytes(), type=BrokerLogin)
+    except FileNotFoundError:
+        return None
     except (OSError, msgspec.DecodeError) as problem:
         raise ConfigError(
             f"cannot read {home / BROKER_LOGIN_FILE}: {problem}; "
             "restart `evoclaw up` to write it again"
         ) from None
-    tls = None if login.ca_file is None else TlsSettings(login.ca_file)
-    address = parse_url(login.url, tls=tls)
-    return msgspec.structs.replace(address, username=login.username, password=login.password)
 
 
 def has_own_broker(home: Path) -> bool:

@@ -12,7 +12,7 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Approver, Executor, Policy, Ports, Provider, Sink
 from evoclaw.core.routes import Place, Route
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import Call, Tool
 
 if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
@@ -41,6 +41,8 @@ class Governance:
     agent: str = ""
     forwarded: ForwardedCallsOf | None = None
     """Finds the calls that a call forwards to edges; None where no call forwards."""
+    only_reads: Callable[[Call], bool] | None = None
+    """Whether a call that is forwarded to edges only reads there."""
     sandboxed: bool = True
     """Whether commands run in a sandbox, here or on the edge."""
     tracing: Tracing | None = None
@@ -75,13 +77,17 @@ class Governance:
         settings = self.settings
         status, domains = ToolStatus(settings.policy.off), NetworkPolicy(settings.network)
         commands = command_rules(
-            settings.policy.rules, settings.data, level, workspace, sandboxed=self.sandboxed
+            settings.policy.rules,
+            settings.data,
+            level,
+            workspace,
+            sandboxed=self.sandboxed and settings.sandbox_settings.confines_all,
         )
         return (
             self.stops,
             status,
             *self.guards,
-            Autonomy(level),
+            Autonomy(level, only_reads=self.only_reads),
             Permissions(capabilities),
             commands,
             domains,
@@ -108,15 +114,16 @@ class Governance:
 
     def steps(self) -> tuple[Step, ...]:
         """The steps of every pipeline here that are not policies."""
-        from evoclaw.executors.call_steps import MarkHiddenText
+        from evoclaw.executors.call_steps import DefaultTimeout, MarkHiddenText, TraceCall
         from evoclaw.governance.flow.settings import FlowFlags
 
-        steps = (FlowFlags(self.settings.flow), MarkHiddenText())
-        if self.tracing is None:
-            return steps
-        from evoclaw.executors.call_steps import TraceCall
-
-        return (*steps, TraceCall())
+        steps: list[Step] = [FlowFlags(self.settings.flow), MarkHiddenText()]
+        timeout_ms = self.settings.orchestrator.default_tool_timeout_ms
+        if timeout_ms is not None:
+            steps.append(DefaultTimeout(timeout_ms / 1000))
+        if self.tracing is not None:
+            steps.append(TraceCall())
+        return tuple(steps)
 
     def sinks(
         self,
@@ -263,7 +270,7 @@ async def governed_ports(
         pipeline = pipeline.with_steps(
             *rules, governance.count_forwarded(budget), BudgetNotice(budget)
         )
-        yield Ports(
+        ports = Ports(
             BudgetFallback(provider, budget.remaining_share, cheaper),
             pipeline,
             pipeline.policy,
@@ -271,3 +278,8 @@ async def governed_ports(
             governance.principal,
             (budget, *governance.sinks(before=run.records)),
         )
+        if any(route.place is Place.EDGE for route in pipeline.routes):
+            from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls
+
+            allow_nested_calls(ports, budget)
+        yield ports

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import secrets
+import stat
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -10,6 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from evoclaw.api.dependencies import ApiDependencies
     from evoclaw.api.settings import ServerSettings
     from evoclaw.core.agent import Agent
@@ -19,6 +25,11 @@ if TYPE_CHECKING:
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.runtime import Runtime
 
+logger = logging.getLogger(__name__)
+MACHINE_TOKEN_FILE = "api.token"
+"""In the data folder: the token of this machine's user, which outlives restarts."""
+MACHINE_TOKEN_CHARS = 43
+"""256 random bits in base64url."""
 API_LOGIN_FILE = "api.json"
 """In the data folder: `evoclaw up` writes address and token of the service, for this user."""
 
@@ -34,7 +45,7 @@ async def serving_http(
     from evoclaw.transport.broker_accounts import write_private
 
     own = ConfiguredToken(
-        "this-machine", secrets.token_urlsafe(32), scopes=frozenset({TokenScope.EVERYTHING})
+        "this-machine", machine_token(runtime.home), scopes=frozenset({TokenScope.EVERYTHING})
     )
     app = create_app(
         _api_dependencies(
@@ -51,6 +62,33 @@ async def serving_http(
             yield url
         finally:
             login_file.unlink(missing_ok=True)
+
+
+def machine_token(home: Path) -> str:
+    """The token of this machine's user: the same after a restart, so that people stay logged in.
+
+    A file that others could have read or written is replaced. Delete it to log everyone out who
+    uses the token, with the next start.
+    """
+    from evoclaw.transport.broker_accounts import write_private
+
+    path = home / MACHINE_TOKEN_FILE
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            private = status.st_uid == os.getuid() and not status.st_mode & 0o077
+            text = file.read(MACHINE_TOKEN_CHARS + 1) if stat.S_ISREG(status.st_mode) else b""
+        if private and re.fullmatch(rb"[A-Za-z0-9_-]{%d}" % MACHINE_TOKEN_CHARS, text):
+            return text.decode()
+        logger.warning("%s is not a private file of this user: a new token replaces it", path)
+    except FileNotFoundError:
+        pass  # the first start
+    except OSError as problem:
+        logger.warning("cannot read %s (%s): a new token replaces it", path, problem.strerror)
+    token = secrets.token_urlsafe(32)
+    write_private(path, token.encode())
+    return token
 
 
 @asynccontextmanager
@@ -106,6 +144,7 @@ def _api_dependencies(
     from evoclaw.dashboard.static_files import dashboard_routes
     from evoclaw.observe.audit.service import AuditService
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
+    from evoclaw.orchestrator.overview.damage import DamageReports
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.overview.readiness import readiness_checks
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
@@ -127,6 +166,11 @@ def _api_dependencies(
         await runtime.gauges.refresh(checks)
         return runtime.metrics.render()
 
+    def image_problem(name: str, model: str) -> str:
+        agent = runtime.agents.get(name, runtime.default_agent)
+        changed = msgspec.structs.replace(agent, model=model) if model else agent
+        return run_factory.image_problem(changed)
+
     return ApiDependencies(
         access=access,
         settings=settings,
@@ -139,7 +183,10 @@ def _api_dependencies(
         ledger=runtime.governance.ledger,
         audit=audit,
         tools=lambda: run_factory.tools(runtime.default_agent),
-        unavailable_tools=lambda: run_factory.toolbox.unavailable,
+        operator_tools=lambda: run_factory.operator_tools(runtime.default_agent),
+        unavailable_tools=lambda: run_factory.unavailable_tools(runtime.default_agent),
+        tool_problems=run_factory.toolbox.problems,
+        image_problem=image_problem,
         skills=run_factory.toolbox.skill_registry,
         stops=stop_board(env, runtime.stores.database),
         canvases=run_factory.canvases,
@@ -148,6 +195,7 @@ def _api_dependencies(
         memory=runtime.memory,
         workflows=runtime.workflows,
         metrics=metrics,
+        damage=DamageReports(runtime.orchestrator, writer),
         on_response=runtime.metrics.http,
         metrics_reader=MetricsReader(MetricsStore(runtime.stores.database)),
         checks=checks,

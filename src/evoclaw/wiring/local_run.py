@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from evoclaw.core.errors import ConfigError
-from evoclaw.core.ports import Approver, Executor, Ports
+from evoclaw.core.ports import Approver, Ports
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
     from evoclaw.governance.autonomy import Level
-    from evoclaw.wiring.toolbox import Toolbox
 
 
 @asynccontextmanager
@@ -35,7 +33,7 @@ async def local_ports(
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.receipts import open_signer
-    from evoclaw.wiring.toolbox import open_toolbox, vision_dependency
+    from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes, vision_dependency
 
     capabilities = capabilities_for_level(level, env)
     name = await choose_model(model, env)
@@ -80,35 +78,3 @@ def capabilities_for_level(level: Level, env: Mapping[str, str]) -> frozenset[st
         return frozenset()
     held, granted = level.capabilities, settings.tools.granted
     return held if granted is None else intersect_capabilities(held, granted)
-
-
-def toolbox_routes(toolbox: Toolbox, names: Sequence[str] | None) -> Sequence[Executor]:
-    """The executors of a toolbox: its built-in tools, skills, own tools and MCP servers.
-
-    With names, only the built-in tools of these names.
-    """
-    from evoclaw.core.ops import ExecOps
-    from evoclaw.executors.local import LocalExecutor
-    from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
-    from evoclaw.skills.programs import Sandboxes
-    from evoclaw.skills.skill_executor import SkillExecutor
-    from evoclaw.tools.sets import select
-
-    tools = toolbox.tools
-    if names is not None:
-        for tool in toolbox.unavailable:
-            if tool.name in names:
-                raise ConfigError(f"the tool {tool.name!r} cannot be used here: {tool.why}")
-        tools = select(tools, names)
-    sandboxed = cast("SandboxedProcesses", toolbox.dependencies[SandboxedProcesses])
-    built_in = LocalExecutor(tools, given=toolbox.dependencies, exec_for=sandboxed.exec_for)
-    if names is not None:
-        return [built_in]
-    processes = cast("ExecOps", toolbox.dependencies[ExecOps])
-    skills = SkillExecutor(
-        toolbox.skill_registry,
-        processes,
-        dependencies={Sandboxes: sandboxed.sandboxes},
-        exec_for=sandboxed.exec_for,
-    )
-    return [built_in, skills, toolbox.own_tools, *toolbox.mcp_servers]

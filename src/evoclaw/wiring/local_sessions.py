@@ -13,11 +13,17 @@ from evoclaw.core.history import History
 from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Provider, Sink
+from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
 from evoclaw.orchestrator.agents.offer_steps import tools_for_model
 from evoclaw.providers.registry import choose_model, open_provider
 from evoclaw.tools.question import UserPrompter
-from evoclaw.wiring.local_run import capabilities_for_level, toolbox_routes
-from evoclaw.wiring.toolbox import open_toolbox, vision_dependency, with_dependencies
+from evoclaw.wiring.local_run import capabilities_for_level
+from evoclaw.wiring.toolbox import (
+    open_toolbox,
+    toolbox_routes,
+    vision_dependency,
+    with_dependencies,
+)
 
 if TYPE_CHECKING:
     from evoclaw.core.events import Record
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
     from evoclaw.store.sessions.sessions import Session
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
-
-DEFAULT_AGENT = "evoclaw"
-"""The agent of a session on this machine."""
 
 
 @asynccontextmanager

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from evoclaw.executors.mcp.executor import McpExecutor
+    from evoclaw.config.evoclaw_toml import McpConfig
+    from evoclaw.executors.mcp.offers import McpServer
     from evoclaw.executors.mcp.pins import PinFile
+    from evoclaw.executors.mcp.servers import McpServers
 
 PINS_FILE = "approved-mcp.json"
 
@@ -23,22 +24,16 @@ def mcp_pins(env: Mapping[str, str]) -> PinFile:
     return PinFile(default_data_folder(env) / PINS_FILE)
 
 
-async def connect_mcp_servers(
-    env: Mapping[str, str], stack: AsyncExitStack
-) -> Sequence[McpExecutor]:
-    """Connect to every configured MCP server until the stack is closed."""
+def mcp_servers(env: Mapping[str, str]) -> McpServers:
+    """The configured MCP servers; connected while they are entered as a context."""
+    from evoclaw.executors.mcp.servers import McpServers
     from evoclaw.wiring.settings import orchestrator_settings
 
-    config = orchestrator_settings(env)
-    if not config.mcp:
-        return ()
-    from evoclaw.executors.mcp.executor import McpExecutor
+    return McpServers(mcp_definitions(orchestrator_settings(env).mcp), mcp_pins(env))
+
+
+def mcp_definitions(settings: Sequence[McpConfig]) -> list[McpServer]:
+    """The servers that the `[[mcp]]` tables of the settings define."""
     from evoclaw.executors.mcp.offers import McpServer
 
-    pins = mcp_pins(env)
-    return [
-        await stack.enter_async_context(
-            McpExecutor(McpServer(**msgspec.structs.asdict(server)), pins)
-        )
-        for server in config.mcp
-    ]
+    return [McpServer(**msgspec.structs.asdict(server)) for server in settings]

@@ -56,13 +56,13 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
     from evoclaw.governance.permissions import PermittedTools
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
-    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.wiring.fleet import open_fleet
     from evoclaw.wiring.governance import open_governance
-    from evoclaw.wiring.local_run import capabilities_for_level, toolbox_routes
+    from evoclaw.wiring.local_run import capabilities_for_level
     from evoclaw.wiring.pipelines import local_pipeline
-    from evoclaw.wiring.toolbox import open_toolbox
+    from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes
 
     capabilities = capabilities_for_level(options.level, env)
     async with AsyncExitStack() as stack:
@@ -76,7 +76,11 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
             routes = await fleet_routes(
                 orchestrator, options.on, capabilities, options.edge_timeout_s
             )
-            governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
+            governance = replace(
+                governance,
+                forwarded=forwarded_calls(orchestrator.fleet),
+                only_reads=only_reads(orchestrator.fleet),
+            )
             workspace = None
         else:
             toolbox = await stack.enter_async_context(open_toolbox(options.workspace, env))

@@ -22,7 +22,7 @@ async def open_approvals(
     *,
     settings: ApprovalSettings | None = None,
     face: Approver | None = None,
-    absent: str = "nobody is there to approve it",
+    absent: str = "no one is available to approve it",
 ) -> AsyncGenerator[CallApprovals]:
     """The approvals of this machine; `face` answers them, if a user is present."""
     from evoclaw.core.redaction import Redactor, secrets_in
@@ -47,6 +47,21 @@ def stop_file(env: Mapping[str, str]) -> StopFile:
     from evoclaw.governance.stops import STOPS_FILE_NAME, StopFile
 
     return StopFile(default_data_folder(env) / STOPS_FILE_NAME)
+
+
+async def known_agent_names(env: Mapping[str, str]) -> frozenset[str]:
+    """The names that a stop of an agent can mean: agents of the settings, and edges."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.orchestrator.agents.definitions import agents_of
+    from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import open_devices
+
+    settings = orchestrator_settings(env)
+    edges = default_data_folder(env) / "edge"
+    own = [folder.name for folder in edges.iterdir()] if edges.is_dir() else []
+    async with open_devices(env) as devices:
+        joined = [device.agent_id for device in devices.all()]
+    return frozenset({*agents_of(settings.agents, settings.run_defaults), *own, *joined})
 
 
 def stop_files(env: Mapping[str, str]) -> tuple[StopFile, ...]:

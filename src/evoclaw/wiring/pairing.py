@@ -14,7 +14,7 @@ from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
     from evoclaw.edge.joining import JoinReply
-    from evoclaw.orchestrator.fleet.pairing import EdgePairing
+    from evoclaw.orchestrator.fleet.pairing import EdgePairing, InvitingBroker
 
 
 def edge_pairing(env: Mapping[str, str]) -> EdgePairing:
@@ -23,14 +23,32 @@ def edge_pairing(env: Mapping[str, str]) -> EdgePairing:
     from evoclaw.orchestrator.fleet.pairing import EdgePairing
     from evoclaw.transport.broker_accounts import BrokerAccounts
     from evoclaw.trust.pairing import Invitations
-    from evoclaw.wiring.fleet import find_broker, has_own_broker
 
     home = default_data_folder(env)
     return EdgePairing(
         Invitations(home / "pairing"),
         BrokerAccounts(home / "broker"),
-        lambda: find_broker(home, env) if has_own_broker(home) else None,
+        lambda: _inviting_broker(home),
     )
+
+
+def _inviting_broker(home: Path) -> InvitingBroker | None:
+    """The broker of `evoclaw up` as other machines reach it; None while it does not run."""
+    from evoclaw.orchestrator.fleet.pairing import InvitingBroker
+    from evoclaw.transport.broker_certificates import file_fingerprint
+    from evoclaw.wiring.fleet import read_broker_login
+
+    login = read_broker_login(home)
+    if login is None:
+        return None
+    url = login.url if login.invite_url is None else login.invite_url
+    if not url:
+        raise ConfigError(
+            "this machine had no network, or several, when `evoclaw up` started, so the invitation "
+            "has no address. Restart it with the address: `evoclaw up --lan ADDRESS`"
+        )
+    ca = login.ca_file
+    return InvitingBroker(url, ca or "", "" if ca is None else file_fingerprint(Path(ca)))
 
 
 async def join_fleet(
@@ -41,13 +59,20 @@ async def join_fleet(
     env: Mapping[str, str],
     *,
     ca_file: Path | None = None,
+    ca_sha256: str = "",
+    workspace: Path | None = None,
 ) -> str:
-    """Join a fleet and write the `agent.toml` of this edge; returns its agent id."""
+    """Join a fleet and write the `agent.toml` of this edge; returns its agent id.
+
+    `ca_sha256` is the fingerprint of the broker's authority, which is then fetched and kept.
+    """
     from evoclaw.config import default_data_folder, write_agent_toml
+    from evoclaw.config.paths import make_private_folder
     from evoclaw.edge.joining import JoiningEdge
     from evoclaw.orchestrator.fleet.pairing import TOKEN_SEPARATOR
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.transport.broker_accounts import write_private
+    from evoclaw.transport.broker_certificates import fetch_authority
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.transport.topics import is_agent_id
     from evoclaw.trust.receipts import DeviceKey
@@ -55,11 +80,16 @@ async def join_fleet(
     agent_id, _, secret = token.strip().partition(TOKEN_SEPARATOR)
     if not is_agent_id(agent_id) or not secret:
         raise ConfigError(
-            "the token is not valid; copy the whole token that `evoclaw agents invite` printed"
+            "the token is not valid; copy the whole token that `evoclaw edges invite` printed"
         )
     if path.exists():  # noqa: ASYNC240 - one stat, before anything else runs
         raise ConfigError(f"{path} already exists; move it away, or use another --config")
     folder = default_data_folder(env) / "edge" / agent_id
+    if ca_sha256 and ca_file is None:
+        pem = await asyncio.to_thread(fetch_authority, parse_url(url), ca_sha256)
+        make_private_folder(folder)
+        ca_file = folder / "ca.pem"
+        write_private(ca_file, pem.encode())
     tls = None if ca_file is None else TlsSettings(str(ca_file))
     address = replace(parse_url(url, tls=tls), username=agent_id, password=secret)
 
@@ -77,7 +107,9 @@ async def join_fleet(
         }
         if ca_file is not None:
             values["broker"]["ca_file"] = str(ca_file)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if workspace is not None:
+            values["workspace"] = str(workspace)
+        make_private_folder(folder)
         write_private(folder / "password", reply.password.encode())
         await asyncio.to_thread(write_agent_toml, path, values)
 

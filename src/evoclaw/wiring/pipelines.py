@@ -11,7 +11,13 @@ from evoclaw.core.pipeline import PipelineSpec
 
 def local_pipeline() -> PipelineSpec:
     """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
-    from evoclaw.executors.call_steps import MarkHiddenText, Quarantine, SignReceipt, TraceCall
+    from evoclaw.executors.call_steps import (
+        DefaultTimeout,
+        MarkHiddenText,
+        Quarantine,
+        SignReceipt,
+        TraceCall,
+    )
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
     from evoclaw.governance.client_calls import CancelOnStop
@@ -24,27 +30,38 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
+    from evoclaw.orchestrator.agents.offer_steps import WithoutImageTool
+    from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
     from evoclaw.skills.disclosure import ActiveSkillTools
 
     return PipelineSpec(
         "local",
-        offer=(PermittedTools, ActiveSkillTools, FlowFlags, Quarantine, RunTools),
+        offer=(
+            PermittedTools, WithoutImageTool, DefaultTimeout, ActiveSkillTools, FlowFlags,
+            Quarantine, RunTools,
+        ),
         before=(
             Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
             NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
         ),
         around=(CancelOnStop, TraceCall, Quarantine),
         after=(
-            SignReceipt, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels, BudgetNotice,
+            SignReceipt, FetchImages, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels,
+            BudgetNotice,
         ),
     )  # fmt: skip
 
 
 def service_pipeline() -> PipelineSpec:
     """Calls of runs in `evoclaw up`: chat, API, channels, workflows."""
-    from evoclaw.executors.call_steps import MarkHiddenText, SignReceipt, TraceCall
+    from evoclaw.executors.call_steps import (
+        DefaultTimeout,
+        MarkHiddenText,
+        SignReceipt,
+        TraceCall,
+    )
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
     from evoclaw.governance.flow.policy import Flow
@@ -56,7 +73,12 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
+    from evoclaw.orchestrator.agents.offer_steps import (
+        AgentSkills,
+        AgentTools,
+        WithoutImageTool,
+    )
+    from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
     from evoclaw.skills.disclosure import ActiveSkillTools
@@ -64,28 +86,36 @@ def service_pipeline() -> PipelineSpec:
     return PipelineSpec(
         "service",
         offer=(
-            PermittedTools, AgentTools, AgentSkills, DefaultTimeout, ActiveSkillTools, FlowFlags,
-            RunTools,
+            PermittedTools, WithoutImageTool, AgentTools, AgentSkills, DefaultTimeout,
+            ActiveSkillTools, FlowFlags, RunTools,
         ),
         before=(
             Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
             NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
         ),
         around=(TraceCall,),
-        after=(SignReceipt, ActiveSkillTools, MarkHiddenText, SessionLabels, BudgetNotice),
+        after=(
+            SignReceipt, FetchImages, ActiveSkillTools, MarkHiddenText, SessionLabels, BudgetNotice,
+        ),
     )  # fmt: skip
 
 
 def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
-    from evoclaw.edge.genome import GenomeTimeouts
+    from evoclaw.edge.genome import GenomeSkills, GenomeTimeouts
     from evoclaw.edge.outputs import KeepLargeOutput
+    from evoclaw.executors.call_steps import DefaultTimeout
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.governance.flow.edge import EdgeFlow
     from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.network import NetworkPolicy
-    from evoclaw.governance.permissions import Permissions, PermittedTools, ToolStatus
+    from evoclaw.governance.permissions import (
+        NamedTools,
+        Permissions,
+        PermittedTools,
+        ToolStatus,
+    )
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
@@ -93,7 +123,7 @@ def edge_pipeline() -> PipelineSpec:
 
     return PipelineSpec(
         "edge",
-        offer=(PermittedTools, FlowFlags, GenomeTimeouts),
+        offer=(PermittedTools, NamedTools, DefaultTimeout, FlowFlags, GenomeSkills, GenomeTimeouts),
         before=(
             Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules,
             NetworkPolicy, EdgeFlow, DeviceBudget,

@@ -8,12 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from evoclaw.core.history import History
-from evoclaw.core.labels import Principal
+from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Sink
 from evoclaw.core.routes import Route
-from evoclaw.core.tools import Tool
-from evoclaw.wiring.toolbox import with_dependencies
+from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.wiring.fleet import image_steps
+from evoclaw.wiring.toolbox import (
+    built_in_route,
+    extension_routes,
+    session_browser,
+    with_dependencies,
+)
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from evoclaw.core.messages import Message
     from evoclaw.executors.call_steps import Sign
     from evoclaw.executors.canvases import CanvasFolder
+    from evoclaw.governance.approvals import WorkflowStepRef
     from evoclaw.governance.autonomy import Level
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
@@ -33,6 +40,18 @@ if TYPE_CHECKING:
     from evoclaw.wiring.toolbox import Toolbox
 
 
+SERVICE = "orchestrator"
+"""The machine of calls that run in the service itself."""
+
+
+def shares_extensions(agent: Agent) -> bool:
+    """Whether all tenants may use the operator's skills, own tools and MCP servers with an agent.
+
+    They act with the operator's files and logins, so its definition must name each tool.
+    """
+    return agent.tools is not None
+
+
 @dataclass(slots=True)
 class RunFactory:
     """Builds the parts of each run by the definition of its agent."""
@@ -40,7 +59,8 @@ class RunFactory:
     orchestrator: Orchestrator
     providers: ProviderCache
     governance: Governance
-    approver: Callable[[str], Approver]
+    approver: Callable[[str, WorkflowStepRef | None], Approver]
+    """The approver of a session, and of the step of a workflow whose run it is."""
     toolbox: Toolbox
     sign: Sign
     flush: Flush
@@ -56,19 +76,23 @@ class RunFactory:
     def ports(self, agent: Agent, session: Session, dependencies: Mapping[type, object]) -> Ports:
         """The parts of one run."""
         from evoclaw.core.canvases import Canvas
+        from evoclaw.governance.approvals import WorkflowStepRef
         from evoclaw.orchestrator.agents.offer_steps import fit_to_model
 
         agent = fit_to_model(agent, self.providers.default)
         injected = dict(dependencies)
         history = cast("History", injected.pop(History))
+        step = cast("WorkflowStepRef | None", injected.pop(WorkflowStepRef, None))
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
-        pipeline = self._pipeline(agent, f"{session.tenant}/{session.id}", injected, history)
+        key = f"{session.tenant}/{session.id}"
+        injected |= session_browser(self.toolbox, key)
+        pipeline = self._pipeline(agent, key, injected, history, session.on, tenant=session.tenant)
         pipeline = pipeline.with_steps(*self.policies(agent))
         return Ports(
             self.providers.get(agent.model),
             pipeline,
             pipeline.policy,
-            self.approver(session.id),
+            self.approver(session.id, step),
             Principal(agent=agent.name),
         )
 
@@ -92,10 +116,64 @@ class RunFactory:
 
     def tools(self, agent: Agent) -> Sequence[Tool]:
         """The tools that a run of an agent would be offered now."""
+        return self._offer(agent).tools()
+
+    def unavailable_tools(self, agent: Agent) -> Sequence[UnavailableTool]:
+        """The built-in tools that a run of an agent would not be offered now, and why."""
+        from evoclaw.tools.catalogue import CATALOGUE, load
+
+        pipeline = self._offer(agent)
+        offered = {tool.name for tool in pipeline.tools()}
+        here = {tool.name: tool.why for tool in self.toolbox.unavailable}
+        edges = "no edge that has it is online: see `evoclaw status`"
+        return [
+            UnavailableTool(
+                bound.tool,
+                self._why_withheld(agent, bound.name)
+                if pipeline.routes.find(bound.name)
+                else here.get(bound.name, edges),
+            )
+            for bound in load(name for name, entry in CATALOGUE.items() if entry.module)
+            if bound.name not in offered
+        ]
+
+    def operator_tools(self, agent: Agent) -> frozenset[str]:
+        """The tools of an agent that only runs of the operator's tenant are offered."""
+        if shares_extensions(agent):
+            return frozenset()
+        routes = self._offer(agent).routes
+        names = (tool.name for tool in self.toolbox.extension_tools())
+        return frozenset(
+            name for name in names if (found := routes.find(name)) and found.machine == SERVICE
+        )
+
+    def image_problem(self, agent: Agent) -> str:
+        """Why the model of an agent cannot see images; empty if it can."""
+        model = agent.model or self.providers.default
+        if self.providers.get(model).profile.images:
+            return ""
+        return (
+            f"the model {model!r} of agent {agent.name!r} does not read images; "
+            "choose one that does"
+        )
+
+    def _why_withheld(self, agent: Agent, name: str) -> str:
+        from evoclaw.orchestrator.agents.offer_steps import IMAGE_TOOL
+
+        if name == IMAGE_TOOL and (why := self.image_problem(agent)):
+            return why
+        return f"agent {agent.name!r} may not use it: see its definition in evoclaw.toml"
+
+    def _offer(self, agent: Agent) -> Pipeline:
+        """The pipeline of a run that never starts, for its tools."""
         from evoclaw.orchestrator.agents.offer_steps import fit_to_model
+        from evoclaw.tools.question import UserPrompter
+        from evoclaw.tools.sessions import Sessions
 
         agent = fit_to_model(agent, self.providers.default)
-        return self._pipeline(agent, "", {}, History()).tools()
+        # Each run gets its own of these.
+        of_a_session = dict.fromkeys((UserPrompter, Sessions))
+        return self._pipeline(agent, "", of_a_session, History())
 
     def policies(self, agent: Agent, level: Level | None = None) -> tuple[Policy, ...]:
         """The policies of an agent, shared by its runs: a rate counts the calls of all of them.
@@ -115,32 +193,53 @@ class RunFactory:
         return self._policies[agent.name]
 
     def _pipeline(
-        self, agent: Agent, session: str, injected: Mapping[type, object], history: History
+        self,
+        agent: Agent,
+        session: str,
+        injected: Mapping[type, object],
+        history: History,
+        on: str = "",
+        *,
+        tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> Pipeline:
         from evoclaw.executors.call_steps import SignReceipt
-        from evoclaw.executors.local import LocalExecutor
-        from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
         from evoclaw.skills.disclosure import ActiveSkillTools
         from evoclaw.wiring.pipelines import service_pipeline
 
         toolbox = with_dependencies(self.toolbox, injected)
-        names = orchestrator_tool_names()
-        tools = [bound for bound in toolbox.tools if bound.name in names]
-        executors = [LocalExecutor(tools, given=toolbox.dependencies), *toolbox.mcp_servers]
-        routes = [Route(executor, ready=self.flush) for executor in executors]
-        routes += session_routes(self.orchestrator, agent, session)
+        routes = self._routes(agent, session, toolbox, on, tenant)
         steps = [
             *self._offer_steps(agent, toolbox),
+            *image_steps(self.orchestrator, self.providers.get(agent.model)),
             ActiveSkillTools(toolbox.skill_registry, history),
             SignReceipt(self.sign),
             *self.governance.steps(),
         ]
         return service_pipeline().build(routes, steps)
 
+    def _routes(
+        self, agent: Agent, session: str, toolbox: Toolbox, on: str, tenant: str
+    ) -> list[Route]:
+        """The routes of a run: tools of the orchestrator, then those of its machine and of edges.
+
+        A name belongs to the first route that has it. An agent that works on one edge prefers that
+        edge's tools to the skills, own tools and MCP servers of the orchestrator's machine. Those
+        are the operator's: runs of other tenants get them only if `shares_extensions`.
+        """
+        from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
+
+        names = orchestrator_tool_names()
+        here = [bound for bound in toolbox.tools if bound.name in names]
+        offered = tenant == LOCAL_PRINCIPAL.tenant or shares_extensions(agent)
+        extensions = extension_routes(toolbox, self.flush, SERVICE) if offered else []
+        edges = session_routes(self.orchestrator, agent, session, on)
+        rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
+        return [built_in_route(toolbox, here, self.flush, SERVICE), *rest]
+
     def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
         from evoclaw.governance.permissions import PermittedTools
-        from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, DefaultTimeout
+        from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
         from evoclaw.orchestrator.agents.prompt import active_skills
 
         steps: list[Step] = [PermittedTools(agent.capabilities)]
@@ -148,7 +247,4 @@ class RunFactory:
             steps.append(AgentTools(agent.tools))
         if active := active_skills(agent, toolbox.skill_registry.skills()):
             steps.append(AgentSkills(tuple(active)))
-        timeout_ms = self.governance.settings.orchestrator.default_tool_timeout_ms
-        if timeout_ms is not None:
-            steps.append(DefaultTimeout(timeout_ms / 1000))
         return steps

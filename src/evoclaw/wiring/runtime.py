@@ -68,13 +68,24 @@ class Runtime:
 
 @asynccontextmanager
 async def open_runtime(
-    orchestrator: Orchestrator, stores: Stores, env: Mapping[str, str]
+    orchestrator: Orchestrator,
+    stores: Stores,
+    env: Mapping[str, str],
+    workspace: Path | None = None,
 ) -> AsyncGenerator[Runtime]:
-    """Build the runtime, resume unfinished runs, and serve until the block ends."""
+    """Build the runtime, resume unfinished runs, and serve until the block ends.
+
+    Args:
+        orchestrator: The fleet.
+        stores: The opened stores.
+        env: The environment of the service.
+        workspace: The folder that skills, own tools and MCP servers of this machine work in; None
+            is a folder of the service's own.
+    """
     from evoclaw.orchestrator.sessions.retention import SessionRetention
 
     async with AsyncExitStack() as stack:
-        brain = await _build_runtime(orchestrator, stores, env, stack)
+        brain = await _build_runtime(orchestrator, stores, env, stack, workspace)
         if brain.memory is not None:
             await stack.enter_async_context(brain.memory.serving())
         if await brain.runs.has_unfinished():
@@ -94,12 +105,16 @@ async def open_runtime(
 
 
 async def _build_runtime(
-    orchestrator: Orchestrator, stores: Stores, env: Mapping[str, str], stack: AsyncExitStack
+    orchestrator: Orchestrator,
+    stores: Stores,
+    env: Mapping[str, str],
+    stack: AsyncExitStack,
+    workspace: Path | None,
 ) -> Runtime:
     from evoclaw.config.paths import default_data_folder
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.definitions import agents_of
-    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+    from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.wiring.governance import open_governance
@@ -110,21 +125,25 @@ async def _build_runtime(
     governance = await stack.enter_async_context(
         open_governance(env, long_running=True, ledger=stores.ledger, database=stores.database)
     )
-    governance = replace(governance, forwarded=forwarded_calls(orchestrator.fleet))
+    governance = replace(
+        governance,
+        forwarded=forwarded_calls(orchestrator.fleet),
+        only_reads=only_reads(orchestrator.fleet),
+    )
     agents = dict(agents_of(settings.agents, settings.run_defaults))
     approvals = _approvals(settings, stores, env)
     providers = await _providers(env, stack, stores.database)
     memory = _memory(settings, stores, env)
     gauges = GaugeReader(orchestrator, stores.database, home, lambda: runs.active_count)
     metrics = Metrics(gauges.gauges())
-    toolbox, signer = await _toolbox_and_signer(home, stores, env, stack)
+    toolbox, signer = await _toolbox_and_signer(workspace or home / "desk", stores, env, stack)
     run_factory = RunFactory(
         orchestrator, providers, governance, approvals.approver, toolbox, signer,
         stores.database.flush, _canvases(stores.database, env), memory, metrics,
     )  # fmt: skip
     conversations = _conversations(stores, agents, run_factory)
     runs = Runs(conversations, settings=settings.runs)
-    workflows = _workflows(settings, stores, runs, conversations, run_factory)
+    workflows = _workflows(settings, stores, runs, conversations, run_factory, approvals)
     dispatcher, channels = _channels(settings, stores, runs, conversations, env)
     return Runtime(
         settings=settings, home=home, stores=stores, orchestrator=orchestrator, agents=agents,
@@ -160,18 +179,20 @@ async def _providers(
     from evoclaw.providers.registry import find_model
 
     http = await stack.enter_async_context(Http())
-    default, _ = await find_model(env)
-    return ProviderCache(http, env, default, stack, database.flush)
+    default, problem = await find_model(env)
+    return ProviderCache(http, env, default, stack, database.flush, no_model=problem)
 
 
 async def _toolbox_and_signer(
-    home: Path, stores: Stores, env: Mapping[str, str], stack: AsyncExitStack
+    workspace: Path, stores: Stores, env: Mapping[str, str], stack: AsyncExitStack
 ) -> tuple[Toolbox, Sign]:
     from evoclaw.wiring.receipts import open_signer
+    from evoclaw.wiring.skills import skills_folder
     from evoclaw.wiring.toolbox import open_toolbox
 
-    workspace = home / "desk"
-    workspace.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # A sandbox shows its commands the folders that exist when it is built.
+    for folder in (workspace, skills_folder(env)):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     toolbox = await stack.enter_async_context(open_toolbox(workspace, env, key="up"))
     return toolbox, await stack.enter_async_context(open_signer(env, database=stores.database))
 
@@ -226,6 +247,7 @@ def _workflows(
     runs: Runs,
     conversations: Conversations,
     run_factory: RunFactory,
+    approvals: CallApprovals,
 ) -> Workflows:
     from evoclaw.store.workflows.workflows import WorkflowStore
     from evoclaw.wiring.workflow_steps import AgentSteps, ToolSteps
@@ -235,13 +257,16 @@ def _workflows(
     def default() -> Agent:
         return next(iter(conversations.agents.values()))
 
-    return Workflows(
+    workflows = Workflows(
         WorkflowStore(stores.database),
         Catalogue(settings.data / "workflows"),
         AgentSteps(runs, conversations),
         ToolSteps(runs, default, run_factory.tools),
         settings=settings.workflows,
+        approved_by=approvals.step_approver,
     )
+    runs.on_continued(workflows.wake)
+    return workflows
 
 
 def _channels(
@@ -257,9 +282,12 @@ def _channels(
     from evoclaw.transport.mqtt import MqttLink
     from evoclaw.wiring.fleet import find_broker
 
-    channels = build_channels(
-        settings.channels, env, lambda: MqttLink(find_broker(settings.data, env))
-    )
+    def link() -> MqttLink:
+        broker = settings.broker
+        address = find_broker(settings.data, env)
+        return MqttLink(address, keep_alive=broker.keep_alive_s, qos=broker.qos)
+
+    channels = build_channels(settings.channels, env, link)
     patience = {channel.name: channel.patience_s for channel in settings.channels}
     store = ChannelStore(stores.database)
     return ChannelDispatcher(

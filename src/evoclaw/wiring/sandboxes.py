@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +13,10 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ops import STATE_FOLDER
 
 if TYPE_CHECKING:
+    from evoclaw.core.ops import ExecOps
     from evoclaw.core.sandboxes import SandboxPolicy
+    from evoclaw.core.tools import Call
+    from evoclaw.executors.isolated_tools import IsolatedTools
     from evoclaw.governance.network import NetworkPolicy
     from evoclaw.sandbox.engines.registry import SandboxSettings
     from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
@@ -35,13 +39,13 @@ async def open_sandboxes(
         domains: Which hosts commands may reach.
         stack: Closes them.
         data: EvoClaw's own folder: no command may see it.
-        readable: Folders that commands may read besides the system's.
+        readable: Folders and files that commands may read besides the system's.
     """
     from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
 
     root, hidden = _locate_workspace(workspace, data)
     proxy = await _open_gateway(domains, stack) if domains.commands_have_network else ""
-    existing = [folder for folder in readable if folder.is_dir()]
+    existing = [path for path in readable if path.exists()]
 
     def policy() -> SandboxPolicy:
         return settings.sandbox_policy(root, hidden=hidden, readable=existing, proxy=proxy)
@@ -49,6 +53,31 @@ async def open_sandboxes(
     sandboxed = SandboxedProcesses(policy, settings)
     stack.push_async_callback(sandboxed.close)
     return sandboxed
+
+
+async def open_isolated_tools(
+    workspace: Path,
+    settings: SandboxSettings,
+    domains: NetworkPolicy,
+    stack: AsyncExitStack,
+    *,
+    data: Path,
+) -> IsolatedTools:
+    """What runs isolated own tools: a sandbox that can also read this Python and its packages."""
+    import evoclaw
+    from evoclaw.executors.isolated_tools import IsolatedTools
+    from evoclaw.sandbox.sandboxes import SYSTEM_FOLDERS
+
+    folders = (Path(sys.base_prefix), Path(sys.prefix), Path(evoclaw.__file__).parent)
+    outside = [f for f in folders if not any(map(f.is_relative_to, SYSTEM_FOLDERS))]
+    sandboxed = await open_sandboxes(
+        workspace, settings, domains, stack, data=data, readable=outside
+    )
+
+    def exec_for(call: Call | None) -> ExecOps:
+        return sandboxed.exec_here() if call is None else sandboxed.exec_for_program(call)
+
+    return IsolatedTools(exec_for)
 
 
 def _locate_workspace(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]]:

@@ -17,7 +17,9 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
     """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
     from evoclaw.orchestrator.sessions.session_run import RunLimits
+    from evoclaw.wiring.mcp_connections import mcp_definitions
     from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.toolbox import use_network
 
     reloaded = runtime.run_factory.governance.settings.reloaded(orchestrator_settings(env))
     settings = reloaded.config
@@ -26,6 +28,9 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
     for agent in agents.values():
         # Build the policies now, so that an error in the rules is reported now.
         governance.rules(level_of(agent), agent.capabilities, None, tuple)
+    toolbox = runtime.run_factory.toolbox
+    toolbox.mcp_servers.use(mcp_definitions(settings.mcp))
+    use_network(toolbox, settings.network)
     runtime.run_factory.use_governance(governance)
     runtime.agents.clear()
     runtime.agents.update(agents)

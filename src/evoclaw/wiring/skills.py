@@ -51,6 +51,6 @@ def skill_registry(env: Mapping[str, str]) -> SkillRegistry:
 
 def reserved_tool_names() -> dict[str, str]:
     """The tool names that no skill may use, with the reason."""
-    from evoclaw.tools.sets import TOOL_NAMES
+    from evoclaw.tools.catalogue import CATALOGUE
 
-    return dict.fromkeys(TOOL_NAMES, "a built-in tool")
+    return dict.fromkeys(CATALOGUE, "a built-in tool")

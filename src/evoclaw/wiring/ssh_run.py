@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.ports import Approver, Ports
+from evoclaw.core.routes import Route
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -53,7 +54,7 @@ async def ssh_ports(
                     governance,
                     provider=provider,
                     model=name,
-                    routes=[executor],
+                    routes=[Route(executor, machine=target.host)],
                     approver=approver,
                     level=level,
                     capabilities=capabilities,

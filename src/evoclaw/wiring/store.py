@@ -161,8 +161,11 @@ async def connect_database(
         yield existing
         return
     from evoclaw.store.databases.migrations import open_database
+    from evoclaw.wiring.record_key import record_cipher
 
-    database = await open_database(**_database_location(env), schemas=schemas, durable=durable)
+    database = await open_database(
+        **_database_location(env), schemas=schemas, durable=durable, cipher=record_cipher(env)
+    )
     try:
         yield database
     finally:

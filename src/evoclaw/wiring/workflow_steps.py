@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evoclaw.core.agent import Agent, LoopSettings
-from evoclaw.core.events import CallFinished, StopReason
+from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Label, Principal, join_labels
 from evoclaw.core.messages import Reply, TextBlock, ToolCall, ToolResult, UserMessage, label_of
 from evoclaw.core.tools import Effect, Tool
@@ -49,6 +49,7 @@ class AgentSteps:
             settings=settings,
             single=not call.iterative,
             label=call.label,
+            workflow_step=call.step,
         )
         try:
             await self.runs.start(who, request, run_id=call.run_id)
@@ -60,7 +61,7 @@ class AgentSteps:
         """Await the end of a run; `StepWaiting` as soon as it waits for a person."""
         result = await self.runs.result(tenant, tenant_run_id(tenant, run_id))
         if result.stop is StopReason.WAITING:
-            return StepWaiting(result.reason or result.text)
+            return StepWaiting(result.reason or result.text, for_person=True)
         done = result.stop is StopReason.COMPLETED
         return AgentRunResult(
             ok=done,
@@ -111,7 +112,7 @@ class ToolSteps:
             return StepWaiting(str(problem), STEP_RETRY_DELAY_S)
         result = await self.runs.result(who.tenant, run_id)
         if result.stop is StopReason.WAITING:
-            return StepWaiting(result.reason or result.text)
+            return StepWaiting(result.reason or result.text, for_person=True)
         return await self._outcome(who.tenant, result)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
@@ -132,16 +133,15 @@ class ToolSteps:
             title=f"step: {asked.tool}",
             model=DIRECT,
             settings=settings,
+            workflow_step=asked.step,
         )
 
     async def _outcome(self, tenant: str, result: RunResult) -> ToolResult:
         from evoclaw.core.messages import ErrorKind
         from evoclaw.core.tools import failure
+        from evoclaw.orchestrator.runs.single_calls import call_result
 
-        found: ToolResult | None = None
-        async for record in self.runs.watch(tenant, result.run_id):
-            if isinstance(record.event, CallFinished):
-                found = record.event.result
+        found = await call_result(self.runs, tenant, result.run_id)
         if found is not None:
             return found
         return failure("step", "", ErrorKind.INTERNAL, result.reason or result.text)
@@ -150,6 +150,7 @@ class ToolSteps:
 def _tool_run_id(tenant: str, request_id: str) -> str:
     """The run id of a tool step, derived from its request id.
 
-    It names its workflow, like the run of an agent step: an answer to the run wakes the workflow.
+    It names its workflow, like the run of an agent step: the workflow is woken when the run
+    continues or ends.
     """
     return tenant_run_id(tenant, "tool-" + request_id.replace(".", "-"))

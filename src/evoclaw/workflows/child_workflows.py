@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import msgspec
+from msgspec import Struct
 
 from evoclaw.core.labels import Label, join_labels
 from evoclaw.core.messages import JSON
@@ -12,17 +14,31 @@ from evoclaw.store.workflows.workflows import NewWorkflow, StoredWorkflow, Workf
 from evoclaw.workflows.catalogue import MAX_WORKFLOW_DEPTH, Catalogue
 from evoclaw.workflows.definition import Workflow, WorkflowStep
 from evoclaw.workflows.errors import BadInputs, UnknownWorkflow
-from evoclaw.workflows.events import CancelAsked, StepFailed, StepFinished, WorkflowStarted
+from evoclaw.workflows.events import (
+    CancelAsked,
+    StepFailed,
+    StepFinished,
+    StepStarted,
+    WorkflowStarted,
+)
 from evoclaw.workflows.ports import StepOutcome, StepWaiting
 from evoclaw.workflows.progress import (
     SUCCEEDED,
     Plan,
     Progress,
     decode_plan,
+    person_intervals,
     progress_of,
     records_of,
 )
 from evoclaw.workflows.validation import input_problem, with_defaults
+
+
+class PersonTime(Struct, frozen=True):
+    """How long a workflow waited for people, and whether it does now."""
+
+    seconds: float
+    is_paused: bool
 
 
 class ChildWorkflows:
@@ -48,6 +64,18 @@ class ChildWorkflows:
         if row.ended_at is None:
             return StepWaiting(f"workflow {row.id} is still running")
         return await self._outcome(store, row, step, current.attempt)
+
+    async def person_time(self, tenant: str, workflow_id: str, now: float) -> PersonTime:
+        """How long a child workflow, or a workflow within it, waited for people."""
+        store, ids = self._store.of(tenant), [workflow_id]
+        intervals: list[tuple[float, float]] = []
+        while ids:
+            id_ = ids.pop()
+            records = records_of(id_, await store.events(id_))
+            intervals += person_intervals(records, now)
+            started = [record.event for record in records if isinstance(record.event, StepStarted)]
+            ids += [event.workflow_id for event in started if event.workflow_id]
+        return PersonTime(_union_s(intervals), any(end == now for _, end in intervals))
 
     async def cancel(self, tenant: str, workflow_id: str, reason: str) -> None:
         """Cancel a child workflow."""
@@ -91,6 +119,15 @@ class ChildWorkflows:
             return StepFinished(step.name, attempt, end.output, label)
         error = f"workflow {row.id} {row.state}: {end.error if end else ''}".rstrip(": ")
         return StepFailed(step.name, attempt, error, label=label)
+
+
+def _union_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """The seconds that at least one of the intervals covers."""
+    total, covered = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return total
 
 
 def new_workflow(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
+from evoclaw.core.encoding import json_digest
 from evoclaw.core.messages import JSON
+from evoclaw.governance.approvals import WorkflowStepRef
 
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "object", "array", "any"]
@@ -237,3 +240,14 @@ def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
         yield step
         for inner in inner_sequences(step):
             yield from all_steps(inner)
+
+
+def definition_digest(workflow: Workflow) -> str:
+    """The digest of a definition: equal for equal definitions, in a file or in code."""
+    return json_digest(msgspec.to_builtins(workflow))
+
+
+def step_ref(workflow: Workflow, step: Step) -> WorkflowStepRef:
+    """A step of a definition, as approvals name it."""
+    fixed = isinstance(step, ToolStep | ApprovalStep)
+    return WorkflowStepRef(workflow.name, step.name, definition_digest(workflow), fixed)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import msgspec
 
 from evoclaw.core.errors import EvoClawError
+from evoclaw.governance.approvals import ApprovalScope, fixed_step_scope
 from evoclaw.store.workflows.workflows import (
     LeaseLost,
     StoredWorkflow,
     WorkflowStore,
     WorkflowUpdate,
 )
-from evoclaw.workflows.definition import AgentStep, LeafStep, ToolStep, WorkflowStep, all_steps
+from evoclaw.workflows.definition import (
+    AgentStep,
+    LeafStep,
+    ToolStep,
+    WorkflowStep,
+    all_steps,
+    step_ref,
+)
 from evoclaw.workflows.events import (
+    StepAnswered,
+    StepDecision,
     StepFailed,
     StepPostponed,
     StepResumed,
@@ -36,8 +47,16 @@ from evoclaw.workflows.progress import (
     records_of,
 )
 from evoclaw.workflows.step_runner import StepRunner
+from evoclaw.workflows.views import allowed_answers
 
 RUNNING, WAITING = "running", "waiting"
+ApprovedBy: TypeAlias = Callable[[ApprovalScope], Awaitable[str]]
+"""Who approved the step of a scope from now on; empty without an approval."""
+
+
+async def nobody(_: ApprovalScope) -> str:
+    """No step is approved from now on."""
+    return ""
 
 
 class WorkflowDriver:
@@ -51,6 +70,7 @@ class WorkflowDriver:
         runner: StepRunner,
         *,
         clock: Callable[[], float],
+        approved_by: ApprovedBy = nobody,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Choose the parts.
@@ -61,16 +81,21 @@ class WorkflowDriver:
             owner: The id of the process that claimed it.
             runner: Runs its steps.
             clock: Returns Unix seconds.
+            approved_by: Who approved a step from now on.
             notify: Called whenever events were stored.
         """
         self._store, self._owner, self._runner = store, owner, runner
-        self._clock, self._notify = clock, notify
+        self._clock, self._notify, self._approved_by = clock, notify, approved_by
         self._progress = Progress(row.id, decode_plan(row.plan))
         self._wakes = row.wakes
         self._started: set[tuple[str, int]] = set()
         """Attempts that this process started or resumed."""
         self._poll_at: dict[str, float] = {}
         """The waiting steps, and when to run each again."""
+        self._woken = row.due == 0
+        """Whether a run or call of a waiting step may have continued."""
+        self._continued: set[str] = set()
+        """The steps to resume if they wait, because the workflow was woken."""
         self._tasks: dict[str, asyncio.Task[StepOutcome]] = {}
         self._changed = asyncio.Event()
         self._stale = False
@@ -114,6 +139,9 @@ class WorkflowDriver:
         if moves.events:
             await self._append(moves.events)
             return False
+        if approved := await self._approved_steps():
+            await self._append(approved)
+            return False
         again = [event for step in moves.to_run if (event := self._start_step(step)) is not None]
         if again:
             await self._append(again)
@@ -124,13 +152,29 @@ class WorkflowDriver:
         await self._wait(moves.due)
         return False
 
+    async def _approved_steps(self) -> Sequence[WorkflowEvent]:
+        """The answers of a person who approved a step of the definition from now on."""
+        workflow, tenant = self._progress.plan.workflow, self._progress.plan.who.tenant
+        answers: list[WorkflowEvent] = []
+        for step in all_steps(workflow.steps):
+            current = self._progress.steps.get(step.name)
+            if StepDecision.APPROVE not in allowed_answers(step, current):
+                continue
+            by = await self._approved_by(fixed_step_scope(tenant, step_ref(workflow, step)))
+            if by:
+                reason = "approved for all runs of this definition"
+                answers.append(StepAnswered(step.name, StepDecision.APPROVE, by, reason))
+        return answers
+
     def _start_step(self, step: LeafStep) -> WorkflowEvent | None:
         """Run a step unless it is running or waiting; an event if one must be stored first."""
         current = self._progress.steps[step.name]
         if step.name in self._tasks or self._clock() < self._poll_at.get(step.name, 0):
             return None
         started = (step.name, current.attempt) in self._started
-        if isinstance(step, ToolStep) and current.state == POSTPONED:
+        if current.state == POSTPONED and (
+            isinstance(step, ToolStep) or step.name in self._continued
+        ):
             # Stored first: after a crash from here on, it is unknown whether the tool ran.
             return StepResumed(step.name, current.attempt)
         self._poll_at.pop(step.name, None)
@@ -164,8 +208,9 @@ class WorkflowDriver:
             if not isinstance(outcome, StepWaiting):
                 events: Sequence[WorkflowEvent] = (outcome,)
             else:
-                self._poll_at[name] = self._next_poll(name, outcome)
-                postponed = StepPostponed(name, current.attempt, outcome.reason)
+                again = self._clock() if name in self._continued else self._next_poll(name, outcome)
+                self._poll_at[name] = again
+                postponed = StepPostponed(name, current.attempt, outcome.reason, outcome.for_person)
                 events = () if current.state == POSTPONED else (postponed,)
             while events and not await self._append(events):
                 pass
@@ -173,9 +218,10 @@ class WorkflowDriver:
     def _next_poll(self, name: str, waiting: StepWaiting) -> float:
         again = self._clock() + waiting.retry_after_s
         step = next(step for step in self._leaves() if step.name == name)
-        if step.timeout_s is None:
+        due = self._progress.steps[name].times_out_at(step.timeout_s)
+        if due is None or waiting.for_person or isinstance(step, WorkflowStep):
             return again
-        return min(again, self._progress.steps[name].started_at + step.timeout_s)
+        return min(again, due)
 
     def _outcome(self, name: str, task: asyncio.Task[StepOutcome]) -> StepOutcome:
         attempt = self._progress.steps[name].attempt
@@ -233,6 +279,7 @@ class WorkflowDriver:
         for event in events:
             if isinstance(event, StepStarted | StepResumed):
                 self._started.add((event.step, event.attempt))
+                self._continued.discard(event.step)
         self._notify()
         return True
 
@@ -244,5 +291,11 @@ class WorkflowDriver:
         row = await self._store.get(id_)
         if row is None:
             raise LeaseLost(f"workflow {id_!r} was deleted")
-        self._wakes = row.wakes
+        woken, self._wakes = self._woken or row.wakes != self._wakes, row.wakes
         self._progress.apply(records_of(id_, await self._store.events(id_, self._progress.head)))
+        if woken:
+            steps = self._progress.steps.items()
+            # A running step may just have found that it waits: it is run once more.
+            waiting = {name for name, step in steps if step.state == POSTPONED}
+            self._continued = waiting.union(self._tasks)
+            self._woken = False

@@ -61,6 +61,8 @@ class StepPostponed(Struct, frozen=True, omit_defaults=True, tag="step_postponed
     step: str
     attempt: int
     reason: str = ""
+    for_person: bool = False
+    """Whether a person must act: this time does not count against the timeout of the step."""
 
 
 class StepResumed(Struct, frozen=True, tag="step_resumed"):

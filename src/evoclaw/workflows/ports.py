@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, Label, Principal
 from evoclaw.core.messages import JSON, ToolResult
+from evoclaw.governance.approvals import WorkflowStepRef
 from evoclaw.workflows.events import StepFailed, StepFinished, StepUnknown
 
 
@@ -23,6 +24,8 @@ class AgentCall(Struct, frozen=True, kw_only=True):
     title: str = ""
     label: Label = CLEAN
     """The label of the values the message was made from."""
+    step: WorkflowStepRef | None = None
+    """The step, whose approvals cover the calls of the run."""
 
 
 class AgentRunResult(Struct, frozen=True, kw_only=True):
@@ -46,6 +49,8 @@ class StepWaiting(Struct, frozen=True):
     reason: str
     retry_after_s: float = 300.0
     """Seconds until the step is run again, unless `Workflows.wake` is called before."""
+    for_person: bool = False
+    """Whether a person must act: this time does not count against the timeout of the step."""
 
 
 class ToolRequest(Struct, frozen=True, kw_only=True):
@@ -61,6 +66,8 @@ class ToolRequest(Struct, frozen=True, kw_only=True):
     """Whether the call may have been started before a crash, with the same request id."""
     label: Label = CLEAN
     """The label of the values the arguments were made from."""
+    step: WorkflowStepRef | None = None
+    """The step, whose approvals cover the call."""
 
 
 class RetrySafety(Struct, frozen=True):

@@ -79,11 +79,27 @@ class StepProgress:
     error: str = ""
     label: Label = CLEAN
     answer: StepAnswered | None = None
+    paused_at: float | None = None
+    """Since when the attempt waits for a person."""
+    paused_s: float = 0.0
+    """How long the attempt waited for people before."""
 
     @property
     def ended(self) -> bool:
         """Whether the step has ended."""
         return self.state in ENDED_STATES
+
+    def resume(self, at: float) -> None:
+        """The attempt continues; the time that a person took does not count."""
+        if self.paused_at is not None:
+            self.paused_s += at - self.paused_at
+        self.state, self.error, self.paused_at = RUNNING, "", None
+
+    def times_out_at(self, timeout_s: float | None) -> float | None:
+        """When the attempt takes longer than its timeout; None while it waits for a person."""
+        if timeout_s is None or self.paused_at is not None:
+            return None
+        return self.started_at + self.paused_s + timeout_s
 
 
 @dataclass(slots=True)
@@ -118,10 +134,11 @@ class Progress:
                 self._started(event, at)
             case StepAnswered(step):
                 self.steps[step].answer = event
-            case StepPostponed(step, _, reason):
+            case StepPostponed(step, _, reason, for_person):
                 self.steps[step].state, self.steps[step].error = POSTPONED, reason
+                self.steps[step].paused_at = at if for_person else None
             case StepResumed(step):
-                self.steps[step].state, self.steps[step].error = RUNNING, ""
+                self.steps[step].resume(at)
             case _:
                 self._settled(event, at)
 
@@ -130,6 +147,7 @@ class Progress:
         step.state, step.attempt, step.started_at, step.ended_at = RUNNING, event.attempt, at, None
         step.asked, step.due, step.taken = event.asked, event.due, event.taken
         step.error, step.answer, step.workflow_id = "", None, event.workflow_id
+        step.paused_at, step.paused_s = None, 0.0
         if event.run_id:
             step.run_ids = (*step.run_ids, event.run_id)
 
@@ -176,6 +194,27 @@ class Progress:
             elif root == "steps" and (step := self.steps.get(str(name))):
                 labels.append(step.label)
         return join_labels(labels)
+
+
+def person_intervals(records: Iterable[WorkflowRecord], now: float) -> list[tuple[float, float]]:
+    """When the steps of a workflow waited for a person, from and until; open ones until `now`."""
+    since: dict[str, float] = {}
+    intervals: list[tuple[float, float]] = []
+    for record in records:
+        match record.event:
+            case StepStarted(step=step, asked=asked) if asked:
+                since[step] = record.at
+            case StepPostponed(step=step, for_person=True) | StepUnknown(step=step):
+                since[step] = record.at
+            case WorkflowFinished():
+                intervals += [(start, record.at) for start in since.values()]
+                since.clear()
+            case WorkflowStarted() | CancelAsked():
+                pass
+            case event:
+                if (start := since.pop(event.step, None)) is not None:
+                    intervals.append((start, record.at))
+    return intervals + [(start, now) for start in since.values()]
 
 
 def progress_of(workflow_id: str, plan: Plan, records: Sequence[WorkflowRecord]) -> Progress:

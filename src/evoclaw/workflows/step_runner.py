@@ -9,11 +9,19 @@ from typing import TypeVar
 
 import msgspec
 
+from evoclaw.core.encoding import json_text
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Label
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object, label_of
 from evoclaw.workflows.child_workflows import ChildWorkflows
-from evoclaw.workflows.definition import AgentStep, LeafStep, Retry, ToolStep, WorkflowStep
+from evoclaw.workflows.definition import (
+    AgentStep,
+    LeafStep,
+    Retry,
+    ToolStep,
+    WorkflowStep,
+    step_ref,
+)
 from evoclaw.workflows.events import StepFailed, StepFinished, StepUnknown
 from evoclaw.workflows.planner import filled_inputs, templates_of
 from evoclaw.workflows.ports import (
@@ -25,12 +33,14 @@ from evoclaw.workflows.ports import (
     ToolRequest,
 )
 from evoclaw.workflows.progress import Progress, StepProgress
-from evoclaw.workflows.templates import as_text, references_in
+from evoclaw.workflows.templates import references_in
 
 T = TypeVar("T")
 MAX_OUTPUT_BYTES = 1_000_000
 """Maximum size of a step's output as JSON."""
 MAX_OUTPUT_DEPTH = 64
+PAUSED_POLL_INTERVAL_S = 5.0
+"""Seconds between two checks of a child workflow that waits for a person, near its timeout."""
 NOT_STARTED_ERRORS = frozenset(
     {
         ErrorKind.AGENT_OFFLINE,
@@ -97,10 +107,11 @@ class StepRunner:
         call = AgentCall(
             run_id=run_id,
             agent=step.agent,
-            message=_message(as_text(given["message"]), given["inputs"]),
+            message=_message(json_text(given["message"]), given["inputs"]),
             iterative=step.iterative,
             title=f"{progress.plan.workflow.name}: {step.name}",
             label=label,
+            step=step_ref(progress.plan.workflow, step),
         )
         try:
             waiting = await self._agents.start(who, call)
@@ -147,6 +158,7 @@ class StepRunner:
             timeout_s=step.timeout_s,
             resumed=resumed,
             label=label,
+            step=step_ref(progress.plan.workflow, step),
         )
         try:
             result = await self._within_timeout(step, current, self._tools.execute(who, asked))
@@ -173,27 +185,32 @@ class StepRunner:
     ) -> StepOutcome:
         current, tenant = progress.steps[step.name], progress.plan.who.tenant
         try:
-            looked = self._children.start_or_poll(progress, step, given, label)
-            return await self._within_timeout(step, current, looked)
-        except StepTimeout as late:
-            await self._children.cancel(tenant, current.workflow_id, str(late))
-            return StepFailed(step.name, current.attempt, str(late))
+            outcome = await self._children.start_or_poll(progress, step, given, label)
         except EvoClawError as problem:
             return StepFailed(step.name, current.attempt, str(problem))
+        if step.timeout_s is None or not isinstance(outcome, StepWaiting):
+            return outcome
+        now = self._clock()
+        paused = await self._children.person_time(tenant, current.workflow_id, now)
+        left = current.started_at + step.timeout_s + paused.seconds - now
+        if left > 0:
+            again = max(left, PAUSED_POLL_INTERVAL_S) if paused.is_paused else left
+            return StepWaiting(outcome.reason, min(outcome.retry_after_s, again))
+        late = _timeout_error(step)
+        await self._children.cancel(tenant, current.workflow_id, late)
+        return StepFailed(step.name, current.attempt, late)
 
     async def _within_timeout(self, step: LeafStep, current: StepProgress, work: Awaitable[T]) -> T:
         """Await something within the rest of a step's timeout; else `StepTimeout`."""
-        left = None
-        if step.timeout_s is not None:
-            left = max(0.0, current.started_at + step.timeout_s - self._clock())
-        limit = asyncio.timeout(left)
+        due, left = current.times_out_at(step.timeout_s), step.timeout_s
+        limit = asyncio.timeout(left if due is None else max(0.0, due - self._clock()))
         try:
             async with limit:
                 return await work
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise StepTimeout(f"the step took longer than {step.timeout_s:g} s") from None
+            raise StepTimeout(_timeout_error(step)) from None
 
     def _failed(
         self,
@@ -215,6 +232,10 @@ class StepTimeout(EvoClawError):
 def retry_at(retry: Retry, attempt: int, now: float) -> float | None:
     """When a failed step is retried; None if it is not."""
     return None if attempt >= retry.attempts else now + retry.delay_s(attempt)
+
+
+def _timeout_error(step: LeafStep) -> str:
+    return f"the step took longer than {step.timeout_s:g} s"
 
 
 def _request_id(step: ToolStep, progress: Progress) -> str:

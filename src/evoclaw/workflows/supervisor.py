@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from evoclaw.core.errors import EvoClawError
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
-from evoclaw.workflows.driver import WorkflowDriver
+from evoclaw.workflows.driver import ApprovedBy, WorkflowDriver
 from evoclaw.workflows.schedules import Schedules
 from evoclaw.workflows.step_runner import StepRunner
 
@@ -46,6 +46,7 @@ class WorkflowSupervisor:
         settings: WorkflowSettings,
         *,
         clock: Callable[[], float],
+        approved_by: ApprovedBy,
         notify: Callable[[WorkflowKey], None],
     ) -> None:
         """Choose the parts.
@@ -56,10 +57,12 @@ class WorkflowSupervisor:
             schedules: Starts scheduled workflows.
             settings: Limits and intervals.
             clock: Returns Unix seconds.
+            approved_by: Who approved a step from now on.
             notify: Called with each workflow that has new events.
         """
         self._store, self._runner, self._schedules = store, runner, schedules
         self._settings, self._clock, self._notify = settings, clock, notify
+        self._approved_by = approved_by
         self._owner = secrets.token_hex(8)
         self._drivers: dict[WorkflowKey, WorkflowDriver] = {}
         self._tasks: dict[WorkflowKey, asyncio.Task[None]] = {}
@@ -129,6 +132,7 @@ class WorkflowSupervisor:
             self._owner,
             self._runner,
             clock=self._clock,
+            approved_by=self._approved_by,
             notify=lambda: self._notify(key),
         )
         task = asyncio.create_task(driver.drive(), name=f"workflow {row.id}")

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-import msgspec
-
+from evoclaw.core.encoding import json_text
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.workflows.expression_parser import parse_expression
 from evoclaw.workflows.expressions import (
@@ -68,7 +67,7 @@ def fill(value: JSON, scope: Mapping[str, JSON]) -> JSON:
 
 def fill_text(value: str, scope: Mapping[str, JSON]) -> str:
     """A template filled in as text, also if it is a single expression."""
-    return as_text(fill(value, scope))
+    return json_text(fill(value, scope))
 
 
 def references_in(value: JSON) -> Iterator[Reference]:
@@ -84,15 +83,10 @@ def references_in(value: JSON) -> Iterator[Reference]:
             yield from references_in(child)
 
 
-def as_text(value: JSON) -> str:
-    """A value within text: texts as they are, everything else as JSON."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
 def _filled(parts: Sequence[str | Expression], scope: Mapping[str, JSON]) -> JSON:
     if len(parts) == 1 and not isinstance(parts[0], str):
         return _value(parts[0], scope)
-    texts = [part if isinstance(part, str) else as_text(_value(part, scope)) for part in parts]
+    texts = [part if isinstance(part, str) else json_text(_value(part, scope)) for part in parts]
     if sum(map(len, texts)) > MAX_FILLED_CHARS:
         raise BadExpression(f"the text would be longer than {MAX_FILLED_CHARS} characters")
     return "".join(texts)

@@ -20,6 +20,7 @@ from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
 from evoclaw.workflows.child_workflows import ChildWorkflows, new_workflow, request_cancel
 from evoclaw.workflows.definition import all_steps
+from evoclaw.workflows.driver import ApprovedBy, nobody
 from evoclaw.workflows.errors import (
     BadInputs,
     CannotAnswer,
@@ -54,6 +55,8 @@ __all__ = ["Answerer", "WorkflowSettings", "Workflows"]
 WORKFLOW_ID = re.compile(r"wf_[0-9a-f]{24}")
 MAX_INPUTS_BYTES = 1_000_000
 """Maximum size of the inputs as JSON."""
+MAX_WOKEN = 1_000
+"""Waiting workflows that are woken when one of their steps is approved; others are polled."""
 MAX_REASON_CHARS = 2_000
 """Maximum length of a reason that a person gives."""
 
@@ -69,6 +72,7 @@ class Workflows:
         tools: ToolCalls,
         *,
         settings: WorkflowSettings | None = None,
+        approved_by: ApprovedBy = nobody,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Choose the parts.
@@ -79,6 +83,7 @@ class Workflows:
             agents: Runs agents.
             tools: Calls tools.
             settings: Limits and intervals.
+            approved_by: Who approved a step from now on.
             clock: Returns Unix seconds.
         """
         self._store, self._catalogue = store, catalogue
@@ -92,6 +97,7 @@ class Workflows:
             self._schedules,
             self._settings,
             clock=clock,
+            approved_by=approved_by,
             notify=self._notify_watchers,
         )
         self._watchers: dict[WorkflowKey, set[asyncio.Event]] = {}
@@ -230,17 +236,23 @@ class Workflows:
         return await self._view(by.tenant, workflow_id)
 
     async def wake(self, tenant: str, id_: str) -> None:
-        """Wake a workflow whose step waits, because a run or call of it has ended.
+        """Wake a workflow whose step waits, because a run or call of it continues or has ended.
 
         Args:
             tenant: The tenant.
-            id_: The id of the workflow, or of a run or request that it started.
+            id_: The id of the workflow, or of a run or request; nothing happens if no workflow
+                started it.
         """
         # The id of a run may start with a mark of its tenant, and ends with its step.
         found = WORKFLOW_ID.search(id_)
-        workflow_id = found[0] if found else id_
-        if await self._store.of(tenant).wake(workflow_id):
-            self._notify_changed(tenant, workflow_id)
+        if found is not None and await self._store.of(tenant).wake(found[0]):
+            self._notify_changed(tenant, found[0])
+
+    async def wake_waiting(self, tenant: str, name: str) -> None:
+        """Wake the waiting workflows of a definition, because one of its steps was approved."""
+        waiting = await self.list(tenant, name=name, state=WorkflowState.WAITING, limit=MAX_WOKEN)
+        for view in waiting:
+            await self.wake(tenant, view.id)
 
     async def definitions(self) -> Sequence[WorkflowEntry]:
         """The entries of the catalogue, with problems and next starts, as the files are now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class AuditKey:
                 _create_key(path)
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"other users may read the key {path}; run chmod 600 {path}")
-            seed = _from_text(path.read_text("ascii").strip())
+            seed = decode_base64url(path.read_text("ascii").strip())
         except (OSError, ValueError) as problem:
             raise ConfigError(
                 f"cannot read the audit key {path}: {problem}; restore a copy, or delete the file "
@@ -101,7 +101,7 @@ class AuditKey:
     @property
     def public(self) -> str:
         """The public key that verifies checkpoints: 43 characters."""
-        return _to_text(self._loaded().public_key().public_bytes_raw())
+        return encode_base64url(self._loaded().public_key().public_bytes_raw())
 
     def secret_for(self, purpose: str) -> bytes:
         """A secret for another purpose, derived from this key."""
@@ -110,7 +110,7 @@ class AuditKey:
     def sign(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with its signature."""
         unsigned = msgspec.structs.replace(checkpoint, key=self.public, signature="")
-        signature = _to_text(self._loaded().sign(unsigned.body))
+        signature = encode_base64url(self._loaded().sign(unsigned.body))
         return msgspec.structs.replace(unsigned, signature=signature)
 
     def _loaded(self) -> Ed25519PrivateKey:
@@ -128,8 +128,8 @@ def is_signed(checkpoint: Checkpoint) -> bool:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
     try:
-        key = ed25519.Ed25519PublicKey.from_public_bytes(_from_text(checkpoint.key))
-        key.verify(_from_text(checkpoint.signature), checkpoint.body)
+        key = ed25519.Ed25519PublicKey.from_public_bytes(decode_base64url(checkpoint.key))
+        key.verify(decode_base64url(checkpoint.signature), checkpoint.body)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -139,7 +139,7 @@ def check_key(text: str) -> str:
     """A public key without its prefix; `ConfigError` if it is not one."""
     key = text.strip().removeprefix(KEY_PREFIX)
     try:
-        data = _from_text(key)
+        data = decode_base64url(key)
     except ValueError:
         data = b""
     if len(data) != 32:
@@ -155,7 +155,7 @@ def _create_key(path: Path) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(_to_text(os.urandom(32)).encode() + b"\n")
+            file.write(encode_base64url(os.urandom(32)).encode() + b"\n")
             file.flush()
             os.fsync(descriptor)
         try:
@@ -164,15 +164,3 @@ def _create_key(path: Path) -> None:
             return  # another process was faster: its key is used
     finally:
         draft.unlink()
-
-
-def _to_text(data: bytes) -> str:
-    return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _from_text(text: str) -> bytes:
-    """Decode base64url, only as `_to_text` encodes it: one text for each sequence of bytes."""
-    data = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
-    if _to_text(data) != text:
-        raise ValueError("not base64url")
-    return data

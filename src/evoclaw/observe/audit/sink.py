@@ -215,6 +215,8 @@ class AuditSink:
             fields["code"] = call.judged.code
             if call.judged.reason:
                 fields["reason"] = call.judged.reason
+            if call.judged.machine:
+                fields["device"] = call.judged.machine
         if (approval := call.approval) is not None:
             fields["approval"] = {"decision": approval.decision, "reason": approval.reason}
         return fields
@@ -339,6 +341,8 @@ def _outcome(result: ToolResult, word: str) -> Fields:
         fields["error"] = result.text
     if (isolation := details.get("isolation")) is not None:
         fields["isolation"] = isolation
+    if (refused := details.get("refused")) is not None:
+        fields["refused"] = refused
     if (label := label_of(result)) is not CLEAN:
         fields["label"] = {**msgspec.to_builtins(label), "sources": list(label.sources)}
     return fields

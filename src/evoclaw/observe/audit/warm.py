@@ -138,6 +138,17 @@ class WarmTier:
         finally:
             os.close(descriptor)
 
+    def problem(self) -> str:
+        """What is wrong with the head; empty if nothing is. The next record continues from it."""
+        head = read_head(self.folder)
+        if head is None:
+            started = day_files(self.folder) or (self.folder / CHECKPOINTS_FILE).exists()
+            return f"{HEAD_FILE} is missing or cannot be read" if started else ""
+        size = _size(self.folder / head.file) if head.file else 0
+        if size < head.size:
+            return f"{head.file} has {size} bytes, and {head.size} were written"
+        return ""
+
     def append(self, records: Sequence[Fields], now: float) -> list[SealedRecord]:
         """Append records: all of them are written when this returns, or none."""
         with self.locked(), self._rolled_back_on_failure():

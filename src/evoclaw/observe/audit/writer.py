@@ -89,6 +89,8 @@ class Audit:
         self._closed = False
         self.failing = ""
         """Why the audit cannot be written now; empty if it can."""
+        self.damage = ""
+        """What was damaged when it was opened; the next record is one of kind `recovered`."""
 
     def sink(self, context: AuditContext, before: Iterable[Record] = ()) -> AuditSink:
         """A sink for one run; `before` are the records of a resumed run so far."""
@@ -254,7 +256,11 @@ def open_audit(
     except OSError as problem:
         raise ConfigError(f"cannot create the audit folder: {problem}") from None
     redactor = Redactor(secrets, key=key.secret_for("redaction"))
-    return Audit(warm, settings, redactor, clock=clock, monotonic=monotonic)
+    audit = Audit(warm, settings, redactor, clock=clock, monotonic=monotonic)
+    if problem := warm.problem():
+        audit.damage = f"{problem}; find out what is missing with `evoclaw audit verify`"
+        logger.error("the audit in %s is damaged: %s", warm.folder, audit.damage)
+    return audit
 
 
 @asynccontextmanager
