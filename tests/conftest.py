@@ -25,7 +25,7 @@ ROOMS = {"faults": "faults", "page": "page"}
 # What these are about is processes and services: `make quick` leaves them out.
 for _room in (
     *("api", "bench", "cli", "deploy", "executors", "fleet", "flows"),
-    *("governed", "matrix", "sandbox", "transport"),
+    *("governed", "matrix", "sandbox", "seat", "transport"),
 ):
     ROOMS[_room] = "process"
 

@@ -52,6 +52,7 @@ BROAD_EXCEPT = {
     "core/calls.py",
     "core/replies.py",
     "edge/commands.py",
+    "executors/own_tool_worker.py",
     "executors/own_tools.py",
     "orchestrator/runs/driver.py",
 }

@@ -133,6 +133,30 @@ def test_a_desktop_file_gives_capabilities_and_a_generated_agent_id(edge: Edge) 
     assert config.summary == f"{config.agent_id} edge agent"
 
 
+@pytest.mark.parametrize("key", ["skills_path", "tools_path", "paths.bin"])
+def test_an_edge_loads_no_code_from_a_folder_that_its_tools_can_change(
+    edge: Edge, key: str
+) -> None:
+    table, _, name = f"tools.{key}".rpartition(".")
+    inside = f'workspace = "/w"\n[{table}]\n{name} = "/w/x/bin"\n'
+    assert f"tools.{key}: '/w/x/bin' lies inside '/w'" in refusal(edge, inside)
+    writable = f'[sandbox]\nwritable = ["/srv"]\n[{table}]\n{name} = "/srv/x/bin"\n'
+    assert "lies inside '/srv'" in refusal(edge, writable)
+    assert edge(inside.replace("/w/x", "/x")).tools.folders == {key: Path("/x/bin")}
+
+
+def test_two_mcp_servers_of_an_edge_need_two_names(edge: Edge) -> None:
+    server = '[[mcp]]\nname = "time"\ncommand = ["time-server"]\n'
+    assert [found.name for found in edge(server).mcp] == ["time"]
+    assert "two MCP servers have the name 'time'" in refusal(edge, server + server)
+
+
+def test_a_permission_of_an_own_tool_may_resemble_a_built_in_one(
+    edge: Edge,
+) -> None:
+    assert edge('agent_id = "a"\ncapabilities = ["dice"]').capabilities == {"dice"}
+
+
 def test_summary_and_capabilities_may_be_in_one_file(edge: Edge) -> None:
     config = edge(SENSOR + '[agent]\ncapabilities = ["*"]\n')
     assert config.summary.startswith("Pi sensor node")
@@ -334,6 +358,26 @@ def test_delivery_settings_alone_do_not_configure_a_broker() -> None:
     assert BrokerConfig(username="me").is_configured
 
 
+def test_read_roots_must_exist_and_default_to_harmless_files(edge: Edge, tmp_path: Path) -> None:
+    found = edge("").read_roots
+    assert all(str(path) in ("/etc/hostname", "/etc/os-release") for path in found)
+    (tmp_path / "logs").mkdir()
+    assert edge('read_roots = ["logs"]').read_roots == (tmp_path / "logs",)
+    assert edge("read_roots = []").read_roots == ()
+    missing = 'read_roots = ["/nowhere"]'
+    assert "line 1: read_roots: '/nowhere' does not exist" in refusal(edge, missing)
+
+
+def test_the_host_of_the_own_broker_is_a_setting_of_orchestrators_only(
+    brain: Brain, edge: Edge
+) -> None:
+    own = brain('[broker]\nhost = "lan"').broker
+    assert (own.host, own.is_configured) == ("lan", False)
+    assert "line 2: unknown key 'host' in [broker]" in refusal(edge, '[broker]\nhost = "lan"')
+    both = '[broker]\nurl = "mqtt://there"\nhost = "lan"'
+    assert "line 3: broker.host is for the broker of `evoclaw up`" in refusal(brain, both)
+
+
 def test_environment_variables_override_single_values(edge: Edge) -> None:
     config = edge(
         SENSOR,
@@ -383,19 +427,13 @@ def test_an_edge_needs_no_configuration_file() -> None:
 
 def test_accepted_commands_can_be_limited_by_orchestrator_key(edge: Edge) -> None:
     everything = edge("")
-    assert all(everything.accepts(command) for command in COMMANDS)
     assert everything.accepted == frozenset(COMMANDS)
     few = edge('commands = ["tool", "ping"]')
-    assert few.accepts("tool")
-    assert not few.accepts("shutdown")
     assert few.accepted == {"tool", "ping"}
+    assert few.senders == {}
     table = "orchestrator_keys = ['k', 'l']\n[commands]\nprompt = false\nshutdown = ['k']"
     some = edge(table)
-    assert some.accepts("tool", "l")
-    assert not some.accepts("prompt", "k")
-    assert some.accepts("shutdown", "k")
-    assert not some.accepts("shutdown", "l")
-    assert not some.accepts("shutdown")
+    assert some.senders == {"shutdown": ("k",)}
     assert some.accepted == frozenset(COMMANDS) - {"prompt"}
 
 
@@ -594,3 +632,19 @@ def test_any_text_is_loaded_or_refused(tmp_path_factory: pytest.TempPathFactory,
         assert str(error).startswith(str(path))
     else:
         assert is_agent_id(config.agent_id)
+
+
+def test_a_reload_names_the_keys_of_tools_that_need_a_restart(tmp_path: Path) -> None:
+    env = {"EVOCLAW_HOME": str(tmp_path)}
+    before = read_evoclaw_toml(None, env)
+    file = tmp_path / "evoclaw.toml"
+    file.write_text(
+        '[orchestrator]\ntool_error_limit = 5\n[orchestrator.tools]\nskills_path = "elsewhere"\n'
+        'permissions = ["network"]\n[[mcp]]\nname = "far"\nurl = "https://example.org"\n'
+    )
+    reloaded = before.reloaded(read_evoclaw_toml(file, env))
+    assert reloaded.changed == ("orchestrator", "mcp")
+    assert reloaded.needs_restart == ("orchestrator.tools",)
+    tools = reloaded.config.orchestrator.tools
+    assert tools.skills_path == before.orchestrator.tools.skills_path
+    assert tools.granted == {"network"}

@@ -151,7 +151,9 @@ def commands_of(at: click.Context) -> Mapping[str, click.Command]:
     if not isinstance(at.command, click.Group):
         return {}
     group = at.command
-    found = {name: group.get_command(at, name) for name in group.list_commands(at)}
+    # Old names are not listed, but work: an older entry of the changelog may name them.
+    names = [*group.list_commands(at), *group.commands]
+    found = {name: group.get_command(at, name) for name in names}
     return {name: command for name, command in found.items() if command is not None}
 
 

@@ -50,10 +50,10 @@ def test_a_cell_shows_the_value_and_its_ratio_to_the_floor() -> None:
 
 def test_a_peer_with_a_single_row_is_shown_in_the_last_column() -> None:
     shown = table(
-        stored_results(row("turn", 70, 10, agno=440), row("cage_start", 3, 2, bubblewrap=6))
+        stored_results(row("turn", 70, 10, agno=440), row("sandbox_start", 3, 2, bubblewrap=6))
     )
     assert cells(shown, "turn")[-2:] == ["440 (44×)", "–"]
-    assert cells(shown, "cage_start")[-2:] == ["–", "bubblewrap 6 (3×)"]
+    assert cells(shown, "sandbox_start")[-2:] == ["–", "bubblewrap 6 (3×)"]
 
 
 def test_a_missing_measurement_is_a_dash_with_the_reason() -> None:

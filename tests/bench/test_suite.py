@@ -17,7 +17,7 @@ from bench.suite.samples import Samples
 from bench.suite.subjects import ROOT, Subject
 
 EDGE_CALL = next(row for row in ROWS if row.name == "edge_call")
-SANDBOX = next(row for row in ROWS if row.name == "cage_start")
+SANDBOX = next(row for row in ROWS if row.name == "sandbox_start")
 
 
 def program(code: str, seconds: float = 30.0) -> Part:

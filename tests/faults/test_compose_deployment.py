@@ -76,11 +76,11 @@ async def is_well(name: str, env: Mapping[str, str], port: int, log: Path) -> No
 
 
 async def seen(env: Mapping[str, str], agent: str, online: bool = True) -> dict[str, object]:
-    """What `evoclaw agents` tells of an edge, once it is there."""
+    """What `evoclaw edges` tells of an edge, once it is there."""
     async with asyncio.timeout(PATIENCE):
         while True:
             asked = await asyncio.create_subprocess_exec(
-                *EVOCLAW, "agents", "list", "--json", env=env, stdout=asyncio.subprocess.PIPE
+                *EVOCLAW, "edges", "list", "--json", env=env, stdout=asyncio.subprocess.PIPE
             )
             told, _ = await asked.communicate()
             for row in json.loads(told or b"[]"):
@@ -121,7 +121,7 @@ async def test_two_orchestrators_are_healthy_and_share_an_approved_edge(tmp_path
 
         assert (await seen(envs["one"], "garage"))["tools"] == []
         approving = await asyncio.create_subprocess_exec(
-            *EVOCLAW, "agents", "approve", "garage", env=envs["one"]
+            *EVOCLAW, "edges", "approve", "garage", env=envs["one"]
         )
         assert await approving.wait() == 0
 

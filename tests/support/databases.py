@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from evoclaw.store.calls import command_tables, receipts
 from evoclaw.store.databases.database import Database, Schema
 from evoclaw.store.databases.migrations import open_database
@@ -63,3 +65,14 @@ async def opened_ledger(place: Place, clock: Callable[[], float]) -> AsyncGenera
             yield books
     finally:
         await database.close()
+
+
+def hold_deferred_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit only when a caller waits: on a busy machine the timers of both databases are early.
+
+    A PostgreSQL server also ends a transaction that is idle for long; that must be late, too.
+    """
+    module = "evoclaw.store.databases"
+    monkeypatch.setattr(f"{module}.sqlite.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr(f"{module}.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr(f"{module}.postgres_connection.STALLED_TRANSACTION_TIMEOUT_S", 60)

@@ -61,12 +61,14 @@ class BadLink(MemoryLink):
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
         self.fault: Callable[[str, bytes], Fault] = lambda topic, payload: Fault.NONE
+        self.rewrite: Callable[[str, bytes], bytes] = lambda topic, payload: payload
         self.sent: list[tuple[str, bytes]] = []
         self.delay: Callable[[], float] = lambda: 0.01
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         fault = self.fault(topic, payload)
         self.sent.append((topic, payload))
+        payload = self.rewrite(topic, payload)
         match fault:
             case Fault.DROP:
                 return

@@ -48,9 +48,12 @@ async def joined_device(
     folder: Path, *answers: Answer, toml: str = ""
 ) -> AsyncGenerator[OrchestratorAndDevice]:
     """A device that joined, with more in its settings than joining writes there."""
-    async with shell(folder, *answers) as here, running(here, "up", "--no-edge") as up:
+    async with (
+        shell(folder, *answers) as here,
+        running(here, "up", "--no-edge", "--api-port", "0") as up,
+    ):
         await up.says("broker on")
-        line = (await here.type("agents", "invite", "pi")).out.split()
+        line = (await here.type("edges", "invite", "pi")).out.split()
         device = replace(here, home=folder / "pi", workspace=folder / "pi", env={})
         device.home.mkdir()
         done = await device.type(*line[1:], "--capabilities", "*")

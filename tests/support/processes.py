@@ -36,8 +36,13 @@ def unique_seconds() -> str:
 
 
 def alive(mark: str) -> list[str]:
+    """The command lines of the living processes that carry a mark there."""
+    return list(alive_by_pid(mark).values())
+
+
+def alive_by_pid(mark: str) -> dict[int, str]:
     """The living processes that carry a mark in their command line."""
-    found: list[str] = []
+    found: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -46,7 +51,7 @@ def alive(mark: str) -> list[str]:
             except OSError:
                 continue
             if mark in line and state != "Z":
-                found.append(line.replace("\0", " "))
+                found[int(folder.name)] = line.replace("\0", " ")
     return found
 
 

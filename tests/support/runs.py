@@ -13,6 +13,7 @@ from evoclaw.core.messages import Reply, UserMessage
 from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports, Request
 from evoclaw.core.profile import Profile
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import RunRequest, Runs, RunSettings, RunStatus, RunView
 from evoclaw.orchestrator.sessions.conversations import Conversations
@@ -95,6 +96,9 @@ class RunServiceHarness:
         self.requests: list[object] = []
         """The last message of everything that a model was asked."""
         self.equipped: list[Agent] = []
+        self.worked_on: list[str] = []
+        """The edge that was chosen for each time that a run was prepared."""
+        self.edges: list[Member] = []
         self.ran: list[str] = []
         self.policy: Policy = AllowAll()
         self.approver: Approver = NoApprover()
@@ -108,11 +112,13 @@ class RunServiceHarness:
             questions=self.questions,
             approvals=self.approvals,
             limits=RunLimits(),
+            edges=lambda: self.edges,
         )
         self.runs = Runs(self.talks, agent="lead", settings=settings, process_identity=holder)
 
     def equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         self.equipped.append(agent)
+        self.worked_on.append(session.on)
         ran = self.ran
 
         @tool("shell", resources=(), timeout=60)
@@ -125,10 +131,18 @@ class RunServiceHarness:
         return Ports(GatedModel(self, agent), executor, self.policy, self.approver)
 
     async def start(
-        self, message: str, *, session: str = "", who: Principal = WHO, **more: str
+        self,
+        message: str,
+        *,
+        session: str = "",
+        who: Principal = WHO,
+        agent: str = "",
+        on: str = "",
+        **more: str,
     ) -> RunView:
         """Start a run."""
-        view, _ = await self.runs.start(who, RunRequest(message, session), **more)
+        request = RunRequest(message, session, agent, on=on)
+        view, _ = await self.runs.start(who, request, **more)
         return view
 
     async def wait_ended(self, run_id: str, tenant: str = "local") -> RunView:

@@ -9,11 +9,11 @@ from pathlib import Path
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.protected_paths import protected_paths
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.registry import package_engines
 from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
+from tests.support.sandboxes import protected_paths
 
 PYTHON = "/usr/bin/python3"
 

@@ -15,13 +15,19 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.protected_paths import protected_paths
+from evoclaw.executors.workspace_guard import WorkspaceGuard
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandboxes import EngineSandbox
 from evoclaw.sandbox.self_test import SandboxSelfTest
 
 MB = 1 << 20
+
+
+def protected_paths(workspace: str) -> tuple[str, ...]:
+    """What a sandbox mounts read-only in a workspace."""
+    guard = WorkspaceGuard([workspace])
+    return guard.protected(guard.scan())
 
 
 def policy(workspace: Path, **more: object) -> SandboxPolicy:

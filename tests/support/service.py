@@ -173,6 +173,7 @@ class ServiceHarness:
             Catalogue(workflows=[WORKFLOW]),
             ScriptedAgents({"greeter": "hello"}),
             ScriptedTools({}),
+            approved_by=self.approvals.step_approver,
         )
         self.audit = open_audit(folder)
         self.canvases = CanvasFolder(folder / "canvas")

@@ -37,7 +37,7 @@ from evoclaw.executors.web_fetch import WebFetcher
 from evoclaw.executors.web_search import Brave, Searxng
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
-from evoclaw.orchestrator.fleet.nodes import FleetNodes
+from evoclaw.orchestrator.fleet.edge_routes import FleetNodes
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.sessions.conversations import Conversations, StoredTodos
 from evoclaw.orchestrator.sessions.run_sessions import RunSessions

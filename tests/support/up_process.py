@@ -61,7 +61,7 @@ class UpProcess:
     async def launch(self, *options: str, edge: bool = False) -> None:
         """Start it, and wait for nothing."""
         (self.home / "api.json").unlink(missing_ok=True)
-        chosen = [*options, *([] if edge else ["--no-edge"])]
+        chosen = [*options, *(["--name", "local"] if edge else ["--no-edge"])]
         with self.log.open("ab") as log:
             self.process = await self.shell.start(
                 "up", "--api-port", "0", *chosen, stdout=log.fileno(), stderr=log.fileno()

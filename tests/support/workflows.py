@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,14 +58,13 @@ async def house(
 ) -> AsyncGenerator[Workflows]:
     """Workflows over a file in a folder, driven while the block runs."""
     async with open_workflow_store(folder / "workflows.db", clock) as store:
-        given = {} if clock is None else {"clock": clock}
         made = Workflows(
             store,
             catalogue or Catalogue(workflows=workflows),
             agents or ScriptedAgents({}),
             tools or ScriptedTools({}),
             settings=QUICK,
-            **given,
+            clock=clock or time.time,
         )
         if not serving:
             yield made

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pytest
 
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Database, Dialect, StoreError, Work
 from evoclaw.store.databases.notices import Notice, Notices
 from evoclaw.store.databases.sqlite import SqliteDatabase
@@ -93,6 +94,10 @@ class Mortal:
     @property
     def dialect(self) -> Dialect:
         return self._inner.dialect
+
+    @property
+    def cipher(self) -> BlobCipher:
+        return self._inner.cipher
 
     @property
     def commits(self) -> int:

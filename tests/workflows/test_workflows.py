@@ -36,7 +36,7 @@ from evoclaw.workflows.errors import (
     WorkflowKeyReused,
     WorkflowRunNotFound,
 )
-from evoclaw.workflows.events import StepDecision, StepFailed, StepPostponed, WorkflowFinished
+from evoclaw.workflows.events import StepDecision, StepFailed, WorkflowFinished
 from evoclaw.workflows.ports import (
     AgentCall,
     AgentRunOutcome,
@@ -531,10 +531,73 @@ async def test_a_run_waiting_for_approval_parks_the_workflow(tmp_path: Path) -> 
         ready = True
         await made.wake("local", agents.calls[0].run_id)
         view = await ended(made, id_)
-        records = await made.records("local", id_)
 
     assert view.state == "succeeded" and len(agents.calls) == 1
-    assert sum(isinstance(record.event, StepPostponed) for record in records) == 1
+
+
+@pytest.mark.parametrize("kind", ["agent", "tool"])
+async def test_the_time_that_a_person_takes_does_not_count_against_a_timeout(
+    tmp_path: Path, kind: str
+) -> None:
+    clock, approved, hangs = Clock(), False, False
+
+    async def asks(_: object) -> AgentRunOutcome:
+        if hangs:
+            await asyncio.Event().wait()
+        waiting = StepWaiting("asks for approval", for_person=True)
+        return AgentRunResult(ok=True, text="done") if approved else waiting
+
+    async def calls(asked: ToolRequest) -> ToolOutcome:
+        outcome = await asks(asked)
+        return outcome if isinstance(outcome, StepWaiting) else text_result(asked, "done")
+
+    agents, tools = ScriptedAgents({"a": asks}), ScriptedTools({"t": calls})
+    steps = {
+        "agent": AgentStep("s", agent="a", message="x", timeout_s=0.5),
+        "tool": ToolStep("s", tool="t", timeout_s=0.5),
+    }
+    flow = Workflow("w", (steps[kind],))
+    async with house(tmp_path, flow, agents=agents, tools=tools, clock=clock) as made:
+        first, second = [(await made.start(ANNE, "w", {})).id for _ in range(2)]
+        for id_ in (first, second):
+            await wait_parked(made, id_)
+        clock.now += 200
+        approved = True
+        await made.wake("local", first)
+        view = await ended(made, first)
+        assert view.state == "succeeded" and view.steps[0].attempts == 1
+
+        hangs = True  # what the step itself does after the approval counts again
+        await made.wake("local", second)
+        view = await workflow_when(
+            made, second, lambda view: view.steps[0].state in ("failed", "unknown")
+        )
+        assert "longer than 0.5 s" in view.steps[0].error
+
+
+async def test_a_person_in_a_child_workflow_does_not_count_against_the_timeout_of_its_step(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    child = Workflow("child", (ApprovalStep("sure", message="sure?"), WaitStep("w", seconds=40)))
+    step = WorkflowStep("inner", workflow="child", timeout_s=60)
+    parent, slow = Workflow("parent", (step,)), Workflow("slow", (WaitStep("w", seconds=3_600),))
+    late = Workflow("late", (WorkflowStep("inner", workflow="slow", timeout_s=60),))
+    async with house(tmp_path, child, parent, slow, late, clock=clock) as made:
+        id_ = (await made.start(ANNE, "parent", {})).id
+        inner = (await wait_parked(made, id_)).steps[0].workflow_id
+        await workflow_when(made, inner, lambda view: bool(view.steps[0].answers))
+        clock.now += 3_600
+        await made.answer(PERSON, inner, "sure", StepDecision.APPROVE)
+        await workflow_when(made, inner, lambda view: view.steps[1].state == "waiting")
+        clock.now += 41
+        assert (await ended(made, id_)).state == "succeeded"
+
+        id_ = (await made.start(ANNE, "late", {})).id
+        await wait_parked(made, id_)
+        clock.now += 61
+        view = await ended(made, id_)
+        assert view.state == "failed" and "longer than 60 s" in view.error
 
 
 async def test_a_tool_waiting_for_approval_is_called_again_with_the_same_request_id(

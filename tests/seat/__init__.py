@@ -1,0 +1,1 @@
+"""Tests from the user's chair: a settings file or a command, real processes, and the effect."""
