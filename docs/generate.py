@@ -51,6 +51,9 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.run import Bus, RunResult, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Effect, Tool
+from evoclaw.edge.commands import ALL_COMMANDS, CONVERSATION_COMMANDS
+from evoclaw.edge.device import UNSIGNED_COMMANDS, DeviceLimits
+from evoclaw.edge.joining import JoinReply
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
@@ -64,6 +67,8 @@ from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
+from evoclaw.orchestrator.fleet.fleet import MAX_MISSED_HEARTBEATS
+from evoclaw.orchestrator.fleet.join_handler import JoinRequest
 from evoclaw.orchestrator.people.jwt_access import JwtSettings
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.providers.http import RetryPolicy
@@ -74,15 +79,40 @@ from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.skills.desktop_tools import write_desktop_tools
 from evoclaw.store.sessions.recordings import encode_record
 from evoclaw.store.settings import StoreSettings
-from evoclaw.tools.device import device, notify
+from evoclaw.tools.availability import ADDED_TOOLS, Surface, availability
+from evoclaw.tools.catalogue import CATALOGUE
 from evoclaw.tools.fake import FakeOps
-from evoclaw.tools.nodes import jobs
 from evoclaw.tools.sets import coding, everything, read_only
+from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S
+from evoclaw.transport.link import MAX_PAYLOAD_BYTES
+from evoclaw.transport.mailboxes import InboxMessage, MailboxState, OutboxMessage
+from evoclaw.transport.requests import OUTCOME_GRACE_S
+from evoclaw.transport.topics import BROADCAST, ID_RULE, Mailbox, TopicKind, box_topic, topic
+from evoclaw.transport.wire import (
+    WIRE_VERSION,
+    Advert,
+    AdvertisedTool,
+    CallProgress,
+    Command,
+    Heartbeat,
+    Hello,
+    NestedCall,
+    NestedResult,
+    Outcome,
+    OutputChunk,
+    Report,
+    ReportType,
+    Status,
+    ToolPayload,
+    Welcome,
+)
+from evoclaw.trust.grants import Grant, GrantRefusal
 from evoclaw.wiring.pipelines import edge_pipeline, local_pipeline, service_pipeline
 from evoclaw.workflows.supervisor import WorkflowSettings
 
 PLACE = Path(__file__).parent
 SOURCE = PLACE.parent / "src" / "evoclaw"
+GOLDEN = PLACE.parent / "tests" / "transport" / "golden"
 MADE = "<!-- Made by docs/generate.py from the code; change that, then run `make docs`. -->"
 BEGIN, END = "<!-- files: made by docs/generate.py -->\n", "<!-- end of files -->"
 PIPELINES_BEGIN = "<!-- pipelines: made by docs/generate.py -->\n"
@@ -117,7 +147,7 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """Every page that is made, whole or in part, by its path below docs/."""
     made = {"events": events(), "tools": tools(), "cli": cli(), "settings": settings()}
-    made["faults"] = faults()
+    made |= {"faults": faults(), "wire": wire()}
     whole = {f"reference/{name}.md": f"{MADE}\n\n{text.strip()}\n" for name, text in made.items()}
     guide = "guides/governance.md"
     return {**whole, "architecture.md": architecture(), guide: governance()}
@@ -220,12 +250,32 @@ def tools() -> str:
             "workspace, and stay in it.",
             "Sets, in `evoclaw.tools.sets`:",
             listed,
+            "## Where each tool can be used",
+            "*run* is `evoclaw run`; *service* is a run of `evoclaw up` by chat, API, dashboard "
+            "or channel; *edge* is `evoclaw edge`; *workflow* is a step of a workflow; *OpenAI* is "
+            "the endpoint for chat completions; *MCP* is `evoclaw mcp serve`. An agent also needs "
+            "the permissions of the tool.",
+            _availability(),
             *(_tool(bound.tool) for bound in everything()),
             "# Beside the thirty",
-            "`device` and `notify` are tools of an edge; `jobs` is offered with `edge_call`.",
-            *(_tool(bound.tool) for bound in (device, notify, jobs)),
+            "Tools of a host process: `device`, `device_write`, `notify` and `artifact` of an "
+            "edge, `jobs` and `edge_call` of the fleet. `artifact` is built from the outputs that "
+            "an edge keeps, `edge_call` from the edges that are online.",
+            *(
+                _tool(entry.load().tool)
+                for entry in CATALOGUE.values()
+                if entry.module and not entry.as_program
+            ),
         )
     )
+
+
+def _availability() -> str:
+    rows = [
+        (f"`{name}`" if name in CATALOGUE else f"*{name}*", *availability(name).values())
+        for name in (*CATALOGUE, *ADDED_TOOLS)
+    ]
+    return _table(("tool", *(str(surface) for surface in Surface)), rows)
 
 
 def _tool(tool: Tool) -> str:
@@ -423,9 +473,237 @@ _ENVIRONMENT = (
     ("`EVOCLAW_BROWSER`", "another Chromium for `browser` than the one that is found"),
     ("`EVOCLAW_MCP_TOKEN`", "what clients of `evoclaw mcp serve --http` must show"),
     ("`EVOCLAW_WORKSPACE`", "where the `dt-…` programs work (default: the current folder)"),
+    (
+        "`EVOCLAW_READ_ROOTS`",
+        "what tools of `evoclaw run` and the `dt-…` programs may read besides their folder, "
+        "separated by `:` (default: `/etc/hostname` and `/etc/os-release`)",
+    ),
     ("`EVOCLAW_HOME`", "where everything is kept (default: `.evoclaw` in your home folder)"),
     ("`NO_COLOR`", "set to anything: no colours"),
 )
+
+
+def wire() -> str:
+    """The page of the messages between an orchestrator and its edges."""
+    examples = {path.stem: _golden(path.stem) for path in sorted(GOLDEN.glob("*.json"))}
+    page = "\n\n".join(
+        (
+            "# Wire protocol",
+            "The messages between an orchestrator and its edges, for software that speaks to "
+            "either. They are a contract: fields and messages are added, never changed or removed.",
+            f"MQTT 3.1.1 or 5, QoS 1, UTF-8 JSON, at most {MAX_PAYLOAD_BYTES:,} bytes. Readers "
+            f"ignore unknown fields. `v` is the version of the protocol, now {WIRE_VERSION}; an "
+            "edge refuses a command of another version with `version_mismatch`. The examples are "
+            "the files that the tests compare each message with.",
+            "## Topics",
+            f"`ID` is the id of an edge: {ID_RULE}.",
+            _table(("topic", "from", "retained", "message"), _wire_topics()),
+            "## The least that an edge must do",
+            _WIRE_BASIC,
+            _golden("read/advert"),
+            "## Commands",
+            _struct_fields(Command),
+            _table(("command", "grant", "meaning"), _wire_commands()),
+            examples["command_tool"],
+            _struct(ToolPayload, "tool", level=3),
+            "With a trace context:",
+            examples["command_traced"],
+            "### `prompt`, `cancel`, `ping`, `hello`",
+            examples["command_prompt"],
+            examples["command_cancel"],
+            examples["command_ping"],
+            examples["command_hello"],
+            "## Reports",
+            _struct_fields(Report),
+            _enum(ReportType),
+            _struct(Outcome, "result", level=3),
+            examples["report_result"],
+            examples["report_error"],
+            "A result with a receipt ([receipts](../guides/receipts.md)):",
+            examples["report_receipt"],
+            _struct(OutputChunk, "chunk", level=3),
+            examples["report_chunk"],
+            _struct(CallProgress, "progress", level=3),
+            examples["report_progress"],
+            _struct(Heartbeat, "heartbeat", level=3),
+            examples["report_heartbeat"],
+            "### `metric`",
+            examples["report_metric"],
+            "## Nested calls",
+            "The model of an edge may call tools of the orchestrator while it answers a prompt.",
+            _struct(NestedCall, "call", level=3),
+            examples["report_call"],
+            _struct(NestedResult, "nested_result", level=3),
+            examples["command_nested_result"],
+            "The prompt that names a tool:",
+            examples["command_prompt_with_tools"],
+            "## Status and advert",
+            _struct(Status, "status", level=3),
+            examples["status_online"],
+            examples["status_offline"],
+            _struct(Advert, "capabilities", level=3),
+            examples["advert"],
+            _struct(AdvertisedTool, level=3),
+            "## Hello and welcome",
+            _WIRE_HELLO,
+            _struct(Hello, "hello", level=3),
+            examples["report_hello"],
+            _struct(Welcome, "welcome", level=3),
+            examples["command_welcome"],
+            "With a grant:",
+            examples["command_welcome_signed"],
+            "## Resending and `result_ack`",
+            _WIRE_RESENDING,
+            examples["command_result_ack"],
+            "With a grant:",
+            examples["command_result_ack_signed"],
+            "## Grants",
+            _WIRE_GRANTS,
+            _struct(Grant, level=3),
+            _enum(GrantRefusal),
+            "## Error types",
+            _enum(ErrorKind),
+            "## Joining",
+            "A new edge logs in with its id and the one-time token of its invitation, reports "
+            "`join`, stores the password of the answer `joined`, and reports `join` again with "
+            "`kept`. After the answer with `done` the token is worthless.",
+            _struct(JoinRequest, "join", level=3),
+            examples["report_join"],
+            _struct(JoinReply, "joined", level=3),
+            examples["command_joined"],
+            "## Mailboxes",
+            "Messages of people to an agent, and its replies ([channels](../guides/channels.md)).",
+            _struct(InboxMessage, "inbox", level=3),
+            examples["inbox_message"],
+            _struct(OutboxMessage, "outbox", level=3),
+            _enum(MailboxState),
+            *(examples[f"outbox_{state}"] for state in ("accepted", "waiting", "answer", "failed")),
+        )
+    )
+    if missing := [name for name, text in examples.items() if text not in page]:
+        raise ValueError(f"show these examples on the page of the wire: {', '.join(missing)}")
+    for written, meant in _WIRE_DEFAULTS.items():
+        page = page.replace(f"`{written}`", f"`{meant}`")
+    return page
+
+
+def _golden(name: str) -> str:
+    return f"```json\n{(GOLDEN / f'{name}.json').read_text(encoding='utf-8').strip()}\n```"
+
+
+_WIRE_DEFAULTS = {
+    "field(default_factory=lambda: dict[str, JSON]())": "{}",
+    "field(default_factory=str)": "''",
+    "field(default_factory=_version)": str(WIRE_VERSION),
+    "field(default_factory=lambda: WIRE_VERSION)": str(WIRE_VERSION),
+    "CLEAN": "{}",
+}
+"""Defaults as they are in the code, and in JSON."""
+
+
+def _struct_fields(kind: type) -> str:
+    return f"{_doc(kind)}\n\n{_fields(kind)}"
+
+
+def _wire_topics() -> list[tuple[str, str, str, str]]:
+    def name(kind: TopicKind) -> str:
+        return f"`{topic('ID', kind)}`"
+
+    return [
+        (name(TopicKind.COMMANDS), "orchestrator", "no", "[commands](#commands)"),
+        (f"`{BROADCAST}`", "orchestrator", "no", "commands for every edge: `hello`, `ping`"),
+        (name(TopicKind.REPORTS), "edge", "no", "[reports](#reports)"),
+        (
+            name(TopicKind.STATUS),
+            "edge",
+            "yes",
+            "[online, offline](#status-and-advert); the will",
+        ),
+        (name(TopicKind.CAPABILITIES), "edge", "yes", "[the advert](#status-and-advert)"),
+        (f"`{box_topic('ID', Mailbox.INBOX, 'USER')}`", "person", "no", "[mailboxes](#mailboxes)"),
+        (f"`{box_topic('ID', Mailbox.OUTBOX, 'USER')}`", "orchestrator", "no", "replies"),
+    ]
+
+
+def _wire_commands() -> list[tuple[str, str, str]]:
+    known = ALL_COMMANDS | CONVERSATION_COMMANDS.keys() | {"joined"}
+    if known != _WIRE_COMMANDS.keys():
+        raise ValueError(f"describe these commands of edges: {known ^ _WIRE_COMMANDS.keys()}")
+    signed = ALL_COMMANDS - UNSIGNED_COMMANDS | {"welcome", "result_ack"}
+    return [
+        (f"`{name}`", "needed" if name in signed else "", meaning)
+        for name, meaning in _WIRE_COMMANDS.items()
+    ]
+
+
+_WIRE_COMMANDS = {
+    "tool": "run a tool: `tool`, `parameters`, `timeout_ms`",
+    "execute": "the same with the keys `action` and `params`",
+    "prompt": "answer `prompt` with the model and the tools of the edge",
+    "cancel": "cancel the command `request_id`; its outcome is then `cancelled`",
+    "ping": "answer with `pong`",
+    "tools_list": "the tools with their schemas, from `offset`; `next` is the next offset",
+    "get_metrics": "the metrics of the edge",
+    "job": "`list` the jobs, `read` or `cancel` the job `job_id`",
+    "update_genome": "change the tunables in `genome`",
+    "update_strategy": "change the strategy of the genome",
+    "evolution": "the genome, its history and fitness; or `roll_back` to a `version`",
+    "nested_result": "the result of a call that the model of the edge made: `prompt_id`, `number`",
+    "shutdown": "answer, then leave",
+    "hello": "say hello; not answered otherwise",
+    "welcome": "[the answer to a hello](#hello-and-welcome)",
+    "result_ack": "[results were stored](#resending-and-result_ack)",
+    "joined": "[the answer to a join](#joining)",
+}
+
+_WIRE_BASIC = f"""\
+1. Publish a retained advert on `…/capabilities`: `agent_id` and `capabilities`, one line for the
+   model that chooses an edge.
+2. Publish a report of the type `heartbeat` on `…/reports`, at least every 30 s; after
+   {MAX_MISSED_HEARTBEATS} missing ones the edge is offline. Its payload may be empty.
+3. Subscribe to `…/commands`, answer `prompt` (and `tool`, if the advert lists tools) with a
+   report that has the `request_id` of the command, and its text under `result` or `content`.
+
+Such an edge is online, and is listed with "no delivery guarantees": each command is published to
+it once, it gets no acknowledgement and no `cancel`, and a call whose answer is lost ends as
+`unknown`. An answer without `request_id` counts while exactly one command waits for it. An answer
+with neither `result` nor `content` is an error. A heartbeat with a `boot_id` says that the edge
+takes part in everything below.
+
+[Try it with `mosquitto_pub`](../guides/run-a-fleet.md#devices-with-software-of-their-own)."""
+
+_WIRE_HELLO = """\
+On every connection an edge publishes its status, its advert, and a `hello` with the commands that
+it has. It repeats the hello until an orchestrator answers with `welcome`. Deadlines are judged by
+the clock in the welcome, so the clocks of the two machines may differ. An orchestrator that
+connects asks every edge for a hello, by broadcast."""
+
+_RETRY_DELAYS = ", ".join(f"{seconds:g}" for seconds in PUBLISH_RETRY_DELAYS_S)
+_WIRE_RESENDING = f"""\
+- **Commands.** The orchestrator stores a command and publishes it after
+  {_RETRY_DELAYS} s (the last repeats) until the edge
+  reports `progress` or an outcome, and again if an accepted command makes no progress for
+  {PROGRESS_TIMEOUT_S:g} s. An edge must recognize the `request_id`: it repeats the outcome of a
+  command that has ended, and never starts a command twice. The same id with other arguments is a
+  `conflict`.
+- **Results.** An edge stores an outcome and publishes it until it gets `result_ack` with the
+  `request_id`, at first after {DeviceLimits().resend_delay_s:g} s, then at growing intervals. The
+  orchestrator stores the first outcome and acknowledges every repetition.
+- **Unreadable commands.** A command without `request_id`, and a message that is not JSON, is
+  answered with an error report with an empty `request_id`, unless it was a broadcast. `refuses`
+  is the start of the SHA-256 of the message.
+- **Deadlines.** A command is not started after `expires_at`. A call whose outcome is not known
+  {OUTCOME_GRACE_S:g} s after all its timeouts ends as `unknown`, and is not repeated unless its
+  tool only reads."""
+
+_WIRE_GRANTS = """\
+An edge with `orchestrator_keys` in its `agent.toml` runs a command only with a grant: the
+base64url of the JSON below, a dot, and the base64url of the Ed25519 signature of `evoclaw grant
+1\\n` and that JSON. `evoclaw edges key` prints the public key. A grant covers every field of its
+command. The commands without "needed" in the table above need no grant.
+
+Without `orchestrator_keys` an edge accepts every command of every client of its broker. It starts
+like that only if the broker is on the same machine, or with `allow_unsigned = true`."""
 
 
 class _Fault(msgspec.Struct, forbid_unknown_fields=True):

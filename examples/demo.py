@@ -87,7 +87,7 @@ async def scripted(workspace: Path) -> None:
     state = begin("average([2, 4, 6]) gives 6.0. Find out why and fix it.", workspace)
     (workspace / "stats.py").write_text(BUGGY)
     opened = local_ports(
-        model="local",
+        model="embedded",
         workspace=workspace,
         level=Level.SUPERVISED,
         tools=["read", "edit", "glob", "grep", "bash"],
