@@ -48,7 +48,7 @@ make bench                                      # everything; creates .bench/ on
 .venv/bin/python bench/run.py --only turn       # only rows whose name starts with "turn"
 .venv/bin/python bench/run.py --no-peers        # only EvoClaw and the floor
 .venv/bin/python bench/run.py --quick           # one round, and shortened parts
-.venv/bin/python bench/run.py --only cage --write    # update these rows and keep the others
+.venv/bin/python bench/run.py --only sandbox --write    # update these rows and keep the others
 ```
 
 Only a full run, or one with `--write`, writes this page. Each peer is installed by package name, at

@@ -318,7 +318,7 @@ PART_ROWS = (
         figures=("webfetch/untrusted.fresh", "floor"),
     ),
     Row(
-        "cage_start",
+        "sandbox_start",
         "ms",
         "lower",
         "sandboxes",
