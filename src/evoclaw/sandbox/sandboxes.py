@@ -20,7 +20,8 @@ from evoclaw.executors.command_limits import WorkspaceWatch
 from evoclaw.executors.process_output import ProcessWatch
 from evoclaw.executors.process_trees import ProcessTree
 from evoclaw.executors.processes import DEFAULT_PATH, LocalProcesses
-from evoclaw.executors.workspace_guard import WorkspaceGuard, WorkspaceSnapshot
+from evoclaw.executors.workspace.guard import WorkspaceGuard
+from evoclaw.executors.workspace.snapshot import WorkspaceSnapshot
 from evoclaw.sandbox.cgroups import CgroupFactory, find_cgroups, wait_until_removed
 from evoclaw.sandbox.engines.host_view import is_below
 from evoclaw.sandbox.self_test import SandboxSelfTest
