@@ -187,3 +187,17 @@ async def test_background_processes_of_a_command_are_dead_after_the_run(tmp_path
         write_example_files(here)
         await run(here)
     assert alive(mark) == []
+
+
+async def test_a_workspace_with_too_many_folders_is_refused_with_advice(tmp_path: Path) -> None:
+    async with shell(tmp_path, *turns(bash("touch made"))) as here:
+        for name in "abcd":
+            (here.workspace / name).mkdir()
+        settings(here, "[sandbox]\nmax_folders = 4\n")
+        (told,) = await run(here)
+        doctor = await here.type("doctor", "--json")
+        assert not (here.workspace / "made").exists()
+    assert told["error"] == "sandbox_unavailable"
+    assert "more than 4 folders" in text_of(told) and "Start EvoClaw in" in text_of(told)
+    (said,) = (one for one in json.loads(doctor.out) if "more than 4 folders" in one["says"])
+    assert not said["ok"] and said["name"].startswith("sandbox ")

@@ -122,7 +122,10 @@ class EngineSandbox:
 
     async def _protect(self) -> None:
         """Protect what is in the workspace now from the next command."""
-        self._before, found = await asyncio.to_thread(self._find_protected)
+        try:
+            self._before, found = await asyncio.to_thread(self._find_protected)
+        except ConfigError as problem:
+            raise sandbox_unavailable(str(problem)) from None
         if found == self._protected:
             return
         self._protected, paths = found, tuple(found)
@@ -142,7 +145,7 @@ class EngineSandbox:
         The kernel drops a mount on a file that is replaced outside: then a sandbox that is kept
         warm does not protect the new one.
         """
-        found = self._guard.scan()
+        found = self._guard.scan(max_folders=self._policy.max_folders)
         identities: dict[str, tuple[int, int]] = {}
         for path in (*self._given, *self._guard.protected(found)):
             with suppress(OSError):

@@ -32,15 +32,21 @@ class WorkspaceGuard:
         self._mounts = ReadOnlyMounts(self._files)
         self._lock = threading.Lock()
 
-    def scan(self, before: WorkspaceSnapshot | None = None) -> WorkspaceSnapshot:
+    def scan(
+        self, before: WorkspaceSnapshot | None = None, *, max_folders: int | None = None
+    ) -> WorkspaceSnapshot:
         """What is in the folders now.
 
         Args:
             before: A scan before a command. A folder that the command made unreadable for us is
                 made readable again.
+            max_folders: How many folders may be scanned; None: all, as after a command.
+
+        Raises:
+            ConfigError: There are more.
         """
         with self._lock:
-            return self._scanner.scan(before, self._judgement.created)
+            return self._scanner.scan(before, self._judgement.created, max_folders)
 
     def protected(self, snapshot: WorkspaceSnapshot) -> tuple[str, ...]:
         """The paths that the next command may not change: what its sandbox mounts read-only."""

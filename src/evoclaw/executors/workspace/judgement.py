@@ -15,7 +15,7 @@ from evoclaw.executors.git_layout import (
     runs_commands_in_rebase,
 )
 from evoclaw.executors.workspace.files import WorkspaceFiles
-from evoclaw.executors.workspace.named_files import NamedFiles
+from evoclaw.executors.workspace.named_files import NamedFiles, owners_settings
 from evoclaw.executors.workspace.snapshot import (
     SensitiveEntry,
     WorkspaceSnapshot,
@@ -53,10 +53,14 @@ class Judgement:
             for path in mounted
             if (known := before.identity(path)) is not None and known == after.identity(path)
         }
+        changed = [
+            (path, entry)
+            for path, entry in after.entries.items()
+            if (known := before.entries.get(path)) is None or known.signature != entry.signature
+        ]
         suspects = {
             path: entry
-            for path, entry in sorted(after.entries.items())
-            if (known := before.entries.get(path)) is None or known.signature != entry.signature
+            for path, entry in sorted(changed)
             if path not in read_only and not any(above in read_only for above in parents_of(path))
         }
         found: dict[str, None] = {}
@@ -97,7 +101,7 @@ class Judgement:
             common in before.repositories
             and os.path.basename(os.path.dirname(target)) == "worktrees"
         ):
-            for named in self._named.named_by(common, folder):
+            for named in self._named.named_by(common, folder, owners_settings()):
                 if is_below(named, folder):
                     yield named
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from evoclaw.executors.git_layout import MAX_GIT_TEXT_BYTES, git_settings
@@ -22,11 +22,13 @@ class NamedFiles:
     def __init__(self, files: WorkspaceFiles) -> None:
         self._files = files
 
-    def named_by(self, repository: str, work_tree: str) -> Iterator[str]:
+    def named_by(
+        self, repository: str, work_tree: str, owners: Mapping[str, str | None]
+    ) -> Iterator[str]:
         """Files of a project that the owner's settings make git run or read there."""
         files = [f"{repository}/config", f"{repository}/config.worktree"]
         texts = {path: self._files.text(path) for path in files}
-        for path, text in (texts | _owners_settings()).items():
+        for path, text in {**texts, **owners}.items():
             yield from self._named_in(text, work_tree, os.path.dirname(path))
 
     def _named_in(
@@ -68,7 +70,7 @@ def _words_in_settings(text: str | None) -> Iterator[tuple[str, bool]]:
         return
 
 
-def _owners_settings() -> dict[str, str | None]:
+def owners_settings() -> dict[str, str | None]:
     """The texts of the owner's own git settings, which hold in every repository."""
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     found: dict[str, str | None] = {}

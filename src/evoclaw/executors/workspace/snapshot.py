@@ -29,8 +29,8 @@ class WorkspaceSnapshot:
 
     entries: dict[str, SensitiveEntry] = field(default_factory=dict[str, SensitiveEntry])
     """By path."""
-    repositories: dict[str, bool] = field(default_factory=dict[str, bool])
-    """The folders that git takes for a repository (`.git` and others); whether each is complete."""
+    repositories: frozenset[str] = frozenset()
+    """The folders that git takes for a repository (`.git` and others)."""
     folders: dict[str, Signature] = field(default_factory=dict[str, Signature])
     unreadable: dict[str, Signature | None] = field(default_factory=dict[str, Signature | None])
     """Folders that could not be listed."""
