@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 
 from evoclaw.executors.workspace.files import WorkspaceFiles
-from evoclaw.executors.workspace.judgement import Judgement
+from evoclaw.executors.workspace.judgement import WorkspaceJudge
 from evoclaw.executors.workspace.mounts import ReadOnlyMounts
 from evoclaw.executors.workspace.named_files import NamedFiles
 from evoclaw.executors.workspace.refusal import refuse
@@ -28,7 +28,7 @@ class WorkspaceGuard:
         self._files = WorkspaceFiles(roots)
         named = NamedFiles(self._files)
         self._scanner = WorkspaceScanner(self._files, named, hidden)
-        self._judgement = Judgement(self._files, named)
+        self._judge = WorkspaceJudge(self._files, named)
         self._mounts = ReadOnlyMounts(self._files)
         self._lock = threading.Lock()
 
@@ -46,20 +46,20 @@ class WorkspaceGuard:
             ConfigError: There are more.
         """
         with self._lock:
-            return self._scanner.scan(before, self._judgement.created, max_folders)
+            return self._scanner.scan(before, self._judge.created, max_folders)
 
     def protected(self, snapshot: WorkspaceSnapshot) -> tuple[str, ...]:
         """The paths that the next command may not change: what its sandbox mounts read-only."""
         with self._lock:
-            self._judgement.keep_created(snapshot)
-            return self._mounts.protected(snapshot, self._judgement.created)
+            self._judge.keep_created(snapshot)
+            return self._mounts.protected(snapshot, self._judge.created)
 
     def planted(
         self, before: WorkspaceSnapshot, after: WorkspaceSnapshot, mounted: Iterable[str]
     ) -> list[str]:
         """What is new or changed since a command started and not known to be harmless."""
         with self._lock:
-            return self._judgement.planted(before, after, mounted)
+            return self._judge.planted(before, after, mounted)
 
     def is_urgent(self, path: str, before: WorkspaceSnapshot, after: WorkspaceSnapshot) -> bool:
         """Whether the owner's programs may run it at once: not if its folder is new to them too."""

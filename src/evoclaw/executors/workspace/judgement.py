@@ -25,7 +25,7 @@ from evoclaw.executors.workspace.snapshot import (
 )
 
 
-class Judgement:
+class WorkspaceJudge:
     """Compares the scan after a command with the one before it."""
 
     def __init__(self, files: WorkspaceFiles, named: NamedFiles) -> None:
