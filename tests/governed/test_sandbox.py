@@ -156,9 +156,13 @@ async def test_fault_35_a_missing_sandbox_engine_is_named_with_advice(
         settings(here, f'[sandbox]\nengine = "{engine}"\n')
         here.env["PATH"] = str(tools)
         (told,) = await run(here)
+        doctor = await here.type("doctor", "--json")
         assert not (here.workspace / "made").exists()
     assert told["error"] == "sandbox_unavailable"
     assert f"install the package {engine}" in text_of(told)
+    (said,) = (row for row in json.loads(doctor.out) if row["name"] == f"sandbox {engine}")
+    assert f"install the package {engine}" in said["says"] and not said["ok"]
+    assert "the user" not in said["says"], "a person reads it, not a model"
 
 
 async def test_without_a_sandbox_commands_run_only_if_configured(tmp_path: Path) -> None:

@@ -321,7 +321,8 @@ class LocalSandboxes:
         try:
             await self.exec_in().run(("true",))
         except ToolFailure as failure:
-            return False, failure.message
+            reason = failure.details.get("reason", failure.message)
+            return False, f"{reason}. Until this is fixed, no command runs"
         return True, "in use; it passed the self-test: every known escape was tried and blocked"
 
     def _sandbox(self, name: str, tenant: str, trusted: bool) -> EngineSandbox:

@@ -214,8 +214,10 @@ class EdgeCall:
             if name != ALL_EDGES and ":" not in name and name not in usable
         ]
         if offline or not found:
-            names = ", ".join(offline or requested) or "nobody"
+            names = ", ".join(offline or requested)
             text = f"Error: Agent {names} is not online. Online: {listed}."
+            if not names:
+                text = f"Error: Name an agent in `agent_id`. Online: {listed}."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
         return found
 
