@@ -79,7 +79,7 @@ def do(root: Path, step: tuple[str, str, str]) -> None:
         elif what == "file":
             (path / second).write_text("[core]\n\tbare = false\n")
         elif what == "link":
-            (path / second).symlink_to("/nowhere")
+            (path / second).symlink_to("not/there")
         elif what == "repository":
             for name in ("objects", "refs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
