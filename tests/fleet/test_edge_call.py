@@ -14,7 +14,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolCall, ToolResult
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator.fleet import edge_call
+from evoclaw.orchestrator.fleet import edge_call, edge_call_tool
 from evoclaw.orchestrator.fleet.edge_call import EdgeCall
 from evoclaw.orchestrator.fleet.forwarded_calls import only_reads
 from evoclaw.orchestrator.fleet.members import Member
@@ -290,7 +290,7 @@ async def test_forty_edges_are_called_concurrently(tmp_path: Path) -> None:
 async def test_a_large_fleet_is_summarized_in_the_tool_description_and_callable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_call, "MAX_LISTED_EDGES", 2)
+    monkeypatch.setattr(edge_call_tool, "MAX_LISTED_EDGES", 2)
     async with open_fleet(tmp_path, "a", "b", "c", "d") as here:
         (offered,) = here.orchestrator.edge_call(ALL).tools()
         assert "enum" not in msgspec.json.encode(offered.parameters).decode()

@@ -20,7 +20,10 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.policy import RunBudget
 from evoclaw.governance.flow.policy import Flow
+from evoclaw.governance.forwarded_calls import ForwardedRates
+from evoclaw.governance.rate_limits import RateLimit, RateLimits, RateSettings
 from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls
+from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
 from evoclaw.orchestrator.fleet.nested_calls import MAX_NESTED_CALLS
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from evoclaw.transport.topics import TopicKind
@@ -124,6 +127,18 @@ async def test_reading_is_free_and_acting_needs_a_person_whom_nobody_can_ask(
         assert here.marks.made == ["b"]
         outcomes = [made["outcome"] for made in result.details["calls"]]
         assert outcomes == ["permission_denied", "ok"]
+
+
+async def test_a_nested_call_counts_once_for_the_rate_of_the_edges_tool(tmp_path: Path) -> None:
+    model = Scripted(calls(mark("desk", "a")), calls(mark("desk", "b")), says("Once."))
+    async with open_fleet(tmp_path, "pi", "desk", start=False) as here:
+        await start(here, pi=model)
+        settings = RateSettings(tools={"mark": RateLimit(per_minute=1)})
+        rates = ForwardedRates(RateLimits(settings), forwarded_calls(here.orchestrator.fleet))
+        await ask(of_run(here, rates), agent_id="pi", query="Mark twice.")
+        _, refused = results(model.requests[2])
+        assert "mark was called too often (1 a minute)" in refused.text
+        assert here.marks.made == ["a"]
 
 
 async def test_a_question_is_judged_as_one_though_it_bears_the_name_of_a_tool_that_reads(

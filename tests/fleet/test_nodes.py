@@ -8,11 +8,15 @@ import pytest
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
+from evoclaw.core.ports import Deny
 from evoclaw.core.tools import Call
 from evoclaw.executors.devices import LocalDevice
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.executors.processes import LocalProcesses
+from evoclaw.orchestrator.agents.offer_steps import AgentTools
 from evoclaw.orchestrator.fleet.edge_routes import FleetNodes
+from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls
+from evoclaw.orchestrator.sessions.steps import ForwardedTools
 from evoclaw.tools.define import tool
 from evoclaw.tools.device import DeviceSensors, device
 from evoclaw.tools.nodes import Nodes, nodes
@@ -91,3 +95,22 @@ async def test_an_unknown_node_fails_with_the_names_of_online_nodes(tmp_path: Pa
             assert failed.value.kind is ErrorKind.AGENT_OFFLINE
         with pytest.raises(ToolFailure, match="Say `what`"):
             await use(here, action="run", node="pi")
+
+
+async def test_a_tool_list_sees_the_tool_that_reads_a_sensor(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, executor=machine(tmp_path)) as here:
+        forwarded = forwarded_calls(here.orchestrator.fleet)
+
+        async def refused(what: str, *names: str) -> bool:
+            arguments: dict[str, JSON] = {"action": "run", "node": "pi", "what": what}
+            policy = ForwardedTools((AgentTools(frozenset(names)),), forwarded)
+            call = Call("c", nodes.tool, arguments, new_id(), 30)
+            verdicts = [await policy.judge(inner) for inner in (call, *forwarded(call))]
+            # A call of an edge's own model is judged as the tool that it forwards to.
+            assert len({isinstance(verdict, Deny) for verdict in verdicts}) == 1
+            return isinstance(verdicts[0], Deny)
+
+        assert await refused("memory", "nodes") and await refused("memory", "nodes", "blink")
+        assert not await refused("memory", "nodes", "device")
+        assert await refused("blink", "nodes", "device")
+        assert not await refused("blink", "nodes", "blink")

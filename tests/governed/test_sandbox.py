@@ -156,9 +156,13 @@ async def test_fault_35_a_missing_sandbox_engine_is_named_with_advice(
         settings(here, f'[sandbox]\nengine = "{engine}"\n')
         here.env["PATH"] = str(tools)
         (told,) = await run(here)
+        doctor = await here.type("doctor", "--json")
         assert not (here.workspace / "made").exists()
     assert told["error"] == "sandbox_unavailable"
     assert f"install the package {engine}" in text_of(told)
+    (said,) = (row for row in json.loads(doctor.out) if row["name"] == f"sandbox {engine}")
+    assert f"install the package {engine}" in said["says"] and not said["ok"]
+    assert "the user" not in said["says"], "a person reads it, not a model"
 
 
 async def test_without_a_sandbox_commands_run_only_if_configured(tmp_path: Path) -> None:
@@ -187,3 +191,17 @@ async def test_background_processes_of_a_command_are_dead_after_the_run(tmp_path
         write_example_files(here)
         await run(here)
     assert alive(mark) == []
+
+
+async def test_a_workspace_with_too_many_folders_is_refused_with_advice(tmp_path: Path) -> None:
+    async with shell(tmp_path, *turns(bash("touch made"))) as here:
+        for name in "abcd":
+            (here.workspace / name).mkdir()
+        settings(here, "[sandbox]\nmax_folders = 4\n")
+        (told,) = await run(here)
+        doctor = await here.type("doctor", "--json")
+        assert not (here.workspace / "made").exists()
+    assert told["error"] == "sandbox_unavailable"
+    assert "more than 4 folders" in text_of(told) and "Start EvoClaw in" in text_of(told)
+    (said,) = (one for one in json.loads(doctor.out) if "more than 4 folders" in one["says"])
+    assert not said["ok"] and said["name"].startswith("sandbox ")

@@ -199,6 +199,7 @@ def sandbox_of(build: Build, key: str) -> Observe:
 SANDBOX_VALUES = {
     "engine": '"none"', "tools": '{ bash = "none" }', "warm": "false", "memory": "1000000",
     "processes": "7", "file_size": "1000", "open_files": "9", "files": "9", "disk": "1000",
+    "max_folders": "9",
     "writable": '["/srv"]', "readable": '["/srv"]',
 }  # fmt: skip
 

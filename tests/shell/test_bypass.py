@@ -23,6 +23,7 @@ from evoclaw.governance.rules.examples import example_call
 from evoclaw.governance.rules.path_resolver import LocalPathResolver
 from evoclaw.governance.rules.policy import RulePolicy
 from tests.shell import attacks
+from tests.shell.fuzz import FUZZED_TESTS
 from tests.shell.sandbox import FuzzSandbox, why_not
 from tests.support.properties import examples
 
@@ -166,6 +167,10 @@ def test_no_tool_url_bypasses_a_deny_rule(sandbox: FuzzSandbox) -> None:
         return attempts.tool("webfetch", "url", attacks.url_attack(draw, sandbox.port))
 
     fuzz(attempts, attempt, EXAMPLES // 4)
+
+
+def test_the_long_run_selects_the_tests_of_all_rules() -> None:
+    assert sum(FUZZED_TESTS in name for name in globals()) == 3
 
 
 @pytest.mark.parametrize("kind", RULES)

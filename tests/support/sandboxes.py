@@ -15,7 +15,7 @@ from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
 from evoclaw.executors.processes import LocalProcesses
-from evoclaw.executors.workspace_guard import WorkspaceGuard
+from evoclaw.executors.workspace.guard import WorkspaceGuard
 from evoclaw.sandbox.cgroups import find_cgroups
 from evoclaw.sandbox.engines.bubblewrap import Bubblewrap
 from evoclaw.sandbox.sandboxes import EngineSandbox

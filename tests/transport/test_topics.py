@@ -26,7 +26,7 @@ def test_a_subscription_to_all_agents_uses_a_wildcard_for_the_id() -> None:
 def test_invalid_agent_ids_are_rejected(hostile: str) -> None:
     assert not is_agent_id(hostile)
     assert read_topic(f"evoclaw/agents/{hostile}/reports") is None
-    with pytest.raises(ValueError, match="no agent id"):
+    with pytest.raises(ValueError, match="not an agent id"):
         topic(hostile, TopicKind.COMMANDS)
 
 

@@ -35,6 +35,8 @@ class SandboxPolicy(Struct, frozen=True):
     """New files and folders that one command may leave on the disk, roughly."""
     disk: int = 8 << 30
     """Bytes that it may add there, roughly."""
+    max_folders: int = 100_000
+    """Folders that the workspace may have: all are checked after each command."""
     tenant: str = "local"
     """The tenant it belongs to: no warm worker is shared between tenants."""
     trusted: bool = True

@@ -9,7 +9,8 @@ import signal
 
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.process_output import ProcessWatch
-from evoclaw.executors.workspace_guard import WorkspaceGuard, WorkspaceSnapshot
+from evoclaw.executors.workspace.guard import WorkspaceGuard
+from evoclaw.executors.workspace.snapshot import WorkspaceSnapshot
 
 MEMORY, PROCESSES, FILE_SIZE, DISK = "memory", "processes", "file size", "disk"
 FILES = "number of files"

@@ -2,7 +2,7 @@
 
 A hook, a shell profile, an editor's tasks or our own settings are code or rules in the guise of
 files: programs run or obey them by themselves when a user enters a folder, opens it or asks for
-its status. File tools refuse to change them; for commands see `workspace_guard`.
+its status. File tools refuse to change them; for commands see `workspace.guard`.
 """
 
 from __future__ import annotations

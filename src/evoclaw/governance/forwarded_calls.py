@@ -9,6 +9,7 @@ from typing import TypeAlias
 from evoclaw.core.ports import ALLOW, Ask, Deny, Policy, Verdict
 from evoclaw.core.tools import Call
 from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.rate_limits import RateLimits
 
 ForwardedCallsOf: TypeAlias = Callable[[Call], Sequence[Call]]
 """The calls on edges that a call forwards: none for most calls, several if the edges differ."""
@@ -31,6 +32,24 @@ class ForwardedCalls(Policy):
             if isinstance(verdict, Ask) and first is None:
                 first = verdict
         return first or ALLOW
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedRates(Policy):
+    """Counts a call for its own tool and for the tool of the edge that it forwards to."""
+
+    rates: RateLimits
+    forwarded: ForwardedCallsOf
+
+    @property
+    def kind(self) -> type:
+        """The step kind of the rate limits."""
+        return RateLimits
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny the call if one of its tools was called too often."""
+        inner = (forwarded.tool.name for forwarded in self.forwarded(call))
+        return await self.rates.count(call, (call.tool.name, *inner))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Protocol, TypeAlias
@@ -45,7 +45,8 @@ class RateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     burst: Count = 20
     """Within one second."""
     tools: dict[str, RateLimit] = {}
-    """Additional limits for single tools, by name."""
+    """Additional limits for single tools, by name; a call through `edge_call` or `nodes` counts for
+    the tool of the edge too."""
     shared: bool = False
     """Count the calls of all processes of this machine together. Orchestrators that share a
     PostgreSQL always count together."""
@@ -229,17 +230,22 @@ class RateLimits(Policy):
 
     async def judge(self, call: Call) -> Verdict:
         """Deny a call beyond a limit; the reason says when to try again."""
+        return await self.count(call, (call.tool.name,))
+
+    async def count(self, call: Call, tools: Iterable[str]) -> Verdict:
+        """Count a call once, and for each of the tools that it runs; deny it beyond a limit."""
         who = call.context.principal
         limits: list[tuple[RateLimit, Key]] = []
         if self._overall.per_minute or self._overall.burst:
             limits.append((self._overall, (who, "")))
-        own = self._settings.tools.get(call.tool.name)
-        if own is not None and (own.per_minute or own.burst):
-            limits.append((own, (who, call.tool.name)))
+        for tool in dict.fromkeys(tools):
+            own = self._settings.tools.get(tool)
+            if own is not None and (own.per_minute or own.burst):
+                limits.append((own, (who, tool)))
         if not limits:
             return ALLOW
         refusal = await self.windows.take(limits, self._clock)
-        return ALLOW if refusal is None else _rate_denial(call, limits, refusal)
+        return ALLOW if refusal is None else _rate_denial(limits, refusal)
 
 
 def _windows(
@@ -287,7 +293,7 @@ def _write(path: Path, window: array[float]) -> None:
         os.close(descriptor)
 
 
-def _rate_denial(call: Call, limits: Sequence[tuple[RateLimit, Key]], refusal: RateRefusal) -> Deny:
+def _rate_denial(limits: Sequence[tuple[RateLimit, Key]], refusal: RateRefusal) -> Deny:
     if refusal.problem:
         why = "calls cannot be counted now, so none is made"
     elif refusal.limit is None:
@@ -296,7 +302,7 @@ def _rate_denial(call: Call, limits: Sequence[tuple[RateLimit, Key]], refusal: R
         rate, (_, tool) = limits[refusal.limit]
         each = ((rate.per_minute, "a minute"), (rate.burst, "a second"))
         allowed = ", ".join(f"{count} {span}" for count, span in each if count)
-        why = f"{f'{call.name} was' if tool else 'tools were'} called too often ({allowed})"
+        why = f"{f'{tool} was' if tool else 'tools were'} called too often ({allowed})"
     seconds = f"{refusal.wait:.1f} s" if refusal.wait < 10 else f"{refusal.wait:.0f} s"
     reason = f"{why}. Ask again in {seconds}, for less at once, or answer with what you have."
     detail = refusal.problem or f"free again in {seconds}"

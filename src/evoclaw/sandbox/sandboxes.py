@@ -20,7 +20,8 @@ from evoclaw.executors.command_limits import WorkspaceWatch
 from evoclaw.executors.process_output import ProcessWatch
 from evoclaw.executors.process_trees import ProcessTree
 from evoclaw.executors.processes import DEFAULT_PATH, LocalProcesses
-from evoclaw.executors.workspace_guard import WorkspaceGuard, WorkspaceSnapshot
+from evoclaw.executors.workspace.guard import WorkspaceGuard
+from evoclaw.executors.workspace.snapshot import WorkspaceSnapshot
 from evoclaw.sandbox.cgroups import CgroupFactory, find_cgroups, wait_until_removed
 from evoclaw.sandbox.engines.host_view import is_below
 from evoclaw.sandbox.self_test import SandboxSelfTest
@@ -121,7 +122,10 @@ class EngineSandbox:
 
     async def _protect(self) -> None:
         """Protect what is in the workspace now from the next command."""
-        self._before, found = await asyncio.to_thread(self._find_protected)
+        try:
+            self._before, found = await asyncio.to_thread(self._find_protected)
+        except ConfigError as problem:
+            raise sandbox_unavailable(str(problem)) from None
         if found == self._protected:
             return
         self._protected, paths = found, tuple(found)
@@ -141,7 +145,7 @@ class EngineSandbox:
         The kernel drops a mount on a file that is replaced outside: then a sandbox that is kept
         warm does not protect the new one.
         """
-        found = self._guard.scan()
+        found = self._guard.scan(max_folders=self._policy.max_folders)
         identities: dict[str, tuple[int, int]] = {}
         for path in (*self._given, *self._guard.protected(found)):
             with suppress(OSError):
@@ -317,7 +321,8 @@ class LocalSandboxes:
         try:
             await self.exec_in().run(("true",))
         except ToolFailure as failure:
-            return False, failure.message
+            reason = failure.details.get("reason", failure.message)
+            return False, f"{reason}. Until this is fixed, no command runs"
         return True, "in use; it passed the self-test: every known escape was tried and blocked"
 
     def _sandbox(self, name: str, tenant: str, trusted: bool) -> EngineSandbox:

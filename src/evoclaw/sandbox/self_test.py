@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ops import CompletedProcess, ExecOps
 from evoclaw.core.sandboxes import SandboxEngine, SandboxPolicy
-from evoclaw.sandbox.engines.host_view import own_interpreter
+from evoclaw.sandbox.engines.host_view import is_below, own_interpreter
+from evoclaw.sandbox.workers.pool import sandbox_unavailable
 
 SELF_TEST_TIMEOUT_S = 30.0
 """For the whole self-test: engines that build a container take a while on a small device."""
@@ -79,12 +79,15 @@ class SandboxSelfTest:
 
     async def check(self, engine: SandboxEngine, policy: SandboxPolicy, exec: ExecOps) -> None:
         """Raise `ToolFailure` unless every escape attempt was blocked."""
+        if shared := _shared_folder(policy):
+            raise _refused(shared, {})
         key = (engine.name, _identity(engine), _boot_id(), policy)
         if key in self._passed:
             return
         if escapes := await self.find_escapes(policy, exec):
             rows = "; ".join(f"{row}: {what}" for row, what in escapes.items())
-            raise _refused(f"the self-test escaped from {engine.name} ({rows})", escapes)
+            reason = f"{engine.name} does not isolate commands here, the self-test got out: {rows}"
+            raise _refused(reason, escapes)
 
         self._passed.add(key)
 
@@ -222,12 +225,27 @@ def _read_report(done: CompletedProcess) -> SelfTestReport:
 
 
 def _refused(reason: str, escapes: Mapping[str, str]) -> ToolFailure:
-    return ToolFailure(
-        ErrorKind.SANDBOX_UNAVAILABLE,
-        f"Commands must run in a sandbox here, and it cannot be used: {reason}. Nothing was run. "
-        "Explain this to the user.",
-        escapes=dict(escapes),
-    )
+    return sandbox_unavailable(reason, escapes=dict(escapes))
+
+
+def _shared_folder(policy: SandboxPolicy) -> str:
+    """Which folder must not be given to commands, and what to do; empty if there is none.
+
+    The self-test would report an escape: it finds its decoys, or your home folder, inside.
+    """
+    home, temporary = os.path.realpath(Path.home()), os.path.realpath(tempfile.gettempdir())
+    for folder in (policy.workspace, *policy.writable):
+        found = ""
+        if home != folder and is_below(home, folder) and Path(home).is_dir():
+            found = f"your home folder '{home}'"
+        elif is_below(temporary, folder):
+            found = f"the folder of temporary files '{temporary}'"
+        if found:
+            return (
+                f"commands could change {found}, because '{folder}' contains it. Start EvoClaw in "
+                "the folder of a project, and name no such folder in writable of [sandbox]"
+            )
+    return ""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ BROADCAST = "evoclaw/broadcast"
 
 _AGENTS = "evoclaw/agents"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-ID_RULE = "letters, digits, '_' and '-', beginning with a letter or digit, at most 64"
+ID_RULE = "letters, digits, '_' and '-', the first a letter or digit, at most 64 characters"
 
 
 class TopicKind(StrEnum):
@@ -43,7 +43,7 @@ def is_agent_id(text: str) -> bool:
 def topic(agent_id: str, kind: TopicKind) -> str:
     """The topic of an agent; raise `ValueError` for an invalid id."""
     if not is_agent_id(agent_id):
-        raise ValueError(f"{agent_id!r} is no agent id: {ID_RULE}")
+        raise ValueError(f"{agent_id!r} is not an agent id: {ID_RULE}")
     return f"{_AGENTS}/{agent_id}/{kind}"
 
 
@@ -66,14 +66,14 @@ def box_topic(agent_id: str, box: Mailbox, user: str) -> str:
     """The topic of a person's mailbox at an agent; raise `ValueError` for an invalid id."""
     for name in (agent_id, user):
         if not is_agent_id(name):
-            raise ValueError(f"{name!r} is no id: {ID_RULE}")
+            raise ValueError(f"{name!r} is not an id: {ID_RULE}")
     return f"{_AGENTS}/{agent_id}/{box}/{user}"
 
 
 def every_box(box: Mailbox, user: str = "") -> str:
     """The subscription to a kind of mailbox at all agents: of one person, or of all."""
     if user and not is_agent_id(user):
-        raise ValueError(f"{user!r} is no id: {ID_RULE}")
+        raise ValueError(f"{user!r} is not an id: {ID_RULE}")
     return f"{_AGENTS}/+/{box}/{user or '+'}"
 
 

@@ -86,13 +86,25 @@ class Governance:
         return (
             self.stops,
             status,
-            *self.guards,
+            *self._forwarding_guards(),
             Autonomy(level, only_reads=self.only_reads),
             Permissions(capabilities),
             commands,
             domains,
             *self._forwarded_rules(status, commands, domains),
             Flow(settings.flow, tools),
+        )
+
+    def _forwarding_guards(self) -> tuple[Policy, ...]:
+        """The guards; rates count the tool of an edge that a call forwards to."""
+        if self.forwarded is None:
+            return self.guards
+        from evoclaw.governance.forwarded_calls import ForwardedRates
+        from evoclaw.governance.rate_limits import RateLimits
+
+        return tuple(
+            ForwardedRates(guard, self.forwarded) if isinstance(guard, RateLimits) else guard
+            for guard in self.guards
         )
 
     def _forwarded_rules(self, *rules: Policy) -> tuple[Policy, ...]:

@@ -33,7 +33,12 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.orchestrator.agents.offer_steps import WithoutImageTool
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
-    from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
+    from evoclaw.orchestrator.sessions.steps import (
+        ForwardedTools,
+        ParentRules,
+        RunTools,
+        SessionLabels,
+    )
     from evoclaw.skills.disclosure import ActiveSkillTools
 
     return PipelineSpec(
@@ -43,8 +48,9 @@ def local_pipeline() -> PipelineSpec:
             Quarantine, RunTools,
         ),
         before=(
-            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
-            NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
+            Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
+            CommandRules, NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions,
+            RunBudget,
         ),
         around=(CancelOnStop, TraceCall, Quarantine),
         after=(
@@ -80,7 +86,12 @@ def service_pipeline() -> PipelineSpec:
     )
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
-    from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
+    from evoclaw.orchestrator.sessions.steps import (
+        ForwardedTools,
+        ParentRules,
+        RunTools,
+        SessionLabels,
+    )
     from evoclaw.skills.disclosure import ActiveSkillTools
 
     return PipelineSpec(
@@ -90,8 +101,9 @@ def service_pipeline() -> PipelineSpec:
             ActiveSkillTools, FlowFlags, RunTools,
         ),
         before=(
-            Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
-            NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
+            Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
+            CommandRules, NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions,
+            RunBudget,
         ),
         around=(TraceCall,),
         after=(

@@ -230,3 +230,22 @@ def as_user(shared: Path, engine: str, how: str = "") -> tuple[str, str, int]:
     )
     assert done.stdout, done.stderr.decode()
     return tuple(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(("variable", "what"), [("HOME", "home folder"), ("TMPDIR", "temporary")])
+async def test_a_workspace_with_shared_folders_in_it_is_refused_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str
+) -> None:
+    inner = tmp_path / "me"
+    inner.mkdir()
+    monkeypatch.setenv(variable, str(inner))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    engine = package_engines()["bubblewrap"]
+
+    with pytest.raises(ToolFailure, match=f"{what}.*Start EvoClaw in the folder") as refused:
+        await SandboxSelfTest().check(
+            engine, SandboxPolicy(str(tmp_path)), LocalProcesses(str(tmp_path))
+        )
+
+    assert refused.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
+    assert "got out" not in str(refused.value) and str(inner) in str(refused.value)

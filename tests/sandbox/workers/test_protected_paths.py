@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.executors.git_layout import git_settings, harmful_setting
 from evoclaw.executors.protected_paths import check_not_protected
-from evoclaw.executors.workspace_guard import WorkspaceGuard
+from evoclaw.executors.workspace.guard import WorkspaceGuard
 from evoclaw.sandbox.workers.trees import divide_environment
 from tests.support.sandboxes import protected_paths
 

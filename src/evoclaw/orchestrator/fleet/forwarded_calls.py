@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -17,17 +17,32 @@ def forwarded_calls(fleet: Fleet) -> ForwardedCallsOf:
     """Look calls up in the tools of all edges; which edge is called does not matter."""
 
     def forwarded(call: Call) -> Sequence[Call]:
-        name, params = _forwarded_tool(call)
+        name, params = forwarded_tool(call)
         if not name:
             return ()
-        found: list[Tool] = []
-        for member in fleet.members():
-            hit = member.tools.find(name)
-            if hit is not None and hit[0] not in found:
-                found.append(hit[0])
-        return [replace(call, tool=tool, arguments=params) for tool in found]
+        found = _tools_named(name, fleet.members())
+        calls = [replace(call, tool=tool, arguments=params) for tool in found]
+        if call.tool.name == "nodes":
+            # As `nodes` asks for a sense of the device where no tool has the name.
+            without = [member for member in _targets(fleet, call) if not member.tools.find(name)]
+            sense = {**params, "what": name}
+            calls += [
+                replace(call, tool=tool, arguments=sense)
+                for tool in _tools_named(DEVICE_TOOL, without)
+            ]
+        return calls
 
     return forwarded
+
+
+def _tools_named(name: str, members: Iterable[Member]) -> list[Tool]:
+    """The different tools of this name that the edges have."""
+    found: list[Tool] = []
+    for member in members:
+        hit = member.tools.find(name)
+        if hit is not None and hit[0] not in found:
+            found.append(hit[0])
+    return found
 
 
 def only_reads(fleet: Fleet) -> Callable[[Call], bool]:
@@ -39,7 +54,7 @@ def only_reads(fleet: Fleet) -> Callable[[Call], bool]:
     def reads(call: Call) -> bool:
         if call.tool.name == "nodes" and call.arguments.get("action") in ("list", "describe"):
             return True
-        name, _ = _forwarded_tool(call)
+        name, _ = forwarded_tool(call)
         members = _targets(fleet, call)
         return bool(name and members) and all(
             _reads(member, name, call.tool.name) for member in members
@@ -68,8 +83,8 @@ def _reads(member: Member, name: str, by: str) -> bool:
     return hit is not None and hit[0].effect is Effect.READ and not hit[0].has_side_effects
 
 
-def _forwarded_tool(call: Call) -> tuple[str, dict[str, JSON]]:
-    """The tool that an edge is asked to run, and its arguments."""
+def forwarded_tool(call: Call) -> tuple[str, dict[str, JSON]]:
+    """The tool that an edge is asked to run, and its arguments; empty if it is asked for none."""
     arguments = call.arguments
     params = arguments.get("params")
     inner = params if is_object(params) else {}

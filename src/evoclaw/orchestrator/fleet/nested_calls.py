@@ -17,16 +17,18 @@ from typing import TypeAlias
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.calls import Turn, judge, perform
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.events import Event
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult
-from evoclaw.core.pipeline import Pipeline
+from evoclaw.core.pipeline import Pipeline, kind_of
 from evoclaw.core.ports import Ask, Deny, Ports
 from evoclaw.core.tools import Call, Tool, failure
 from evoclaw.core.toolset import NO_TOOLS
 from evoclaw.core.wording import crashed, denied
 from evoclaw.governance.budget.policy import RunBudget
+from evoclaw.governance.rate_limits import RateLimits
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.requests import Requests
 from evoclaw.transport.wire import Command, NestedCall, NestedResult, Report, as_payload, convert
@@ -157,8 +159,12 @@ class ParentRun:
         ports = Ports(self._provider, pipeline, pipeline.policy)
         settings = LoopSettings(max_result_chars=MAX_RESULT_CHARS)
         turn = Turn(ports, settings, NO_TOOLS, Deadline())
-        for inner in judged:
-            verdict = await judge(inner, turn)
+        # The first one counts for its tool and for those that it forwards to.
+        without_rates = [step for step in pipeline.before if kind_of(step) is not RateLimits]
+        rest = Ports(self._provider, pipeline, Chain(tuple(without_rates)))
+        uncounted = Turn(rest, settings, NO_TOOLS, Deadline())
+        for number, inner in enumerate(judged):
+            verdict = await judge(inner, turn if number == 0 else uncounted)
             if isinstance(verdict, Deny | Ask):
                 reason = verdict.reason if isinstance(verdict, Deny) else _unasked(verdict)
                 return call.failed(ErrorKind.PERMISSION_DENIED, denied(inner, reason))

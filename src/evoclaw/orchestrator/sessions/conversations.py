@@ -76,6 +76,7 @@ from evoclaw.orchestrator.sessions.steps import (
     RunTools,
     SessionLabels,
     count_forwarded_calls,
+    forwarded_tools,
     inherited_policies,
 )
 from evoclaw.providers.budget_fallback import BudgetFallback
@@ -442,15 +443,19 @@ class Conversations:
         """The call pipeline of the agent, narrowed to this run."""
         session = run.session
         is_deepest = session.depth >= self.limits.max_depth
+        names = frozenset[str]() if request.single else session.tools
         pipeline = Pipeline.of(ports.executor, ports.policy).with_steps(
             PermittedTools(run.capabilities),
             Permissions(run.capabilities),
             SessionLabels(self.store, SESSION_READING_TOOLS),
             RunTools(
                 None if parent is None else parent.pipeline,
-                frozenset() if request.single else session.tools,
+                names,
                 SUBRUN_STARTING_TOOLS if is_deepest else frozenset(),
             ),
+        )
+        pipeline = pipeline.with_steps(
+            *forwarded_tools(pipeline, None if parent is None else parent.pipeline, names)
         )
         narrow_edge_calls(pipeline, run.capabilities)
         inherited = () if parent is None else inherited_policies(parent.pipeline, pipeline)

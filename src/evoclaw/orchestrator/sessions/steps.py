@@ -22,12 +22,20 @@ from evoclaw.core.pipeline import (
     ResultStep,
     kind_of,
 )
-from evoclaw.core.ports import Policy, Verdict
+from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.budget.policy import RunBudget
-from evoclaw.governance.forwarded_calls import ForwardedBudget, ForwardedCalls
+from evoclaw.governance.forwarded_calls import (
+    ForwardedBudget,
+    ForwardedCalls,
+    ForwardedCallsOf,
+)
 from evoclaw.governance.permissions import Permissions
+from evoclaw.governance.rate_limits import RateLimits
+from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
+from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_tool
 from evoclaw.orchestrator.people.questions import PendingQuestions
+from evoclaw.skills.disclosure import SKILL_TOOL, ActiveSkillTools
 from evoclaw.store.sessions.sessions import SessionStore
 
 
@@ -79,6 +87,33 @@ class SessionLabels(ResultStep):
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardedTools(Policy):
+    """Denies `edge_call` and `nodes` a tool that the agent's tool list does not name."""
+
+    lists: tuple[OfferStep, ...]
+    forwarded: ForwardedCallsOf
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny a call whose tool on the edge is not listed; a name that no edge has, by its name.
+
+        The call of an edge's own model is judged as the tool that it forwards to.
+        """
+        tools = [inner.tool for inner in self.forwarded(call)]
+        if not tools:
+            name, _ = forwarded_tool(call)
+            tools = [replace(call.tool, name=name, aliases=()) if name else call.tool]
+        for tool in tools:
+            # A skill's list alone never leaves out the tool that reads skills.
+            if tool.name != SKILL_TOOL and not all(step.offer([tool]) for step in self.lists):
+                reason = (
+                    f"the tool {tool.name!r} is not in the tool list of this agent, which holds "
+                    "for tools of edges too. Continue without it, or explain to the user"
+                )
+                return Deny("tool_list", reason, f"{tool.name} is not in the tool list")
+        return ALLOW
+
+
+@dataclass(frozen=True, slots=True)
 class ParentRules(Policy):
     """Denies a sub-run what the rules of its parent runs deny."""
 
@@ -101,17 +136,37 @@ def count_forwarded_calls(pipeline: Pipeline, budget: RunBudget) -> Policy:
     return budget
 
 
+def forwarded_tools(
+    pipeline: Pipeline, parent: Pipeline | None, names: frozenset[str] | None
+) -> tuple[Policy, ...]:
+    """What limits the tools behind `edge_call`.
+
+    The lists of the agent, of its skills and of its session, and those of the parent run.
+    """
+    lists: list[OfferStep] = [RunTools(None, names)]
+    kinds = AgentTools | AgentSkills | ActiveSkillTools
+    lists += [step for step in pipeline.offer if isinstance(step, kinds)]
+    for policy in () if parent is None else parent.before:
+        if isinstance(policy, ForwardedTools):
+            lists += policy.lists
+    for policy in pipeline.before:
+        if isinstance(policy, ForwardedCalls):
+            return (ForwardedTools(tuple(lists), policy.forwarded),)
+    return ()
+
+
 def inherited_policies(parent: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
     """The policies of the parent runs that this run does not have already, each once.
 
-    Permissions are narrowed from run to run; questions, budgets and the caller's tools belong to
-    each run itself.
+    Permissions and tool lists are narrowed from run to run; questions, budgets and the caller's
+    tools belong to each run itself; rates count each call once.
     """
     found: list[Policy] = []
+    own_kinds = Permissions | ForwardedTools | PendingQuestions | RunBudget | RateLimits
     for policy in parent.before:
         if isinstance(policy, ParentRules):
             found += policy.chain.policies
-        elif not issubclass(kind_of(policy), Permissions | PendingQuestions | RunBudget):
+        elif not issubclass(kind_of(policy), own_kinds):
             found.append(policy.policy if isinstance(policy, ExtraPolicy) else policy)
     present = [rule.policy if isinstance(rule, ExtraPolicy) else rule for rule in own.before]
     return tuple(rule for rule in found if not any(rule is other for other in present))

@@ -83,6 +83,9 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Files that a command may create, approximately."""
     disk: int = 8 << 30
     """Bytes that a command may add to the disk, approximately."""
+    max_folders: int = 100_000
+    """Folders that the workspace may have: all are checked before and after each command. In a
+    larger workspace no command runs."""
     writable: tuple[str, ...] = ()
     """Further folders that commands may change."""
     readable: tuple[str, ...] = ()
@@ -105,7 +108,15 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             if name not in ENGINE_NAMES:
                 known = ", ".join(ENGINE_NAMES)
                 raise ConfigError(f"there is no sandbox engine '{name}': choose one of {known}")
-        for name in ("memory", "processes", "file_size", "open_files", "files", "disk"):
+        for name in (
+            "memory",
+            "processes",
+            "file_size",
+            "open_files",
+            "files",
+            "disk",
+            "max_folders",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"sandbox.{name} must be at least 1")
         for path in (*self.writable, *self.readable):
@@ -157,6 +168,7 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             open_files=self.open_files,
             files=self.files,
             disk=self.disk,
+            max_folders=self.max_folders,
             tenant=tenant,
             trusted=trusted,
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind
+from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.sandboxes import SandboxPolicy
 from evoclaw.executors.process_trees import END_TIMEOUT_S, CommandSpec, memory_file
 from evoclaw.sandbox.cgroups import Cgroup, CgroupFactory, wait_until_removed
@@ -340,10 +340,15 @@ class WorkerPool:
             self._stderr = -1
 
 
-def sandbox_unavailable(reason: str) -> ToolFailure:
-    """The error when no sandbox is available: nothing runs outside of one."""
+def sandbox_unavailable(reason: str, **details: JSON) -> ToolFailure:
+    """The error when no sandbox is available: nothing runs outside of one.
+
+    The message is for the model; `reason` in its details is for a person.
+    """
     return ToolFailure(
         ErrorKind.SANDBOX_UNAVAILABLE,
         f"Commands must run in a sandbox here, and it cannot be used: {reason}. Nothing was run. "
         "Explain this to the user.",
+        reason=reason,
+        **details,
     )

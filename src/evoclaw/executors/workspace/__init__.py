@@ -1,0 +1,1 @@
+"""The files of a workspace that programs run by themselves: found, mounted read-only, refused."""
