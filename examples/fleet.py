@@ -23,6 +23,7 @@ from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.providers.scripted import ScriptStep
 from evoclaw.wiring.application import open_application
 from evoclaw.wiring.pairing import edge_pairing, join_fleet
+from evoclaw.wiring.store import open_devices
 
 EVERYTHING = frozenset({"*"})
 GPIO = '#!/bin/sh\necho "GPIO $2: level=1 fsel=0 func=INPUT"\n'
@@ -42,7 +43,8 @@ class Device:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def join(self, orchestrator_env: dict[str, str]) -> None:
-        invited = edge_pairing(orchestrator_env).invite(self.name, 60.0)
+        async with open_devices(orchestrator_env) as devices:
+            invited = edge_pairing(orchestrator_env).invite(self.name, 60.0, devices)
         print(f"  {self.name}: evoclaw edge join {invited.url} --token {invited.token[:12]}…")
         env = {**os.environ, "EVOCLAW_HOME": str(self.folder)}
         await join_fleet(invited.url, invited.token, self.folder / "agent.toml", ["*"], env)

@@ -38,6 +38,7 @@ ROOF = {"__init__", "__main__", "config", "verify", "wiring"}
 BRIDGES = {
     ("executors.edge", "transport"),
     ("governance", "shell"),
+    ("observe.audit.checkpoints", "trust"),
     ("sandbox", "executors"),
 }
 """The only imports between rooms of floor 1: a module or a room, and the room that it imports."""

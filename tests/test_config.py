@@ -648,3 +648,22 @@ def test_a_reload_names_the_keys_of_tools_that_need_a_restart(tmp_path: Path) ->
     tools = reloaded.config.orchestrator.tools
     assert tools.skills_path == before.orchestrator.tools.skills_path
     assert tools.granted == {"network"}
+
+
+def test_the_first_hosts_of_commands_need_a_restart_and_other_ports_do_not(tmp_path: Path) -> None:
+    env, file = {"EVOCLAW_HOME": str(tmp_path)}, tmp_path / "evoclaw.toml"
+    before = read_evoclaw_toml(None, env)
+    file.write_text('[network]\ncommands = ["example.org"]\nports = [8443]\n')
+    with_hosts = read_evoclaw_toml(file, env)
+
+    reloaded = before.reloaded(with_hosts)
+    assert reloaded.needs_restart == ("network.commands",)
+    assert reloaded.changed == ("network",)
+    assert reloaded.config.network.commands == ()
+    assert reloaded.config.reloaded(with_hosts).needs_restart == ("network.commands",)
+
+    file.write_text('[network]\ncommands = ["example.org", "example.com"]\nports = [443]\n')
+    more = with_hosts.reloaded(read_evoclaw_toml(file, env))
+    assert more.needs_restart == ()
+    assert more.config.network.ports == (443,)
+    assert more.config.network.commands == ("example.org", "example.com")

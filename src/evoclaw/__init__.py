@@ -22,7 +22,7 @@ _NAMES = {
     "governance.autonomy": "Autonomy Level",
     "core.chain": "Chain",
     "governance.permissions": "Permissions",
-    "providers": "provider_for",
+    "providers.registry": "provider_for",
     "providers.scripted": "Scripted calls says",
     "tools.define": "tool",
 }

@@ -27,7 +27,7 @@ from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.permissions import Permissions
-from evoclaw.providers import provider_for
+from evoclaw.providers.registry import provider_for
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 

@@ -20,7 +20,7 @@ from evoclaw.api.server import allowed_hosts
 from evoclaw.cli.up import up
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
-from evoclaw.providers import model_setup_help
+from evoclaw.providers.registry import model_setup_help
 from evoclaw.transport.broker_accounts import BrokerAccounts, BrokerRole
 from evoclaw.trust.grants import Signer
 from tests.support.deployed_brokers import FILES, accounts

@@ -143,7 +143,7 @@ def test_network_settings_are_read_from_toml() -> None:
     domains = NetworkPolicy(said)
     assert domains.allows_for_commands("files.example.org")
     assert not domains.allows("db.internal.test")
-    assert domains.ports == (443,)
+    assert domains.allows_port(443) and not domains.allows_port(80)
     with pytest.raises(msgspec.ValidationError):
         msgspec.toml.decode(b"allowed = []", type=NetworkSettings)
 

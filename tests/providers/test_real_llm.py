@@ -27,11 +27,11 @@ from evoclaw.core.messages import Finish, Reply, TextBlock, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports, Progress, Provider, Request
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
-from evoclaw.providers import find_default_model, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.embedded import EMBEDDED_PROFILE, MODEL, EmbeddedProvider, EmbeddedServer
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.registry import find_default_model, provider_for
 from evoclaw.providers.text_calls import TextCallProvider
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]

@@ -9,7 +9,6 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.profile import CallStyle, Profile
-from evoclaw.providers import find_default_model, model_setup_help, provider_for
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.embedded import EmbeddedProvider, installed
 from evoclaw.providers.http import Http, RetryPolicy
@@ -21,8 +20,11 @@ from evoclaw.providers.registry import (
     Endpoint,
     Probe,
     endpoint_variables,
+    find_default_model,
     http_get,
+    model_setup_help,
     ollama_url,
+    provider_for,
 )
 from evoclaw.providers.text_calls import TextCallProvider
 

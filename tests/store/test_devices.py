@@ -136,7 +136,12 @@ async def test_a_running_orchestrator_applies_approvals_made_at_another(place: P
         fleet = Fleet(permit=permitted)
         refs = [AdvertisedTool(name, hash=hash_) for name, hash_ in hashes.items()]
         fleet.on_advert(Advert("pi", "", tools=refs))
-        async with watch_approvals(here, permitted, fleet, interval_s=0.01):
+        abandoned: list[str] = []
+
+        async def abandon(agent_id: str) -> None:
+            abandoned.append(agent_id)
+
+        async with watch_approvals(here, permitted, fleet, abandon=abandon, interval_s=0.01):
             await fleet.set_tools("pi", [READ, BASH], hashes)
             assert "not approved: bash, read" in fleet.member("pi").problem
             await there.refresh()
@@ -149,6 +154,7 @@ async def test_a_running_orchestrator_applies_approvals_made_at_another(place: P
             assert "revoked" in fleet.member("pi").problem
             # Without waiting for the broker's will: the broker may have been restarted meanwhile.
             await until(lambda: not fleet.is_online("pi"), 30)
+            await until(lambda: abandoned == ["pi"], 30)
             # After a new invitation its tools are fetched again.
             assert not fleet.outdated("pi")
             await there.invite("pi", NOW)

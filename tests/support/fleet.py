@@ -226,6 +226,7 @@ class FleetHarness:
     link: BadLink
     silence: float = 30.0
     again: Sequence[float] = AGAIN
+    refusal: Callable[[str], str] = lambda _: ""
     stores: type[CommandStore] = CommandStore
     _orchestrator: Orchestrator | None = None
     _store: CommandStore | None = None
@@ -256,6 +257,7 @@ class FleetHarness:
             self.link,
             self._store,
             grants=self.grants,
+            refusal=self.refusal,
             retry_delays=self.again,
             progress_timeout=self.silence,
         )
@@ -442,6 +444,7 @@ async def open_fleet(
     tools: Sequence[BoundTool] = (),
     executor: LocalExecutor | None = None,
     silence: float = 30.0,
+    refusal: Callable[[str], str] = lambda _: "",
 ) -> AsyncGenerator[FleetHarness]:
     """An orchestrator and some edges, all talking."""
     broker, marks = MemoryBroker(), EffectCounter()
@@ -458,7 +461,9 @@ async def open_fleet(
         )
         for agent_id in agents or ("pi",)
     }
-    here = FleetHarness(folder, broker, devices, marks, grants, BadLink(broker), silence)
+    here = FleetHarness(
+        folder, broker, devices, marks, grants, BadLink(broker), silence, refusal=refusal
+    )
     try:
         await here.open()
         if start:

@@ -104,7 +104,7 @@ class GatewayHarness:
         self.gateway = EgressGateway(
             hosts.__contains__,
             guard=guard,
-            ports=ports,
+            may_use_port=ports.__contains__,
             limits=limits,
             on_connection=self.connections.append,
         )

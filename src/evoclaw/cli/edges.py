@@ -20,6 +20,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.edge.joining import join_command, join_link, qr_lines, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
+from evoclaw.orchestrator.fleet.pairing import JoinCredentials
 from evoclaw.trust.pairing import Device
 
 SETTLE_TIMEOUT_S = 3.0
@@ -51,9 +52,7 @@ def _show(agent: str, *, as_json: bool) -> int:
 @click.option("--minutes", type=POSITIVE, default=15, metavar="N", help="Expire after N minutes")
 @click.option("--qr", is_flag=True, help="Print the link as a QR code too")
 def _invite(agent: str, *, minutes: int, qr: bool) -> int:
-    from evoclaw.wiring.pairing import edge_pairing
-
-    invited = edge_pairing(os.environ).invite(agent, minutes * 60.0)
+    invited = asyncio.run(_create_invitation(agent, minutes * 60.0))
     authority = f" --ca-fingerprint {invited.ca_sha256}" if invited.ca_sha256 else ""
     print_out(f"evoclaw edge join {invited.url} --token {invited.token}{authority}")
     if invited.warning:
@@ -115,6 +114,14 @@ def _key(file: os.PathLike[str] | None) -> int:
 
     print_out(public_key(os.environ, None if file is None else os.fspath(file)))
     return exits.OK
+
+
+async def _create_invitation(agent_id: str, lifetime_s: float) -> JoinCredentials:
+    from evoclaw.wiring.pairing import edge_pairing
+    from evoclaw.wiring.store import open_devices
+
+    async with open_devices(os.environ) as devices:
+        return edge_pairing(os.environ).invite(agent_id, lifetime_s, devices)
 
 
 async def _print_account(agent_id: str, *, as_json: bool) -> None:
@@ -226,6 +233,7 @@ async def _print_edges(*, as_json: bool) -> None:
     for row in rows:
         state = "online" if row["online"] else "offline"
         note = "" if row["delivery_guarantees"] else " (no delivery guarantees)"
+        note += " (default)" if row["default"] else ""
         print_out(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}{note}")
     if not rows:
         print_out("no edges yet; invite one with `evoclaw edges invite NAME`")
@@ -254,6 +262,7 @@ def _found(name: str, member: Member | None, device: Device | None) -> dict[str,
         "summary": "" if member is None else member.problem or member.summary,
         "tools": [] if member is None else list(member.tools.names),
         "model": member is not None and member.has_model,
+        "default": False,
         "delivery_guarantees": member is None or not member.online or member.guarantees_delivery,
     }
 
@@ -268,5 +277,6 @@ def _row(edge: dict[str, JSON]) -> dict[str, JSON]:
         "summary": text_of(edge, "problem") or text_of(edge, "summary"),
         "tools": edge.get("tools", []),
         "model": bool(edge.get("has_model")),
+        "default": bool(edge.get("default")),
         "delivery_guarantees": edge.get("delivery_guarantees", True),
     }

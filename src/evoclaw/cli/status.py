@@ -82,7 +82,13 @@ async def _edges(client: ServiceClient) -> JSON:
     for edge in edges:
         names[bool(edge.get("online"))].append(text_of(edge, "agent_id"))
     new_tools = [text_of(edge, "agent_id") for edge in edges if edge.get("waiting")]
-    return {"online": names[True], "offline": names[False], "new_tools": new_tools}
+    default = next((text_of(edge, "agent_id") for edge in edges if edge.get("default")), "")
+    return {
+        "online": names[True],
+        "offline": names[False],
+        "new_tools": new_tools,
+        "default": default,
+    }
 
 
 async def _runs(client: ServiceClient) -> JSON:
@@ -142,7 +148,10 @@ def _line(name: str, value: JSON, words: Callable[[JSON], str]) -> None:
 
 
 def _describe_edges(value: JSON) -> str:
-    online, offline = value["online"], value["offline"]
+    online, offline = (
+        [f"{name} (default)" if name == value["default"] else name for name in value[key]]
+        for key in ("online", "offline")
+    )
     text = f"{len(online)} online{': ' if online else ''}{clean(', '.join(online))}"
     if offline:
         text += f"; {len(offline)} offline: {clean(', '.join(offline))}"

@@ -251,6 +251,10 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
         tools = new.orchestrator.tools.with_fixed(self.orchestrator.tools)
         fixed = () if tools == new.orchestrator.tools else ("orchestrator.tools",)
         new = replace(new, orchestrator=replace(new.orchestrator, tools=tools))
+        if new.network.commands and not self.network.commands:
+            # The gateway of commands is started with the service, if any host is listed.
+            new = replace(new, network=replace(new.network, commands=()))
+            fixed = (*fixed, "network.commands")
         names = [
             name for name in self.__struct_fields__ if getattr(self, name) != getattr(new, name)
         ]

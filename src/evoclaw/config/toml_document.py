@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, get_args, get_origin
@@ -191,6 +190,9 @@ class TomlDocument:
 
 def closest_match(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """The most similar name; empty if none is similar."""
+    # Imported here: an idle edge need not spend the memory.
+    from difflib import get_close_matches
+
     return next(iter(get_close_matches(name[:80], list(names), 1, cutoff)), "")
 
 

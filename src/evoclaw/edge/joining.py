@@ -68,7 +68,9 @@ class JoiningEdge:
                 await self._ask(kept=True)
         except TimeoutError:
             why = self._reason or "no orchestrator answered; is `evoclaw up` running there?"
-            raise JoinFailed(f"could not join: {why}") from None
+            raise JoinFailed(
+                f"could not join as {self._agent_id!r}: {why}{self._advice()}"
+            ) from None
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -104,6 +106,16 @@ class JoiningEdge:
             return  # ignored: commands before the device is a member
         if answer is not None and answer.nonce == self._nonce:
             self._answer.put_nowait(answer)
+
+    def _advice(self) -> str:
+        """What to do if no connection was ever made."""
+        if self._up.is_set() or not self._reason:
+            return ""
+        return (
+            ". If the broker can be reached, the token is not valid for this name: it was used, "
+            "has expired or was replaced, or another edge has the name. Have a new one made with "
+            "`evoclaw edges invite NAME`"
+        )
 
     async def _ask(self, *, kept: bool) -> JoinReply:
         request: dict[str, JSON] = {"token": self._token, "nonce": self._nonce, "kept": kept}

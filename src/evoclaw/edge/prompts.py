@@ -22,7 +22,6 @@ from evoclaw.core.messages import (
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Progress
 from evoclaw.core.routes import Place, Route
-from evoclaw.core.run import run
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
 from evoclaw.edge.fitness import Outcomes
@@ -126,6 +125,9 @@ class PromptPlans:
     async def _answer(
         self, request_id: str, asked: UserMessage, ports: Ports, deadline: Deadline, seconds: float
     ) -> ToolResult:
+        # Imported here: an edge without a model need not spend the memory.
+        from evoclaw.core.run import run
+
         genome = self._genome()
         settings = LoopSettings(
             max_turns=genome.max_turns, temperature=genome.temperature, max_seconds=seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import posixpath
@@ -138,6 +137,9 @@ class Roots:
         if name.startswith(".") or place.root.file:
             # Such as .gitignore: looked for in every folder, not misspelt.
             return []
+        # Imported here: an idle edge need not spend the memory.
+        from difflib import get_close_matches
+
         above = LocatedPath(place.root, folder or ".", place.shown)
         try:
             descriptor = self.open(above, os.O_RDONLY | os.O_DIRECTORY)
@@ -148,7 +150,7 @@ class Roots:
                 names = [entry.name for entry in islice(entries, 1000)]
         finally:
             os.close(descriptor)
-        found = difflib.get_close_matches(name, names, n=3)
+        found = get_close_matches(name, names, n=3)
         return [posixpath.join(posixpath.dirname(place.shown), match) for match in found]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -309,6 +308,9 @@ def _complaint(body: bytes) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
+    # Imported here: an idle edge need not spend the memory.
+    import html
+
     return html.unescape(_TAG.sub("", text))
 
 

@@ -81,7 +81,7 @@ class NetworkPolicy(Policy):
             if not 0 < port < 65536:
                 raise ConfigError(f"`ports` of [network]: {port} is no port; use 1 to 65535.")
         self._allow, self._deny, self._commands = allow, deny, commands
-        self.ports = settings.ports
+        self._ports = frozenset(settings.ports)
         self.commands_have_network = bool(settings.commands)
         """Whether commands may reach any host at all."""
 
@@ -92,6 +92,10 @@ class NetworkPolicy(Policy):
     def allows_for_commands(self, host: str) -> bool:
         """Whether commands may reach a host; never one that tools may not reach."""
         return host in self._commands and self.allows(host)
+
+    def allows_port(self, port: int) -> bool:
+        """Whether commands may connect to a port."""
+        return port in self._ports
 
     async def judge(self, call: Call) -> Verdict:
         """Deny a call whose arguments name a host that may not be reached."""

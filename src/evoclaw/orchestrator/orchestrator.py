@@ -60,6 +60,7 @@ class Orchestrator:
         grants: Grants = ungranted,
         heartbeat: float = 30.0,
         permit: Permit = permit_all,
+        refusal: Callable[[str], str] = lambda _: "",
         retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
         progress_timeout: float = PROGRESS_TIMEOUT_S,
     ) -> None:
@@ -71,6 +72,7 @@ class Orchestrator:
             grants: Signs the commands.
             heartbeat: Seconds between two heartbeats of an edge.
             permit: Which of an edge's tools may be used.
+            refusal: Why an edge may take no part, such as that it was revoked; empty if it may.
             retry_delays: Seconds until a command that no edge accepted is published again.
             progress_timeout: Seconds without a report after which an accepted command counts as
                 lost.
@@ -85,11 +87,14 @@ class Orchestrator:
             reachable=self.fleet.is_online,
             full=QueueFull,
             sign=self._sign,
+            refusal=refusal,
             recognizes_repeats=self.fleet.guarantees_delivery,
             retry_delays=retry_delays,
             progress_timeout=progress_timeout,
         )
-        self.report_receiver = ReportReceiver(link, self.fleet, self.requests, store)
+        self.report_receiver = ReportReceiver(
+            link, self.fleet, self.requests, store, refusal=refusal
+        )
         self.nested_calls = NestedCallReceiver(self.requests)
         """Runs calls of the models of edges."""
         self.report_receiver.on_call = self.nested_calls.received

@@ -6,7 +6,6 @@ A large file is compared by its bytes, without copies.
 from __future__ import annotations
 
 import codecs
-import difflib
 
 MAX_LINE_DIFF_LINES = 2_000
 """Of the longer version; above it the diff is a single hunk."""
@@ -18,6 +17,9 @@ def unified_diff(path: str, old: str, new: str) -> str:
     """The unified diff of two versions of a text."""
     before, after = old.splitlines(), new.splitlines()
     if max(len(before), len(after)) <= MAX_LINE_DIFF_LINES:
+        # Imported here: an idle edge need not spend the memory.
+        import difflib
+
         lines = list(difflib.unified_diff(before, after, path, path, lineterm="", n=CONTEXT_LINES))
     else:
         lines = _one_hunk(path, before, after)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -290,11 +289,14 @@ def _windows_endings(text: bytes) -> bytes:
 
 
 def _not_found(text: bytes, path: str, old: str) -> str:
+    # Imported here: an idle edge need not spend the memory.
+    from difflib import get_close_matches
+
     problem = f"old_string does not occur in '{path}'. It must match exactly, spaces included. "
     lines = text[:MAX_SIMILAR_TEXT_BYTES].decode(errors="ignore").splitlines()[:10_000]
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
     stripped = [line.strip() for line in lines]
-    near = [wanted] if wanted in stripped else difflib.get_close_matches(wanted, stripped, n=1)
+    near = [wanted] if wanted in stripped else get_close_matches(wanted, stripped, n=1)
     if not near or not wanted:
         return problem + "Read the file again."
     number = stripped.index(near[0]) + 1

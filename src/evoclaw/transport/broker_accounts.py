@@ -131,7 +131,7 @@ class BrokerAccounts:
 
     def renew_user(self, name: str) -> str:
         """Create the account of a person, or change its password; return the password."""
-        role = self._role_of(name)
+        role = self.role_of(name)
         if role is not None and role is not BrokerRole.USER:
             raise ConfigError(
                 f"{name!r} is the account of an edge or orchestrator; use another name"
@@ -140,12 +140,13 @@ class BrokerAccounts:
 
     def remove_user(self, name: str) -> bool:
         """Remove the account of a person; False if it does not exist."""
-        if self._role_of(name) is not BrokerRole.USER:
+        if self.role_of(name) is not BrokerRole.USER:
             return False
         self.remove(name)
         return True
 
-    def _role_of(self, name: str) -> BrokerRole | None:
+    def role_of(self, name: str) -> BrokerRole | None:
+        """The role of an account; None if it does not exist."""
         return next((account.role for account in self.all() if account.name == name), None)
 
     def _put(self, name: str, role: BrokerRole, *, new: bool, password: str = "") -> str:

@@ -78,6 +78,7 @@ class EdgeQueues:
         clock: Callable[[], float],
         spawn: Spawn,
         unsendable: OnUnsendable,
+        refusal: Callable[[str], str] = lambda _: "",
         recognizes_repeats: Callable[[str], bool] = lambda _: True,
         retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
         progress_timeout: float = PROGRESS_TIMEOUT_S,
@@ -91,6 +92,7 @@ class EdgeQueues:
             clock: The time of day, for deadlines.
             spawn: Starts a background task.
             unsendable: Called with commands that can never be published.
+            refusal: Why nothing may be sent to an agent; empty if it may.
             recognizes_repeats: Whether an agent does not start a command twice that it gets twice.
             retry_delays: Seconds until an unaccepted command is published again; the last repeats.
             progress_timeout: Seconds without progress after which an accepted command is lost.
@@ -98,7 +100,7 @@ class EdgeQueues:
         self._link, self._backlog = link, backlog
         self._reachable, self._clock = reachable, clock
         self._spawn, self._unsendable = spawn, unsendable
-        self._recognizes_repeats = recognizes_repeats
+        self._refusal, self._recognizes_repeats = refusal, recognizes_repeats
         self._retry_delays, self._progress_timeout = tuple(retry_delays), progress_timeout
         self._queues: dict[str, _EdgeQueue] = {}
         self.counts: Counter[str] = Counter()
@@ -194,7 +196,10 @@ class EdgeQueues:
         self._queues.clear()
 
     async def publish(self, agent_id: str, payload: bytes) -> bool:
-        """Publish to an edge; False when the link is down."""
+        """Publish to an edge; False when the link is down, or nothing may be sent to the edge."""
+        if self._refusal(agent_id):
+            self.counts["refused"] += 1
+            return False
         try:
             await self._link.publish(topic(agent_id, TopicKind.COMMANDS), payload)
         except LinkDown:

@@ -33,6 +33,10 @@ class Outbox(Protocol):
         """Commands without an outcome, oldest first, up to a limit; none that expired unsent."""
         ...
 
+    async def cancelling(self, agent_id: str) -> Sequence[CommandRow]:
+        """The commands that an agent should cancel."""
+        ...
+
     async def mark(self, request_id: str, state: str) -> bool:
         """Advance the state of a command; False if it is as far already, or closed."""
         ...

@@ -32,9 +32,10 @@ from evoclaw.transport.completions import (
     too_large_message,
 )
 from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S, EdgeQueues
-from evoclaw.transport.link import Link, TooLarge
+from evoclaw.transport.link import Link, LinkDown, TooLarge
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.outcomes import failed, job_started, read_outcome
+from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import (
     Command,
     Outcome,
@@ -91,6 +92,7 @@ class Requests:
         clock: Callable[[], float] | None = None,
         full: type[EvoClawError] = OutboxNeverFull,
         sign: Callable[[str, Command], Command] = unsigned,
+        refusal: Callable[[str], str] = lambda _: "",
         recognizes_repeats: Callable[[str], bool] = lambda _: True,
         retry_delays: Sequence[float] = PUBLISH_RETRY_DELAYS_S,
         progress_timeout: float = PROGRESS_TIMEOUT_S,
@@ -104,12 +106,14 @@ class Requests:
             clock: The time of day, for deadlines.
             full: The error of the outbox when an agent has too many commands waiting.
             sign: Adds the grant to a command that the orchestrator sends itself.
+            refusal: Why nothing may be sent to an agent; empty if it may.
             recognizes_repeats: Whether an agent does not start a command twice that it gets twice.
                 One that does speaks only the basic messages: no acknowledgements, no cancel.
             retry_delays: As in `EdgeQueues`.
             progress_timeout: As in `EdgeQueues`.
         """
-        self._link, self._outbox, self._reachable = link, outbox, reachable
+        self._link, self._outbox, self._refusal = link, outbox, refusal
+        self._is_online = reachable
         self.clock = clock or monotonic_wall_clock()
         self._full, self._sign, self._retry_delays = full, sign, tuple(retry_delays)
         self._recognizes_repeats = recognizes_repeats
@@ -132,10 +136,11 @@ class Requests:
         self.edge_queues = EdgeQueues(
             link,
             outbox,
-            reachable=reachable,
+            reachable=self._reachable,
             clock=self.clock,
             spawn=self.spawn,
             unsendable=self._completions.unsendable,
+            refusal=refusal,
             recognizes_repeats=recognizes_repeats,
             retry_delays=retry_delays,
             progress_timeout=progress_timeout,
@@ -155,6 +160,7 @@ class Requests:
         Concurrent requests for the same command share one outcome. A job is answered when it has
         started. `sign` adds the grant when the command is complete, its expiry included.
         """
+        self._check_allowed(agent_id)
         pending = self._pending.get(command.request_id)
         first = pending is None
         if pending is None:
@@ -178,6 +184,7 @@ class Requests:
 
     async def query(self, agent_id: str, command: Command, seconds: float = 10.0) -> Outcome:
         """Send a command that may be repeated: it is not stored, and times out soon."""
+        self._check_allowed(agent_id)
         command = self._sign(agent_id, replace(command, queue_ttl_ms=round(seconds * 1000)))
         payload = encode(command)
         self._check_size(payload)
@@ -274,6 +281,31 @@ class Requests:
             self.counts["too large"] += 1
             return False
 
+    async def send_to_stranger(self, agent_id: str, command: Command) -> bool:
+        """Answer a device that wants to join; a revoked edge may be invited again."""
+        try:
+            await self._link.publish(topic(agent_id, TopicKind.COMMANDS), encode(command))
+        except (LinkDown, TooLarge):
+            return False
+        return True
+
+    async def abandon(self, agent_id: str) -> None:
+        """Close all commands of an agent that was revoked; their outcomes are not accepted."""
+        refusal = self._refusal(agent_id)
+        open_commands = [
+            *await self._outbox.wanted(agent_id, self.clock()),
+            *await self._outbox.cancelling(agent_id),
+        ]
+        for row in open_commands:
+            if row.state == "queued":
+                text = f"The call was not sent: {refusal}."
+                unsent = failed(row.request_id, "", ErrorKind.PERMISSION_DENIED, text)
+                await self._completions.close(agent_id, unsent)
+            else:
+                pending = self._pending.get(row.request_id)
+                name = "call" if pending is None else pending.name
+                await self.give_up(agent_id, row.request_id, name)
+
     async def send_signed(self, agent_id: str, command: Command) -> bool:
         """Publish a command of the protocol itself, with its grant."""
         return await self.send(agent_id, self._sign(agent_id, command))
@@ -335,6 +367,14 @@ class Requests:
             await self.edge_queues.publish_stored(agent_id, request_id)
         else:
             self.edge_queues.wake(agent_id)
+
+    def _reachable(self, agent_id: str) -> bool:
+        return self._is_online(agent_id) and not self._refusal(agent_id)
+
+    def _check_allowed(self, agent_id: str) -> None:
+        if refusal := self._refusal(agent_id):
+            text = f"The call was not sent: {refusal}. Explain to the user."
+            raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
 
     def _check_size(self, payload: bytes) -> None:
         size, limit = len(payload), self._link.max_payload

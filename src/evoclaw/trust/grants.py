@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -15,13 +13,8 @@ from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import ALL_PERMISSIONS
+from evoclaw.trust import ed25519
 from evoclaw.trust.keys import load_or_create_seed
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-        Ed25519PublicKey,
-    )
 
 MAX_GRANT_CHARS = 8192
 """Maximum length of a grant's text; a longer one is refused unread."""
@@ -87,11 +80,8 @@ class Signer:
     """Signs grants with a key that never leaves its file."""
 
     def __init__(self, seed: bytes) -> None:
-        # Imported here: most users of this module only need its types.
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-
-        self._key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
-        self.public_key = encode_base64url(self._key.public_key().public_bytes_raw())
+        self._key = ed25519.signing_key(seed)
+        self.public_key = encode_base64url(self._key.public_key)
         """The public key for a `Verifier`: 43 characters, not secret."""
 
     @classmethod
@@ -114,20 +104,13 @@ class Verifier:
         if not public_keys:
             raise ConfigError("a public key is needed to verify grants; pair this edge again")
         try:
-            self._raw = [decode_base64url(key) for key in public_keys]
+            self._keys = [decode_base64url(key) for key in public_keys]
         except ValueError:
-            self._raw = [b""]
-        if any(len(raw) != 32 for raw in self._raw):
+            self._keys = [b""]
+        if any(len(key) != ed25519.KEY_BYTES for key in self._keys):
             raise ConfigError(
                 "invalid public key for grants: it has 43 characters, as the orchestrator shows it"
             )
-
-    @cached_property
-    def _keys(self) -> list[Ed25519PublicKey]:
-        # Loaded with the first grant: it takes 7 MB, which an idle device need not spend.
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-
-        return [ed25519.Ed25519PublicKey.from_public_bytes(raw) for raw in self._raw]
 
     def verify(
         self,
@@ -174,8 +157,6 @@ class Verifier:
         return grant
 
     def _read(self, text: str) -> Grant:
-        from cryptography.exceptions import InvalidSignature
-
         body, dot, tail = text.partition(".") if len(text) <= MAX_GRANT_CHARS else ("", "", "")
         try:
             payload, signature = decode_base64url(body), decode_base64url(tail)
@@ -183,13 +164,8 @@ class Verifier:
             dot, payload, signature = "", b"", b""
         if not dot:
             raise GrantRefused(GrantRefusal.MALFORMED, "the grant cannot be read")
-        for key in self._keys:
-            try:
-                key.verify(signature, _SIGNATURE_CONTEXT + payload)
-                break
-            except InvalidSignature:
-                continue
-        else:
+        signed = _SIGNATURE_CONTEXT + payload
+        if not any(ed25519.verify(key, signature, signed) for key in self._keys):
             raise GrantRefused(
                 GrantRefusal.BAD_SIGNATURE, "the grant was not signed by an orchestrator known here"
             )

@@ -97,7 +97,7 @@ class Invitations:
                 del known[key]
 
 
-def _usable(known: dict[str, Invitation], token: str, now: float) -> Invitation:
+def _usable(known: Mapping[str, Invitation], token: str, now: float) -> Invitation:
     found = known.get(_hash(token.strip()))
     if found is None:
         raise PairingRefused(
@@ -312,7 +312,7 @@ class _JsonFile(Generic[T]):
         self._cache: tuple[tuple[int, int], dict[str, T]] | None = None
         """The last content and the stamp of its file: lookups of a thousand edges read it once."""
 
-    def read(self) -> dict[str, T]:
+    def read(self) -> Mapping[str, T]:
         """The content; empty if the file does not exist, `ConfigError` if it is damaged."""
         try:
             found = self._path.stat()
@@ -320,7 +320,7 @@ class _JsonFile(Generic[T]):
             if self._cache is None or self._cache[0] != stamp:
                 content = msgspec.json.decode(self._path.read_bytes(), type=self._shape)
                 self._cache = stamp, content
-            return dict(self._cache[1])
+            return self._cache[1]
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as problem:
@@ -338,8 +338,8 @@ class _JsonFile(Generic[T]):
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            content = self.read()
-            before = dict(content)
+            before = self.read()
+            content = dict(before)
             yield content
             if content != before:
                 with self._explain_write_errors():

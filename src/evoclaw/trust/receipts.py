@@ -7,12 +7,11 @@ code with this file: a receipt that is signed here and fails there is a bug in o
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from json.encoder import encode_basestring
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -21,13 +20,8 @@ from msgspec.json import encode
 from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array, is_object
+from evoclaw.trust import ed25519
 from evoclaw.trust.keys import load_or_create_seed
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-        Ed25519PublicKey,
-    )
 
 SIGNATURE_CONTEXT = b"evoclaw receipt 1\n"
 """Signed together with the body, so that no other signature of the key passes for a receipt."""
@@ -280,16 +274,13 @@ class DeviceKey:
         self._seed = seed
 
     @cached_property
-    def _key(self) -> Ed25519PrivateKey:
-        # Loaded with the first receipt: it takes 7 MB, which an idle device need not spend.
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-
-        return ed25519.Ed25519PrivateKey.from_private_bytes(self._seed)
+    def _key(self) -> ed25519.SigningKey:
+        return ed25519.signing_key(self._seed)
 
     @cached_property
     def public_key(self) -> str:
         """The public key that verifies its receipts: 43 characters, not secret."""
-        return encode_base64url(self._key.public_key().public_bytes_raw())
+        return encode_base64url(self._key.public_key)
 
     @classmethod
     def load_or_create(cls, path: Path) -> DeviceKey:
@@ -337,17 +328,7 @@ def read_receipt(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Sign
 
 
 def _signature_valid(key: str, signature: bytes, message: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-
     try:
-        _public_key(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
+        return ed25519.verify(decode_base64url(key), signature, message)
+    except ValueError:  # not a key
         return False
-    return True
-
-
-@lru_cache(maxsize=1024)
-def _public_key(key: str) -> Ed25519PublicKey:
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    return ed25519.Ed25519PublicKey.from_public_bytes(decode_base64url(key))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from evoclaw.wiring.store import Stores
 
 ORCHESTRATOR_USERNAME = "orchestrator"
+EDGE_TABLES = frozenset({"flow", "network", "policy"})
+"""Tables that the edge on this machine judges calls by too; it reads them at its start."""
 
 
 class Application(Struct, frozen=True):
@@ -79,6 +81,9 @@ class Application(Struct, frozen=True):
         text = f"settings reloaded: {changed}" if changed else "settings unchanged"
         if done.needs_restart:
             text += f"; needs a restart: {', '.join(done.needs_restart)}"
+        edge, kept = self.orchestrator.default_edge, EDGE_TABLES.intersection(done.changed)
+        if edge and kept:
+            text += f"; the edge {edge} keeps its copy of {', '.join(sorted(kept))} until a restart"
         return text
 
 
@@ -138,6 +143,7 @@ async def open_application(
             orchestrator.report_receiver.on_join = joining.on_join
             if agent_id is not None:
                 agent_id = agent_id or edge_name(home)
+                _check_own_name(stored.devices, agent_id, home)
                 await _approve_own_edge(stored.devices, agent_id)
                 local = _LocalEdge(agent_id, workspace, model, settings)
                 await _start_edge(local, home, broker, orchestrator, stack, env)
@@ -273,6 +279,22 @@ async def _approve_own_edge(devices: Devices, agent_id: str) -> None:
         await devices.invite(agent_id, time.time())
 
 
+def _check_own_name(devices: Devices, agent_id: str, home: Path) -> None:
+    """Raise `ConfigError` if another party has the name for the edge of this machine."""
+    from evoclaw.trust.pairing import DeviceState
+
+    device = devices.get(agent_id)
+    advice = "name the edge on this machine with `evoclaw up --name NAME`"
+    if agent_id == ORCHESTRATOR_USERNAME:
+        raise ConfigError(f"{agent_id!r} is the name of the orchestrator itself; {advice}")
+    is_ours = (home / "edge" / agent_id / "agent.toml").exists()
+    if device is not None and device.state is not DeviceState.REVOKED and not is_ours:
+        raise ConfigError(
+            f"{agent_id!r} is the name of an edge that has joined; {advice}, or remove that edge "
+            f"first with `evoclaw edges revoke {agent_id}`"
+        )
+
+
 def _joining(
     home: Path, orchestrator: Orchestrator, broker: EmbeddedBroker, devices: Devices
 ) -> JoinHandler:
@@ -283,7 +305,7 @@ def _joining(
 
     key = Signer.load_or_create(home / "orchestrator.key").public_key
     pairings = Invitations(home / "pairing")
-    send, verifier = orchestrator.requests.send, orchestrator.report_receiver.receipts
+    send, verifier = orchestrator.requests.send_to_stranger, orchestrator.report_receiver.receipts
     pin = verifier.pin if isinstance(verifier, ReceiptVerifier) else None
     return JoinHandler(pairings, devices, broker.accounts, send, key, pin)
 

@@ -95,7 +95,6 @@ async def _ports(
     from evoclaw.executors.call_steps import DefaultTimeout
     from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.permissions import PermittedTools
-    from evoclaw.providers.registry import open_provider
     from evoclaw.providers.scripted import Scripted
     from evoclaw.wiring.pipelines import edge_pipeline
 
@@ -111,6 +110,8 @@ async def _ports(
     if not config.model.name:
         # Tools need no model; `Scripted` fills the port and is never asked.
         return Ports(Scripted(), pipeline, pipeline.policy), False
+    from evoclaw.providers.registry import open_provider
+
     provider = await stack.enter_async_context(open_provider(config.model.name, env))
     return Ports(provider, pipeline, pipeline.policy), True
 
@@ -214,14 +215,16 @@ def _named_tools(names: Sequence[str], routes: Sequence[Route], *, growing: bool
 
 def _optional_dependencies(env: Mapping[str, str]) -> dict[type, object]:
     """What only some machines have: a search engine, and a library that reads images."""
+    from evoclaw.executors.web_search import search_from
     from evoclaw.tools.image import RunModelVision, Vision
     from evoclaw.tools.image_preparation import why_unavailable
-    from evoclaw.wiring.toolbox import search_dependencies
+    from evoclaw.tools.web import CodeSearcher, WebSearcher
 
-    found = {
-        kind: value
-        for kind, value in search_dependencies(env).items()
-        if not isinstance(value, str)
+    search = search_from(env)
+    found: dict[type, object] = {
+        kind: engine
+        for kind, engine in ((WebSearcher, search.web), (CodeSearcher, search.code))
+        if engine is not None
     }
     # Whether the model of a run sees images is known where the run is driven.
     return found if why_unavailable() else {**found, Vision: RunModelVision(True)}

@@ -85,14 +85,19 @@ async def open_fleet(
         permit = ApprovedTools(devices)
         stops = Stops(*stop_files(env))
         grants = StoppableGrants(stops, GrantSigner(signer))
-        orchestrator = Orchestrator(link, store, grants=grants, permit=permit)
+        orchestrator = Orchestrator(
+            link, store, grants=grants, permit=permit, refusal=permit.refusal
+        )
         required = settings.orchestrator.require_receipts
         verifier = await stack.enter_async_context(open_receipt_verifier(store, required=required))
         orchestrator.report_receiver.receipts = verifier
         await stack.enter_async_context(orchestrator.connected())
         await stack.enter_async_context(enforce_stops(stops, orchestrator, store))
-        fleet = orchestrator.fleet
-        await stack.enter_async_context(watch_approvals(devices, permit, fleet))
+        await stack.enter_async_context(
+            watch_approvals(
+                devices, permit, orchestrator.fleet, abandon=orchestrator.requests.abandon
+            )
+        )
         yield orchestrator
 
 

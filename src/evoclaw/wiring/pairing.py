@@ -70,6 +70,7 @@ async def join_fleet(
     from evoclaw.config.paths import make_private_folder
     from evoclaw.edge.joining import JoiningEdge
     from evoclaw.orchestrator.fleet.pairing import TOKEN_SEPARATOR
+    from evoclaw.store.folder_lock import locked_folder
     from evoclaw.transport.address import TlsSettings, parse_url
     from evoclaw.transport.broker_accounts import write_private
     from evoclaw.transport.broker_certificates import fetch_authority
@@ -85,37 +86,41 @@ async def join_fleet(
     if path.exists():  # noqa: ASYNC240 - one stat, before anything else runs
         raise ConfigError(f"{path} already exists; move it away, or use another --config")
     folder = default_data_folder(env) / "edge" / agent_id
-    if ca_sha256 and ca_file is None:
-        pem = await asyncio.to_thread(fetch_authority, parse_url(url), ca_sha256)
-        make_private_folder(folder)
-        ca_file = folder / "ca.pem"
-        write_private(ca_file, pem.encode())
-    tls = None if ca_file is None else TlsSettings(str(ca_file))
-    address = replace(parse_url(url, tls=tls), username=agent_id, password=secret)
+    in_use = (
+        f"an edge {agent_id!r} runs on this machine already, with the data folder {folder}; stop "
+        "it, or have this one invited under another name"
+    )
+    make_private_folder(folder)
+    with locked_folder(folder, in_use):
+        if ca_sha256 and ca_file is None:
+            pem = await asyncio.to_thread(fetch_authority, parse_url(url), ca_sha256)
+            ca_file = folder / "ca.pem"
+            write_private(ca_file, pem.encode())
+        tls = None if ca_file is None else TlsSettings(str(ca_file))
+        address = replace(parse_url(url, tls=tls), username=agent_id, password=secret)
 
-    async def save(reply: JoinReply) -> None:
-        values: dict[str, JSON] = {
-            "agent_id": agent_id,
-            "capabilities": capabilities,
-            "data": str(folder),
-            "orchestrator_keys": [reply.orchestrator_key],
-            "broker": {
-                "url": url,
-                "username": agent_id,
-                "password_file": str(folder / "password"),
-            },
-        }
-        if ca_file is not None:
-            values["broker"]["ca_file"] = str(ca_file)
-        if workspace is not None:
-            values["workspace"] = str(workspace)
-        make_private_folder(folder)
-        write_private(folder / "password", reply.password.encode())
-        await asyncio.to_thread(write_agent_toml, path, values)
+        async def save(reply: JoinReply) -> None:
+            values: dict[str, JSON] = {
+                "agent_id": agent_id,
+                "capabilities": capabilities,
+                "data": str(folder),
+                "orchestrator_keys": [reply.orchestrator_key],
+                "broker": {
+                    "url": url,
+                    "username": agent_id,
+                    "password_file": str(folder / "password"),
+                },
+            }
+            if ca_file is not None:
+                values["broker"]["ca_file"] = str(ca_file)
+            if workspace is not None:
+                values["workspace"] = str(workspace)
+            write_private(folder / "password", reply.password.encode())
+            await asyncio.to_thread(write_agent_toml, path, values)
 
-    key = DeviceKey.load_or_create(folder / "device.key").public_key
-    await JoiningEdge(agent_id, secret, MqttLink(address), key=key).join(save)
-    return agent_id
+        key = DeviceKey.load_or_create(folder / "device.key").public_key
+        await JoiningEdge(agent_id, secret, MqttLink(address), key=key).join(save)
+        return agent_id
 
 
 def public_key(env: Mapping[str, str], file: str | None = None) -> str:

@@ -100,7 +100,9 @@ async def _open_gateway(domains: NetworkPolicy, stack: AsyncExitStack) -> str:
     from evoclaw.sandbox.egress.gateway import EgressGateway
 
     gateway = EgressGateway(
-        domains.allows_for_commands, guard=UrlGuard(may=domains.allows), ports=domains.ports
+        domains.allows_for_commands,
+        guard=UrlGuard(may=domains.allows),
+        may_use_port=domains.allows_port,
     )
     await gateway.start()
     stack.push_async_callback(gateway.close)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from evoclaw.sandbox.egress.gateway import EgressLimits
-from tests.support.sites import PATIENCE, Names, open_gateway, site
+from evoclaw.executors.url_guard import UrlGuard
+from evoclaw.governance.network import NetworkPolicy, NetworkSettings
+from evoclaw.sandbox.egress.gateway import EgressGateway, EgressLimits
+from tests.support.sites import PATIENCE, GatewayHarness, Names, open_gateway, site
 from tests.support.waiting import until
 
 
@@ -72,6 +74,25 @@ async def test_a_port_outside_the_allowed_ports_is_refused() -> None:
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"may not connect to this port" in answer
         assert server.requests == []
+
+
+async def test_other_ports_of_a_reload_hold_for_the_next_request() -> None:
+    async with site() as server:
+        domains = NetworkPolicy(NetworkSettings(commands=("good.test",), ports=(443,)))
+        guard = UrlGuard(["127.0.0.1/32"], resolve=Names({"good.test": [["127.0.0.1"]]}))
+        async with AsyncExitStack() as stack:
+            gateway = EgressGateway(
+                domains.allows_for_commands, guard=guard, may_use_port=domains.allows_port
+            )
+            way = GatewayHarness({"good.test"}, [])
+            way.gateway = gateway
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            refused = await way.ask(get("good.test", server.port))
+            assert b"may not connect to this port" in refused
+
+            domains.use(NetworkSettings(commands=("good.test",), ports=(server.port,)))
+            assert (await way.ask(get("good.test", server.port))).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(

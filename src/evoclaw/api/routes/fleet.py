@@ -254,7 +254,8 @@ async def invite_edge(
         raise ApiError(403, "forbidden", "Only the operator's tenant may invite edges.")
     pairing = require(parts.pairing, "device pairing")
     try:
-        invited = pairing.invite(data.agent_id, data.minutes * 60)
+        devices = require(parts.devices, "device pairing")
+        invited = pairing.invite(data.agent_id, data.minutes * 60, devices)
         link = join_link(invited.url, invited.token, data.agent_id, invited.ca_sha256)
         return EdgeInvitation(
             invited.url,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from evoclaw.trust import ed25519
+from evoclaw.trust.keys import load_or_create_seed
 
 NO_CHECKPOINT = ""
 """The hash before the first checkpoint."""
@@ -76,32 +73,20 @@ class AuditKey:
 
     def __init__(self, seed: bytes) -> None:
         self._seed = seed
-        self._key: Ed25519PrivateKey | None = None
 
     @classmethod
     def load_or_create(cls, path: Path) -> AuditKey:
         """Read the key, or create it; concurrent processes all get the same key."""
-        try:
-            if not path.exists():
-                _create_key(path)
-            if path.stat().st_mode & 0o077:
-                raise ConfigError(f"other users may read the key {path}; run chmod 600 {path}")
-            seed = decode_base64url(path.read_text("ascii").strip())
-        except (OSError, ValueError) as problem:
-            raise ConfigError(
-                f"cannot read the audit key {path}: {problem}; restore a copy, or delete the file "
-                "to sign with a new key from now on"
-            ) from None
-        if len(seed) != 32:
-            raise ConfigError(
-                f"{path} contains no key; restore a copy, or delete the file to create a new key"
-            )
-        return cls(seed)
+        return cls(load_or_create_seed(path, " to sign with a new key from now on"))
+
+    @cached_property
+    def _key(self) -> ed25519.SigningKey:
+        return ed25519.signing_key(self._seed)
 
     @property
     def public(self) -> str:
         """The public key that verifies checkpoints: 43 characters."""
-        return encode_base64url(self._loaded().public_key().public_bytes_raw())
+        return encode_base64url(self._key.public_key)
 
     def secret_for(self, purpose: str) -> bytes:
         """A secret for another purpose, derived from this key."""
@@ -110,29 +95,17 @@ class AuditKey:
     def sign(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with its signature."""
         unsigned = msgspec.structs.replace(checkpoint, key=self.public, signature="")
-        signature = encode_base64url(self._loaded().sign(unsigned.body))
+        signature = encode_base64url(self._key.sign(unsigned.body))
         return msgspec.structs.replace(unsigned, signature=signature)
-
-    def _loaded(self) -> Ed25519PrivateKey:
-        if self._key is None:
-            # Imported here: it costs some 30 ms and 7 MB, and checkpoints are rare.
-            from cryptography.hazmat.primitives.asymmetric import ed25519
-
-            self._key = ed25519.Ed25519PrivateKey.from_private_bytes(self._seed)
-        return self._key
 
 
 def is_signed(checkpoint: Checkpoint) -> bool:
     """Whether the key in a checkpoint signed it."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
     try:
-        key = ed25519.Ed25519PublicKey.from_public_bytes(decode_base64url(checkpoint.key))
-        key.verify(decode_base64url(checkpoint.signature), checkpoint.body)
-    except (InvalidSignature, ValueError):
+        key, signature = decode_base64url(checkpoint.key), decode_base64url(checkpoint.signature)
+        return ed25519.verify(key, signature, checkpoint.body)
+    except ValueError:  # not base64url, or not a key
         return False
-    return True
 
 
 def check_key(text: str) -> str:
@@ -142,25 +115,8 @@ def check_key(text: str) -> str:
         data = decode_base64url(key)
     except ValueError:
         data = b""
-    if len(data) != 32:
+    if len(data) != ed25519.KEY_BYTES:
         raise ConfigError(
             f"{text[:80]!r} is not a public key: 43 characters, as `evoclaw audit key` prints it"
         )
     return key
-
-
-def _create_key(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(encode_base64url(os.urandom(32)).encode() + b"\n")
-            file.flush()
-            os.fsync(descriptor)
-        try:
-            path.hardlink_to(draft)
-        except FileExistsError:
-            return  # another process was faster: its key is used
-    finally:
-        draft.unlink()

@@ -10,9 +10,9 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.hosts import is_loopback
 from evoclaw.transport.address import parse_url
-from evoclaw.transport.broker_accounts import BrokerAccounts
+from evoclaw.transport.broker_accounts import BrokerAccounts, BrokerRole
 from evoclaw.transport.topics import ID_RULE, is_agent_id
-from evoclaw.trust.pairing import Devices, Invitations
+from evoclaw.trust.pairing import Devices, DeviceState, Invitations
 
 ONLY_LOCAL = (
     "this invitation works only on this machine, because the broker listens on loopback only. For "
@@ -65,9 +65,10 @@ class EdgePairing:
         """`broker` returns our own broker; None while it does not run."""
         self._invitations, self._accounts, self._broker = invitations, accounts, broker
 
-    def invite(self, agent_id: str, lifetime_s: float) -> JoinCredentials:
-        """Create a broker account whose token works once."""
+    def invite(self, agent_id: str, lifetime_s: float, devices: Devices) -> JoinCredentials:
+        """Create a broker account whose token works once; `ConfigError` if the name is taken."""
         broker = self._broker_for(agent_id)
+        self._check_free(agent_id, devices)
         token = self._invitations.create(agent_id, lifetime_s, time.time())
         self._accounts.renew(agent_id, password=token)
         return JoinCredentials(
@@ -77,9 +78,30 @@ class EdgePairing:
             ONLY_LOCAL if is_loopback(parse_url(broker.url).host) else "",
         )
 
+    def _check_free(self, agent_id: str, devices: Devices) -> None:
+        """Raise `ConfigError` if an invitation would take the account of somebody else."""
+        match self._accounts.role_of(agent_id):
+            case None:
+                return
+            case BrokerRole.ORCHESTRATOR:
+                owner, advice = "the orchestrator itself", "choose another name for the edge"
+            case BrokerRole.USER:
+                owner, advice = "a person's MQTT account", "choose another name for the edge"
+            case BrokerRole.AGENT:
+                device = devices.get(agent_id)
+                if device is None or device.state is DeviceState.REVOKED:
+                    return  # invited before, but not joined
+                owner = "an edge that has joined"
+                advice = (
+                    "choose another name, or, if this is the same machine, remove the edge first "
+                    f"with `evoclaw edges revoke {agent_id}`"
+                )
+        raise ConfigError(f"{agent_id!r} is the name of {owner}; {advice}")
+
     async def create_account(self, agent_id: str, devices: Devices) -> BrokerCredentials:
         """Create a broker account for a device whose software cannot join with a token."""
         broker = self._broker_for(agent_id)
+        self._check_free(agent_id, devices)
         password = self._accounts.add(agent_id)
         await devices.invite(agent_id, time.time())
         return BrokerCredentials(broker.url, agent_id, password, broker.ca_file)
@@ -99,7 +121,13 @@ class EdgePairing:
         return broker
 
     async def revoke(self, agent_id: str, devices: Devices) -> None:
-        """Remove the broker account of an edge, and revoke its device with all its tools."""
-        if any(account.name == agent_id for account in self._accounts.all()):
+        """Revoke the device of an edge with all its tools, and remove its broker account.
+
+        The orchestrator takes no more part in anything with the edge as soon as the first is
+        stored; the broker closes its connection when it has read the accounts again.
+        """
+        has_account = self._accounts.role_of(agent_id) is BrokerRole.AGENT
+        if devices.get(agent_id) is not None or not has_account:  # else it was only invited
+            await devices.revoke(agent_id, time.time())
+        if has_account:
             self._accounts.remove(agent_id)
-        await devices.revoke(agent_id, time.time())

@@ -56,8 +56,16 @@ class ReportReceiver:
     """Receives the messages of all edges on the orchestrator's link."""
 
     def __init__(
-        self, link: Link, fleet: Fleet, requests: Requests, commands: CommandStore
+        self,
+        link: Link,
+        fleet: Fleet,
+        requests: Requests,
+        commands: CommandStore,
+        *,
+        refusal: Callable[[str], str] = lambda _: "",
     ) -> None:
+        """`refusal` says why an edge may take no part: its messages are dropped."""
+        self._refusal = refusal
         self._link, self._fleet, self._requests, self._commands = link, fleet, requests, commands
         self._client_id = f"orchestrator-{token_hex(8)}"
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,7 +138,9 @@ class ReportReceiver:
             self.counts[f"unreadable {kind}: {problem.kind}"] += 1
 
     def _handle(self, agent_id: str, kind: TopicKind, message: Incoming) -> None:
-        if kind is TopicKind.STATUS:
+        if self._refusal(agent_id):
+            self._on_refused(agent_id, kind, message)
+        elif kind is TopicKind.STATUS:
             if message.payload:
                 self._on_status(read_status(agent_id, message.payload), retained=message.retained)
         elif kind is TopicKind.CAPABILITIES:
@@ -141,6 +151,16 @@ class ReportReceiver:
             self.counts["retained report"] += 1
         elif kind is TopicKind.REPORTS:
             self._on_report(read_report(agent_id, message.payload))
+
+    def _on_refused(self, agent_id: str, kind: TopicKind, message: Incoming) -> None:
+        """Drop a message of an edge that was revoked, unless it asks to join again."""
+        self._fleet.mark_offline(agent_id)
+        if kind is TopicKind.REPORTS and not message.retained:
+            report = read_report(agent_id, message.payload)
+            if report.report_type is ReportType.JOIN:
+                self._on_report(report)
+                return
+        self.counts["refused"] += 1
 
     def _on_status(self, status: Status, *, retained: bool) -> None:
         if not self._fleet.on_status(status, retained=retained):

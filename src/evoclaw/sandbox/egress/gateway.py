@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -69,7 +69,7 @@ class EgressGateway:
         may: MayReach,
         *,
         guard: UrlGuard | None = None,
-        ports: Collection[int] = WEB_PORTS,
+        may_use_port: Callable[[int], bool] = WEB_PORTS.__contains__,
         limits: EgressLimits | None = None,
         on_connection: OnEgressConnection | None = None,
     ) -> None:
@@ -78,12 +78,12 @@ class EgressGateway:
         Args:
             may: The allowlist.
             guard: Which addresses may be connected to; only the public internet if not given.
-            ports: Which ports may be connected to.
+            may_use_port: Whether a port may be connected to; asked for every request.
             limits: The limits of connections.
             on_connection: Called with every connection when it has ended.
         """
         self._may, self._guard = may, guard or UrlGuard()
-        self._ports, self._limits = frozenset(ports), limits or EgressLimits()
+        self._may_use_port, self._limits = may_use_port, limits or EgressLimits()
         self._on_connection = on_connection
         self._folder: str = ""
         self._server: asyncio.Server | None = None
@@ -167,7 +167,7 @@ class EgressGateway:
     async def _judge(self, request: ProxyRequest) -> UrlTarget:
         """The target of a request, if it may be reached."""
         host, port = (read_url(request.url).raw_host or ""), port_of(request.url)
-        if port not in self._ports:
+        if not self._may_use_port(port):
             raise _denied(f"{host}:{port}", "commands may not connect to this port")
         if not self._may(host):
             raise _denied(host, "it is not on the list of hosts that commands may reach")
