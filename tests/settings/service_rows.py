@@ -602,7 +602,7 @@ SERVICE_ROWS: Rows = {
     **_held_rows(
         "audit", ("governance", "audit", "settings"),
         {
-            "days": "3", "hot": "5", "cold": '"none"', "cold_token_file": '"/t"',
+            "days": "3", "cold": '"none"', "cold_token_file": '"/t"',
             "ship_seconds": "5", "spool_bytes": "70000",
             "when_full": '"drop"', "parameter_chars": "20",
         },
