@@ -273,6 +273,12 @@ def test_an_error_is_reported_with_its_line_and_the_allowed_values(
     assert error.startswith(str(tmp_path / "agent.toml"))
 
 
+def test_a_removed_key_is_refused_and_the_error_says_what_to_do(edge: Edge, brain: Brain) -> None:
+    for read in (edge, brain):
+        with pytest.raises(ConfigError, match=r"line 3: audit\.hot was removed: .*delete the line"):
+            read("[audit]\ndays = 7\nhot = 1000\n")
+
+
 def test_a_line_number_is_reported_only_if_it_is_certain(edge: Edge) -> None:
     text = 'summary = """\nlevel = 1\n"""\nlevel = "x"'
     assert "agent.toml: level: Invalid enum value" in refusal(edge, text)
@@ -364,8 +370,9 @@ def test_read_roots_must_exist_and_default_to_harmless_files(edge: Edge, tmp_pat
     (tmp_path / "logs").mkdir()
     assert edge('read_roots = ["logs"]').read_roots == (tmp_path / "logs",)
     assert edge("read_roots = []").read_roots == ()
-    missing = 'read_roots = ["/nowhere"]'
-    assert "line 1: read_roots: '/nowhere' does not exist" in refusal(edge, missing)
+    missing = tmp_path / "nowhere"
+    error = refusal(edge, f'read_roots = ["{missing}"]')
+    assert f"line 1: read_roots: '{missing}' does not exist" in error
 
 
 def test_the_host_of_the_own_broker_is_a_setting_of_orchestrators_only(

@@ -99,6 +99,19 @@ async def test_stopping_sends_a_closing_event_and_ends_in_time(tmp_path: Path) -
         house.may_go_on.set()
 
 
+async def test_as_many_connections_are_served_as_the_settings_allow(tmp_path: Path) -> None:
+    chosen = ServerSettings(port=0, connections=2, stop_within_s=1)
+    async with running_service(tmp_path, settings=chosen) as up, AsyncExitStack() as stack:
+        ann = await up.client_with(*RUNNER)
+        found = [
+            await stack.enter_async_context(
+                ann.http.get(f"{up.url}/v1/events", headers=ann.headers())
+            )
+            for _ in range(3)
+        ]
+        assert [one.status for one in found] == [200, 200, 503]
+
+
 async def test_the_server_uses_a_tls_certificate(tmp_path: Path) -> None:
     certificate, key = certified(tmp_path)
     chosen = ServerSettings(port=0, tls_cert=certificate, tls_key=key, stop_within_s=1)

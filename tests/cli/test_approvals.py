@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.cli.approvals import identify_answerer, started_by_an_agent
+from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Ask, Decision
 from evoclaw.core.tools import Call, Tool
 from evoclaw.governance.approvals import ApprovalSettings
@@ -29,9 +30,17 @@ BASH = Tool("bash", "", {}, frozenset({"shell"}))
 ASK = Ask("supervised", "bash writes or executes")
 
 
-def ask(home: Path, number: int = 1, command: str = "make deploy") -> Approval:
+def ask(
+    home: Path,
+    number: int = 1,
+    command: str = "make deploy",
+    *,
+    tool: Tool = BASH,
+    given: JSON = None,
+) -> Approval:
     """What a run is told that asks now."""
-    call = Call("1", BASH, {"command": command, "token": "hush"}, f"run.{number}.0.1", 1.0)
+    arguments = {"command": command, "token": "hush"} if given is None else given
+    call = Call("1", tool, arguments, f"run.{number}.0.1", 1.0)
 
     async def asking() -> Approval:
         env = {"EVOCLAW_HOME": str(home)}
@@ -102,6 +111,27 @@ def test_a_session_approval_is_listed_and_can_be_withdrawn(
     assert main(tmp_path, "approvals", "deny", one["id"]) == 0
     assert "withdrawn" in capsys.readouterr().out
     assert ask(tmp_path, 4, "make deploy").decision is Decision.PENDING
+
+
+def test_an_approval_of_exactly_these_arguments_shows_them_without_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    relay = Tool("relay", "", {}, frozenset({"device"}))
+    given: JSON = {"relay": 4, "password": "hush", "timeout_ms": 900}
+    assert ask(tmp_path, tool=relay, given=given).decision is Decision.PENDING
+    (one,) = listed(tmp_path, capsys)
+    assert main(tmp_path, "approvals", "approve", one["id"], "--session") == 0
+    for command in (("approvals",), ("approvals", "show", one["id"])):
+        assert main(tmp_path, *command) == 0
+        said = capsys.readouterr().out
+        assert 'relay on this machine: exactly the arguments `{"relay":4,"password":' in said
+        assert "hush" not in said
+    long: JSON = {"text": "x" * 2_000}
+    assert ask(tmp_path, 2, tool=relay, given=long).decision is Decision.PENDING
+    two = next(row for row in listed(tmp_path, capsys) if row["standing"] == "waiting")
+    assert len(two["covers"]) < 500
+    assert ask(tmp_path, 3, tool=relay, given={}).decision is Decision.PENDING
+    assert "relay on this machine: no arguments;" in str(listed(tmp_path, capsys))
 
 
 def test_an_unknown_approval_id_is_an_error(

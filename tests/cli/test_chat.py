@@ -299,7 +299,7 @@ async def test_in_a_pipe_a_run_that_waits_for_approval_ends_the_chat(tmp_path: P
         fake_.append(fake)
         ran = await shell_for(fake, tmp_path).type("chat", stdin=b"one\ntwo\n")
     assert ran.code == 4
-    assert "evoclaw approvals" in ran.err
+    assert "answer it in a terminal: evoclaw chat --session s1" in ran.err
     assert len(fake.runs) == 1
 
 

@@ -35,7 +35,7 @@ from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import fold, new_run
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.observe.audit.reader import audit_files
-from evoclaw.observe.audit.settings import AuditError, AuditSettings
+from evoclaw.observe.audit.settings import AuditError
 from evoclaw.observe.audit.sink import AuditContext, AuditDraft, audit_call, audit_refusal
 from evoclaw.observe.audit.verify import verify
 from evoclaw.observe.audit.writer import Recordable, open_audit
@@ -276,16 +276,6 @@ async def test_fault_66_a_planted_secret_is_in_no_file(tmp_path: Path) -> None:
     assert set(planted(tmp_path, secrets)) == {f"leak: {SECRET}"}, "the search itself can find"
 
 
-def test_fault_66_a_planted_secret_is_not_in_memory(tmp_path: Path) -> None:
-    clock = Clock()
-    audit = audit_in(tmp_path, clock, secrets=[SECRET])
-    audit.note(draft(clock, 1, text=SECRET))
-    audit.flush()
-
-    assert SECRET not in repr(list(audit.hot))
-    audit.close()
-
-
 def test_fault_70_each_record_is_one_readable_line_whatever_the_text(
     tmp_path: Path,
 ) -> None:
@@ -377,15 +367,6 @@ def test_other_events_can_be_recorded(tmp_path: Path) -> None:
     loaded, stopped = [json.loads(line) for line in lines_in(tmp_path)]
     assert (loaded["kind"], loaded["rules"], loaded["user"]) == ("policy_loaded", 4, "ann")
     assert (stopped["kind"], stopped["reason"]) == ("emergency_stop", "all")
-
-
-def test_the_hot_tier_holds_only_the_newest_records(tmp_path: Path) -> None:
-    clock = Clock()
-    with audit_in(tmp_path, clock, AuditSettings(hot=3)) as audit:
-        for number in range(10):
-            audit.note(draft(clock, number))
-        audit.flush()
-        assert [one.seq for one in audit.hot] == [8, 9, 10]
 
 
 def test_a_failed_write_is_raised_at_once_and_retried(tmp_path: Path) -> None:

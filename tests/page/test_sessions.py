@@ -11,6 +11,7 @@ from playwright.async_api import Route, expect
 
 from tests.page.looking import Looker
 from tests.support.up_process import ok, start_run, wait_for_state
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 MARKDOWN = """# Found
@@ -125,6 +126,60 @@ async def test_a_run_that_ends_while_its_session_opens_is_shown_once(looker: Loo
     await looker.page.unroute_all(behavior="ignoreErrors")
 
 
+async def test_calls_that_end_while_their_session_opens_show_their_results(
+    looker: Looker,
+) -> None:
+    client, done = looker.house.client, looker.house.up.workspace / "call-may-end"
+    command = f"until test -e {done.name}; do sleep 0.05; done; echo fine"
+    run = await start_run(client, f"call bash {json.dumps({'command': command})}\nsay over")
+    session = str(ok(await client.get(f"/v1/runs/{run}"))["session_id"])
+
+    async def has_the_reply() -> bool:
+        found = ok(await client.get(f"/v1/sessions/{session}/messages"))["items"]
+        return bool(found) and found[-1]["message"]["role"] == "assistant"
+
+    async def finish_first(route: Route) -> None:
+        """The page gets the runs of the session only when the run has ended."""
+        done.touch()
+        await wait_for_state(client, run)
+        await route.continue_()
+
+    await until(has_the_reply)
+    await looker.page.route("**/v1/runs?session_id=**", finish_first)
+    await looker.enter("chat", session)
+
+    card = looker.page.get_by_role("article", name="call of bash")
+    await expect(card.locator(".state")).to_contain_text("done")
+    await expect(looker.page.locator(".said-by.model")).to_have_count(2)
+
+
+async def test_a_run_that_ended_before_its_stream_was_opened_shows_its_answer(
+    looker: Looker,
+) -> None:
+    scripts = looker.house.up.models.scripts
+    scripts["first question"], scripts["second question"] = "say answer one", "say answer two"
+    session = await told(looker, ("user", "hello"), ("assistant", "hello to you"))
+    both_ended = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        """The stream of the first run is slow, so the second is not followed yet."""
+        await both_ended.wait()
+        await route.continue_()
+
+    await looker.enter("chat", session)
+    await expect(looker.page.get_by_role("log")).to_contain_text("hello to you")
+    await looker.page.route("**/v1/runs/*/events**", hold)
+    ended = looker.page.locator(".run[data-state=ended]")
+    await say(looker, "first question")
+    await expect(ended).to_have_count(1)
+    await say(looker, "second question")
+    await expect(ended).to_have_count(2)
+    both_ended.set()
+
+    replies = looker.page.locator(".run[data-state=ended] .said-by.model .prose")
+    await expect(replies).to_have_text(["answer one", "answer two"])
+
+
 async def test_ask_differently_branches_before_the_original_question(looker: Looker) -> None:
     await looker.enter("chat")
     await say(looker, "say it in this way")
@@ -229,8 +284,8 @@ async def test_concurrent_calls_show_their_edge_and_outcome(
     await say(looker, f"{both}\nsay over")
     cards = looker.page.get_by_role("article", name="call of bash")
 
-    await expect(looker.page.get_by_role("log")).to_contain_text("over")
-    await expect(cards.nth(0)).to_contain_text("done")
+    await expect(looker.page.locator(".said-by.model .prose").last).to_have_text("over")
+    await expect(cards.nth(0).locator(".state")).to_contain_text("done")
     await expect(cards.nth(0)).to_contain_text("fine")
     await expect(cards.nth(0)).to_contain_text("on ")
     await expect(cards.nth(1)).to_contain_text("execution failed")

@@ -9,7 +9,7 @@ from pathlib import Path
 from evoclaw.cli import exits
 from tests.support.command_line import Typed
 from tests.support.processes import alive_by_pid
-from tests.support.seat import Seat, seat
+from tests.support.seat import Seat, SeatEdge, seat
 from tests.support.terminal import terminal
 from tests.support.up_process import PATIENCE, SETTINGS, ok, start_run, wait_for_state
 from tests.support.waiting import until
@@ -18,6 +18,25 @@ READ_NOTE = 'call read {"path": "note.txt"}\nsay I read it.'
 WORK_FOR_LONG = 'call bash {"command": "touch started; sleep 600", "timeout_ms": 60000}\nsay Done.'
 SUPERVISED = SETTINGS.replace('autonomy = "full"', 'autonomy = "supervised"')
 """An agent that asks before it writes."""
+
+
+HUMIDITY = '''
+from evoclaw import tool
+
+
+@tool("device", effect="read")
+async def humidity() -> str:
+    """Measure the humidity."""
+    return "42 percent"
+'''
+
+
+def put_own_tool(edge: SeatEdge) -> None:
+    """Give an edge a tool that no other edge has."""
+    folder = edge.shell.home / ".evoclaw" / "tools"
+    folder.mkdir()
+    (folder / "humidity.py").write_text(HUMIDITY)
+    (folder / "humidity.py").chmod(0o600)
 
 
 def note_seen(place: Seat) -> str:
@@ -46,12 +65,18 @@ async def test_a_session_works_in_the_folder_of_up_unless_the_user_names_another
     async with seat(tmp_path, edge=True) as place:
         client = await place.up.wait_ready()
         await place.wait_online("local")
-        garage = await place.add_edge("garage")
+        garage = await place.join("garage", toml='\n[tools]\ntools_path = "~/.evoclaw/tools"\n')
+        put_own_tool(garage)
+        await garage.start()
+        await place.wait_online("garage")
         (garage.workspace / "note.txt").write_text("the garage")
         (place.up.workspace / "note.txt").write_text("the house")
         scripts = place.up.models.scripts
         scripts["what is in note.txt?"] = READ_NOTE
         scripts["write a file"] = 'call write {"path": "new.txt", "content": "hello"}\nsay Done.'
+        scripts["measure and read"] = (
+            'call humidity {} && call read {"path": "note.txt"}\nsay Done.'
+        )
         scripts["look in the garage"] = (
             'call edge_call {"agent_id": "garage", "action": "read", '
             '"params": {"path": "note.txt"}}\nsay I read it.'
@@ -68,6 +93,15 @@ async def test_a_session_works_in_the_folder_of_up_unless_the_user_names_another
         run_id = await start_run(client, "what is in note.txt?")
         await wait_for_state(client, run_id)
         assert note_seen(place) == "the house"
+
+        # A tool that the default edge lacks runs elsewhere, and both sides are told.
+        both = await chat(place, "measure and read")
+        assert "▶ humidity on garage" in both.err and "✔ humidity on garage: " in both.err
+        assert "✔ read on local: " in both.err
+        shown = str(place.up.models.asked[-1].body["messages"])
+        assert "42 percent" in shown
+        assert "[This ran on garage, because local has no tool 'humidity'.]" in shown
+        assert note_seen(place) == "the house", "the session did not move"
 
         asked = await chat(place, "look in the garage")
         assert note_seen(place) == "the garage"

@@ -154,6 +154,8 @@ async def test_agents_and_edges_are_listed_by_commands_of_their_own(tmp_path: Pa
         assert "default" in lines[0]
         assert "Looks things up." in lines[0]
         assert "unknown skills: nowhere" in listed.err
+        assert "agent researcher: no capabilities, so no tools; set `capabilities`" in listed.err
+        assert "agent evoclaw:" not in listed.err
         assert "`evoclaw edges`" in listed.err
         shown = await place.type("agents", "show", "researcher", "--json")
         assert json.loads(shown.out)["unknown_skills"] == ["nowhere"]

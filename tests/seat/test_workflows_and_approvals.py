@@ -127,10 +127,14 @@ async def test_looking_asks_nobody_and_always_is_narrow(tmp_path: Path) -> None:
 
         ran = await place.type("chat", stdin=b"show it\n")
         assert ran.code == exits.OK, ran.err
+        assert "✔ canvas on orchestrator: " in ran.err
         assert "tea at four" in str(place.up.models.asked[-1].body["messages"])
         ran = await place.type("chat", stdin=b"write it\n")
         assert ran.code == exits.WAITING
         waiting = await waiting_approval(place, "write")
+        how = f"edge_call needs an approval: `evoclaw approvals approve {waiting['id']}` or deny"
+        assert how in ran.out
+        assert "approvals" not in ran.err and "answered" not in ran.err, "it is said once"
         assert "edge_call" in waiting["covers"] and "path `x` only" in waiting["covers"]
 
         async with terminal(place.up.shell, "chat") as seen:
@@ -141,6 +145,7 @@ async def test_looking_asks_nobody_and_always_is_narrow(tmp_path: Path) -> None:
             await seen.send_line("change")
             shown = await seen.expect("say why not: ")
             assert "exactly the command `ls; touch x`" in shown
+            assert "waiting" not in seen.seen, "the question says it"
             seen.type("n\n")
             await seen.expect("done")
         assert not (place.up.workspace / "x").exists()

@@ -170,7 +170,7 @@ def _sandbox_rows() -> Rows:
 
 def _audit_rows() -> Rows:
     values = {
-        "days": "3", "hot": "5", "cold": '"none"', "cold_token_file": '"/t"',
+        "days": "3", "cold": '"none"', "cold_token_file": '"/t"',
         "ship_seconds": "5", "spool_bytes": "70000",
         "when_full": '"drop"', "parameter_chars": "20",
     }  # fmt: skip

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import aiohttp
 import jwt as jwt_library
-import msgspec
 from msgspec.structs import fields, replace
 
 from evoclaw.core.errors import ToolFailure
@@ -33,7 +31,7 @@ from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.tools.define import tool as define
 from evoclaw.wiring import store
 from evoclaw.wiring.fleet import find_broker, open_fleet
-from evoclaw.wiring.http import access_for, serving_http
+from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
 from evoclaw.wiring.runtime import Runtime
 from tests.settings.rows import (
@@ -53,6 +51,7 @@ from tests.settings.rows import (
     table,
     tool,
 )
+from tests.settings.server_rows import SERVER_ROWS
 
 AGENT = '[[agents]]\nid = "one"\ncapabilities = ["*"]\n'
 BROKER = '[broker]\nurl = "mqtt://127.0.0.1:1"\n'
@@ -173,20 +172,6 @@ async def checkpoints(made: Runtime) -> int:
         await asyncio.to_thread(audit.flush)
     last = await asyncio.to_thread(audit.warm.last_checkpoint)
     return 0 if last is None else last.seq
-
-
-async def big_body(here: Built) -> int:
-    """The status of a request with a body of three kilobytes."""
-    made = await here.service()
-    server = replace(made.settings.server, port=0)
-    url = await here.stack.enter_async_context(serving_http(made, server, here.env))
-    login = msgspec.json.decode(await asyncio.to_thread((here.folder / "api.json").read_bytes))
-    headers = {"authorization": f"Bearer {login['token']}"}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(f"{url}/v1/runs", data=b" " * 3000, headers=headers) as answer,
-    ):
-        return answer.status
 
 
 def jwt_caller(claims: dict[str, Any]) -> Observe:
@@ -602,7 +587,7 @@ SERVICE_ROWS: Rows = {
     **_held_rows(
         "audit", ("governance", "audit", "settings"),
         {
-            "days": "3", "hot": "5", "cold": '"none"', "cold_token_file": '"/t"',
+            "days": "3", "cold": '"none"', "cold_token_file": '"/t"',
             "ship_seconds": "5", "spool_bytes": "70000",
             "when_full": '"drop"', "parameter_chars": "20",
         },
@@ -628,18 +613,7 @@ SERVICE_ROWS: Rows = {
         lambda here: record_cipher(here.env).seal(b"{}").startswith(SEALED_PREFIX),
     ),
     "store.keep_days": Row("[store]\nkeep_days = 3\n", runtime(deletes_sessions)),
-    **_held_rows(
-        "server", ("settings", "server"),
-        {
-            "host": '"::1"', "port": "9000", "tls_cert": '"c.pem"', "tls_key": '"k.pem"',
-            "names": '["evo.test"]', "origins": '["https://evo.test"]',
-            "body_seconds": "3.5", "requests_per_minute": "7", "burst": "7",
-            "failures_per_minute": "7", "connections": "7", "watchers": "7",
-            "watchers_per_caller": "7", "heartbeat_s": "3.5", "stop_within_s": "0.5",
-        },
-        "",
-    ),
-    "server.max_body_bytes": Row("[server]\nmax_body_bytes = 2048\n", big_body),
+    **SERVER_ROWS,
     "server.tokens.file": Row(TOKEN, tokens),
     "server.tokens.name": Row(TOKEN.replace("robot", "android"), tokens, TOKEN),
     "server.tokens.tenant": Row(f'{TOKEN}tenant = "acme"\n', tokens, TOKEN),

@@ -6,6 +6,7 @@ A new key needs a row in `service_rows.py` or `edge_rows.py`.
 from __future__ import annotations
 
 import re
+import socket
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from evoclaw.config.agent_toml import EdgeConfig, read_agent_toml
 from evoclaw.config.evoclaw_toml import EvoClawConfig, read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
+from evoclaw.wiring.http import serving_http
 from tests.settings.edge_rows import EDGE_ROWS
 from tests.settings.rows import ROOT, Elsewhere, Refused, Row, Rows, built, keys_of, seen
 from tests.settings.service_rows import SERVICE_ROWS
@@ -63,6 +65,19 @@ async def test_a_setting_has_an_effect(
     assert not same, f"these change nothing: {same}: {changed}"
 
 
+@pytest.mark.process
+async def test_the_service_listens_on_the_port_of_its_settings(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    text = f"[server]\nport = {port}\n"
+    async with built(tmp_path / "home", "evoclaw.toml", text) as here:
+        made = await here.service()
+        async with serving_http(made, made.settings.server, here.env) as url:
+            assert url == f"http://127.0.0.1:{port}"
+            with socket.create_connection(("127.0.0.1", port), timeout=10):
+                pass
+
+
 @pytest.mark.parametrize(("file", "key"), rows_of(Refused))
 async def test_a_setting_that_could_have_no_effect_is_refused(
     file: str, key: str, tmp_path: Path
@@ -91,5 +106,5 @@ def test_the_tests_that_rows_name_are_about_their_keys() -> None:
 def texts(path: str) -> str:
     """The text of a test file, or of all those in a folder but these here."""
     place = ROOT / path
-    files = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
-    return "\n".join(one.read_text() for one in files if one.parent != HERE)
+    files = [one for one in sorted(place.rglob("test_*.py")) if one.parent != HERE]
+    return "\n".join(one.read_text() for one in (files if place.is_dir() else [place]))

@@ -100,6 +100,13 @@ class _OtherShell(Shell):
         return Typed(process.returncode or 0, out.decode(), err.decode())
 
 
+def add_address(address: str) -> None:
+    """Give this namespace, which must be one of its own, an address that it serves."""
+    assert os.environ.get(INSIDE_VARIABLE), "this would change the network of the machine"
+    _run("ip", "link", "set", "lo", "up")
+    _run("ip", "address", "add", f"{address}/32", "dev", "lo")
+
+
 @contextmanager
 def other_machine() -> Generator[OtherMachine]:
     """Another namespace, connected with this one, which must be a namespace of its own."""

@@ -72,7 +72,7 @@ async def running_server(
         ws="none",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.connections,
+        limit_concurrency=settings.connections + 1,  # uvicorn refuses the one that reaches it
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
         timeout_graceful_shutdown=max(1, round(settings.stop_within_s)),
         ssl_certfile=_path_text(settings.tls_cert),

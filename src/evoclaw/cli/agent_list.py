@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ def _list(*, as_json: bool) -> int:
         mark = "default" if number == 0 else ""
         model = agent.model or "default model"
         print_out(f"{agent.name:20} {mark:8} {one_line(model):24} {clean(one_line(about))}")
+    _print_tool_hints(found.values())
     for name, skills in missing.items():
         print_err(f"agent {name}: unknown skills: {', '.join(skills)}; see `evoclaw skills list`")
     print_err("machines are listed by `evoclaw edges`")
@@ -83,7 +85,18 @@ def _show(context: click.Context, name: str, *, as_json: bool) -> int:
         if value not in ("", None, [], {}):
             shown = ", ".join(map(str, value)) if is_array(value) else value
             print_out(f"{key:18} {clean(str(shown))}")
+    _print_tool_hints([found[name]])
     return exits.OK
+
+
+def _print_tool_hints(agents: Iterable[Agent]) -> None:
+    """Say why an agent gets no tools, and how it gets some."""
+    for agent in agents:
+        if not agent.capabilities:
+            print_err(
+                f"agent {agent.name}: no capabilities, so no tools; set `capabilities` in its "
+                'definition, such as ["file_read"] or ["*"], within what [orchestrator] allows'
+            )
 
 
 def _show_edge(context: click.Context, name: str, found: dict[str, Agent], *, as_json: bool) -> int:

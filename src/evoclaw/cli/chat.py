@@ -27,12 +27,12 @@ from evoclaw.cli.interactive_run import InteractiveRun
 from evoclaw.cli.line_reader import LineReader
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err
-from evoclaw.cli.render import renderer
+from evoclaw.cli.render import answer_hint, renderer
 from evoclaw.cli.stop_notice import convert_stops, stop_lines
 from evoclaw.cli.terminal import is_interactive
 from evoclaw.cli.terminal_text import clean, decode_input, one_line
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.events import RunFinished, StopReason
+from evoclaw.core.events import RunFinished
 from evoclaw.core.messages import JSON
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class _Chat:
         self.attended = is_interactive() and not options.as_json
         self._position = ChatPosition(session=options.session, agent=options.agent, on=options.on)
         self._code = exits.OK
-        self._renderer = renderer(json=options.as_json)
+        self._renderer = renderer(json=options.as_json, attended=self.attended)
         """One for all runs: it prints the model and the tools again only if they change."""
 
     def enter_session(self) -> None:
@@ -197,10 +197,9 @@ class _Chat:
     def _update(self, talk: InteractiveRun, end: RunFinished | None) -> None:
         self._position = self._position.after(talk.run)
         self._code = exits.CANCELLED if end is None else exits.BY_STOP[end.stop]
-        if end is not None and end.stop is StopReason.WAITING and not self.attended:
-            print_err(
-                "the run waits for a person: see `evoclaw approvals`, or continue in a terminal"
-            )
+        session_id = str(talk.run.get("session_id", ""))
+        if end and not self.attended and (hint := answer_hint(end, session_id)):
+            print_err(hint)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)

@@ -34,7 +34,7 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import JSON, ToolResult
-from evoclaw.core.ports import Sink
+from evoclaw.core.ports import Decision, Sink
 from evoclaw.store.sessions.recordings import encode_record
 
 CTRL_C_HINT = "Ctrl-C to give up"
@@ -57,10 +57,27 @@ class TerminalRenderer:
     """Prints text as it is generated, and a line when a call starts and ends, with its output."""
 
     def __init__(
-        self, out: TextIO, err: TextIO, *, colour: bool, give_up: str = CTRL_C_HINT
+        self,
+        out: TextIO,
+        err: TextIO,
+        *,
+        colour: bool,
+        give_up: str = CTRL_C_HINT,
+        attended: bool = False,
     ) -> None:
-        """Print to two streams; `give_up` says how the user ends a call that waits."""
+        """Print to two streams.
+
+        Args:
+            out: For the text of the model.
+            err: For everything else.
+            colour: Whether to use colours.
+            give_up: How the user ends a call that waits.
+            attended: Whether the user is asked here as soon as the run waits for an answer.
+        """
         self._out, self._err, self._colour, self._give_up = out, err, colour, give_up
+        self._attended = attended
+        self._machines: dict[str, str] = {}
+        """The machines of the calls that run, by call id."""
         self._shown = ""
         """The text of the model in the current turn."""
         self._failed_reply: tuple[str, str] | None = None
@@ -80,6 +97,8 @@ class TerminalRenderer:
                 self._err.flush()
             case Replied():
                 self._end_line()
+            case RunFinished(StopReason.WAITING) if self._attended:
+                self._shown = ""  # the question follows
             case RunFinished():
                 self._finish(event)
             case CallDelayed():
@@ -123,9 +142,12 @@ class TerminalRenderer:
             case CallJudged(_, "ask", _, reason, machine):
                 where = f"{on_machine(machine)[1:]}: " if machine else ""
                 self._note(f"? {where}{one_line(reason, 200)}", "yellow")
+            case ApprovalAnswered(_, Decision.PENDING):
+                pass  # the end of the run says what it waits for
             case ApprovalAnswered(_, decision, reason):
                 self._note(f"  {_decided(decision, one_line(reason))}", "yellow")
-            case CallStarted(_, name, arguments, machine=machine):
+            case CallStarted(call_id, name, arguments, machine=machine):
+                self._machines[call_id] = machine
                 self._note(f"▶ {name}{on_machine(machine)}{_arguments(arguments)}", "cyan")
             case CallOutput(_, text):
                 for line in clean(text).splitlines():
@@ -146,7 +168,8 @@ class TerminalRenderer:
         self._note(text, "yellow")
 
     def _show_result(self, result: ToolResult) -> None:
-        where = on_machine(machine_of(result))
+        started_on = self._machines.pop(result.call_id, "")
+        where = on_machine(machine_of(result) or started_on)
         if result.error is None:
             lines = result.text.count("\n") + bool(result.text)
             size = f"{lines} line{'s' * (lines != 1)}, {len(result.text)} characters"
@@ -208,7 +231,6 @@ _DECIDED = {
     "once": "approved once",
     "session": "approved for this session",
     "deny": "denied",
-    "pending": "not answered yet",
 }
 
 
@@ -232,9 +254,18 @@ def _value(value: JSON) -> str:
     return one_line(msgspec.json.encode(value).decode())
 
 
-def renderer(*, json: bool, give_up: str = CTRL_C_HINT) -> Sink:
+def answer_hint(end: RunFinished, session_id: str) -> str:
+    """Where the user answers what a run waits for; empty if the end of the run says that."""
+    if end.stop is not StopReason.WAITING or "evoclaw approvals" in end.reason:
+        return ""
+    return f"answer it in a terminal: evoclaw chat --session {session_id}"
+
+
+def renderer(*, json: bool, give_up: str = CTRL_C_HINT, attended: bool = False) -> Sink:
     """The renderer for this process: JSON lines, or text for a terminal."""
     if json:
         return JsonLinesRenderer(sys.stdout)
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    return TerminalRenderer(sys.stdout, sys.stderr, colour=colour, give_up=give_up)
+    return TerminalRenderer(
+        sys.stdout, sys.stderr, colour=colour, give_up=give_up, attended=attended
+    )

@@ -14,7 +14,7 @@ from evoclaw.cli import exits, service_api
 from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.render import renderer
+from evoclaw.cli.render import answer_hint, renderer
 from evoclaw.cli.service_api import get_run, watch_records
 from evoclaw.cli.terminal_text import (
     clean,
@@ -184,7 +184,9 @@ async def _follow(client: ServiceClient, run_id: str, after: int, *, as_json: bo
         stop = (await get_run(client, run_id)).get("stop")
         return exits.BY_STOP[StopReason(stop)] if stop in set(StopReason) else exits.FAILED
     if end.stop is StopReason.WAITING:
-        print_err("the run waits for a person: see `evoclaw approvals`")
+        session_id = str((await get_run(client, run_id)).get("session_id", ""))
+        if hint := answer_hint(end, session_id):
+            print_err(hint)
     return exits.BY_STOP[end.stop]
 
 

@@ -19,6 +19,7 @@ from evoclaw.config.paths import (
     write_private,
 )
 from evoclaw.config.shared_settings import (
+    REMOVED_KEYS,
     BrokerConfig,
     Engine,
     McpConfig,
@@ -230,6 +231,7 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
     _move_summary(document)
     document.move_table("agent", _AGENT_TABLE_KEYS)
     _move_summary(document)
+    document.refuse(REMOVED_KEYS)
     document.check_keys(EdgeConfig)
     document.apply_environment(EdgeConfig, "EVOCLAW_EDGE", env, path_decoder(Path.cwd(), env))
     document.refuse(WITHOUT_EFFECT)

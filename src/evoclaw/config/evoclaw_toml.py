@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from evoclaw.api.settings import ServerSettings
 from evoclaw.config.paths import default_data_folder, path_decoder, read_text
 from evoclaw.config.shared_settings import (
+    REMOVED_KEYS,
     BrokerConfig,
     Engine,
     McpConfig,
@@ -279,6 +280,7 @@ def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfi
     name, text = ("the settings", "") if path is None else (str(path), read_text(path))
     document = TomlDocument(name, _EMPTY_AGENTS_TABLE.sub("", text), password_hint=_PASSWORD_HINT)
     document.move_table("tools", _TOOLS_TABLE_KEYS)
+    document.refuse(REMOVED_KEYS)
     document.check_keys(EvoClawConfig)
     document.apply_environment(EvoClawConfig, "EVOCLAW", env, path_decoder(Path.cwd(), env))
     home = default_data_folder(env)

@@ -25,6 +25,10 @@ PERMISSIONS = (
     "device_write",
 )  # fmt: skip
 """The permissions of the built-in tools; tools of skills may need others."""
+REMOVED_KEYS: Mapping[KeyPath, str] = {
+    ("audit", "hot"): "was removed: it sized a buffer that nothing read; delete the line",
+}
+"""Keys of older versions, in both files."""
 
 
 class BrokerConfig(Struct, frozen=True, kw_only=True):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable
-from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from evoclaw.core.encoding import json_digest
 from evoclaw.core.messages import JSON, is_object
-from evoclaw.core.redaction import Redactor
+from evoclaw.core.redaction import Redactor, secret_fields_of
 from evoclaw.core.tools import ANY_RESOURCE, Call, Tool
 from evoclaw.shell.calls import SHELL_TOOLS
 from evoclaw.shell.effects import Effects, names
@@ -48,10 +47,6 @@ _GIT_OPTION = re.compile(r"-[^-].*|--oneline|--(?!o|e|te|up|rec|$).*")
 """Options of git that neither name a program nor an output file, in no abbreviation."""
 
 
-Shown: TypeAlias = Callable[[str], str]
-"""Cuts a text, and removes its secrets."""
-
-
 class ApprovalTarget(Struct, frozen=True):
     """A set of calls of one tool: two calls have equal targets if `always` covers both."""
 
@@ -61,6 +56,22 @@ class ApprovalTarget(Struct, frozen=True):
     """Of what the text may show in part only."""
 
 
+class Shown(Struct, frozen=True):
+    """Texts as people see them: cut, and without secrets."""
+
+    redactor: Redactor
+
+    def __call__(self, text: str) -> str:
+        """A text that stands for itself, such as a path."""
+        return self.redactor.text(text, MAX_TARGET_CHARS)
+
+    def arguments(self, arguments: dict[str, JSON], tool: Tool | None) -> str:
+        """The arguments of a call on one line; those that are secret by their schema are hidden."""
+        marks = None if tool is None else secret_fields_of(tool.parameters)
+        line = msgspec.json.encode(self.redactor.value(arguments, marks)).decode()
+        return line if len(line) <= MAX_TARGET_CHARS else f"{line[:MAX_TARGET_CHARS]}…"
+
+
 def target_of(call: Call, redactor: Redactor) -> ApprovalTarget:
     """The calls of the same tool that an approval of this one covers beyond it.
 
@@ -68,10 +79,7 @@ def target_of(call: Call, redactor: Redactor) -> ApprovalTarget:
         call: The call.
         redactor: Removes secrets from the text, which is stored and shown.
     """
-
-    def shown(text: str) -> str:
-        return redactor.text(text, MAX_TARGET_CHARS)
-
+    shown = Shown(redactor)
     if call.name in FORWARDING_TOOLS:
         return _forwarded(call.arguments, shown)
     return _target(call.name, call.tool, call.arguments, shown)
@@ -91,14 +99,14 @@ def _target(
         return _resources({"path": path}, shown)
     if tool is not None and not tool.has_side_effects:
         return ApprovalTarget("any arguments")
-    return _exactly("exactly these arguments", arguments)
+    return _same_arguments(arguments, tool, shown)
 
 
 def _forwarded(arguments: dict[str, JSON], shown: Shown) -> ApprovalTarget:
     """The target of the call that another machine gets."""
     action, params = arguments.get("what") or arguments.get("action"), arguments.get("params")
     if not isinstance(action, str) or not is_object(params):
-        return _exactly("exactly these arguments", arguments)
+        return _same_arguments(arguments, None, shown)
     inner = _target(action, None, params, shown)
     rest = {key: value for key, value in arguments.items() if key not in ("params", "timeout_ms")}
     return ApprovalTarget(f"{shown(action)} with {inner.text}", json_digest([rest, inner.sha256]))
@@ -160,6 +168,15 @@ def _resources(values: dict[str, str], shown: Shown) -> ApprovalTarget:
     return ApprovalTarget(f"{named} only", json_digest(plain))
 
 
+def _same_arguments(arguments: dict[str, JSON], tool: Tool | None, shown: Shown) -> ApprovalTarget:
+    same = _without_timeout(arguments)
+    text = f"exactly the arguments `{shown.arguments(same, tool)}`" if same else "no arguments"
+    return _exactly(text, arguments)
+
+
 def _exactly(text: str, arguments: dict[str, JSON]) -> ApprovalTarget:
-    same = {key: value for key, value in arguments.items() if key != "timeout_ms"}
-    return ApprovalTarget(text, json_digest(same))
+    return ApprovalTarget(text, json_digest(_without_timeout(arguments)))
+
+
+def _without_timeout(arguments: dict[str, JSON]) -> dict[str, JSON]:
+    return {key: value for key, value in arguments.items() if key != "timeout_ms"}

@@ -198,7 +198,11 @@ function dispatch(frame, cursor, onEvent) {
     cursor.again = true;
     return;
   }
-  onEvent(type, value, id);
+  try {
+    onEvent(type, value, id);
+  } catch (cause) {
+    reportError(cause); // a bug in the dashboard: reconnecting would only hide it
+  }
 }
 
 function pause(milliseconds, signal) {

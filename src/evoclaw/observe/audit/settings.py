@@ -16,8 +16,6 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """Whether the audit is written."""
     days: Annotated[int, Meta(ge=1, le=3650)] = 7
     """For which warm files are kept at least; longer until the cold tier has them."""
-    hot: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """Records kept in memory."""
     cold: str = "sqlite"
     """`sqlite` (beside the warm files), `sqlite:FILE`, `libsql://…`, `http(s)://…` (a libSQL
     server), `postgresql://…`, or `none`: then warm files are never deleted."""

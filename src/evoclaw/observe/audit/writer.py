@@ -11,7 +11,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from evoclaw.core.ports import ALLOW, Deny, Verdict
 from evoclaw.core.redaction import Redactor, secrets_in
 from evoclaw.core.tools import Call
 from evoclaw.observe.audit.checkpoints import AuditKey
-from evoclaw.observe.audit.records import ENCODING_ERRORS, Fields, SealedRecord, plain, stamp
+from evoclaw.observe.audit.records import ENCODING_ERRORS, Fields, plain, stamp
 from evoclaw.observe.audit.settings import DEFAULT_SETTINGS, AuditError, AuditSettings
 from evoclaw.observe.audit.sink import AuditContext, AuditDraft, AuditSink, read_arguments
 from evoclaw.observe.audit.warm import WarmTier, spool_size
@@ -82,8 +81,6 @@ class Audit:
         self._clock, self._monotonic = clock, monotonic
         self._clock_offset = clock() - monotonic()
         """The wall clock when the monotonic clock was 0."""
-        self.hot: deque[SealedRecord] = deque(maxlen=settings.hot)
-        """The newest records of this process."""
         self._drafts: SimpleQueue[AuditDraft | threading.Event | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -187,7 +184,7 @@ class Audit:
         """Write, and retry until that succeeds or the audit is closed."""
         while True:
             try:
-                sealed = self.warm.append(records, self._clock())
+                self.warm.append(records, self._clock())
             except (OSError, AuditError) as problem:
                 self.failing = f"{problem} ({self.warm.folder})"
                 if self._closed:
@@ -195,7 +192,6 @@ class Audit:
                 time.sleep(WRITE_RETRY_DELAY_S)
                 continue
             self.failing = ""
-            self.hot.extend(sealed)
             return True
 
     def _sync(self) -> bool:

@@ -391,7 +391,7 @@ def _in_force(case: ApprovalCase | None) -> str:
 
 def _instructions(request: ApprovalRequest) -> str:
     return (
-        f"{request.scope.tool} waits for a person: `evoclaw approvals approve {request.id}` "
+        f"{request.scope.tool} needs an approval: `evoclaw approvals approve {request.id}` "
         "or deny, "
         f"within {_duration(request.expires_at - request.asked_at)}"
     )

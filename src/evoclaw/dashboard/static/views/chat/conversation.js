@@ -56,7 +56,7 @@ export class Conversation {
   /** Load the history, and follow the open runs. */
   async begin() {
     try {
-      const found = await this.history.load(this.session.messages || 0);
+      const found = await this.history.load();
       for (const run of found) this.seen.add(run.run_id);
       this.last = found[0] || null;
       for (const run of found.filter((one) => one.state !== "ended").reverse()) this.add(run);
@@ -90,8 +90,10 @@ export class Conversation {
     }
   }
 
+  /** Whether a run is not in the history: compared with its runs, as clocks may differ. */
   isNew(run) {
-    return !this.seen.has(run.run_id) && (run.state !== "ended" || run.began_at > this.opened);
+    if (this.seen.has(run.run_id)) return false;
+    return run.state !== "ended" || run.began_at >= (this.last?.began_at ?? 0);
   }
 
   /** Add a run; runs are followed one after the other. */

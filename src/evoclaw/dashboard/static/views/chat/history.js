@@ -20,13 +20,15 @@ export class History {
     this.older.hidden = true;
   }
 
-  /** Load the last page. `count`: of all messages; returns the runs, the newest first. */
-  async load(count) {
+  /** Load the last page; returns the runs, the newest first. */
+  async load() {
     const page = await this.askRuns("");
-    this.first = count;
-    const found = [...page];
-    this.runs = found;
-    if (count) await this.loadOlder();
+    // Counted after the runs were read: a run that had ended by then has all its messages.
+    const path = `/v1/sessions/${this.sessionId}`;
+    const { messages } = await get(path, null, { signal: this.signal });
+    this.first = messages;
+    this.runs = [...page];
+    if (messages) await this.loadOlder();
     return page;
   }
 

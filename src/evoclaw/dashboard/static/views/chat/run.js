@@ -71,13 +71,13 @@ export class LiveRun {
     this.act.changed(this);
   }
 
-  /** Follow the run until it has ended. */
+  /** Follow the run until all its records came, also if the list of runs says that it has ended. */
   async follow(signal) {
     const path = `/v1/runs/${this.id}/events?follow=true`;
     const onEvent = (type, record) => this.take(type, record);
     try {
-      while (!this.ended && !signal.aborted) {
-        const seen = whileSeen(signal);
+      for (let complete = false; !complete && !signal.aborted;) {
+        const seen = whileSeen(signal), wasEnded = this.ended;
         await follow(path, { signal: seen, onEvent, after: this.seq ? String(this.seq) : "" });
         if (signal.aborted) return;
         if (seen.aborted) {
@@ -85,6 +85,7 @@ export class LiveRun {
           continue;
         }
         this.update(await get(`/v1/runs/${this.id}`, null, { signal }));
+        complete = this.finished || wasEnded;
         if (!this.ended) await new Promise((resolve) => setTimeout(resolve, 500));
       }
     } catch (cause) {
@@ -218,6 +219,7 @@ export class LiveRun {
   on_run_finished(event, at) {
     const { stop, text, reason, turns, calls, usage = {}, cost } = event;
     const state = stop === "waiting" ? "waiting" : "ended";
+    this.finished = state === "ended";
     this.reply?.draw();
     this.reply?.setStatus("");
     this.state(state, { stop, text, reason, turns: turns || 0, calls: calls || 0,
