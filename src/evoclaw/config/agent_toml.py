@@ -16,7 +16,6 @@ from evoclaw.config.paths import (
     harmless_files,
     path_decoder,
     read_text,
-    write_private,
 )
 from evoclaw.config.shared_settings import (
     BrokerConfig,
@@ -40,6 +39,7 @@ from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
+from evoclaw.transport.private_files import write_private
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
@@ -222,7 +222,7 @@ def write_agent_toml(path: Path, values: Mapping[str, JSON], *, replace: bool = 
     _read(str(path), text, path.parent, {})
     if path.exists() and not replace:
         raise ConfigError(f"{path} already exists; move it away first")
-    write_private(path, text)
+    write_private(path, text.encode())
 
 
 def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeConfig:
@@ -311,7 +311,7 @@ def edge_name(data: Path) -> str:
         return read_text(stored).strip()
     # Earlier versions called this edge `local`: it keeps its journal and its receipts.
     name = "local" if (data / "edge" / "local").exists() else machine_name()
-    write_private(stored, name)
+    write_private(stored, name.encode())
     return name
 
 

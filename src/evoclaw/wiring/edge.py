@@ -24,13 +24,13 @@ PASSWORD_VARIABLE = "EVOCLAW_EDGE_PASSWORD"
 async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator[Edge]:
     """The edge of an `agent.toml` and the environment; closed when the block ends."""
     from evoclaw.config import broker_password, read_agent_toml
-    from evoclaw.config.paths import make_private_folder
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.transport.broker_accounts import client_id
+    from evoclaw.transport.private_files import make_private_folder
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.edge_runtime import open_edge_runtime
 
