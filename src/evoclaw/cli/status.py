@@ -16,6 +16,7 @@ from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.prometheus import parse_metrics, tool_metrics
 from evoclaw.cli.stop_notice import convert_stops, local_stops, stop_lines
 from evoclaw.cli.terminal_text import clean, one_line, text_of
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 
 MAX_COUNTED_RUNS = 200
@@ -31,8 +32,9 @@ def status(*, by_tool: bool, as_json: bool) -> int:
         return asyncio.run(_status(by_tool=by_tool, as_json=as_json))
     except ServiceNotRunning as problem:
         if as_json:
-            print_out({"up": False, "why": str(problem)})
+            print_out({"up": False, "why": str(problem), "keys": _lost_key()})
         else:
+            _print_lost_key()
             for line in stop_lines(local_stops(os.environ)):
                 print_out(line)
             print_err(f"evoclaw: {problem}")
@@ -49,11 +51,27 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
             return exits.OK
         found = await _fetch_status(client)
         found["stops"] = await service_api.list_stops(client)
+        found["keys"] = _lost_key()
     if as_json:
         print_out(found)
     else:
         _show(found)
     return exits.OK if found["ready"] else exits.FAILED
+
+
+def _lost_key() -> str:
+    """Why stored runs of this machine cannot be read after the next start; empty if they can."""
+    from evoclaw.wiring.record_key import record_key
+
+    try:
+        return record_key(os.environ).problem()
+    except ConfigError as problem:
+        return str(problem)
+
+
+def _print_lost_key() -> None:
+    if problem := _lost_key():
+        print_out(f"KEY LOST   {clean(problem)}")
 
 
 async def _fetch_status(client: ServiceClient) -> dict[str, JSON]:
@@ -128,6 +146,7 @@ def _show(found: dict[str, JSON]) -> None:
     print_out(
         f"{found['url']}: {readiness} ({clean(parts)}), version {clean(str(found['version']))}"
     )
+    _print_lost_key()
     if found["damage"]:
         _line("DAMAGE", found["damage"], _describe_damage)
     _line("edges", found["edges"], _describe_edges)

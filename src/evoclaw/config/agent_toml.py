@@ -158,6 +158,9 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     read_roots: tuple[Path, ...] = ()
     """Folders and files besides the workspace that tools may read."""
     data: Path
+    key_file: Path | None = None
+    """The key that encrypts the journal; created if it is missing. Not set:
+    `~/.config/evoclaw/edge.key` for data in `~/.evoclaw`, otherwise no encryption."""
     heartbeat_s: Annotated[int, Meta(ge=1, le=3600)] = 30
     orchestrator_keys: tuple[NonEmptyText, ...] = ()
     """Public keys; if any is set, each command needs a grant signed by one of them."""
