@@ -22,11 +22,18 @@ from evoclaw.core.messages import (
     TextBlock,
     ToolCall,
     ToolResult,
+    is_array,
     is_object,
     labelled,
 )
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Progress
+from evoclaw.core.reported_usage import (
+    MODEL_USAGE_KEY,
+    report_usage,
+    reported_usage,
+    sum_usage,
+)
 from evoclaw.core.tools import Call, Tool, missing_permissions
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import current_traceparent
@@ -427,14 +434,23 @@ def _answered(member: Member, call: Call, outcome: Outcome) -> ToolResult:
     # The text of another model, which may have read anything; tools label their own results.
     blocks = labelled(result.blocks, Label(untrusted=True, sources=(member.agent_id,)))
     details = {**result.details, "agent": member.agent_id}
+    if is_array(details.get("calls")):
+        del details["calls"]  # only the orchestrator lists nested calls; an edge counts its calls
+    if (used := reported_usage(outcome.details)) is not None:
+        details |= report_usage(*used)
     return replace(result, blocks=blocks, details=details)
 
 
 def _summary(result: ToolResult) -> JSON:
     """What became of a nested call, for the details of the call that asked the edge."""
-    kept = ("agent", "agents", "path", "receipt", "receipts", "calls")
+    kept = ("agent", "agents", "path", "receipt", "receipts", "calls", MODEL_USAGE_KEY)
     found = {key: result.details[key] for key in kept if key in result.details}
     return {"tool": result.name, "outcome": str(result.error or "ok"), **found}
+
+
+def _nested_calls(result: ToolResult) -> list[JSON]:
+    calls: JSON = result.details.get("calls")
+    return calls if is_array(calls) else []
 
 
 def _tool(online: Sequence[Member], home: str) -> Tool:
@@ -537,6 +553,11 @@ def _combine(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
     ]
     if receipts:
         details["receipts"] = receipts
+    calls = [call for found in results.values() for call in _nested_calls(found)]
+    if calls:
+        details["calls"] = calls
+    if (used := sum_usage(reported_usage(found.details) for found in results.values())) is not None:
+        details |= report_usage(*used)
     errors = [result.error for result in results.values() if result.error is not None]
     if len(errors) == len(results):
         block = ErrorBlock(errors[0], "\n\n".join(texts))
