@@ -29,7 +29,7 @@ async def test_a_lost_key_is_reported_everywhere_and_replaced_only_on_request(
     async with seat(tmp_path) as here:
         garage = await here.add_edge("garage")
         await _run_a_call_and_look_into_the_journal(here, garage)
-        assert "KEY LOST" not in (await here.type("status")).out
+        assert "is missing: restore" not in (await here.type("status")).out
         await garage.end()
         await here.up.stop()
 
@@ -48,7 +48,9 @@ async def test_a_lost_key_is_reported_everywhere_and_replaced_only_on_request(
         client = await here.up.start()
         assert len(ok(await client.get("/v1/runs"))["items"]) == 1, "the restored key reads it"
         key.unlink()
-        assert "KEY LOST" in (await here.type("status")).out, "also while the service still runs"
+        assert "is missing: restore" in (await here.type("status")).out, (
+            "also while the service still runs"
+        )
         await here.up.stop()
 
         renewed = await here.type("keys", "renew", "--yes")
@@ -59,7 +61,7 @@ async def test_a_lost_key_is_reported_everywhere_and_replaced_only_on_request(
         assert ok(await client.get("/v1/runs"))["items"] == []
         here.up.models.scripts["again"] = "say here"
         await wait_for_state(client, await start_run(client, "again"), ENDED)
-        assert "KEY LOST" not in (await here.type("status")).out
+        assert "is missing: restore" not in (await here.type("status")).out
 
         await _lose_the_key_of_the_edge(here, garage)
 
@@ -84,7 +86,9 @@ async def _expect_refusals(here: Seat) -> None:
     advice = "records.key is missing: restore that file from a backup"
     assert last.startswith("evoclaw: ") and advice in last and "evoclaw keys renew" in last
     status = await here.type("status")
-    assert "KEY LOST" in status.out and advice in status.out, status.out
+    assert f"KEY        what {here.up.home} holds" in status.out and advice in status.out, (
+        status.out
+    )
     doctor = await here.type("doctor")
     (line,) = [line for line in doctor.out.splitlines() if line.split()[:2] == ["--", "keys"]]
     assert advice in line

@@ -32,9 +32,9 @@ def status(*, by_tool: bool, as_json: bool) -> int:
         return asyncio.run(_status(by_tool=by_tool, as_json=as_json))
     except ServiceNotRunning as problem:
         if as_json:
-            print_out({"up": False, "why": str(problem), "keys": _lost_key()})
+            print_out({"up": False, "why": str(problem), "keys": _key_problem()})
         else:
-            _print_lost_key()
+            _print_key_problem()
             for line in stop_lines(local_stops(os.environ)):
                 print_out(line)
             print_err(f"evoclaw: {problem}")
@@ -51,7 +51,7 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
             return exits.OK
         found = await _fetch_status(client)
         found["stops"] = await service_api.list_stops(client)
-        found["keys"] = _lost_key()
+        found["keys"] = _key_problem()
     if as_json:
         print_out(found)
     else:
@@ -59,19 +59,24 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
     return exits.OK if found["ready"] else exits.FAILED
 
 
-def _lost_key() -> str:
-    """Why stored runs of this machine cannot be read after the next start; empty if they can."""
-    from evoclaw.wiring.record_key import record_key
+def _key_problem() -> str:
+    """Why a key of this machine does not fit its stored data; empty if all do."""
+    from evoclaw.wiring.record_key import describe_keys, record_key
 
     try:
-        return record_key(os.environ).problem()
+        record_key(os.environ)
+    except ConfigError:
+        return ""  # the settings cannot be read: `evoclaw doctor` says why
+    try:
+        ok, text = describe_keys(os.environ)
     except ConfigError as problem:
         return str(problem)
+    return "" if ok else text
 
 
-def _print_lost_key() -> None:
-    if problem := _lost_key():
-        print_out(f"KEY LOST   {clean(problem)}")
+def _print_key_problem() -> None:
+    if problem := _key_problem():
+        print_out(f"{'KEY':10} {clean(problem)}")
 
 
 async def _fetch_status(client: ServiceClient) -> dict[str, JSON]:
@@ -146,7 +151,7 @@ def _show(found: dict[str, JSON]) -> None:
     print_out(
         f"{found['url']}: {readiness} ({clean(parts)}), version {clean(str(found['version']))}"
     )
-    _print_lost_key()
+    _print_key_problem()
     if found["damage"]:
         _line("DAMAGE", found["damage"], _describe_damage)
     _line("edges", found["edges"], _describe_edges)

@@ -35,10 +35,8 @@ async def find_lost_data(env: Mapping[str, str]) -> LostData | None:
 
     key = record_key(env)
     problem = key.problem()
-    if not problem and key.path is not None and key.path.exists():
-        cipher = key.cipher()
-    else:
-        cipher = BlobCipher()
+    present = key.path is not None and key.path.exists()
+    cipher = key.load_or_create() if present else BlobCipher()
     rows = await _unreadable_rows(env, cipher, delete=False)
     recordings = await asyncio.to_thread(_count_recordings, key.folder / "runs", cipher.key_id)
     if not (problem or rows):

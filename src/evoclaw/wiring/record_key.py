@@ -125,9 +125,11 @@ def record_key(env: Mapping[str, str]) -> KeyLocation:
 
 def edge_key(config: EdgeConfig, env: Mapping[str, str]) -> KeyLocation:
     """The key for the journal of an edge: `key_file` in `agent.toml`, or as for an orchestrator."""
+    own = config.data / "agent.toml"  # the edge of `evoclaw up`
+    option = f" --config {own}" if own.exists() else ""
     advice = (
-        "start the edge once with `evoclaw edge --new-key`: it sets its journal aside, and what it "
-        "did before is unknown"
+        f"start the edge once with `evoclaw edge{option} --new-key`: it sets its journal aside, "
+        "and what it did before is unknown"
     )
     if config.key_file is not None:
         return KeyLocation(config.data, config.key_file, True, True, advice)
@@ -138,7 +140,7 @@ def edge_key(config: EdgeConfig, env: Mapping[str, str]) -> KeyLocation:
 def describe_keys(env: Mapping[str, str]) -> tuple[bool, str]:
     """Whether all keys of this machine are there, and a line about them; creates nothing."""
     key = record_key(env)
-    problems = [key.problem(), *_edge_problems(key.folder)]
+    problems = [key.problem(), *_edge_problems(key.folder, env)]
     if found := [problem for problem in problems if problem]:
         return False, "; ".join(found)
     if key.path is None or not (key.seals or key.path.exists()):
@@ -149,12 +151,13 @@ def describe_keys(env: Mapping[str, str]) -> tuple[bool, str]:
     return True, f"{key.path}{used}; keep a backup of it elsewhere"
 
 
-def _edge_problems(folder: Path) -> list[str]:
-    """The lost keys of the edges below a data folder whose settings are there, too."""
+def _edge_problems(folder: Path, env: Mapping[str, str]) -> list[str]:
+    """The lost keys of the edges of this machine: of `evoclaw up`, and of the working folder."""
     from evoclaw.config import read_agent_toml
 
-    files = sorted(folder.glob("edge/*/agent.toml"))
-    return [edge_key(read_agent_toml(path, {}), os.environ).problem() for path in files]
+    files = [*sorted(folder.glob("edge/*/agent.toml")), Path("agent.toml")]
+    own = {name: value for name, value in env.items() if not name.startswith("EVOCLAW_EDGE_")}
+    return [edge_key(read_agent_toml(path, own), env).problem() for path in files if path.exists()]
 
 
 def record_cipher(env: Mapping[str, str]) -> BlobCipher:
