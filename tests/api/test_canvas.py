@@ -45,9 +45,7 @@ async def test_deleting_a_session_deletes_its_canvas(tmp_path: Path) -> None:
         gone, stays = await opened(ann), await opened(ann)
         for session in (gone, stays):
             await canvas(up, session).show(CanvasSheet("x", "markdown"))
-        assert len(list((tmp_path / "canvas").iterdir())) == 4
         assert (await ann.ask("DELETE", f"/v1/sessions/{gone}")).status == 204
-        assert len(list((tmp_path / "canvas").iterdir())) == 2
         assert await canvas(up, gone).current() is None
         assert await canvas(up, stays).current() is not None
 
@@ -61,4 +59,4 @@ async def test_deleting_old_sessions_deletes_their_canvas(tmp_path: Path) -> Non
             await up.house.canvases.of(tenant, session_id).clear()
 
         assert await delete_expired_sessions(up.house.database, time.time() + 1, clear) == 1
-        assert list((tmp_path / "canvas").iterdir()) == []
+        assert await canvas(up, session).current() is None

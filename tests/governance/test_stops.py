@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,20 @@ def test_concurrent_processes_lose_no_stops(tmp_path: Path) -> None:
     assert [process.exitcode for process in each] == [0, 0, 0]
     assert len(file(tmp_path).stops()) == 75
     assert (tmp_path / STOPS_FILE_NAME).stat().st_mode & 0o022 == 0
+
+
+def test_only_the_owner_may_read_the_stop_file(tmp_path: Path) -> None:
+    (tmp_path / f"{STOPS_FILE_NAME}.new").touch(0o644)  # left by a crash of an earlier version
+    file(tmp_path).put(Stop(StopKind.TOOL, "bash", "the reason"))
+    assert stat.S_IMODE((tmp_path / STOPS_FILE_NAME).stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write for others; run as root")
+def test_a_stop_that_root_sets_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65_534, 65_534)
+    file(tmp_path).put(Stop(StopKind.TOOL, "bash"))
+    for name in (STOPS_FILE_NAME, f"{STOPS_FILE_NAME}.lock"):
+        assert (tmp_path / name).stat().st_uid == 65_534, name
 
 
 async def test_stop_all_ends_a_running_call(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import AsyncGenerator
@@ -26,7 +25,7 @@ REFUSED = "permission_denied"
 @asynccontextmanager
 async def orchestrator_of(home: Path) -> AsyncGenerator[Orchestrator]:
     """An orchestrator with the key and the broker login of a data folder, once it sees an edge."""
-    async with open_fleet({"EVOCLAW_HOME": str(home), "HOME": os.environ["HOME"]}) as found:
+    async with open_fleet({"EVOCLAW_HOME": str(home), "HOME": str(home.parent)}) as found:
         await found.wait_for("garage", PATIENCE, tools=False)
         yield found
 

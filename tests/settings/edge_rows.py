@@ -154,6 +154,11 @@ async def users(made: Edge) -> list[str]:
     return await judged((pipeline.policy,), *calls)
 
 
+def encrypts(made: Edge) -> bool:
+    """Whether the journal is encrypted."""
+    return made.parts.journal.database.cipher.seals
+
+
 async def journal(here: Built) -> bool:
     """Whether the journal is in the folder `d`."""
     made = await here.edge()
@@ -288,6 +293,7 @@ EDGE_ROWS: Rows = {
         f'{NAME}read_roots = ["FOLDER/ws"]\n', other_note, f"{NAME}read_roots = []\n"
     ),
     "data": Row(f'{NAME}data = "d"\n', journal, NAME),
+    "key_file": row('key_file = "FOLDER/edge.key"\n', encrypts),
     "heartbeat_s": row("heartbeat_s = 7\n", lambda made: made.hello().heartbeat_s),
     "orchestrator_keys": row(
         f'orchestrator_keys = ["{KEY}"]\n', lambda made: made.parts.check is no_grants

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.store.calls import command_tables, receipts
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Database, Schema
 from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.governance import approvals, ledger
@@ -43,7 +44,11 @@ class Place:
         return isinstance(self.at, Path)
 
     async def open(
-        self, *schemas: Schema, durable: bool = False, patience: float = 5.0
+        self,
+        *schemas: Schema,
+        durable: bool = False,
+        patience: float = 5.0,
+        cipher: BlobCipher | None = None,
     ) -> Database:
         """Open it, for these kinds of store or for all."""
         return await open_database(
@@ -52,6 +57,7 @@ class Place:
             schema=self.schema,
             durable=durable,
             reconnect_timeout_s=patience,
+            cipher=cipher,
         )
 
 

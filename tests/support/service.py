@@ -20,7 +20,6 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Ports, Provider
-from evoclaw.executors.canvases import CanvasFolder
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
@@ -55,7 +54,9 @@ from evoclaw.store.memory import MemoryStore
 from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.store import MetricsStore
 from evoclaw.store.runs import queue as queue_store
+from evoclaw.store.sessions import canvases as canvas_store
 from evoclaw.store.sessions import tables as session_store
+from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.store.workflows import tables as workflow_store
 from evoclaw.store.workflows.workflows import WorkflowStore
@@ -83,6 +84,7 @@ SCHEMAS = (
     memory_store.SCHEMA,
     workflow_store.SCHEMA,
     metrics_tables.SCHEMA,
+    canvas_store.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -176,7 +178,7 @@ class ServiceHarness:
             approved_by=self.approvals.step_approver,
         )
         self.audit = open_audit(folder)
-        self.canvases = CanvasFolder(folder / "canvas")
+        self.canvases = StoredCanvases(database, "the dashboard")
         self.receipts = ReceiptStore(database)
         self.judged = machine_policies(folder, self.ledger, self.audit)
 

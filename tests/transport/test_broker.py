@@ -31,10 +31,10 @@ from evoclaw.transport.broker_accounts import (
     BrokerAccounts,
     BrokerRole,
     client_id,
-    write_private,
 )
 from evoclaw.transport.broker_engines import BrokerTlsFiles
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
+from evoclaw.transport.private_files import write_private
 
 WAIT = 20.0
 """Seconds after which a slow machine is a broken one."""

@@ -50,6 +50,7 @@ async def _doctor(*, as_json: bool) -> int:
         ("data folder", *_folder(data)),
         ("disk", *_disk(data)),
         ("store", *_stores(data)),
+        ("keys", *_keys(env)),
         ("service", *await _service(env)),
         ("broker", *await _broker(data)),
         ("model", *await _model()),
@@ -122,6 +123,16 @@ def _stores(data: Path) -> tuple[bool, str]:
         if result != "ok":
             return False, f"{file}: {result}; restore a backup, or `evoclaw import` an export"
     return True, f"{len(files)} files, no errors" if files else "nothing is stored yet"
+
+
+def _keys(env: Mapping[str, str]) -> tuple[bool, str]:
+    """Check the keys that encrypt stored runs and journals, without creating any."""
+    from evoclaw.wiring.record_key import describe_keys
+
+    try:
+        return describe_keys(env)
+    except ConfigError as problem:
+        return False, str(problem)
 
 
 async def _service(env: Mapping[str, str]) -> tuple[bool, str]:

@@ -41,8 +41,13 @@ RIGHTS = {
     show_default="workspace of agent.toml",
     help="Let tools work in this folder",
 )
+@click.option(
+    "--new-key",
+    is_flag=True,
+    help="Set aside a journal whose key is lost, and use a new key",
+)
 @click.pass_context
-def edge(context: click.Context, config: Path | None, folder: Path | None) -> int:
+def edge(context: click.Context, config: Path | None, folder: Path | None, *, new_key: bool) -> int:
     """Run an edge agent until SIGINT or SIGTERM."""
     if context.invoked_subcommand is not None:
         return exits.OK
@@ -50,7 +55,7 @@ def edge(context: click.Context, config: Path | None, folder: Path | None) -> in
     env = dict(os.environ)
     if folder is not None:
         env["EVOCLAW_EDGE_WORKSPACE"] = str(folder.absolute())
-    return asyncio.run(_serve(path if config or path.exists() else None, env))
+    return asyncio.run(_serve(path if config or path.exists() else None, env, new_key=new_key))
 
 
 @edge.command("join", help="Join a fleet with the token or link of `evoclaw edges invite`")
@@ -143,10 +148,10 @@ def _invitation(url: str, token: str | None, ca_sha256: str | None) -> JoinInvit
     return JoinInvitation(url, token, ca_sha256 or "")
 
 
-async def _serve(path: Path | None, env: Mapping[str, str]) -> int:
+async def _serve(path: Path | None, env: Mapping[str, str], *, new_key: bool) -> int:
     from evoclaw.wiring.edge import open_edge
 
-    async with open_edge(path, env) as opened:
+    async with open_edge(path, env, new_key=new_key) as opened:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, opened.stop)

@@ -67,6 +67,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "init": "Write a settings file that explains every setting",
         "skills": "List, show, check, create and add skills",
         "channels": "List channels, and manage the broker accounts of people",
+        "keys": "Show the key that encrypts stored runs, and replace a lost one",
         "export": "Export the whole store to one file",
         "import": "Import a file that `evoclaw export` wrote",
         "completion": "Print a completion script for your shell",

@@ -17,7 +17,7 @@ from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.options import CliCommand
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.core.errors import ConfigError
-from evoclaw.transport.broker_accounts import write_private
+from evoclaw.transport.private_files import write_private
 
 REDIRECT_FILE = "page.html"
 """In the data folder: redirects a browser to the dashboard; only its owner may read it."""

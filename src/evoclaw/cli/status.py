@@ -16,6 +16,7 @@ from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.prometheus import parse_metrics, tool_metrics
 from evoclaw.cli.stop_notice import convert_stops, local_stops, stop_lines
 from evoclaw.cli.terminal_text import clean, one_line, text_of
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 
 MAX_COUNTED_RUNS = 200
@@ -31,8 +32,9 @@ def status(*, by_tool: bool, as_json: bool) -> int:
         return asyncio.run(_status(by_tool=by_tool, as_json=as_json))
     except ServiceNotRunning as problem:
         if as_json:
-            print_out({"up": False, "why": str(problem)})
+            print_out({"up": False, "why": str(problem), "keys": _key_problem()})
         else:
+            _print_key_problem()
             for line in stop_lines(local_stops(os.environ)):
                 print_out(line)
             print_err(f"evoclaw: {problem}")
@@ -49,11 +51,32 @@ async def _status(*, by_tool: bool, as_json: bool) -> int:
             return exits.OK
         found = await _fetch_status(client)
         found["stops"] = await service_api.list_stops(client)
+        found["keys"] = _key_problem()
     if as_json:
         print_out(found)
     else:
         _show(found)
     return exits.OK if found["ready"] else exits.FAILED
+
+
+def _key_problem() -> str:
+    """Why a key of this machine does not fit its stored data; empty if all do."""
+    from evoclaw.wiring.record_key import describe_keys, record_key
+
+    try:
+        record_key(os.environ)
+    except ConfigError:
+        return ""  # the settings cannot be read: `evoclaw doctor` says why
+    try:
+        ok, text = describe_keys(os.environ)
+    except ConfigError as problem:
+        return str(problem)
+    return "" if ok else text
+
+
+def _print_key_problem() -> None:
+    if problem := _key_problem():
+        print_out(f"{'KEY':10} {clean(problem)}")
 
 
 async def _fetch_status(client: ServiceClient) -> dict[str, JSON]:
@@ -134,6 +157,7 @@ def _show(found: dict[str, JSON]) -> None:
     print_out(
         f"{found['url']}: {readiness} ({clean(parts)}), version {clean(str(found['version']))}"
     )
+    _print_key_problem()
     if found["damage"]:
         _line("DAMAGE", found["damage"], _describe_damage)
     _line("edges", found["edges"], _describe_edges)

@@ -16,7 +16,6 @@ from evoclaw.config.paths import (
     harmless_files,
     path_decoder,
     read_text,
-    write_private,
 )
 from evoclaw.config.shared_settings import (
     REMOVED_KEYS,
@@ -41,6 +40,7 @@ from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
+from evoclaw.transport.private_files import write_private
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
@@ -159,6 +159,9 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     read_roots: tuple[Path, ...] = ()
     """Folders and files besides the workspace that tools may read."""
     data: Path
+    key_file: Path | None = None
+    """The key that encrypts the journal; created if it is missing. Not set:
+    `~/.config/evoclaw/edge.key` for data in `~/.evoclaw`, otherwise no encryption."""
     heartbeat_s: Annotated[int, Meta(ge=1, le=3600)] = 30
     orchestrator_keys: tuple[NonEmptyText, ...] = ()
     """Public keys; if any is set, each command needs a grant signed by one of them."""
@@ -223,7 +226,7 @@ def write_agent_toml(path: Path, values: Mapping[str, JSON], *, replace: bool = 
     _read(str(path), text, path.parent, {})
     if path.exists() and not replace:
         raise ConfigError(f"{path} already exists; move it away first")
-    write_private(path, text)
+    write_private(path, text.encode())
 
 
 def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeConfig:
@@ -313,7 +316,7 @@ def edge_name(data: Path) -> str:
         return read_text(stored).strip()
     # Earlier versions called this edge `local`: it keeps its journal and its receipts.
     name = "local" if (data / "edge" / "local").exists() else machine_name()
-    write_private(stored, name)
+    write_private(stored, name.encode())
     return name
 
 

@@ -79,34 +79,6 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}, line {line}: not UTF-8 text") from None
 
 
-def make_private_folder(folder: Path) -> None:
-    """Create a folder that only its owner may read, and so every missing folder above it."""
-    try:
-        for missing in (*reversed(folder.parents), folder):
-            missing.mkdir(mode=0o700, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(f"cannot create {folder}: {problem.strerror}") from None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file atomically; only its owner may read it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as problem:
-        raise ConfigError(f"cannot write {path}: {problem.strerror}") from None
-
-
 def _home(env: Mapping[str, str]) -> Path:
     if given := env.get("HOME"):
         return Path(given).absolute()

@@ -39,6 +39,7 @@ from evoclaw.core.messages import (
     Usage,
     UserMessage,
 )
+from evoclaw.core.reported_usage import with_nested_usage
 from evoclaw.core.window import trimmed_view
 
 CallKey: TypeAlias = tuple[str, str]
@@ -253,6 +254,8 @@ def _record_answer(state: RunState, result: ToolResult) -> None:
         return  # a late or second result never changes a closed turn
     state.answers[result.call_id] = result
     state.running.discard(result.call_id)
+    if (used := with_nested_usage(result.details)) is not None:
+        _spend(state, *used)
     if len(state.answers) < len(reply.calls):
         return
     worked = failed = False

@@ -12,6 +12,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
 from evoclaw.core.messages import (
+    JSON,
     ErrorKind,
     Message,
     SystemMessage,
@@ -21,6 +22,7 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Progress
+from evoclaw.core.reported_usage import report_usage
 from evoclaw.core.routes import Place, Route
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
@@ -139,7 +141,10 @@ class PromptPlans:
             answer = await run([*task, asked], ports, settings, sinks=[notes], deadline=deadline)
         finally:
             end.cancel()
-        details = {"stop": str(answer.stop), "turns": answer.turns, "calls": answer.calls}
+        details: dict[str, JSON] = {
+            "stop": str(answer.stop), "turns": answer.turns, "calls": answer.calls,
+            **report_usage(answer.usage, answer.cost),
+        }  # fmt: skip
         if (kind := _STOPS.get(answer.stop)) is not None:
             return failure(request_id, "prompt", kind, answer.text, **details)
         return ToolResult(request_id, "prompt", (TextBlock(answer.text),), details=details)

@@ -29,20 +29,14 @@ img-src data:; font-src data:">
 class FileCanvas:
     """One HTML file. The model's content is shown in a frame without network access."""
 
-    def __init__(self, path: Path, seen_at: str = "") -> None:
-        """Set the file; its content outlives this process.
-
-        Args:
-            path: The file; it ends in `.html`.
-            seen_at: The address to report to the user, if it is not that of the file.
-        """
+    def __init__(self, path: Path) -> None:
+        """Set the file, which ends in `.html`; its content outlives this process."""
         self._path, self._kept = path, path.with_suffix(".json")
-        self._seen_at = seen_at or path.as_uri()
 
     async def show(self, sheet: CanvasSheet) -> str:
         """Replace the shown sheet; return the address to look at."""
         await asyncio.to_thread(self._write, sheet)
-        return self._seen_at
+        return self._path.as_uri()
 
     async def current(self) -> CanvasSheet | None:
         """The sheet that is shown now; None if there is none."""
@@ -75,15 +69,14 @@ class FileCanvas:
 class CanvasFolder:
     """The canvases of sessions: one file each, which no other session may read or change."""
 
-    def __init__(self, folder: Path, seen_at: str = "") -> None:
-        """Set the folder; `seen_at` is the address to report, if it is not that of the file."""
-        self._folder, self._seen_at = folder, seen_at
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def of(self, tenant: str, session_id: str) -> FileCanvas:
         """The canvas of one session."""
         # Session ids are untrusted: they must not appear in a file name.
         name = sha256(f"{tenant}/{session_id}".encode()).hexdigest()[:32]
-        return FileCanvas(self._folder / f"{name}.html", self._seen_at)
+        return FileCanvas(self._folder / f"{name}.html")
 
 
 def page(sheet: CanvasSheet) -> str:

@@ -170,6 +170,7 @@ class StopFile:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
+                self._give_to_folder_owner(lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
             finally:
@@ -178,15 +179,22 @@ class StopFile:
             text = f"cannot write {self.path}: {problem.strerror}; nothing was changed"
             raise ConfigError(text) from None
 
+    def _give_to_folder_owner(self, file: int) -> None:
+        """A stop that root sets must be readable for the processes of the folder's owner."""
+        owner = self.path.parent.stat()
+        if os.geteuid() == 0 != owner.st_uid:
+            os.fchown(file, owner.st_uid, owner.st_gid)
+
     def _write(self, stops: list[Stop]) -> None:
         draft = self.path.with_name(f"{self.path.name}.new")
         try:
             before = self.path.stat().st_mtime_ns
         except FileNotFoundError:
             before = 0
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "wb") as opened:
-            os.fchmod(file, 0o644)
+            os.fchmod(file, 0o600)
+            self._give_to_folder_owner(file)
             opened.write(msgspec.json.encode({"stops": stops}))
             opened.flush()
             # Two writes may fall into one clock tick: each must have its own modification time.

@@ -16,8 +16,8 @@ from evoclaw.store.databases.database import (
     Connection,
     Database,
     Schema,
-    add_checksum,
-    verify_checksum,
+    open_blob,
+    seal_blob,
 )
 
 GENERATED_ID_PREFIX = "text-"
@@ -68,6 +68,7 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("channel_letters", ("letter",)), ("channel_deliveries", ("answer",))),
+    sealed=True,
     foreign_keys=(("channel_deliveries", "letter", "channel_letters"),),
 )
 TAKEN, STARTED, FAILED, DONE = "taken", "started", "failed", "done"
@@ -161,7 +162,7 @@ class ChannelStore:
                 "INSERT INTO channel_letters (tenant, channel, sender, id, sha256, letter, "
                 "session_id, state, taken_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'taken', ?) "
                 "ON CONFLICT (tenant, channel, sender, id) DO NOTHING",
-                (*key, new.sha256, add_checksum(new.message), session, self.clock()),
+                (*key, new.sha256, seal_blob(self._database, new.message), session, self.clock()),
             ).rowcount
             fresh = (
                 fresh
@@ -230,7 +231,15 @@ class ChannelStore:
             "(tenant, id, channel, letter, answer, state, next_at, made_at) "
             "VALUES (?, ?, ?, ?, ?, 'due', ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
         )
-        values = (message.tenant, id_, message.channel, message.seq, add_checksum(answer), now, now)
+        values = (
+            message.tenant,
+            id_,
+            message.channel,
+            message.seq,
+            seal_blob(self._database, answer),
+            now,
+            now,
+        )
 
         def work(connection: Connection) -> bool:
             fresh = connection.execute(put, values).rowcount
@@ -372,14 +381,14 @@ class ChannelStore:
 
     def _message(self, row: Sequence[Any]) -> StoredInboundMessage:
         seq, tenant, channel, sender, id_, sha256, letter, session, run_id, state, taken_at = row
-        message = verify_checksum(letter, self._database.name)
+        message = open_blob(self._database, letter)
         return StoredInboundMessage(
             seq, tenant, channel, sender, id_, sha256, message, session, run_id, state, taken_at
         )
 
     def _delivery(self, row: Sequence[Any]) -> StoredDelivery:
         seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, letter = row
-        answer, message = (verify_checksum(blob, self._database.name) for blob in (answer, letter))
+        answer, message = (open_blob(self._database, blob) for blob in (answer, letter))
         return StoredDelivery(
             seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, message
         )

@@ -22,8 +22,6 @@ from evoclaw.transport.broker_accounts import (
     BrokerAccounts,
     BrokerRole,
     hashed,
-    make_folder,
-    write_private,
 )
 from evoclaw.transport.broker_engines import (
     PROBE_ACCOUNT,
@@ -32,6 +30,7 @@ from evoclaw.transport.broker_engines import (
     engine_named,
 )
 from evoclaw.transport.child_process import ChildProcess
+from evoclaw.transport.private_files import make_private_folder, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class EmbeddedBroker:
     async def __aenter__(self) -> Self:
         """Start the broker, and return when it accepts connections."""
         async with AsyncExitStack() as stack:
-            make_folder(self.folder)
+            make_private_folder(self.folder)
             stack.callback(os.close, _alone(self.folder))
             self._program = self._engine.program()
             self.port = self.port or self._remembered_port()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import string
 from base64 import b64encode
-from collections.abc import Generator
-from contextlib import contextmanager
 from enum import StrEnum
 from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
@@ -17,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.transport.private_files import locked, write_private
 from evoclaw.transport.topics import (
     BROADCAST,
     ID_RULE,
@@ -204,49 +201,3 @@ def _bcrypt(password: str) -> str | None:
         if made is not None and made.startswith(b"$2b$04$") and len(made) == 60:
             return made.decode()
     return None
-
-
-@contextmanager
-def locked(path: Path) -> Generator[None]:
-    """Hold an exclusive lock on a file across processes."""
-    make_folder(path.parent)
-    with _as_advice(path):
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder that only its owner can access."""
-    with _as_advice(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically, readable only by its owner."""
-    draft = path.with_name(f"{path.name}.new")
-    with _as_advice(path):
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(file)
-        draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-@contextmanager
-def _as_advice(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise ConfigError(
-            f"cannot write {path}: {problem.strerror}; make room there, or choose another place"
-        ) from None

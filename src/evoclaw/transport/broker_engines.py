@@ -17,9 +17,8 @@ from evoclaw.core.messages import JSON
 from evoclaw.transport.broker_accounts import (
     BrokerAccount,
     HashedPasswords,
-    make_folder,
-    write_private,
 )
+from evoclaw.transport.private_files import make_private_folder, write_private
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -98,7 +97,7 @@ class NatsEngine:
 
     def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
         """Its configuration format is a superset of JSON."""
-        make_folder(folder)
+        make_private_folder(folder)
         mqtt: dict[str, JSON] = {"host": setup.host, "port": setup.port}
         # A session is dropped after a week without its client.
         mqtt["consumer_inactive_threshold"] = "168h"
@@ -184,7 +183,7 @@ class MosquittoEngine:
 
     def write(self, folder: Path, setup: BrokerSetup) -> tuple[str, ...]:
         """Write three files: passwords, access rights, and settings."""
-        make_folder(folder)
+        make_private_folder(folder)
         path = folder / "mosquitto.conf"
         lines = [
             f"listener {setup.port} {setup.host}",

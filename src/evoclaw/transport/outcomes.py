@@ -17,6 +17,7 @@ from evoclaw.core.messages import (
     label_of,
     labelled,
 )
+from evoclaw.core.reported_usage import MODEL_USAGE_KEY
 from evoclaw.core.truncate import truncate_middle
 from evoclaw.transport.wire import (
     RESULT_KEYS,
@@ -106,8 +107,9 @@ def to_result(outcome: Outcome, call_id: str, name: str) -> ToolResult:
     """The result of a call from an edge's outcome; the plain text of older edges is accepted."""
     details = dict(outcome.details)
     details["elapsed_ms"] = outcome.elapsed_ms
-    # Only the orchestrator's check of a receipt counts, not a field that the device sent.
-    for key in ("receipt", "receipts"):
+    # Only the orchestrator's check of a receipt counts, not a field that the device sent; and only
+    # an answer to a query says what a model used.
+    for key in ("receipt", "receipts", MODEL_USAGE_KEY):
         details.pop(key, None)
     if outcome.checked:
         details["receipt"] = outcome.checked

@@ -315,8 +315,7 @@ async def _write_agent_toml(
 ) -> Path:
     """Write the `agent.toml` of the edge on this machine; it holds every capability."""
     from evoclaw.config import write_agent_toml
-    from evoclaw.config.paths import make_private_folder
-    from evoclaw.transport.broker_accounts import write_private
+    from evoclaw.transport.private_files import make_private_folder, write_private
     from evoclaw.trust.grants import Signer
 
     folder = home / "edge" / local.agent_id

@@ -15,24 +15,31 @@ if TYPE_CHECKING:
     from evoclaw.edge.plans import GrantCheck
     from evoclaw.store.calls.journal import Journal
     from evoclaw.transport.link import Link
+    from evoclaw.wiring.record_key import KeyLocation
 
 logger = logging.getLogger(__name__)
 PASSWORD_VARIABLE = "EVOCLAW_EDGE_PASSWORD"
 
 
 @asynccontextmanager
-async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator[Edge]:
-    """The edge of an `agent.toml` and the environment; closed when the block ends."""
+async def open_edge(
+    path: Path | None, env: Mapping[str, str], *, new_key: bool = False
+) -> AsyncGenerator[Edge]:
+    """The edge of an `agent.toml` and the environment; closed when the block ends.
+
+    With `new_key`, an edge whose key is lost sets its journal aside and continues with a new key.
+    """
     from evoclaw.config import broker_password, read_agent_toml
-    from evoclaw.config.paths import make_private_folder
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.transport.broker_accounts import client_id
+    from evoclaw.transport.private_files import make_private_folder
     from evoclaw.trust.receipts import DeviceKey
     from evoclaw.wiring.edge_runtime import open_edge_runtime
+    from evoclaw.wiring.record_key import edge_key
 
     config = read_agent_toml(path, env)
     password = broker_password(config.broker, env, PASSWORD_VARIABLE)
@@ -40,7 +47,9 @@ async def open_edge(path: Path | None, env: Mapping[str, str]) -> AsyncGenerator
         make_private_folder(config.data)
         stack.enter_context(_lock_data_folder(config.data))
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw-edge"))
-        journal = await stack.enter_async_context(await _open_journal(config.data))
+        journal = await stack.enter_async_context(
+            await _open_journal(edge_key(config, env), new_key=new_key)
+        )
         clock = OrchestratorClock()
         device = await open_edge_runtime(config, env, stack, tracing)
         if journal.database.set_aside is not None and device.call_audit is not None:
@@ -99,10 +108,17 @@ def describe_edge(path: Path, env: Mapping[str, str]) -> str:
     return f"{config.agent_id}: {rights}; tools: {names}"
 
 
-async def _open_journal(folder: Path) -> Journal:
+async def _open_journal(key: KeyLocation, *, new_key: bool) -> Journal:
     from evoclaw.store.calls.journal import Journal
+    from evoclaw.store.databases.sqlite_file import move_aside
+    from evoclaw.wiring.record_key import KEY_ID_FILE
 
-    journal = await Journal.open(folder / "journal.db", set_aside=True)
+    path = key.folder / "journal.db"
+    if new_key and (problem := key.problem()):
+        aside = move_aside(path, "damaged")
+        (key.folder / KEY_ID_FILE).unlink()
+        logger.error("the journal was moved to %s: %s", aside, problem)
+    journal = await Journal.open(path, set_aside=True, cipher=key.cipher())
     if journal.database.set_aside is not None:
         logger.error(
             "the journal was damaged: moved to %s, and started an empty one",

@@ -212,6 +212,6 @@ def own_broker_accounts(env: Mapping[str, str]) -> BrokerAccounts:
 
 def write_broker_login(home: Path, login: BrokerLogin) -> None:
     """Write the login of the broker to a file that only this user may read."""
-    from evoclaw.transport.broker_accounts import write_private
+    from evoclaw.transport.private_files import write_private
 
     write_private(home / BROKER_LOGIN_FILE, msgspec.json.encode(login))

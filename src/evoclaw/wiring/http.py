@@ -42,7 +42,7 @@ async def serving_http(
     from evoclaw.api.app import create_app
     from evoclaw.api.server import serving
     from evoclaw.orchestrator.people.access import ConfiguredToken, TokenScope
-    from evoclaw.transport.broker_accounts import write_private
+    from evoclaw.transport.private_files import write_private
 
     own = ConfiguredToken(
         "this-machine", machine_token(runtime.home), scopes=frozenset({TokenScope.EVERYTHING})
@@ -70,7 +70,7 @@ def machine_token(home: Path) -> str:
     A file that others could have read or written is replaced. Delete it to log everyone out who
     uses the token, with the next start.
     """
-    from evoclaw.transport.broker_accounts import write_private
+    from evoclaw.transport.private_files import write_private
 
     path = home / MACHINE_TOKEN_FILE
     try:

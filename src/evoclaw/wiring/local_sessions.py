@@ -92,12 +92,12 @@ async def open_conversations(
         yield conversations
 
 
-def canvas_folder(env: Mapping[str, str], location: str = "") -> CanvasFolder:
-    """The canvases of the sessions on this machine, for every process of this user."""
+def canvas_folder(env: Mapping[str, str]) -> CanvasFolder:
+    """The canvases of the sessions that this user runs in a terminal, as files for a browser."""
     from evoclaw.config.paths import default_data_folder
     from evoclaw.executors.canvases import CanvasFolder
 
-    return CanvasFolder(default_data_folder(env) / "canvas", location)
+    return CanvasFolder(default_data_folder(env) / "canvas")
 
 
 class _GovernanceArguments(TypedDict):

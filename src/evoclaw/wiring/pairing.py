@@ -67,14 +67,13 @@ async def join_fleet(
     `ca_sha256` is the fingerprint of the broker's authority, which is then fetched and kept.
     """
     from evoclaw.config import default_data_folder, write_agent_toml
-    from evoclaw.config.paths import make_private_folder
     from evoclaw.edge.joining import JoiningEdge
     from evoclaw.orchestrator.fleet.pairing import TOKEN_SEPARATOR
     from evoclaw.store.folder_lock import locked_folder
     from evoclaw.transport.address import TlsSettings, parse_url
-    from evoclaw.transport.broker_accounts import write_private
     from evoclaw.transport.broker_certificates import fetch_authority
     from evoclaw.transport.mqtt import MqttLink
+    from evoclaw.transport.private_files import make_private_folder, write_private
     from evoclaw.transport.topics import is_agent_id
     from evoclaw.trust.receipts import DeviceKey
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from evoclaw.core.events import Record
     from evoclaw.core.messages import Message
     from evoclaw.executors.call_steps import Sign
-    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.governance.approvals import WorkflowStepRef
     from evoclaw.governance.autonomy import Level
     from evoclaw.observe.metrics import Metrics
@@ -65,7 +64,7 @@ class RunFactory:
     sign: Sign
     flush: Flush
     """Waits until the store has written everything to disk; called before a local call runs."""
-    canvases: CanvasFolder | StoredCanvases
+    canvases: StoredCanvases
     """The canvases of sessions."""
     memory: Memory | None
     metrics: Metrics

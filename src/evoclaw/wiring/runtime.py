@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import Agent
     from evoclaw.executors.call_steps import Sign
-    from evoclaw.executors.canvases import CanvasFolder
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.store.databases.database import Database
-    from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.store import Stores
@@ -117,6 +115,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.runs.runs import Runs
+    from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.settings import orchestrator_settings
@@ -139,7 +138,7 @@ async def _build_runtime(
     toolbox, signer = await _toolbox_and_signer(workspace or home / "desk", stores, env, stack)
     run_factory = RunFactory(
         orchestrator, providers, governance, approvals.approver, toolbox, signer,
-        stores.database.flush, _canvases(stores.database, env), memory, metrics,
+        stores.database.flush, StoredCanvases(stores.database, CANVAS_LOCATION), memory, metrics,
     )  # fmt: skip
     conversations = _conversations(stores, agents, run_factory)
     runs = Runs(conversations, settings=settings.runs)
@@ -159,16 +158,6 @@ def _approvals(settings: EvoClawConfig, stores: Stores, env: Mapping[str, str]) 
 
     redactor = Redactor(secrets_in(env))
     return CallApprovals(stores.approvals, settings.approvals.for_service(), redactor=redactor)
-
-
-def _canvases(database: Database, env: Mapping[str, str]) -> CanvasFolder | StoredCanvases:
-    """The canvases of sessions: in a shared PostgreSQL, or with SQLite in a folder."""
-    from evoclaw.store.sessions.canvases import StoredCanvases
-    from evoclaw.wiring.local_sessions import canvas_folder
-
-    if database.dialect == "sqlite":
-        return canvas_folder(env, CANVAS_LOCATION)
-    return StoredCanvases(database, CANVAS_LOCATION)
 
 
 async def _providers(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.store.calls.commands import CommandStore
     from evoclaw.store.calls.receipts import ReceiptStore
+    from evoclaw.store.databases.blob_cipher import BlobCipher
     from evoclaw.store.databases.database import Database, Schema
     from evoclaw.store.governance.approvals import ApprovalStore
     from evoclaw.store.governance.ledger import StoredLedger
@@ -46,11 +47,13 @@ async def open_stores(env: Mapping[str, str]) -> AsyncGenerator[Stores]:
     from evoclaw.store.governance.approvals import ApprovalStore
     from evoclaw.store.governance.ledger import StoredLedger
     from evoclaw.store.sessions.sessions import SessionStore
+    from evoclaw.wiring.record_key import check_shared_key
 
     async with (
         connect_database(env, *all_schemas()) as database,
         open_devices(env, database=database) as devices,
     ):
+        await check_shared_key(database)
         approvals = ApprovalStore(database)
         await approvals.prune()
         # No wait for the disk here: `Database.flush` is awaited before the reserved work starts.
@@ -148,6 +151,7 @@ async def connect_database(
     *schemas: Schema,
     existing: Database | None = None,
     durable: bool = True,
+    cipher: BlobCipher | None = None,
 ) -> AsyncGenerator[Database]:
     """Connect to the database, or use the connection that this process has already.
 
@@ -156,6 +160,7 @@ async def connect_database(
         *schemas: The schemas that are used.
         existing: A connection that is open already; it is not closed here.
         durable: Whether a write survives a power cut once it has returned.
+        cipher: Used instead of the one of the settings.
     """
     if existing is not None:
         yield existing
@@ -163,8 +168,9 @@ async def connect_database(
     from evoclaw.store.databases.migrations import open_database
     from evoclaw.wiring.record_key import record_cipher
 
+    cipher = cipher or record_cipher(env)
     database = await open_database(
-        **_database_location(env), schemas=schemas, durable=durable, cipher=record_cipher(env)
+        **_database_location(env), schemas=schemas, durable=durable, cipher=cipher
     )
     try:
         yield database

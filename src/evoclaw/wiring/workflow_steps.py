@@ -6,26 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from evoclaw.core.agent import Agent, LoopSettings
+from evoclaw.core.agent import Agent
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import Label, Principal, join_labels
-from evoclaw.core.messages import Reply, TextBlock, ToolCall, ToolResult, UserMessage, label_of
+from evoclaw.core.messages import ToolResult, label_of
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
-from evoclaw.providers.scripted import DIRECT_MODEL as DIRECT
 from evoclaw.workflows.ports import AgentRunResult, RetrySafety, StepWaiting
 
 if TYPE_CHECKING:
     from evoclaw.core.run import RunResult
-    from evoclaw.orchestrator.runs.runs import RunRequest, Runs
+    from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.workflows.ports import AgentCall, AgentRunOutcome, ToolOutcome, ToolRequest
 
 STEP_RETRY_DELAY_S = 5.0
 """Seconds until a step that was rejected for lack of capacity is retried."""
-ONE_CALL_SETTINGS = LoopSettings(max_turns=2, max_calls_per_turn=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +100,19 @@ class ToolSteps:
     async def execute(self, who: Principal, asked: ToolRequest) -> ToolOutcome:
         """Judge and run one call; its run continues if the workflow stops waiting for it."""
         from evoclaw.orchestrator.runs.runs import Draining, RunQueueFull
+        from evoclaw.orchestrator.runs.single_calls import single_call_request
 
         run_id = _tool_run_id(who.tenant, asked.request_id)
         try:
-            await self.runs.start(who, self._run_request(asked), run_id=run_id)
+            request = single_call_request(
+                asked.tool,
+                asked.arguments,
+                agent=self.agent().name,
+                label=asked.label,
+                timeout_s=asked.timeout_s,
+                step=asked.step,
+            )
+            await self.runs.start(who, request, run_id=run_id)
         except (Draining, RunQueueFull) as problem:
             return StepWaiting(str(problem), STEP_RETRY_DELAY_S)
         result = await self.runs.result(who.tenant, run_id)
@@ -119,23 +124,6 @@ class ToolSteps:
         """Cancel the run of a call."""
         await self.runs.cancel(tenant, _tool_run_id(tenant, request_id))
 
-    def _run_request(self, asked: ToolRequest) -> RunRequest:
-        from evoclaw.orchestrator.runs.runs import RunRequest
-
-        message = UserMessage((TextBlock(f"A step of a workflow: {asked.tool}", asked.label),))
-        call = ToolCall("step", asked.tool, msgspec.json.encode(asked.arguments).decode())
-        settings = ONE_CALL_SETTINGS
-        if asked.timeout_s is not None:
-            settings = msgspec.structs.replace(ONE_CALL_SETTINGS, max_seconds=asked.timeout_s)
-        return RunRequest(
-            messages=(message, Reply(calls=(call,))),
-            agent=self.agent().name,
-            title=f"step: {asked.tool}",
-            model=DIRECT,
-            settings=settings,
-            workflow_step=asked.step,
-        )
-
     async def _outcome(self, tenant: str, result: RunResult) -> ToolResult:
         from evoclaw.core.messages import ErrorKind
         from evoclaw.core.tools import failure
@@ -144,7 +132,7 @@ class ToolSteps:
         found = await call_result(self.runs, tenant, result.run_id)
         if found is not None:
             return found
-        return failure("step", "", ErrorKind.INTERNAL, result.reason or result.text)
+        return failure("call", "", ErrorKind.INTERNAL, result.reason or result.text)
 
 
 def _tool_run_id(tenant: str, request_id: str) -> str:

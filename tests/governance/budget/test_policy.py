@@ -15,9 +15,16 @@ from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult, Usage, use
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Progress
 from evoclaw.core.profile import Profile
+from evoclaw.core.reported_usage import (
+    MAX_REPORTED_TOKENS,
+    MODEL_USAGE_KEY,
+    report_usage,
+    with_nested_usage,
+)
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
-from evoclaw.core.tools import Call
+from evoclaw.core.tools import Call, Tool
+from evoclaw.governance.budget.call_usage import RESERVED_PROMPT_TOKENS
 from evoclaw.governance.budget.cost_estimator import Price, highest_price
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.options import BudgetOptions
@@ -516,3 +523,48 @@ async def test_a_sub_run_started_before_its_root_is_limited_by_the_root_budget()
     )
     assert isinstance(await root.admit(1), Allow)
     assert (await account(ledger, "run:r")).spent == {"turns": 2}
+
+
+ASKED = Tool("edge_call", "Asks an edge.", {"type": "object"}, frozenset({"device"}), resources=())
+
+
+def query(number: int, **arguments: JSON) -> Call:
+    return Call(f"c{number}", ASKED, {"query": "why?", **arguments}, f"r.{number}.0.1", 10.0)
+
+
+async def test_tokens_of_an_edges_model_are_reserved_and_settled_by_what_the_edge_reports() -> None:
+    budget = RunBudget(MemoryLedger(), "r", BudgetSettings(tokens=20_000, warn_at=1.0))
+    cases: list[tuple[JSON, dict[str, JSON], ErrorKind | None, int]] = [
+        ("pi", report_usage(Usage(30, 12), 0.5), None, 42),
+        (["pi", "box"], report_usage(Usage(3, 1), None), ErrorKind.TIMEOUT, 4),
+        ("pi", {}, ErrorKind.UNKNOWN, RESERVED_PROMPT_TOKENS),
+        ("pi", {}, ErrorKind.AGENT_OFFLINE, 0),
+    ]
+    left = 20_000
+    for number, (edges, details, error, used) in enumerate(cases):
+        asked = query(number, agent_id=edges)
+        assert isinstance(await budget.judge(asked), Allow)
+        held = RESERVED_PROMPT_TOKENS * (2 if number == 1 else 1)
+        assert budget.left()["tokens"].left == left - held
+        budget.start_call(asked.id)
+        budget.settle_call(ToolResult(asked.id, "edge_call", (), error=error, details=details))
+        left -= used
+        assert budget.left()["tokens"].left == left, (edges, error)
+    tight = RunBudget(MemoryLedger(), "t", BudgetSettings(tokens=RESERVED_PROMPT_TOKENS - 1))
+    assert isinstance(await tight.judge(query(9, agent_id="pi")), Deny)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"input": -5, "output": 1 << 80, "cost": float("nan")},
+        {"input": "many", "output": True, "cost": -1.0},
+        {"input": [1], "cost": "free"},
+        "nothing",
+    ],
+)
+def test_an_edge_cannot_report_negative_or_endless_tokens(report: JSON) -> None:
+    used = with_nested_usage({MODEL_USAGE_KEY: report, "calls": [{MODEL_USAGE_KEY: report}] * 2})
+    tokens = Usage() if used is None else used[0]
+    assert tokens.input == 0 and 0 <= tokens.output <= 3 * MAX_REPORTED_TOKENS
+    assert used is None or used[1] is None or used[1] == 0.0

@@ -75,6 +75,7 @@ class SkillView(Struct, frozen=True, omit_defaults=True):
     version: str
     description: str
     digest: str
+    """The hash of its files; empty for other tenants than the operator's."""
     approved: bool
     tools: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] | None = None
@@ -89,6 +90,7 @@ class SkillProblem(Struct, frozen=True):
     """A skill that is not available."""
 
     path: str
+    """Its file or folder, with the folder that it is in."""
     reason: str
     refused: bool
     """False if the skill only does not support this machine."""
@@ -160,14 +162,21 @@ async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: P
 
 @get("/v1/skills", scope=TokenScope.SKILLS_READ, tags=["skills"])
 async def list_skills(parts: InjectedDependencies, caller: InjectedCaller) -> SkillList:
-    """List the skills of this orchestrator, and the unavailable ones with the reason."""
+    """List the skills that your agents can use, and for the operator's tenant the unavailable ones.
+
+    Agents of all tenants may read the instructions of a skill. Its tools are listed where runs of
+    the tenant are offered them.
+    """
     skills = require(parts.skills, "skills")
+    # They name files of the machine.
+    is_operator = caller.tenant == parts.operator_tenant
     problems = (
-        SkillProblem(problem.path.name, problem.reason, problem.refused)
-        for problem in skills.problems()
+        SkillProblem("/".join(problem.path.parts[-2:]), problem.reason, problem.refused)
+        for problem in (skills.problems() if is_operator else ())
     )
-    items = (_skill_view(skill, approved=skills.pinned(skill)) for skill in skills.skills())
-    return SkillList(tuple(items), tuple(problems))
+    return SkillList(
+        tuple(_skill_view(parts, caller, skill) for skill in skills.skills()), tuple(problems)
+    )
 
 
 @get("/v1/skills/{name:str}", scope=TokenScope.SKILLS_READ, tags=["skills"])
@@ -175,25 +184,27 @@ async def show_skill(
     parts: InjectedDependencies, caller: InjectedCaller, name: PathId
 ) -> SkillView:
     """Show one skill with its instructions."""
-    skills = require(parts.skills, "skills")
-    skill = skills.find(name)
+    skill = require(parts.skills, "skills").find(name)
     if skill is None:
         raise not_found("skill")
-    view = _skill_view(skill, approved=skills.pinned(skill))
+    view = _skill_view(parts, caller, skill)
     return msgspec.structs.replace(view, instructions=skill.instructions)
 
 
-def _skill_view(skill: Skill, *, approved: bool) -> SkillView:
+def _skill_view(parts: ApiDependencies, caller: Caller, skill: Skill) -> SkillView:
+    """The view of a skill; that of other tenants has nothing of the operator's machine."""
+    is_operator = caller.tenant == parts.operator_tenant
+    hidden = () if is_operator else parts.operator_tools()
     return SkillView(
         skill.name,
         skill.version,
         skill.description,
-        skill.digest,
-        approved,
-        tuple(program.tool.name for program in skill.programs),
+        skill.digest if is_operator else "",
+        require(parts.skills, "skills").pinned(skill),
+        tuple(p.tool.name for p in skill.programs if p.tool.name not in hidden),
         None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
         tuple(skill.references),
-        tuple(skill.notes),
+        tuple(skill.notes) if is_operator else (),
     )
 
 

@@ -10,13 +10,19 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from evoclaw.core.ledgers import ACTION_PREFIX, BYTES, CALLS, LINES
+from evoclaw.core.ledgers import ACTION_PREFIX, BYTES, CALLS, DOLLARS, LINES, TOKENS
 from evoclaw.core.messages import JSON, ErrorKind, ImageBlock, ToolResult, is_array, is_object
+from evoclaw.core.reported_usage import reported_usage
 from evoclaw.core.tools import ANY_RESOURCE, Call, Effect
+from evoclaw.governance.budget.cost_estimator import to_microdollars
 from evoclaw.governance.budget.settings import ActionLimit
 
 RESERVED_RESULT_BYTES = 64_000
 """Bytes reserved for a result before its size is known."""
+PROMPT_TOOL = "edge_call"
+"""The tool whose `query` the models of edges answer."""
+RESERVED_PROMPT_TOKENS = 4_000
+"""Tokens reserved for an answer of an edge's model; they count if the edge does not report any."""
 NO_CHANGE_ERRORS = frozenset(
     {
         ErrorKind.INVALID_PARAMS,
@@ -49,7 +55,7 @@ ActionMatcher = Callable[[Call], dict[str, int]]
 def estimate_usage(call: Call) -> CallUsage:
     """Estimate a call by its arguments: the text in them is the most it can write."""
     if not writes_files(call):
-        return CallUsage({CALLS: 1, BYTES: RESERVED_RESULT_BYTES})
+        return CallUsage({CALLS: 1, BYTES: RESERVED_RESULT_BYTES, **_prompt_tokens(call)})
     lines, size = 0, RESERVED_RESULT_BYTES
     for text in _texts(call):
         lines += _lines(text)
@@ -61,6 +67,14 @@ def estimate_usage(call: Call) -> CallUsage:
         files, lines = _read_patch(patch)
         return CallUsage({CALLS: 1, BYTES: size, LINES: lines}, files)
     return CallUsage({CALLS: 1, BYTES: size, LINES: lines}, named_files(call))
+
+
+def _prompt_tokens(call: Call) -> dict[str, int]:
+    """The tokens of a query to edges, whose models answer it."""
+    if call.tool.name != PROMPT_TOOL or not call.arguments.get("query"):
+        return {}
+    edges: JSON = call.arguments.get("agent_id")
+    return {TOKENS: RESERVED_PROMPT_TOKENS * (len(edges) if is_array(edges) else 1)}
 
 
 def writes_files(call: Call) -> bool:
@@ -95,7 +109,12 @@ def actual_usage(call: CallUsage, result: ToolResult) -> tuple[dict[str, int], b
     """What a finished call used, and whether it may have changed files."""
     real = dict(call.amounts)
     real[BYTES] = real.get(BYTES, RESERVED_RESULT_BYTES) - RESERVED_RESULT_BYTES + _size(result)
+    if (used := reported_usage(result.details)) is not None:
+        real[TOKENS] = used[0].input + used[0].output
+        real[DOLLARS] = to_microdollars(used[1] or 0.0)
     if result.error in NO_CHANGE_ERRORS:
+        if used is None:
+            real.pop(TOKENS, None)
         if LINES in real:
             real[LINES] = 0
         return real, False

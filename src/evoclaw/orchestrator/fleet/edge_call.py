@@ -19,10 +19,12 @@ from evoclaw.core.messages import (
     TextBlock,
     ToolCall,
     ToolResult,
+    is_array,
     is_object,
 )
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Progress
+from evoclaw.core.reported_usage import report_usage, reported_usage, sum_usage
 from evoclaw.core.tools import Call, Tool, missing_permissions
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import outcome_unknown, permission_denied
@@ -297,6 +299,11 @@ def narrow_edge_calls(pipeline: Pipeline, capabilities: frozenset[str]) -> None:
             route.executor.narrow(capabilities)
 
 
+def _nested_calls(result: ToolResult) -> list[JSON]:
+    calls: JSON = result.details.get("calls")
+    return calls if is_array(calls) else []
+
+
 def _to_query(action: JSON, params: JSON) -> str:
     if not isinstance(action, str) or not action.strip():
         return ""
@@ -314,6 +321,11 @@ def _combine(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
     ]
     if receipts:
         details["receipts"] = receipts
+    calls = [call for found in results.values() for call in _nested_calls(found)]
+    if calls:
+        details["calls"] = calls
+    if (used := sum_usage(reported_usage(found.details) for found in results.values())) is not None:
+        details |= report_usage(*used)
     errors = [result.error for result in results.values() if result.error is not None]
     if len(errors) == len(results):
         block = ErrorBlock(errors[0], "\n\n".join(texts))

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from evoclaw.core.calls import prepare_parsed
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.labels import LOCAL_PRINCIPAL, Label, join_labels
-from evoclaw.core.messages import JSON, ErrorKind, ToolResult, labelled
+from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, labelled
 from evoclaw.core.ports import Progress
+from evoclaw.core.reported_usage import MODEL_USAGE_KEY, report_usage, reported_usage
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.core.tracing import current_traceparent
@@ -160,12 +161,16 @@ def _answered(member: Member, call: Call, outcome: Outcome) -> ToolResult:
     # The text of another model, which may have read anything; tools label their own results.
     blocks = labelled(result.blocks, Label(untrusted=True, sources=(member.agent_id,)))
     details = {**result.details, "agent": member.agent_id}
+    if is_array(details.get("calls")):
+        del details["calls"]  # only the orchestrator lists nested calls; an edge counts its calls
+    if (used := reported_usage(outcome.details)) is not None:
+        details |= report_usage(*used)
     return replace(result, blocks=blocks, details=details)
 
 
 def _summary(result: ToolResult) -> JSON:
     """What became of a nested call, for the details of the call that asked the edge."""
-    kept = ("agent", "agents", "path", "receipt", "receipts", "calls")
+    kept = ("agent", "agents", "path", "receipt", "receipts", "calls", MODEL_USAGE_KEY)
     found = {key: result.details[key] for key in kept if key in result.details}
     return {"tool": result.name, "outcome": str(result.error or "ok"), **found}
 

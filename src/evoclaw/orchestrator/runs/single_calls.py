@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import CallFinished, StopReason
-from evoclaw.core.labels import Principal
+from evoclaw.core.labels import CLEAN, Label, Principal
 from evoclaw.core.messages import JSON, Reply, TextBlock, ToolCall, ToolResult, UserMessage
+from evoclaw.governance.approvals import WorkflowStepRef
 from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.providers.scripted import DIRECT_MODEL
@@ -27,6 +28,44 @@ class SingleCallOutcome(Struct, frozen=True):
     is_waiting: bool
     """Whether the run waits for a person, such as for an approval."""
     reason: str
+
+
+def single_call_request(
+    tool: str,
+    arguments: Mapping[str, JSON],
+    *,
+    agent: str = "",
+    on: str = "",
+    label: Label = CLEAN,
+    timeout_s: float | None = None,
+    step: WorkflowStepRef | None = None,
+) -> RunRequest:
+    """The run request of one call, for a model that only repeats it.
+
+    Args:
+        tool: The name of the tool.
+        arguments: Its arguments.
+        agent: The agent whose capabilities and policies hold; the default agent if empty.
+        on: The edge that it runs on, if not the default one.
+        label: The label of what the arguments were made from.
+        timeout_s: The longest time of the run.
+        step: The step of a workflow that makes the call.
+    """
+    origin = "A step of a workflow calls" if step is not None else "Call"
+    message = UserMessage((TextBlock(f"{origin} the tool {tool}.", label),))
+    call = ToolCall("call", tool, msgspec.json.encode(arguments).decode())
+    settings = SINGLE_CALL_SETTINGS
+    if timeout_s is not None:
+        settings = msgspec.structs.replace(settings, max_seconds=timeout_s)
+    return RunRequest(
+        messages=(message, Reply(calls=(call,))),
+        agent=agent,
+        on=on,
+        title=f"{'step' if step is not None else 'call'}: {tool}",
+        model=DIRECT_MODEL,
+        settings=settings,
+        workflow_step=step,
+    )
 
 
 async def run_single_call(
@@ -50,16 +89,7 @@ async def run_single_call(
         on: The edge that it runs on, if not the default one.
         key: An idempotency key.
     """
-    message = UserMessage((TextBlock(f"Call the tool {tool}."),))
-    call = ToolCall("call", tool, msgspec.json.encode(arguments).decode())
-    request = RunRequest(
-        messages=(message, Reply(calls=(call,))),
-        agent=agent,
-        on=on,
-        title=f"call: {tool}",
-        model=DIRECT_MODEL,
-        settings=SINGLE_CALL_SETTINGS,
-    )
+    request = single_call_request(tool, arguments, agent=agent, on=on)
     view, _ = await runs.start(principal, request, key=key)
     ended = await runs.result(principal.tenant, view.run_id)
     is_waiting = ended.stop is StopReason.WAITING

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from evoclaw.executors.canvases import CanvasFolder
 from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.changes import delete_expired_sessions
@@ -24,7 +23,7 @@ class SessionRetention:
     """Deletes sessions that ended more than so many days ago, with their canvases."""
 
     database: Database
-    canvases: CanvasFolder | StoredCanvases
+    canvases: StoredCanvases
     keep_days: float
     """0 keeps every session."""
 

@@ -48,5 +48,6 @@ SCHEMA = Schema(
     "command store",
     (TABLES,),
     checksummed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
+    sealed=True,
     derived_tables=(("waiting", RECOUNT_WAITING),),
 )

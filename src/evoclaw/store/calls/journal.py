@@ -15,7 +15,15 @@ from typing import Any
 from msgspec import Struct
 
 from evoclaw.store.calls.receipts import UnsignedReport, finish_with_receipt
-from evoclaw.store.databases.database import Connection, Schema, add_checksum, verify_checksum
+from evoclaw.store.databases.blob_cipher import BlobCipher
+from evoclaw.store.databases.database import (
+    Connection,
+    Schema,
+    add_checksum,
+    open_blob,
+    seal_blob,
+    verify_checksum,
+)
 from evoclaw.store.databases.sqlite import SqliteDatabase
 
 
@@ -206,11 +214,15 @@ class Journal:
         durable: bool = True,
         set_aside: bool = False,
         clock: Callable[[], float] = time.time,
+        cipher: BlobCipher | None = None,
     ) -> Journal:
-        """Open or create a journal; see `SqliteDatabase.open`, also for its errors."""
-        return cls(
-            await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside), clock
-        )
+        """Open or create a journal; see `SqliteDatabase.open`, also for its errors.
+
+        The cipher encrypts commands and reports: what models asked for and what tools printed.
+        """
+        database = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
+        database.cipher = cipher or database.cipher
+        return cls(database, clock)
 
     async def __aenter__(self) -> Journal:
         return self
@@ -239,7 +251,7 @@ class Journal:
             add_checksum(entry.run_id.encode()),
             entry.epoch,
             add_checksum(entry.digest.encode()),
-            add_checksum(entry.command),
+            seal_blob(self.database, entry.command),
             now,
             CallState.RECEIVED if start is None else CallState.RUNNING,
             None if start is None else add_checksum(start.encode()),
@@ -277,11 +289,11 @@ class Journal:
         if not state.terminal:
             raise ValueError(f"{state} is not a final state")
         if isinstance(report, bytes):
-            values = (state, add_checksum(report), self._clock(), request_id)
+            values = (state, seal_blob(self.database, report), self._clock(), request_id)
             return await self._changed(FINISH, values)
-        end, path = (state, self._clock(), request_id), self._path
+        end = (state, self._clock(), request_id)
         return await self.database.write(
-            lambda c: finish_with_receipt(c, FINISH, end, report, path)
+            lambda c: finish_with_receipt(c, FINISH, end, report, self.database)
         )
 
     async def acknowledge(self, request_ids: Iterable[str]) -> None:
@@ -384,7 +396,7 @@ class Journal:
     def _row(self, columns: tuple[Any, ...]) -> JournalRow:
         id_, epoch, state, received_at, started_at, finished_at, acked, *blobs = columns
         run, digest, command, boot, report = (
-            None if blob is None else verify_checksum(blob, self._path) for blob in blobs
+            None if blob is None else open_blob(self.database, blob) for blob in blobs
         )
         return JournalRow(
             id_,

@@ -25,6 +25,7 @@ from evoclaw.store.databases.database import (
     Schema,
     add_checksum,
     open_blob,
+    seal_blob,
     verify_checksum,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
@@ -57,15 +58,15 @@ def finish_with_receipt(
     statement: str,
     end: tuple[str, float, str],
     draft: UnsignedReport,
-    path: Path | str,
+    database: Database,
 ) -> bool:
     """Record how a call ended, with the next receipt; False if it had ended already."""
     state, now, request_id = end
     is_open = "SELECT 1 FROM calls WHERE request_id = ? AND finished IS NULL"
     if connection.execute(is_open, (request_id,)).fetchone() is None:
         return False
-    report, position = draft.signed_after(_read_position(connection, path))
-    connection.execute(statement, (state, add_checksum(report), now, request_id))
+    report, position = draft.signed_after(_read_position(connection, database.name))
+    connection.execute(statement, (state, seal_blob(database, report), now, request_id))
     _store_position(connection, position)
     return True
 

@@ -17,22 +17,16 @@ from evoclaw.core.errors import EvoClawError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-SEALED_PREFIX = b"\0evoclaw sealed 1\0"
-"""The start of an encrypted value; no JSON starts so."""
+SEALED_PREFIX = b"\0evoclaw sealed 2\0"
+"""The start of an encrypted value, before the id of its key; no JSON starts so."""
+KEY_ID_BYTES = 8
 SEALED_LINE_START, SEALED_LINE_END = b'{"sealed":"', b'"}'
 """Around an encrypted line of a file, which so is still JSON."""
 _CIPHER_KEY_BYTES = 64
 
 
 class SealedValue(EvoClawError):
-    """An encrypted value that cannot be read with the key of this process."""
-
-    def __init__(self, location: Path | str, key_file: str) -> None:
-        key = f"the key in {key_file} is another one" if key_file else "this process has no key"
-        super().__init__(
-            f"{location} holds encrypted runs, and {key}: restore the key file from a backup, or "
-            "name it as key_file under [store] in evoclaw.toml"
-        )
+    """An encrypted value that cannot be read: its key is another one, or it was changed."""
 
 
 class BlobCipher:
@@ -49,23 +43,37 @@ class BlobCipher:
         self._key, self._key_file = key, key_file
         self.seals = seals and bool(key)
         """Whether new values are encrypted."""
+        self.key_id = key_id(key) if key else ""
+        """Tells the key from others without revealing it; a part of every encrypted value."""
+        self._prefix = SEALED_PREFIX + bytes.fromhex(self.key_id)
 
     def seal(self, data: bytes) -> bytes:
         """The encrypted value."""
-        return SEALED_PREFIX + self._cipher.encrypt(data, None) if self.seals else data
+        return self._prefix + self._cipher.encrypt(data, None) if self.seals else data
 
     def open(self, value: bytes, location: Path | str) -> bytes:
         """The decrypted value; `SealedValue` if that needs another key."""
         if not value.startswith(SEALED_PREFIX):
             return value
-        if not self._key:
-            raise SealedValue(location, "")
+        if not (self._key and value.startswith(self._prefix)):
+            raise SealedValue(self._other_key(location, sealed_with(value)))
         from cryptography.exceptions import InvalidTag
 
         try:
-            return self._cipher.decrypt(value.removeprefix(SEALED_PREFIX), None)
+            return self._cipher.decrypt(value.removeprefix(self._prefix), None)
         except InvalidTag:
-            raise SealedValue(location, self._key_file) from None
+            raise SealedValue(
+                f"{location} holds an encrypted value that was changed or damaged; restore it from "
+                "a backup"
+            ) from None
+
+    def _other_key(self, location: Path | str, wanted: str) -> str:
+        ours = f"the key in {self._key_file} is another one" if self._key else "there is no key"
+        return (
+            f"{location} holds values that are encrypted with the key {wanted}, and {ours}: "
+            "restore the key file from a backup, or name it as key_file under [store] in "
+            "evoclaw.toml"
+        )
 
     def seal_line(self, line: bytes) -> bytes:
         """A line of a file, without its end, encrypted as a line."""
@@ -87,6 +95,18 @@ class BlobCipher:
 
         context = b"evoclaw records 1"
         return AESSIV(blake2b(context, key=self._key, digest_size=_CIPHER_KEY_BYTES).digest())
+
+
+def key_id(key: bytes) -> str:
+    """The id of a key."""
+    return blake2b(b"evoclaw key id 1", key=key, digest_size=KEY_ID_BYTES).hexdigest()
+
+
+def sealed_with(value: bytes) -> str:
+    """The id of the key of an encrypted value; empty if the value is not encrypted."""
+    if not value.startswith(SEALED_PREFIX):
+        return ""
+    return value[len(SEALED_PREFIX) : len(SEALED_PREFIX) + KEY_ID_BYTES].hex()
 
 
 def is_sealed_line(line: bytes) -> bool:

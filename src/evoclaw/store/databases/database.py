@@ -202,6 +202,8 @@ class Schema(Struct, frozen=True):
     """The statements of each version, in order; never changed once released, only added to."""
     checksummed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Tables, and their columns with `add_checksum` values; verified when a file is opened."""
+    sealed: bool = False
+    """Whether these columns hold `seal_blob` values: they are encrypted where there is a key."""
     postgres_migrations: tuple[tuple[str, ...] | None, ...] = ()
     """What PostgreSQL runs instead of the migration at the same position; None, or nothing at that
     position, is the migration itself, translated."""

@@ -35,6 +35,7 @@ from evoclaw.store.databases.database import (
     StoreError,
     add_checksum,
     open_blob,
+    seal_blob,
     verify_checksum,
 )
 
@@ -306,20 +307,22 @@ class _SchemaImport:
             shifted[table.key[0]] = table.name
         shifts = [(table.columns.index(name), self._offsets[of]) for name, of in shifted.items()]
         columns = self._checksummed.get(table.name, ())
-        seals = [i for i, column in enumerate(table.columns) if column in columns]
+        checksummed = [i for i, column in enumerate(table.columns) if column in columns]
         rows = (
-            self._checked_row(row, shifts, seals)
+            self._checked_row(row, shifts, checksummed)
             for row in _read_rows(archive, self._schema, exported)
         )
         while batch := list(islice(rows, BATCH_ROWS)):
             self._connection.executemany(table.insert_statement + self._on_conflict, batch)
 
     def _checked_row(
-        self, row: list[Any], shifts: list[tuple[int, int]], seals: list[int]
+        self, row: list[Any], shifts: list[tuple[int, int]], checksummed: list[int]
     ) -> list[Any]:
-        for i in seals:
+        for i in checksummed:
             if row[i] is not None:
-                verify_checksum(row[i], "a row of the file")
+                data = verify_checksum(row[i], "a row of the file")
+                if self._schema.sealed:
+                    row[i] = seal_blob(self._database, data)
         for i, offset in shifts:
             if row[i] is not None:
                 row[i] += offset

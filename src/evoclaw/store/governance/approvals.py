@@ -14,8 +14,8 @@ from evoclaw.store.databases.database import (
     Connection,
     Database,
     Schema,
-    add_checksum,
-    verify_checksum,
+    open_blob,
+    seal_blob,
 )
 from evoclaw.store.databases.notices import Notice, NoticeKind, run_id_of
 from evoclaw.store.databases.sqlite import SqliteDatabase
@@ -53,6 +53,7 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("approvals", ("asked", "answer")),),
+    sealed=True,
 )
 _COLUMNS = (
     "id, tenant, request_id, sha256, scope, asked, expires_at, decision, answer, closed_at, "
@@ -178,7 +179,7 @@ class ApprovalStore:
             if status is not ApprovalStatus.WAITING:
                 return status, False
             statement = "UPDATE approvals SET decision = ?, answer = ? WHERE id = ?"
-            connection.execute(statement, (decision, add_checksum(answer), id_))
+            connection.execute(statement, (decision, seal_blob(self.database, answer), id_))
             return status, True
 
         return await self.database.write(work, notices=await self._answer_notices(id_, tenant))
@@ -209,9 +210,9 @@ class ApprovalStore:
                     new.request_id,
                     new.sha256,
                     new.scope,
-                    add_checksum(new.asked),
+                    seal_blob(self.database, new.asked),
                     new.expires_at,
-                    add_checksum(new.answer),
+                    seal_blob(self.database, new.answer),
                 ),
             )
             return new
@@ -322,7 +323,7 @@ class ApprovalStore:
                 new.request_id,
                 new.sha256,
                 new.scope,
-                add_checksum(new.asked),
+                seal_blob(self.database, new.asked),
                 new.expires_at,
             ),
         )
@@ -370,12 +371,11 @@ class ApprovalStore:
         return found[0] if found else None
 
     def _rows(self, connection: Connection, condition: str, *values: Any) -> list[StoredApproval]:
-        name = self.database.name
         rows: list[StoredApproval] = []
         for row in connection.execute(f"SELECT {_COLUMNS} FROM approvals {condition}", values):
             id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest = row
-            answer = None if answer is None else verify_checksum(answer, name)
-            asked = verify_checksum(asked, name)
+            answer = None if answer is None else open_blob(self.database, answer)
+            asked = open_blob(self.database, asked)
             rows.append(
                 StoredApproval(
                     id_, tenant, request, sha, scope, asked, expires, decision, answer, *rest

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from evoclaw.core.events import StopReason
-from evoclaw.store.databases.database import Connection, Database, verify_checksum
+from evoclaw.store.databases.database import Connection, Database, open_blob
 from evoclaw.store.metrics.fold import RunFold
 from evoclaw.store.metrics.tables import CALLS, HOPS, RUNS, TABLES, CallRow, EdgeCallRow, RunRow
 from evoclaw.store.sessions.sessions import SessionStore
@@ -337,7 +337,7 @@ async def backlog_of(database: Database, now: float) -> StoreBacklog:
         row = connection.execute(oldest, (now,)).fetchone()
         if row is None:
             return StoreBacklog(queued, waiting, None)
-        asked = msgspec.json.decode(verify_checksum(row[0], database.name), type=_ApprovalTime)
+        asked = msgspec.json.decode(open_blob(database, row[0]), type=_ApprovalTime)
         return StoreBacklog(queued, waiting, asked.asked_at)
 
     return await database.read(work, allow_stale=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evoclaw.store.databases.database import Connection, add_checksum, verify_checksum
+from evoclaw.store.databases.database import Connection, open_blob, seal_blob
 from evoclaw.store.databases.notices import Notice, NoticeKind
 from evoclaw.store.runs.queue import IS_OPEN, SAME_RUN, QueuedRun
 from evoclaw.store.sessions.sessions import SessionStore, StoredRun
@@ -119,7 +119,7 @@ class Inbox:
             if found is not None and found.is_open:
                 (next_,) = connection.execute(number, same).fetchone()
                 put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
-                connection.execute(put, (*same, next_, add_checksum(message)))
+                connection.execute(put, (*same, next_, seal_blob(self._database, message)))
             return found
 
         return await self._database.write(
@@ -133,7 +133,7 @@ class Inbox:
         rows = await self._database.read(
             lambda c: c.execute(find, values).fetchall(), allow_stale=True
         )
-        return [verify_checksum(row[0], self._database.name) for row in rows]
+        return [open_blob(self._database, row[0]) for row in rows]
 
     async def message_counts(self, holder: str) -> Mapping[tuple[str, str], int]:
         """The number of steering messages of each run that a process holds."""

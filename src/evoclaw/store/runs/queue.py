@@ -55,6 +55,7 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("queue_inbox", ("message",)),),
+    sealed=True,
 )
 # The run that a key was used for may have been deleted since.
 UPSERT_KEY = """

@@ -1,4 +1,4 @@
-"""Stored canvases of sessions, where several orchestrators share a database."""
+"""The canvases of the sessions of a service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from evoclaw.core.canvases import CanvasSheet
-from evoclaw.store.databases.database import Database, Schema, add_checksum, verify_checksum
+from evoclaw.store.databases.database import Database, Schema, open_blob, seal_blob
 
 SCHEMA = Schema(
     "canvas store",
@@ -24,6 +24,7 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("sheets", ("sheet",)),),
+    sealed=True,
 )
 PUT_SHEET = """
 INSERT INTO sheets VALUES (?, ?, ?, ?) ON CONFLICT (tenant, session_id)
@@ -49,7 +50,7 @@ class StoredCanvas:
     async def show(self, sheet: CanvasSheet) -> str:
         """Replace the content; returns where to see it."""
         blob = msgspec.json.encode(CanvasSheet(sheet.content, sheet.format, sheet.title))
-        values = (*self._key, add_checksum(blob), self._clock())
+        values = (*self._key, seal_blob(self._database, blob), self._clock())
         await self._database.write(lambda c: c.execute(PUT_SHEET, values))
         return self._view_url
 
@@ -59,7 +60,7 @@ class StoredCanvas:
         row = await self._database.read(lambda c: c.execute(find, self._key).fetchone())
         if row is None:
             return None
-        return msgspec.json.decode(verify_checksum(row[0], self._database.name), type=CanvasSheet)
+        return msgspec.json.decode(open_blob(self._database, row[0]), type=CanvasSheet)
 
     async def changed_at(self) -> float:
         """When the content changed, in Unix seconds; 0 without content."""

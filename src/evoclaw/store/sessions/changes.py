@@ -18,9 +18,8 @@ from evoclaw.store.databases.database import (
     Connection,
     Database,
     Dialect,
-    add_checksum,
+    open_blob,
     seal_blob,
-    verify_checksum,
 )
 from evoclaw.store.sessions import statements
 from evoclaw.store.sessions.sessions import Session, SessionStore
@@ -76,7 +75,9 @@ async def _change(
         if found is None:
             return None
         new = changed(found)
-        connection.execute(put, (add_checksum(msgspec.json.encode(new)), store.tenant, session_id))
+        connection.execute(
+            put, (seal_blob(store.database, msgspec.json.encode(new)), store.tenant, session_id)
+        )
         return new
 
     return await store.database.write(work)
@@ -210,11 +211,11 @@ def _delete_batch(
     expired = [
         (tenant, id_)
         for _, tenant, id_, blob, ended in found
-        if (_created_at(blob, database.name) if ended is None else ended) < before
+        if (_created_at(database, blob) if ended is None else ended) < before
     ]
     delete_sessions(connection, database.dialect, expired)
     return (found[-1][0] if found else after), expired
 
 
-def _created_at(blob: bytes, name: str) -> float:
-    return msgspec.json.decode(verify_checksum(blob, name), type=Session).created_at
+def _created_at(database: Database, blob: bytes) -> float:
+    return msgspec.json.decode(open_blob(database, blob), type=Session).created_at

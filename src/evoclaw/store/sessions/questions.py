@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.databases.database import Connection, Database, add_checksum, verify_checksum
+from evoclaw.store.databases.database import Connection, Database, open_blob, seal_blob
 from evoclaw.store.databases.notices import Notice, NoticeKind, run_id_of
 
 QUESTION_TABLES = (
@@ -58,7 +58,13 @@ class QuestionStore:
             "INSERT INTO questions (tenant, id, session_id, question, asked_at) "
             "VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
         )
-        values = (self.tenant, question_id, session_id, add_checksum(question), self._clock())
+        values = (
+            self.tenant,
+            question_id,
+            session_id,
+            seal_blob(self._database, question),
+            self._clock(),
+        )
 
         def work(connection: Connection) -> StoredQuestion:
             connection.execute(put, values)
@@ -73,7 +79,7 @@ class QuestionStore:
             "UPDATE questions SET answer = ?, answered_at = ? "
             "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
         )
-        values = (add_checksum(answer), self._clock(), self.tenant, question_id)
+        values = (seal_blob(self._database, answer), self._clock(), self.tenant, question_id)
         notices = (Notice(NoticeKind.ANSWERED, self.tenant, run_id_of(question_id)),)
         count = await self._database.write(
             lambda c: c.execute(statement, values).rowcount, notices=notices
@@ -114,8 +120,8 @@ class QuestionStore:
             StoredQuestion(
                 id_,
                 session,
-                verify_checksum(question, self._database.name),
-                None if answer is None else verify_checksum(answer, self._database.name),
+                open_blob(self._database, question),
+                None if answer is None else open_blob(self._database, answer),
                 asked_at,
             )
             for id_, session, question, answer, asked_at in rows

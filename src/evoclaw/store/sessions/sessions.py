@@ -21,10 +21,8 @@ from evoclaw.store.databases.database import (
     Connection,
     Database,
     Work,
-    add_checksum,
     open_blob,
     seal_blob,
-    verify_checksum,
 )
 from evoclaw.store.databases.notices import progress_notice
 from evoclaw.store.databases.sqlite import SqliteDatabase
@@ -50,7 +48,7 @@ class SessionStore:
         tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> None:
         self.database, self.tenant = database, tenant
-        self._name, self._clock = database.name, clock
+        self._clock = clock
         self.questions = QuestionStore(database, clock, tenant)
         """The questions to people."""
         self._session_decoder = msgspec.json.Decoder(Session)
@@ -87,7 +85,7 @@ class SessionStore:
     def create_work(self, session: Session) -> Work[Session]:
         """The work of `create`, to run it in a transaction with other work."""
         new = msgspec.structs.replace(session, created_at=self._clock(), tenant=self.tenant)
-        blob = add_checksum(msgspec.json.encode(new))
+        blob = seal_blob(self.database, msgspec.json.encode(new))
         values = (self.tenant, new.id, new.owner, new.parent, new.agent, blob)
         put = (
             "INSERT INTO sessions (tenant, id, owner, parent, agent, session) "
@@ -386,11 +384,11 @@ class SessionStore:
         row = await self.database.read(
             lambda c: c.execute(statement, values).fetchone(), allow_stale=True
         )
-        return None if row is None else verify_checksum(row[0], self._name)
+        return None if row is None else open_blob(self.database, row[0])
 
     async def put_todos(self, session_id: str, todos: bytes) -> None:
         """Replace the todos of a session."""
-        values = (self.tenant, session_id, add_checksum(todos))
+        values = (self.tenant, session_id, seal_blob(self.database, todos))
         put = (
             "INSERT INTO todos VALUES (?, ?, ?) "
             "ON CONFLICT (tenant, session_id) DO UPDATE SET todos = excluded.todos"
@@ -410,7 +408,7 @@ class SessionStore:
         return None if row is None else self._decode_session(row[0])
 
     def _decode_session(self, blob: bytes) -> Session:
-        return self._session_decoder.decode(verify_checksum(blob, self._name))
+        return self._session_decoder.decode(open_blob(self.database, blob))
 
     def _summary(self, connection: Connection, session: Session) -> SessionSummary:
         row = connection.execute(statements.LAST_RUN, (self.tenant, session.id)).fetchone()

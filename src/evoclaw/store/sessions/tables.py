@@ -101,6 +101,7 @@ SCHEMA = Schema(
         ("todos", ("todos",)),
         ("questions", ("question", "answer")),
     ),
+    sealed=True,
 )
 
 

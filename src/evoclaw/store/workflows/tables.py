@@ -47,6 +47,7 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("workflow_runs", ("plan", "outcome")), ("workflow_events", ("event",))),
+    sealed=True,
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.databases.database import Connection, Database, add_checksum, verify_checksum
+from evoclaw.store.databases.database import Connection, Database, open_blob, seal_blob
 from evoclaw.store.workflows.tables import (
     SCHEMA,
     NewWorkflow,
@@ -72,7 +72,10 @@ class WorkflowStore:
             "VALUES (?, ?, ?, ?, 'queued', ?, ?, ?, 1, 0, 0, 0, ?) ON CONFLICT DO NOTHING"
         )
         values = (self.tenant, new.id, new.name, new.parent, new.key, new.digest)
-        fresh = connection.execute(put, (*values, add_checksum(new.plan), now)).rowcount > 0
+        fresh = (
+            connection.execute(put, (*values, seal_blob(self._database, new.plan), now)).rowcount
+            > 0
+        )
         if fresh:
             self._put_events(connection, new.id, 1, now, (new.event,))
         condition = "AND (id = ?2 OR asked_key = ?3) ORDER BY seq LIMIT 1"
@@ -144,7 +147,7 @@ class WorkflowStore:
         """
         now = self._clock()
         ended = update.outcome is not None
-        outcome = add_checksum(update.outcome) if update.outcome is not None else None
+        outcome = seal_blob(self._database, update.outcome) if update.outcome is not None else None
 
         def work(connection: Connection) -> float | None:
             change = (
@@ -335,7 +338,7 @@ class WorkflowStore:
             "VALUES (?, ?, ?, ?, ?)"
         )
         rows = [
-            (self.tenant, workflow_id, number, at, add_checksum(event))
+            (self.tenant, workflow_id, number, at, seal_blob(self._database, event))
             for number, event in enumerate(events, first)
         ]
         connection.executemany(put, rows)
@@ -352,8 +355,8 @@ class WorkflowStore:
 
     def _workflow(self, row: Sequence[Any]) -> StoredWorkflow:
         tenant, id_, name, parent, state, digest, plan, outcome, *rest = row
-        plan = verify_checksum(plan, self._database.name)
-        outcome = None if outcome is None else verify_checksum(outcome, self._database.name)
+        plan = open_blob(self._database, plan)
+        outcome = None if outcome is None else open_blob(self._database, outcome)
         return StoredWorkflow(tenant, id_, name, parent, state, digest, plan, outcome, *rest)
 
     def _events(self, connection: Connection, workflow_id: str, after: int) -> list[StoredEvent]:
@@ -362,9 +365,7 @@ class WorkflowStore:
             "WHERE tenant = ? AND workflow_id = ? AND seq > ? ORDER BY seq"
         )
         rows = connection.execute(find, (self.tenant, workflow_id, after))
-        return [
-            StoredEvent(s, at, verify_checksum(event, self._database.name)) for s, at, event in rows
-        ]
+        return [StoredEvent(s, at, open_blob(self._database, event)) for s, at, event in rows]
 
     def _schedule(self, connection: Connection, name: str) -> StoredSchedule | None:
         find = (
