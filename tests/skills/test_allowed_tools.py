@@ -5,17 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.tools import Call
+from evoclaw.core.ports import ALLOW, Deny
+from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+from evoclaw.skills.disclosure import (
+    ActiveSkillTools,
+    RegistrySkillReader,
+    SkillForwarding,
+    restrict_tools,
+)
+from evoclaw.skills.loading import Skill
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
 from evoclaw.tools.search import grep
+from evoclaw.tools.shell import bash
 from evoclaw.tools.skill import SkillReader, skill
 from tests.support.skills import guide, write_skill
 
@@ -72,3 +81,41 @@ async def test_a_skill_without_allowed_tools_restricts_nothing(tmp_path: Path) -
     executor = narrowed(tmp_path)
     await use(executor, "skill", name="plain")
     assert names(executor) == ["read", "write", "grep", "skill"]
+
+
+async def test_a_skill_takes_away_the_tools_that_it_disallows(tmp_path: Path) -> None:
+    write_skill(tmp_path, "quiet", SKILL_md=guide("quiet", disallowed_tools="Write"))
+    write_skill(
+        tmp_path, "both", SKILL_md=guide("both", allowed_tools="read grep", disallowed_tools="grep")
+    )
+    executor = narrowed(tmp_path)
+    await use(executor, "skill", name="quiet")
+    assert names(executor) == ["read", "grep", "skill"]
+    await use(executor, "skill", name="both")
+    assert names(executor) == ["read", "skill"]
+    with pytest.raises(ToolFailure):
+        await use(executor, "write", path="b.txt", content="x")
+
+
+async def test_a_skill_names_a_tool_by_its_alias(tmp_path: Path) -> None:
+    write_skill(tmp_path, "one", SKILL_md=guide("one", disallowed_tools="shell"))
+    write_skill(tmp_path, "two", SKILL_md=guide("two", allowed_tools="shell read"))
+    one, two = SkillRegistry([tmp_path]).skills()
+    tools = [bash.tool, read.tool]
+    assert [tool.name for tool in restrict_tools(tools, [one])] == ["read"]
+    assert [tool.name for tool in restrict_tools(tools, [two])] == ["bash", "read"]
+
+
+async def test_a_disallowed_tool_cannot_be_asked_of_an_edge(tmp_path: Path) -> None:
+    write_skill(tmp_path, "quiet", SKILL_md=guide("quiet", disallowed_tools="bash"))
+    active = SkillRegistry([tmp_path]).skills()
+    asked = Call("c", grep.tool, {}, "r.1.0.1", 5)
+
+    def policy(inner: Tool, *skills: Skill) -> SkillForwarding:
+        return SkillForwarding(lambda: skills, lambda call: [replace(call, tool=inner)])
+
+    verdict = await policy(bash.tool, *active).judge(asked)
+    assert isinstance(verdict, Deny)
+    assert "'quiet' does not allow the tool 'bash'" in verdict.reason
+    assert await policy(read.tool, *active).judge(asked) is ALLOW
+    assert await policy(bash.tool).judge(asked) is ALLOW

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, Message, ToolResult
 from evoclaw.core.pipeline import Execution, OfferStep, ResultStep
-from evoclaw.core.tools import Tool
+from evoclaw.core.ports import ALLOW, Deny, Policy, Verdict
+from evoclaw.core.tools import Call, Tool
 from evoclaw.skills.folders import MAX_TEXT_BYTES, SkillRefused, read_bytes, to_text
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.names import unknown_name
@@ -86,17 +88,30 @@ def skill_file(skill: Skill, path: str) -> str:
 
 
 def restrict_tools(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
-    """Keep the tools that every active skill allows; a skill without `allowed-tools` allows all."""
-    remaining = tuple(tools)
+    """Keep the tools that every active skill allows and none disallows.
+
+    A skill without `allowed-tools` allows all.
+    """
+    remaining = tuple(tool for tool in tools if disallowing_skill(tool, active) is None)
     limits = [skill for skill in active if skill.allowed_tools is not None]
     for skill in limits:
         own = {program.tool.name.lower() for program in skill.programs}
         permitted = (
             skill.allowed_tools | own | {SKILL_TOOL} if skill.allowed_tools else frozenset[str]()
         )
-        remaining = tuple(tool for tool in remaining if tool.name.lower() in permitted)
+        remaining = tuple(tool for tool in remaining if _names(tool) & permitted)
     # The tool `skill` alone is of no use.
     return () if limits and {tool.name for tool in remaining} <= {SKILL_TOOL} else remaining
+
+
+def disallowing_skill(tool: Tool, active: Iterable[Skill]) -> Skill | None:
+    """The first of the active skills that disallows a tool."""
+    names = _names(tool)
+    return next((skill for skill in active if names & skill.disallowed_tools), None)
+
+
+def _names(tool: Tool) -> set[str]:
+    return {name.lower() for name in (tool.name, *tool.aliases)}
 
 
 def without_invisible_characters(text: str) -> str:
@@ -187,3 +202,25 @@ class ActiveSkillTools(OfferStep, ResultStep):
         skill = self._skills.find(name) if isinstance(name, str) and name else None
         if skill is not None and skill not in self.active:
             self.active = (*self.active, skill)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillForwarding(Policy):
+    """Denies that an edge is asked for a tool that an active skill disallows."""
+
+    active: Callable[[], Sequence[Skill]]
+    forwarded: Callable[[Call], Sequence[Call]]
+    """The calls on edges that a call forwards."""
+
+    async def judge(self, call: Call) -> Verdict:
+        """Deny the call if the tool that it forwards is disallowed."""
+        active = self.active()
+        for inner in self.forwarded(call) if active else ():
+            skill = disallowing_skill(inner.tool, active)
+            if skill is not None:
+                reason = (
+                    f"the skill {skill.name!r} does not allow the tool {inner.tool.name!r}, also "
+                    "not on an edge. Continue without it."
+                )
+                return Deny("skill", reason)
+        return ALLOW

@@ -81,7 +81,7 @@ def service_pipeline() -> PipelineSpec:
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import ParentRules, RunTools, SessionLabels
-    from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.disclosure import ActiveSkillTools, SkillForwarding
 
     return PipelineSpec(
         "service",
@@ -91,7 +91,8 @@ def service_pipeline() -> PipelineSpec:
         ),
         before=(
             Stops, ToolStatus, RateLimits, Recordable, Autonomy, Permissions, CommandRules,
-            NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions, RunBudget,
+            NetworkPolicy, ForwardedCalls, SkillForwarding, Flow, ParentRules, PendingQuestions,
+            RunBudget,
         ),
         around=(TraceCall,),
         after=(

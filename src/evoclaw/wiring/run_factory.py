@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.providers.wrappers import Flush
+    from evoclaw.skills.loading import Skill
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
@@ -203,18 +204,23 @@ class RunFactory:
         tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> Pipeline:
         from evoclaw.executors.call_steps import SignReceipt
-        from evoclaw.skills.disclosure import ActiveSkillTools
+        from evoclaw.orchestrator.agents.prompt import active_skills
+        from evoclaw.skills.disclosure import ActiveSkillTools, SkillForwarding
         from evoclaw.wiring.pipelines import service_pipeline
 
         toolbox = with_dependencies(self.toolbox, injected)
         routes = self._routes(agent, session, toolbox, on, tenant)
+        of_agent = active_skills(agent, toolbox.skill_registry.skills())
+        loaded = ActiveSkillTools(toolbox.skill_registry, history)
         steps = [
-            *self._offer_steps(agent, toolbox),
+            *self._offer_steps(agent, of_agent),
             *image_steps(self.orchestrator, self.providers.get(agent.model)),
-            ActiveSkillTools(toolbox.skill_registry, history),
+            loaded,
             SignReceipt(self.sign),
             *self.governance.steps(),
         ]
+        if (forwarded := self.governance.forwarded) is not None:
+            steps.append(SkillForwarding(lambda: (*of_agent, *loaded.active), forwarded))
         return service_pipeline().build(routes, steps)
 
     def _routes(
@@ -236,15 +242,14 @@ class RunFactory:
         rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
         return [built_in_route(toolbox, here, self.flush, SERVICE), *rest]
 
-    def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
+    def _offer_steps(self, agent: Agent, active: Sequence[Skill]) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
         from evoclaw.governance.permissions import PermittedTools
         from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
-        from evoclaw.orchestrator.agents.prompt import active_skills
 
         steps: list[Step] = [PermittedTools(agent.capabilities)]
         if agent.tools is not None:
             steps.append(AgentTools(agent.tools))
-        if active := active_skills(agent, toolbox.skill_registry.skills()):
+        if active:
             steps.append(AgentSkills(tuple(active)))
         return steps

@@ -83,6 +83,8 @@ class SkillView(Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     instructions: str = ""
     """Only in the response for a single skill."""
+    disallowed_tools: tuple[str, ...] = ()
+    """The tools that a run may not use once it has loaded the skill."""
 
 
 class SkillProblem(Struct, frozen=True):
@@ -194,6 +196,7 @@ def _skill_view(skill: Skill, *, approved: bool) -> SkillView:
         None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
         tuple(skill.references),
         tuple(skill.notes),
+        disallowed_tools=tuple(sorted(skill.disallowed_tools)),
     )
 
 
