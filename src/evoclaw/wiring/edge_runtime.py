@@ -95,7 +95,7 @@ async def _ports(
     from evoclaw.executors.call_steps import DefaultTimeout
     from evoclaw.governance.flow.settings import FlowFlags
     from evoclaw.governance.permissions import PermittedTools
-    from evoclaw.providers.registry import open_provider
+    from evoclaw.providers.registry import ProviderOptions, open_provider
     from evoclaw.providers.scripted import Scripted
     from evoclaw.wiring.pipelines import edge_pipeline
 
@@ -111,7 +111,8 @@ async def _ports(
     if not config.model.name:
         # Tools need no model; `Scripted` fills the port and is never asked.
         return Ports(Scripted(), pipeline, pipeline.policy), False
-    provider = await stack.enter_async_context(open_provider(config.model.name, env))
+    options = ProviderOptions(config.model.max_retries)
+    provider = await stack.enter_async_context(open_provider(config.model.name, env, options))
     return Ports(provider, pipeline, pipeline.policy), True
 
 
@@ -178,7 +179,7 @@ async def _routes(
 
 def adds_tools(config: EdgeConfig) -> bool:
     """Whether the settings add anything to the built-in tools."""
-    return bool(config.tools.folders or config.mcp)
+    return bool(config.tools.folders or config.tools.packages or config.mcp)
 
 
 def program_folders(config: EdgeConfig) -> list[Path]:
