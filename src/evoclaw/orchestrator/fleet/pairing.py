@@ -68,8 +68,9 @@ class EdgePairing:
     def invite(self, agent_id: str, lifetime_s: float) -> JoinCredentials:
         """Create a broker account whose token works once."""
         broker = self._broker_for(agent_id)
-        token = self._invitations.create(agent_id, lifetime_s, time.time())
-        self._accounts.renew(agent_id, password=token)
+        now = time.time()
+        token = self._invitations.create(agent_id, lifetime_s, now)
+        self._accounts.invite(agent_id, token, now + lifetime_s)
         return JoinCredentials(
             broker.url,
             f"{agent_id}{TOKEN_SEPARATOR}{token}",
