@@ -118,4 +118,6 @@ async def test_a_disallowed_tool_cannot_be_asked_of_an_edge(tmp_path: Path) -> N
     assert isinstance(verdict, Deny)
     assert "'quiet' does not allow the tool 'bash'" in verdict.reason
     assert await policy(read.tool, *active).judge(asked) is ALLOW
+    nested = replace(asked, tool=bash.tool)  # of the model of an edge: judged as what it forwards
+    assert isinstance(await policy(read.tool, *active).judge(nested), Deny)
     assert await policy(bash.tool).judge(asked) is ALLOW

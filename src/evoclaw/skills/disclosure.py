@@ -213,9 +213,10 @@ class SkillForwarding(Policy):
     """The calls on edges that a call forwards."""
 
     async def judge(self, call: Call) -> Verdict:
-        """Deny the call if the tool that it forwards is disallowed."""
+        """Deny the call if its tool, or the tool that it forwards, is disallowed."""
         active = self.active()
-        for inner in self.forwarded(call) if active else ():
+        # The call itself as well: a call of an edge's model is judged as the one that it forwards.
+        for inner in (call, *self.forwarded(call)) if active else ():
             skill = disallowing_skill(inner.tool, active)
             if skill is not None:
                 reason = (
