@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
+from evoclaw.edge import joining
 from evoclaw.orchestrator.fleet.join_handler import JoinHandler
 from evoclaw.orchestrator.fleet.pairing import EdgePairing, InvitingBroker
 from evoclaw.transport.broker_accounts import BrokerAccounts
+from evoclaw.transport.link import Party
+from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, Report, ReportType
 from evoclaw.trust.pairing import Devices, Invitations
 
@@ -91,3 +95,23 @@ async def test_a_token_joins_only_the_edge_that_it_was_made_for(tmp_path: Path) 
     await house.join("shed", token, "n1", kept=True)
     refused = await house.join("shed", token, "n2", kept=True)
     assert "already been used" in refused["refused"]
+
+
+async def test_a_device_whose_token_the_broker_refuses_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joining, "JOIN_TIMEOUT_S", 0.05)
+
+    class RefusingLink(MemoryLink):
+        """A broker that lets nobody in."""
+
+        async def run(self, party: Party) -> None:
+            party.disconnected("the broker refused us: not authorised (code 5)")
+            await asyncio.Event().wait()
+
+    async def keep(reply: joining.JoinReply) -> None:
+        raise AssertionError(reply)
+
+    edge = joining.JoiningEdge("garage", "token", RefusingLink(MemoryBroker()))
+    with pytest.raises(joining.JoinFailed, match="ask for a new one, made with `evoclaw edges"):
+        await edge.join(keep)

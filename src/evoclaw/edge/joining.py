@@ -68,6 +68,11 @@ class JoiningEdge:
                 await self._ask(kept=True)
         except TimeoutError:
             why = self._reason or "no orchestrator answered; is `evoclaw up` running there?"
+            if self._reason and not self._up.is_set():
+                why += (
+                    ". If the broker refuses the token, it was used already, has expired or is not "
+                    "complete: ask for a new one, made with `evoclaw edges invite`"
+                )
             raise JoinFailed(f"could not join: {why}") from None
         finally:
             running.cancel()
