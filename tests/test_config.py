@@ -364,8 +364,9 @@ def test_read_roots_must_exist_and_default_to_harmless_files(edge: Edge, tmp_pat
     (tmp_path / "logs").mkdir()
     assert edge('read_roots = ["logs"]').read_roots == (tmp_path / "logs",)
     assert edge("read_roots = []").read_roots == ()
-    missing = 'read_roots = ["/nowhere"]'
-    assert "line 1: read_roots: '/nowhere' does not exist" in refusal(edge, missing)
+    missing = tmp_path / "nowhere"
+    refused = refusal(edge, f'read_roots = ["{missing}"]')
+    assert f"line 1: read_roots: '{missing}' does not exist" in refused
 
 
 def test_the_host_of_the_own_broker_is_a_setting_of_orchestrators_only(

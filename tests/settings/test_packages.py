@@ -71,6 +71,16 @@ def test_a_package_that_cannot_be_used_is_left_out_with_the_reason(
     assert reason in problems_of(put(site, "pk2", source, points))
 
 
+def test_code_that_calls_can_change_is_not_loaded(site: Path) -> None:
+    name = put(site, "pk5", TOOL.format(name="roll", extra=""), "[evoclaw.tools]\nx = pk5:roll\n")
+    own = OwnTools(None, given={}, packages=tool_loaders([name], [site.parent]))
+    assert not own.tools()
+    assert "where calls can change it" in own.problems[f"package {name}"]
+    assert "pk5" not in sys.modules
+    elsewhere = tool_loaders([name], [site / "work"])
+    assert OwnTools(None, given={}, packages=elsewhere).tools()
+
+
 def test_a_package_that_is_not_installed_is_named() -> None:
     assert "'no-such-thing' is not installed" in problems_of("no-such-thing")
     with pytest.raises(ConfigError, match="'no-such-thing' is not installed"):

@@ -153,7 +153,10 @@ async def _own_tools(
         reserved=CATALOGUE,
         exec_for=sandboxed.exec_for_program,
         isolated=isolated,
-        packages=tool_loaders(config.tools.packages),
+        packages=tool_loaders(
+            config.tools.packages,
+            [config.workspace, *config.sandbox.writable],
+        ),
     )
     stack.push_async_callback(own.close)
     await own.settle()

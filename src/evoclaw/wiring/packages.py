@@ -5,9 +5,11 @@ Only of packages that the settings name: to install a package must not give it a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,17 @@ TOOLS_GROUP = "evoclaw.tools"
 PROVIDERS_GROUP = "evoclaw.providers"
 
 
-def tool_loaders(packages: Sequence[str]) -> Mapping[str, LoadTools]:
-    """What loads the tools of each package; nothing is imported yet."""
-    return {f"package {name}": partial(_package_tools, name) for name in packages}
+def tool_loaders(
+    packages: Sequence[str], writable: Iterable[Path | str] = ()
+) -> Mapping[str, LoadTools]:
+    """What loads the tools of each package; nothing is imported yet.
+
+    Args:
+        packages: The names of the packages.
+        writable: The folders that calls can change; code in them is not loaded.
+    """
+    folders = [Path(path).expanduser() for path in writable]
+    return {f"package {name}": partial(_package_tools, name, folders) for name in packages}
 
 
 def package_providers(packages: Sequence[str]) -> dict[str, ProviderFactory]:
@@ -73,9 +83,10 @@ def _checked_factory(package: str, create: Callable[..., Any]) -> ProviderFactor
     return checked
 
 
-def _package_tools(package: str) -> list[BoundTool]:
+def _package_tools(package: str, writable: Sequence[Path]) -> list[BoundTool]:
     found: list[BoundTool] = []
     for point in _entry_points(package, TOOLS_GROUP):
+        _refuse_writable(point, writable)
         value = _load(package, point)
         values = vars(value).values() if isinstance(value, ModuleType) else (value,)
         tools = [tool for tool in values if isinstance(tool, BoundTool)]
@@ -91,6 +102,19 @@ def _package_tools(package: str) -> list[BoundTool]:
             "file of your own"
         )
     return found
+
+
+def _refuse_writable(point: EntryPoint, writable: Sequence[Path]) -> None:
+    """Refuse code that calls can change: it would run in this process at the next start."""
+    spec = find_spec(point.module.partition(".")[0])
+    files = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    for file in filter(None, files):
+        for folder in writable:
+            if Path(file).resolve().is_relative_to(folder.resolve()):
+                raise ConfigError(
+                    f"its code '{file}' lies inside '{folder}', where calls can change it; install "
+                    "it into another folder, and not as editable"
+                )
 
 
 def _entry_points(package: str, group: str) -> Iterator[EntryPoint]:

@@ -149,7 +149,10 @@ async def open_toolbox(
             isolated=await open_isolated_tools(
                 workspace, config.sandbox_settings, domains, stack, data=home
             ),
-            packages=tool_loaders(config.orchestrator.tools.packages),
+            packages=tool_loaders(
+                config.orchestrator.tools.packages,
+                [workspace, *config.sandbox.writable],
+            ),
         )
         stack.push_async_callback(own_tools.close)
         await own_tools.settle()
