@@ -167,6 +167,14 @@ UNPARSEABLE_BODIES = {
 NESTED_DEPTHS = (98, 900)
 
 
+async def test_a_request_without_its_body_is_refused_in_plain_words(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as up:
+        client = up.client(await up.house.token("runs:write", "agents:invoke"))
+        answer = await send(client, "post", "/v1/runs", b"")
+        assert answer.status == 422
+        assert "The request has no body. Send a JSON object" in answer.json["error"]["message"]
+
+
 @pytest.mark.slow
 async def test_a_body_that_cannot_be_parsed_is_a_client_error_on_every_path(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

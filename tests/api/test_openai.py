@@ -130,6 +130,20 @@ def test_user_messages_are_trusted_and_returned_replies_are_not() -> None:
             "base64",
         ),
         (
+            [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{PIXEL}"}}
+            ]}],
+            "messages[0].content[0].image_url.url",
+            "says image/gif, but its data is image/png",
+        ),
+        (
+            [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2Zz4="}}
+            ]}],
+            "messages[0].content[0].image_url.url",
+            "no PNG, JPEG, GIF or WebP",
+        ),
+        (
             [
                 {"role": "user", "content": "x"},
                 {"role": "assistant", "tool_calls": [

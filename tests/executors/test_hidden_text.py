@@ -9,10 +9,13 @@ import pytest
 
 from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind
+from evoclaw.core.hidden_text import hidden_kinds, mark_hidden_text
+from evoclaw.core.messages import ErrorKind, user
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.executors.call_steps import MarkHiddenText, hidden_kinds
+from evoclaw.executors.call_steps import MarkHiddenText
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.governance.flow.conversation_index import ConversationIndex
+from evoclaw.governance.flow.tool_verbs import ToolVerbs
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.tools.define import tool
 from tests.support.loop import run
@@ -63,7 +66,7 @@ def test_fault_52_hidden_text_never_reaches_a_terminal(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["plain", "naïve café", "👩‍👩‍👧 ❤️", "می‌خواهم", "\x1b[31mred\x1b[0m", "\ufeffwith a mark"],
+    ["plain", "naïve café", "👩‍👩‍👧 ❤️", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "می‌خواهم", "\x1b[31mred\x1b[0m", "\ufeffwith a mark"],
 )
 async def test_fault_52_ordinary_text_is_not_flagged(text: str) -> None:
     script = Scripted(calls(("show", {"text": text})), says("ok"))
@@ -79,3 +82,25 @@ def test_fault_52_naughty_strings_are_cleaned_for_terminals_and_kept_in_records(
         line = msgspec.json.encode({"text": text})
         assert b"\n" not in line
         assert msgspec.json.decode(line)["text"] == text
+
+
+@pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
+def test_a_message_of_a_caller_with_hidden_text_is_flagged_and_kept_verbatim(text: str) -> None:
+    marked = mark_hidden_text(user(text))
+    first, note = marked.blocks
+    assert first.text == text  # type: ignore[union-attr]
+    assert "this message hides something" in note.text  # type: ignore[union-attr]
+    assert first.label.untrusted == (text == TAGGED)
+    assert mark_hidden_text(user("plain")) == user("plain")
+
+
+def test_words_of_a_message_with_tag_characters_do_not_count_as_the_users_own() -> None:
+    def words(text: str) -> ConversationIndex:
+        index = ConversationIndex(lambda name: None, ToolVerbs({}))
+        index.add(mark_hidden_text(user(text)))
+        return index
+
+    plain, joined, tagged = words("send it"), words("send\u200b it"), words(f"send it {TAGGED}")
+    assert (plain.tainted, joined.tainted, tagged.tainted) == (False, False, True)
+    assert len(joined.user_stems) == len(plain.user_stems) == 2, "the note adds no words"
+    assert not tagged.user_stems

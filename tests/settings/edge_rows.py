@@ -20,6 +20,7 @@ from evoclaw.governance.budget.settings import AccountLimits
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.wire import Command
 from tests.settings.rows import (
+    EXTENSIONS,
     SANDBOX_VALUES,
     Built,
     Elsewhere,
@@ -59,6 +60,12 @@ def edge(look: Callable[[Edge], Any]) -> Observe:
 def row(lines: str, look: Callable[[Edge], Any], shown: str = "") -> Row:
     """A key above the first table, or in one."""
     return Row(NAME + lines, edge(look), NAME, shown)
+
+
+def attempts(made: Edge) -> int:
+    """How often the model's server is asked for one reply."""
+    plans: Any = made.parts.planners["prompt"]
+    return inside(plans.__self__, "_ports", "provider", "_server", "retry", "attempts")
 
 
 def names(made: Edge) -> list[str]:
@@ -278,6 +285,7 @@ _TOOL_ROWS: Rows = {
     "tools.paths.bin": Elsewhere(f"{EDGE_TOOLS}::{_PROGRAMS}"),
     "tools.skills_path": Elsewhere(f"{EDGE_TOOLS}::{_ADDED}"),
     "tools.tools_path": Elsewhere(f"{EDGE_TOOLS}::{_ADDED}"),
+    "tools.packages": Elsewhere(EXTENSIONS),
     **{f"mcp.{key}": Elsewhere(f"{EDGE_TOOLS}::{_ADDED}") for key in _SERVER_KEYS},
 }
 """The tools that an `agent.toml` adds to an edge: shown by real processes."""
@@ -348,6 +356,12 @@ EDGE_ROWS: Rows = {
         "[limits]\ndedupe_hours = 2\n",
         lambda made: made.parts.limits.dedupe_retention_s,
         "tests/fleet::dedupe_retention_s",
+    ),
+    "model.max_retries": Row(
+        f'{NAME}[model]\nname = "ollama/small"\nmax_retries = 0\n',
+        edge(attempts),
+        f'{NAME}[model]\nname = "ollama/small"\n',
+        shown="tests/providers/test_provider_faults.py",
     ),
     "model.name": row('[model]\nname = "ollama/small"\n', lambda made: made.advert.llm),
     "policy.rules": verdicts('[policy]\nrules = "FOLDER/rules.toml"\n', _LS),

@@ -29,6 +29,9 @@ from evoclaw.wiring.store import open_stores
 from evoclaw.wiring.toolbox import Toolbox, open_toolbox
 from tests.support.certificates import make_certificates
 
+EXTENSIONS = (
+    "tests/seat/test_extensions.py::test_a_service_with_packages_skills_retries_and_safe_input"
+)
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -35,6 +35,7 @@ from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
 from evoclaw.wiring.runtime import Runtime
 from tests.settings.rows import (
+    EXTENSIONS,
     FILES,
     SANDBOX_VALUES,
     Built,
@@ -439,6 +440,9 @@ SERVICE_ROWS: Rows = {
         "[orchestrator]\ntool_error_limit = 7\n",
         runtime(lambda made: turns_of(made, again=False)),
     ),
+    "orchestrator.max_retries": Elsewhere(EXTENSIONS),
+    "orchestrator.provider_packages": Elsewhere(EXTENSIONS),
+    "orchestrator.tools.packages": Elsewhere(EXTENSIONS),
     "orchestrator.cheaper_models": Row(
         '[orchestrator]\ncheaper_models = ["ollama/small"]\n',
         runtime(lambda made: [one.model for one in made.conversations.of("t").cheaper]),

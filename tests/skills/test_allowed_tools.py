@@ -11,11 +11,16 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+from evoclaw.skills.disclosure import (
+    ActiveSkillTools,
+    RegistrySkillReader,
+    restrict_tools,
+)
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.files import read, write
 from evoclaw.tools.search import grep
+from evoclaw.tools.shell import bash
 from evoclaw.tools.skill import SkillReader, skill
 from tests.support.skills import guide, write_skill
 
@@ -72,3 +77,26 @@ async def test_a_skill_without_allowed_tools_restricts_nothing(tmp_path: Path) -
     executor = narrowed(tmp_path)
     await use(executor, "skill", name="plain")
     assert names(executor) == ["read", "write", "grep", "skill"]
+
+
+async def test_a_skill_takes_away_the_tools_that_it_disallows(tmp_path: Path) -> None:
+    write_skill(tmp_path, "quiet", SKILL_md=guide("quiet", disallowed_tools="Write"))
+    write_skill(
+        tmp_path, "both", SKILL_md=guide("both", allowed_tools="read grep", disallowed_tools="grep")
+    )
+    executor = narrowed(tmp_path)
+    await use(executor, "skill", name="quiet")
+    assert names(executor) == ["read", "grep", "skill"]
+    await use(executor, "skill", name="both")
+    assert names(executor) == ["read", "skill"]
+    with pytest.raises(ToolFailure):
+        await use(executor, "write", path="b.txt", content="x")
+
+
+async def test_a_skill_names_a_tool_by_its_alias(tmp_path: Path) -> None:
+    write_skill(tmp_path, "one", SKILL_md=guide("one", disallowed_tools="shell"))
+    write_skill(tmp_path, "two", SKILL_md=guide("two", allowed_tools="shell read"))
+    one, two = SkillRegistry([tmp_path]).skills()
+    tools = [bash.tool, read.tool]
+    assert [tool.name for tool in restrict_tools(tools, [one])] == ["read"]
+    assert [tool.name for tool in restrict_tools(tools, [two])] == ["bash", "read"]

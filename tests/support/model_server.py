@@ -7,6 +7,7 @@ are there, and the last one for ever after.
     say TEXT                answers with the text, a piece for each word
     words N [SECONDS]       answers with so many words, one after so long
     wait GATE N             answers with N words, half of them before GATE is opened
+    fail STATUS             answers with an error of that HTTP status
     call TOOL JSON          calls a tool; several in one reply with ` && call TOOL JSON`
 
 `words` may be followed by `call` on the same line: both are one reply.
@@ -28,7 +29,7 @@ from typing import Any
 
 from aiohttp import web
 
-VERBS = ("say ", "words ", "wait ", "call ")
+VERBS = ("say ", "words ", "wait ", "call ", "fail ")
 NAME = "qwen3-scripted"
 """The model's: of a family that is known to call tools."""
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": NAME}
@@ -83,6 +84,8 @@ class ModelServer:
         self.asked.append(asked)
         lines = self.scripts.get(asked.said, asked.said).splitlines() or [""]
         line = lines[min(asked.turn, len(lines) - 1)].strip()
+        if line.startswith("fail "):
+            return web.json_response({"error": {"message": "no"}}, status=int(line.split()[1]))
         try:
             if body.get("stream"):
                 return await self._stream(request, line)

@@ -119,7 +119,11 @@ class Seat:
 
 @asynccontextmanager
 async def seat(
-    folder: Path, settings: str = SETTINGS, *options: str, edge: bool = False
+    folder: Path,
+    settings: str = SETTINGS,
+    *options: str,
+    edge: bool = False,
+    env: dict[str, str] | None = None,
 ) -> AsyncGenerator[Seat]:
     """A running service with these settings; everything that was started ends with the block.
 
@@ -128,8 +132,10 @@ async def seat(
         settings: The text of `evoclaw.toml`.
         options: Further options of `evoclaw up`.
         edge: Whether `evoclaw up` starts its own edge.
+        env: Further environment variables of the service and the commands.
     """
     async with up_process(folder) as up, AsyncExitStack() as stack:
+        up.shell.env |= env or {}
         up.configure(settings)
         place = Seat(up, folder)
 

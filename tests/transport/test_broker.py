@@ -14,6 +14,7 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -420,6 +421,22 @@ async def test_a_renewed_password_replaces_the_old_one(
     assert await a.next() is None
     assert await code(broker, "a", old) == REFUSED
     assert await code(broker, "a", new) == ACCEPTED
+
+
+async def test_a_token_that_expired_opens_nothing_and_ends_its_connection(
+    engine: str, tmp_path: Path, parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "ACCOUNTS_POLL_INTERVAL_S", 0.05)
+    async with EmbeddedBroker(tmp_path, engine=engine) as broker:
+        end = time.time() + 60
+        broker.accounts.invite("a", "token", end)
+        await eventually_lets_in(broker.port, "a", "token")
+        guest = await Mqtt.open(broker.port, "a", "token", id="a-guest")
+        assert guest.code == ACCEPTED
+        monkeypatch.setattr(broker_module.time, "time", lambda: end)
+        assert await guest.next() is None
+        assert await code(broker, "a", "token") == REFUSED
+        await guest.drop()
 
 
 async def test_account_changes_of_another_process_are_applied(

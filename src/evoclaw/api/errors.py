@@ -234,5 +234,7 @@ def _describe_validation(problems: JSON) -> str:
         found = msgspec.convert(problems, type=list[dict[str, str]])
     except msgspec.ValidationError:
         return _INVALID
+    if any(item.get("key") == "data" and item.get("message") == "'data'" for item in found):
+        return "The request has no body. Send a JSON object; see /openapi.json."
     texts = [f"{item.get('key', 'body')}: {item.get('message', 'invalid')}" for item in found[:5]]
     return "; ".join(texts) or _INVALID

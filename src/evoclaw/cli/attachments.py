@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from base64 import b64encode
 from pathlib import Path
 
@@ -49,17 +50,21 @@ async def read_attachment(name: str) -> Attachment:
 
 
 def _read(name: str) -> tuple[Path, bytes]:
-    path = Path(name).expanduser()
     try:
-        size = path.stat().st_size
-        if size > MAX_INPUT_BYTES:
+        path = Path(name).expanduser()
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path} is no regular file; attach a picture file")
+        if (size := found.st_size) > MAX_INPUT_BYTES:
             raise ConfigError(
                 f"{path} has {size:,} bytes; at most {MAX_INPUT_BYTES:,} can be read: make it "
                 "smaller first"
             )
         return path, path.read_bytes()
     except OSError as problem:
-        raise ConfigError(f"cannot read {path}: {problem.strerror}") from None
+        raise ConfigError(f"cannot read {name}: {problem.strerror}") from None
+    except (ValueError, RuntimeError) as problem:  # a NUL byte; a user that does not exist
+        raise ConfigError(f"cannot read {name!r}: {problem}") from None
 
 
 async def _prepared(path: Path, data: bytes) -> Attachment:

@@ -31,6 +31,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Record, RunFinished
+from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, SystemMessage, user
 from evoclaw.core.ports import Approver, Ports, Sink
@@ -346,7 +347,7 @@ def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
         prompt = system_prompt(workspace, skill_catalogue(os.environ))
     else:
         prompt = system_prompt(None)
-    return SystemMessage(prompt), user(_task(options))
+    return SystemMessage(prompt), mark_hidden_text(user(_task(options)))
 
 
 def _task(options: RunOptions) -> str:

@@ -126,7 +126,8 @@ async def _print_all(
         )
         for run in found
     )
-    print_table(rows, "no runs yet; start one with `evoclaw chat`")
+    none = "no run matches" if any(query.values()) else "no runs yet; start one with `evoclaw chat`"
+    print_table(rows, none)
     return exits.OK
 
 

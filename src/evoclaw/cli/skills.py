@@ -158,6 +158,7 @@ def _facts(skill: Skill, registry: SkillRegistry) -> dict[str, JSON]:
         "approved": registry.pinned(skill),
         "tools": [program.tool.name for program in skill.programs],
         "allowed_tools": None if skill.allowed_tools is None else sorted(skill.allowed_tools),
+        "disallowed_tools": sorted(skill.disallowed_tools),
         "references": list(skill.references),
         "notes": list(skill.notes),
     }
@@ -183,6 +184,8 @@ def _print_one(registry: SkillRegistry, name: str, *, as_json: bool) -> None:
         "all" if skill.allowed_tools is None else ", ".join(sorted(skill.allowed_tools)) or "none"
     )
     print_out(f"{'works with:':13}{narrows}")
+    if skill.disallowed_tools:
+        print_out(f"{'never uses:':13}{', '.join(sorted(skill.disallowed_tools))}")
     if skill.programs:
         print_out("")
         print_table([_PROGRAM_HEAD, *(_program_row(program) for program in skill.programs)], "")

@@ -18,9 +18,11 @@ from evoclaw.config.paths import (
     read_text,
 )
 from evoclaw.config.shared_settings import (
+    DEFAULT_MAX_RETRIES,
     REMOVED_KEYS,
     BrokerConfig,
     Engine,
+    MaxRetries,
     McpConfig,
     Milliseconds,
     NonEmptyText,
@@ -109,6 +111,8 @@ class EdgeToolsConfig(Struct, frozen=True, kw_only=True):
     """The folder of skills whose programs are tools of this edge; not set: none."""
     tools_path: Path | None = None
     """The folder of your own Python tools; not set: none."""
+    packages: tuple[NonEmptyText, ...] = ()
+    """Installed Python packages whose tools this edge offers."""
     paths: ToolPaths = ToolPaths()
 
     @property
@@ -142,6 +146,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     name: str = ""
     """`provider/model`; without one the edge runs tools but answers no prompts."""
+    max_retries: MaxRetries = DEFAULT_MAX_RETRIES
+    """How often a failed request to the model's server is repeated."""
 
 
 class EdgeConfig(Struct, frozen=True, kw_only=True):

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from evoclaw.api.settings import ServerSettings
 from evoclaw.config.paths import default_data_folder, path_decoder, read_text
 from evoclaw.config.shared_settings import (
+    DEFAULT_MAX_RETRIES,
     REMOVED_KEYS,
     BrokerConfig,
     Engine,
+    MaxRetries,
     McpConfig,
     Milliseconds,
     NonEmptyText,
@@ -145,6 +147,8 @@ class OrchestratorTools(Struct, frozen=True, kw_only=True):
     """Overrides `[sandbox] engine`; not set: no override."""
     permissions: dict[str, bool] | tuple[NonEmptyText, ...] | None = None
     """The granted permissions: a table of true and false, or a list."""
+    packages: tuple[NonEmptyText, ...] = ()
+    """Installed Python packages whose tools are offered, by their entry points `evoclaw.tools`."""
 
     def with_fixed(self, running: OrchestratorTools) -> OrchestratorTools:
         """These settings with the keys of a running service that need a restart."""
@@ -153,6 +157,7 @@ class OrchestratorTools(Struct, frozen=True, kw_only=True):
             skills_path=running.skills_path,
             enable_sandboxing=running.enable_sandboxing,
             sandbox_engine=running.sandbox_engine,
+            packages=running.packages,
         )
 
     @property
@@ -172,6 +177,11 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     """The default turn limit of a run."""
     tool_error_limit: Annotated[int, Meta(ge=1, le=100)] = 3
     """The failed turns in a row that end a run."""
+    max_retries: MaxRetries = DEFAULT_MAX_RETRIES
+    """How often a failed request to a model's server is repeated."""
+    provider_packages: tuple[NonEmptyText, ...] = ()
+    """Installed Python packages whose providers are used, by their entry points
+    `evoclaw.providers`."""
     cheaper_models: tuple[str, ...] = ()
     """Fallback models when little of the budget is left, each cheaper than the one before."""
     require_receipts: bool = False

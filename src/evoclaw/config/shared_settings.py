@@ -19,6 +19,9 @@ from evoclaw.transport.address import Address, TlsSettings, parse_url
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=1, le=3_600_000)]
+MaxRetries: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
+DEFAULT_MAX_RETRIES = 3
+"""As `RetryPolicy` of the providers, which an edge without a model never loads."""
 NonEmptyText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 PERMISSIONS = (
     "file_read", "file_write", "shell", "network", "git", "session", "interact", "ui", "device",

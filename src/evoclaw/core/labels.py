@@ -8,6 +8,8 @@ from msgspec import Struct
 
 MEMORY_SOURCE = "memory"
 """The source of text recalled from earlier conversations."""
+NOTE_SOURCE = "note"
+"""The source of a note that EvoClaw added to a message."""
 MAX_LABEL_SOURCES = 16
 """Sources that are kept by name; more are dropped, but the flags always stay."""
 

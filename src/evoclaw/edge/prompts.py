@@ -11,6 +11,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
+from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.messages import (
     JSON,
     ErrorKind,
@@ -111,7 +112,7 @@ class PromptPlans:
         seconds = min(requested, self._genome().run_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
-            asked = UserMessage((TextBlock(text, command.label),))
+            asked = mark_hidden_text(UserMessage((TextBlock(text, command.label),)))
             return await self._answer(command.request_id, asked, ports, deadline, seconds)
 
         return CallPlan("prompt", work)

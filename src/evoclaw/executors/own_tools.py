@@ -21,8 +21,10 @@ from evoclaw.executors.isolated_tools import IsolatedTools, is_isolated
 from evoclaw.executors.local import LocalExecutor
 
 MAX_TOOL_FILES = 200
+LoadTools: TypeAlias = Callable[[], Sequence[BoundTool]]
+"""Loads the tools of an installed package; `ConfigError` if that is not possible."""
 _FileVersion: TypeAlias = tuple[str, int, int]
-"""Name, time of the last change in nanoseconds, size."""
+"""Name, time of the last change in nanoseconds, size; of a package, its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,21 @@ _LOADING = _LoadedFile(problem="it is being loaded in a sandbox")
 
 
 class OwnToolFiles:
-    """The loaded files of a folder; each is loaded again only when it changed.
+    """The loaded files of a folder, each loaded again only when it changed; and some packages.
 
     A file whose tools are isolated is never run in this process: a sandboxed worker describes it,
     in the background.
     """
 
     def __init__(
-        self, folder: Path, reserved: Collection[str], isolated: IsolatedTools | None = None
+        self,
+        folder: Path | None,
+        reserved: Collection[str],
+        isolated: IsolatedTools | None = None,
+        packages: Mapping[str, LoadTools] | None = None,
     ) -> None:
         self.folder = folder
+        self._packages = {(name, 0, 0): load for name, load in (packages or {}).items()}
         self._loaded: _Loaded = {}
         self._reserved, self._isolated = frozenset(reserved), isolated
         self._versions: tuple[_FileVersion, ...] = ()
@@ -75,6 +82,8 @@ class OwnToolFiles:
             await asyncio.wait(self._tasks)
 
     def _look(self) -> tuple[_FileVersion, ...]:
+        if self.folder is None:
+            return tuple(self._packages)
         try:
             with os.scandir(self.folder) as entries:
                 files = [
@@ -83,13 +92,16 @@ class OwnToolFiles:
                     if entry.name.endswith(".py") and not entry.name.startswith("_")
                 ]
         except OSError:
-            return ()
+            return tuple(self._packages)
         found = sorted((name, about.st_mtime_ns, about.st_size) for name, about in files)
-        return tuple(found[:MAX_TOOL_FILES])
+        return (*self._packages, *found[:MAX_TOOL_FILES])
 
     def _load(self, version: _FileVersion) -> _LoadedFile:
-        file = self.folder / version[0]
         try:
+            if (load := self._packages.get(version)) is not None:
+                return self._checked(load())
+            assert self.folder is not None
+            file = self.folder / version[0]
             source = self._source(file)
             if not is_isolated(source):
                 return self._checked(_run_file(file))
@@ -145,7 +157,7 @@ def _reason(problem: Exception) -> str:
 
 
 class OwnTools:
-    """The tools of a folder's files.
+    """The tools of a folder's files, and of packages.
 
     They run in this process, as its owner's own code, unless they are isolated. A file that cannot
     be used is left out and named in `problems`; the others stay.
@@ -153,25 +165,27 @@ class OwnTools:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         *,
         given: Mapping[type, object],
         reserved: Collection[str] = (),
         exec_for: Callable[[Call], ExecOps] | None = None,
         isolated: IsolatedTools | None = None,
+        packages: Mapping[str, LoadTools] | None = None,
         files: OwnToolFiles | None = None,
     ) -> None:
         """Choose the folder.
 
         Args:
-            folder: The folder of the files; it need not exist yet.
+            folder: The folder of the files; it need not exist yet. None: no files.
             given: The dependencies that tools may use, by Protocol.
             reserved: Names that are taken.
             exec_for: The processes for one call, if they differ per call.
             isolated: Loads and runs isolated tools; without it, they cannot be used.
+            packages: What loads the tools of each package, by a name for messages.
             files: The files of the folder, if they are loaded already.
         """
-        self._files = files or OwnToolFiles(folder, reserved, isolated)
+        self._files = files or OwnToolFiles(folder, reserved, isolated, packages)
         self._given, self._exec_for = dict(given), exec_for
         self._seen: _Loaded | None = None
         self._executor = LocalExecutor(())

@@ -11,7 +11,14 @@ from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.fallback import Fallback
-from evoclaw.providers.registry import EMBEDDED_MODEL, is_embedded, model_setup_help, provider_for
+from evoclaw.providers.registry import (
+    DEFAULT_OPTIONS,
+    EMBEDDED_MODEL,
+    ProviderOptions,
+    configured_provider,
+    is_embedded,
+    model_setup_help,
+)
 from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
 from evoclaw.providers.wrappers import Flush, WriteBarrierProvider, close
 
@@ -34,6 +41,7 @@ class ProviderCache:
         flush: Flush,
         *,
         no_model: str = "",
+        options: ProviderOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Create an empty cache.
 
@@ -44,9 +52,10 @@ class ProviderCache:
             stack: Closes the providers.
             flush: Waits until the store is on disk; awaited before every request.
             no_model: Why no model was found, and what to do.
+            options: What the settings say about all providers.
         """
         self._http, self._env, self.default = http, env, default
-        self._stack, self._flush = stack, flush
+        self._stack, self._flush, self._options = stack, flush, options
         self._no_model = no_model or model_setup_help()
         self._cached: dict[str, Provider] = {}
         self._embedded: Provider | None = None
@@ -82,9 +91,11 @@ class ProviderCache:
     def _provider_of(self, name: str) -> Provider:
         """The provider of one model. All embedded models share one provider: it is a process."""
         if not is_embedded(name):
-            return provider_for(name, http=self._http, env=self._env)
+            return configured_provider(name, self._http, self._env, self._options)
         if self._embedded is None:
-            self._embedded = provider_for(EMBEDDED_MODEL, http=self._http, env=self._env)
+            self._embedded = configured_provider(
+                EMBEDDED_MODEL, self._http, self._env, self._options
+            )
             self._stack.push_async_callback(close, self._embedded)
         return self._embedded
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,6 +19,26 @@ from evoclaw.providers.profiles import profile_for
 
 if TYPE_CHECKING:
     from evoclaw.providers.http import Http, RetryPolicy
+
+
+class ProviderFactory(Protocol):
+    """Creates the provider of one model of a package's own."""
+
+    def __call__(self, model: str, *, http: Http, env: Mapping[str, str]) -> Provider:
+        """Create the provider; `model` is the name without the prefix."""
+        ...
+
+
+class ProviderOptions(Struct, frozen=True):
+    """What the settings say about all providers."""
+
+    max_retries: int | None = None
+    """How often a failed request is repeated; None: as often as `RetryPolicy` says."""
+    factories: Mapping[str, ProviderFactory] = {}
+    """Providers of packages, by the prefix of their models."""
+
+
+DEFAULT_OPTIONS = ProviderOptions()
 
 
 class Dialect(StrEnum):
@@ -101,6 +121,7 @@ def provider_for(
     profiles: Mapping[str, Profile] | None = None,
     rates: Mapping[str, TokenRate] | None = None,
     retry: RetryPolicy | None = None,
+    factories: Mapping[str, ProviderFactory] | None = None,
 ) -> Provider:
     """Create the provider that serves `prefix/model`; nothing is sent before its first request.
 
@@ -112,6 +133,7 @@ def provider_for(
         profiles: Profiles by model name, which override the table.
         rates: Prices by model name, which override the table.
         retry: When and how often to retry.
+        factories: Providers of packages, by prefix.
 
     Raises:
         ConfigError: The name is invalid or a key is missing; the message says what to do.
@@ -121,7 +143,10 @@ def provider_for(
 
         return EmbeddedProvider(http=http)
     known = {**ENDPOINTS, **(endpoints or {})}
-    prefix, model = _split(name, known)
+    own = factories or {}
+    prefix, model = _split(name, {*known, *own})
+    if prefix in own:
+        return own[prefix](model, http=http, env=env)
     endpoint = known[prefix]
     base_url, moved = _address(prefix, endpoint, env)
     key = _key(name, endpoint, env, required=not moved)
@@ -144,19 +169,34 @@ def provider_for(
 
 
 @asynccontextmanager
-async def open_provider(name: str, env: Mapping[str, str]) -> AsyncGenerator[Provider]:
+async def open_provider(
+    name: str, env: Mapping[str, str], options: ProviderOptions = DEFAULT_OPTIONS
+) -> AsyncGenerator[Provider]:
     """The provider of a model, closed when the block ends; `A,B` falls back to B."""
     from evoclaw.providers.fallback import Fallback
     from evoclaw.providers.http import Http
     from evoclaw.providers.wrappers import close
 
     async with Http() as http:
-        providers = [provider_for(part.strip(), http=http, env=env) for part in name.split(",")]
+        providers = [
+            configured_provider(part.strip(), http, env, options) for part in name.split(",")
+        ]
         provider = providers[0] if len(providers) == 1 else Fallback(providers)
         try:
             yield provider
         finally:
             await close(provider)
+
+
+def configured_provider(
+    name: str, http: Http, env: Mapping[str, str], options: ProviderOptions
+) -> Provider:
+    """Create the provider of a model, as the settings say."""
+    from evoclaw.providers.http import RetryPolicy
+
+    retries = options.max_retries
+    retry = None if retries is None else RetryPolicy(attempts=retries + 1)
+    return provider_for(name, http=http, env=env, retry=retry, factories=options.factories)
 
 
 def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
@@ -176,7 +216,7 @@ def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
             return OpenAIProvider
 
 
-def _split(name: str, known: Mapping[str, Endpoint]) -> tuple[str, str]:
+def _split(name: str, known: Collection[str]) -> tuple[str, str]:
     prefix, slash, model = name.partition("/")
     if slash and prefix in known and model:
         return prefix, model

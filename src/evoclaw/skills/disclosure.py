@@ -86,17 +86,30 @@ def skill_file(skill: Skill, path: str) -> str:
 
 
 def restrict_tools(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
-    """Keep the tools that every active skill allows; a skill without `allowed-tools` allows all."""
-    remaining = tuple(tools)
+    """Keep the tools that every active skill allows and none disallows.
+
+    A skill without `allowed-tools` allows all.
+    """
+    remaining = tuple(tool for tool in tools if disallowing_skill(tool, active) is None)
     limits = [skill for skill in active if skill.allowed_tools is not None]
     for skill in limits:
         own = {program.tool.name.lower() for program in skill.programs}
         permitted = (
             skill.allowed_tools | own | {SKILL_TOOL} if skill.allowed_tools else frozenset[str]()
         )
-        remaining = tuple(tool for tool in remaining if tool.name.lower() in permitted)
+        remaining = tuple(tool for tool in remaining if _names(tool) & permitted)
     # The tool `skill` alone is of no use.
     return () if limits and {tool.name for tool in remaining} <= {SKILL_TOOL} else remaining
+
+
+def disallowing_skill(tool: Tool, active: Iterable[Skill]) -> Skill | None:
+    """The first of the active skills that disallows a tool."""
+    names = _names(tool)
+    return next((skill for skill in active if names & skill.disallowed_tools), None)
+
+
+def _names(tool: Tool) -> set[str]:
+    return {name.lower() for name in (tool.name, *tool.aliases)}
 
 
 def without_invisible_characters(text: str) -> str:

@@ -18,7 +18,14 @@ from evoclaw.skills.folders import (
     list_folder,
     read_text,
 )
-from evoclaw.skills.manifest import MANIFEST_FILE, Manifest, SkillProgram, SkillTable, read_manifest
+from evoclaw.skills.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_FILES,
+    Manifest,
+    SkillProgram,
+    SkillTable,
+    read_manifest,
+)
 from evoclaw.skills.skill_guide import SKILL_FILES, SkillGuide, read_guide
 
 MAX_SKILLS_PER_ROOT = 500
@@ -47,6 +54,8 @@ class Skill(Struct, frozen=True):
     digest: str
     notes: tuple[str, ...] = ()
     """Warnings about the skill."""
+    disallowed_tools: frozenset[str] = frozenset()
+    """The tool names of `disallowed-tools`, in lower case."""
 
     @property
     def key(self) -> str:
@@ -56,7 +65,8 @@ class Skill(Struct, frozen=True):
     @property
     def references(self) -> tuple[str, ...]:
         """The files that the model may read on demand."""
-        return tuple(path for path in self.file_hashes if path not in (*SKILL_FILES, MANIFEST_FILE))
+        own = (*SKILL_FILES, *MANIFEST_FILES)
+        return tuple(path for path in self.file_hashes if path not in own)
 
 
 class SkillPlatformMismatch(SkillRefused):
@@ -101,14 +111,15 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
         raise SkillRefused(folder, "the folder does not exist")
     files = check_folder(folder, listing)
     guide_file = next((name for name in SKILL_FILES if name in files), None)
-    if guide_file is None and MANIFEST_FILE not in files:
+    manifest_file = _manifest_file(folder, files)
+    if guide_file is None and manifest_file is None:
         raise SkillRefused(folder, f"the folder has neither {SKILL_FILES[0]} nor {MANIFEST_FILE}")
     guide, manifest = None, Manifest(SkillTable(), (), 0)
     if guide_file is not None:
         guide = read_guide(folder / guide_file, read_text(folder, guide_file))
-    if MANIFEST_FILE in files:
+    if manifest_file is not None:
         manifest = read_manifest(
-            folder / MANIFEST_FILE, read_text(folder, MANIFEST_FILE), platform=platform
+            folder / manifest_file, read_text(folder, manifest_file), platform=platform
         )
     name, version = _identity(folder, guide, manifest.about)
     if not names.supports_platform(manifest.about.platforms, platform):
@@ -116,7 +127,7 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
         raise SkillPlatformMismatch(folder, f"the skill is for {wanted}, not for this platform")
     if guide is None and not manifest.declared:
         raise SkillRefused(
-            folder / MANIFEST_FILE,
+            folder / (manifest_file or MANIFEST_FILE),
             "it has no [[tools]], and the folder has no SKILL.md; add one of them",
         )
     if guide is None and not manifest.programs:
@@ -137,7 +148,15 @@ def load_skill(folder: Path, *, platform: str) -> Skill:
         sums,
         digest_of(files, sums),
         guide.notes if guide else (),
+        guide.disallowed_tools if guide else frozenset(),
     )
+
+
+def _manifest_file(folder: Path, files: dict[str, FolderEntry]) -> str | None:
+    found = [name for name in MANIFEST_FILES if name in files]
+    if len(found) > 1:
+        raise SkillRefused(folder, f"the folder has {' and '.join(found)}; keep one of them")
+    return found[0] if found else None
 
 
 def _identity(folder: Path, guide: SkillGuide | None, about: SkillTable) -> tuple[str, str]:
@@ -170,9 +189,7 @@ def _check_binary(folder: Path, program: SkillProgram, files: dict[str, FolderEn
     entry = files.get(program.binary)
     if entry is None:
         hint = "" if "/" in program.binary else "; for an installed program, set on_path = true"
-        raise SkillRefused(
-            folder / MANIFEST_FILE, f"tool {program.tool.name!r}: no file {program.binary!r}{hint}"
-        )
+        raise SkillRefused(folder, f"tool {program.tool.name!r}: no file {program.binary!r}{hint}")
     if os.name == "posix" and not entry.mode & stat.S_IXUSR:
         raise SkillRefused(folder / program.binary, "it is not executable; run `chmod +x` on it")
 

@@ -1,4 +1,4 @@
-"""Parses skill.toml: the programs of a skill that are offered as tools."""
+"""Parses skill.toml or skill.yaml: the programs of a skill that are offered as tools."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from evoclaw.core.tools import ANY_RESOURCE, Effect, Tool
 from evoclaw.skills import names
 from evoclaw.skills.arguments import AS_JSON, OPTIONS, ArgumentBinding, argument_bindings
 from evoclaw.skills.folders import SkillRefused
+from evoclaw.skills.strict_yaml import parse_yaml
 
 MANIFEST_FILE = "skill.toml"
+MANIFEST_FILES = (MANIFEST_FILE, "skill.yaml", "skill.yml")
+"""A skill has at most one of them; the keys are the same."""
 MAX_TOOLS = 100
 DEFAULT_TIMEOUT_MS, DEFAULT_MAX_TIMEOUT_MS = 10_000, 60_000
 
@@ -94,7 +97,7 @@ class SkillProgram(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """A valid skill.toml."""
+    """A valid skill.toml or skill.yaml."""
 
     about: SkillTable
     programs: tuple[SkillProgram, ...]
@@ -104,9 +107,10 @@ class Manifest(Struct, frozen=True):
 
 
 def read_manifest(path: Path, text: str, *, platform: str) -> Manifest:
-    """Parse skill.toml; `SkillRefused` if it is not valid."""
+    """Parse skill.toml or skill.yaml; `SkillRefused` if it is not valid."""
+    parse = parse_yaml if path.suffix in (".yaml", ".yml") else parse_toml
     try:
-        values = parse_toml(text, MANIFEST_FILE)
+        values = parse(text, path.name)
     except ConfigError as problem:
         raise SkillRefused(path, str(problem)) from None
     tools = values.get("tools", [])

@@ -16,9 +16,16 @@ SKILL_FILES = ("SKILL.md", "skill.md")
 """The first name is preferred."""
 MAX_DESCRIPTION_CHARS = 1024
 MAX_COMPATIBILITY_CHARS = 500
-FIELDS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
+ALLOWED_TOOLS, DISALLOWED_TOOLS = "allowed-tools", "disallowed-tools"
+FIELDS = (
+    "name", "description", "license", "compatibility", "metadata", ALLOWED_TOOLS, DISALLOWED_TOOLS,
+)  # fmt: skip
+_OTHER_SPELLINGS = {
+    "allowed_tools": ALLOWED_TOOLS,
+    "disallowed_tools": DISALLOWED_TOOLS,
+}
 
-_ALLOWED = re.compile(r"([A-Za-z_][\w.@-]*)(\([^()]*\))?")
+_TOOL_NAME = re.compile(r"([A-Za-z_][\w.@-]*)(\([^()]*\))?")
 
 
 class SkillGuide(Struct, frozen=True):
@@ -32,6 +39,8 @@ class SkillGuide(Struct, frozen=True):
     metadata: dict[str, str] = {}
     allowed_tools: frozenset[str] | None = None
     """The tool names of `allowed-tools`, in lower case; None if the field is absent."""
+    disallowed_tools: frozenset[str] = frozenset()
+    """The tool names of `disallowed-tools`, in lower case."""
     notes: tuple[str, ...] = ()
     """Warnings about fields that are ignored."""
 
@@ -40,7 +49,7 @@ def read_guide(path: Path, text: str) -> SkillGuide:
     """Parse SKILL.md; `SkillRefused` if it is not valid."""
     try:
         lines, body = frontmatter.split_front_matter(text)
-        head = frontmatter.parse_front_matter(lines)
+        head = _with_one_spelling(path, frontmatter.parse_front_matter(lines))
     except FrontMatterError as problem:
         raise SkillRefused(path, str(problem)) from None
     notes = [
@@ -57,7 +66,17 @@ def read_guide(path: Path, text: str) -> SkillGuide:
             raise SkillRefused(path, f"{key} has {len(value):,} characters, more than {longest:,}")
         return value.strip()
 
-    allowed, more = _allowed(path, head)
+    allowed, patterns = _tool_names(path, head, ALLOWED_TOOLS)
+    disallowed, refused_patterns = _tool_names(path, head, DISALLOWED_TOOLS)
+    if refused_patterns:
+        # To ignore the pattern would forbid more than the author wrote, or less.
+        raise SkillRefused(
+            path, f"{DISALLOWED_TOOLS}: {refused_patterns[0]!r}: name the tool without brackets"
+        )
+    notes += [
+        f"{ALLOWED_TOOLS}: {word!r}: the pattern in brackets is ignored; use a policy"
+        for word in patterns
+    ]
     return SkillGuide(
         _required(path, "name", text_of, 256),
         _required(path, "description", text_of, MAX_DESCRIPTION_CHARS),
@@ -66,7 +85,8 @@ def read_guide(path: Path, text: str) -> SkillGuide:
         text_of("compatibility", MAX_COMPATIBILITY_CHARS),
         _metadata(path, head),
         allowed,
-        (*notes, *more),
+        disallowed or frozenset(),
+        tuple(notes),
     )
 
 
@@ -88,25 +108,37 @@ def _metadata(path: Path, head: dict[str, FrontMatterValue]) -> dict[str, str]:
     return value
 
 
-def _allowed(
+def _with_one_spelling(
     path: Path, head: dict[str, FrontMatterValue]
+) -> dict[str, FrontMatterValue]:
+    """The fields, with `disallowed_tools` read as `disallowed-tools`."""
+    found: dict[str, FrontMatterValue] = {}
+    for key, value in head.items():
+        name = _OTHER_SPELLINGS.get(key, key)
+        if name in found:
+            raise SkillRefused(path, f"the front matter has {name} twice; keep one of them")
+        found[name] = value
+    return found
+
+
+def _tool_names(
+    path: Path, head: dict[str, FrontMatterValue], field: str
 ) -> tuple[frozenset[str] | None, list[str]]:
-    if "allowed-tools" not in head:
+    """The tool names of a field, and the words with a pattern in brackets; None: no field."""
+    if field not in head:
         return None, []
-    value = head["allowed-tools"]
+    value = head[field]
     if isinstance(value, dict):
-        raise SkillRefused(path, "allowed-tools must be tool names separated by spaces")
+        raise SkillRefused(path, f"{field} must be tool names separated by spaces")
     # Patterns in brackets may contain spaces: `Bash(git log:*)`.
     words = value if isinstance(value, list) else re.findall(r"[^\s,(]+(?:\([^()]*\))?", value)
     found: set[str] = set()
-    notes: list[str] = []
+    patterns: list[str] = []
     for word in words:
-        match = _ALLOWED.fullmatch(word)
+        match = _TOOL_NAME.fullmatch(word)
         if match is None:
-            raise SkillRefused(path, f"allowed-tools: {word[:80]!r} is not a tool name")
+            raise SkillRefused(path, f"{field}: {word[:80]!r} is not a tool name")
         found.add(match[1].lower())
         if match[2]:
-            notes.append(
-                f"allowed-tools: {word!r}: the pattern in brackets is ignored; use a policy"
-            )
-    return frozenset(found), notes
+            patterns.append(word)
+    return frozenset(found), patterns

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
 import ssl
+import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from secrets import randbelow, token_urlsafe
@@ -88,6 +90,7 @@ class EmbeddedBroker:
         self._child = ChildProcess()
         self._program, self._probe = "", ""
         self._applied: tuple[int, int] | None = None
+        self._next_expiry = math.inf
 
     @property
     def pid(self) -> int:
@@ -169,7 +172,9 @@ class EmbeddedBroker:
         So the probe is accepted only when the broker uses the newest files.
         """
         self._applied = self.accounts.stamp()
-        accounts = None if self._anonymous else self.accounts.all()
+        accounts = None if self._anonymous else self.accounts.valid(time.time())
+        ends = [account.expires for account in accounts or () if account.expires]
+        self._next_expiry = min(ends, default=math.inf)
         self._probe = token_urlsafe(24)
         setup = BrokerSetup(self.host, self.port, self._tls, accounts, hashed(self._probe))
         return self._engine.write(self.folder / self._engine.name, setup)
@@ -208,7 +213,7 @@ class EmbeddedBroker:
         return answer[0] == 0x20 and answer[3] == 0
 
     async def _keep(self) -> None:
-        """Restart a dead broker; reload accounts that other processes changed."""
+        """Restart a dead broker; reload accounts that other processes changed, or that expired."""
         clock = asyncio.get_running_loop().time
         delay, since = MIN_RESTART_DELAY_S, clock()
         while True:
@@ -217,7 +222,7 @@ class EmbeddedBroker:
                     await self._child.ended.wait()
             try:
                 if self._child.is_alive:
-                    if self.accounts.stamp() != self._applied:
+                    if self.accounts.stamp() != self._applied or time.time() >= self._next_expiry:
                         await self.apply()
                     continue
                 delay = (

@@ -8,6 +8,7 @@ from enum import StrEnum
 from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
 from secrets import choice, token_bytes, token_urlsafe
+from time import time
 
 import msgspec
 from msgspec import Struct
@@ -52,12 +53,14 @@ class HashedPasswords(Struct, frozen=True):
     mosquitto: str
 
 
-class BrokerAccount(Struct, frozen=True):
+class BrokerAccount(Struct, frozen=True, omit_defaults=True):
     """An account of the broker."""
 
     name: str
     role: BrokerRole
     password: HashedPasswords
+    expires: float = 0.0
+    """Unix seconds: that of an invitation whose edge has not joined yet. 0: never."""
 
     @property
     def rights(self) -> TopicRights:
@@ -96,6 +99,19 @@ class BrokerAccounts:
                 f"the accounts in {self.path} cannot be read ({problem}); put a copy back, or "
                 "move the file to another folder and give every edge a new account"
             ) from None
+
+    def valid(self, now: float) -> tuple[BrokerAccount, ...]:
+        """The accounts that have not expired."""
+        return tuple(
+            account for account in self.all() if not account.expires or now < account.expires
+        )
+
+    def invite(self, name: str, token: str, expires: float) -> None:
+        """Let a new edge connect with a token until it expires, or until it has joined.
+
+        The password of an edge that joined is not replaced: the token would be its password.
+        """
+        self._put(name, BrokerRole.AGENT, new=False, password=token, expires=expires)
 
     def stamp(self) -> tuple[int, int] | None:
         """A value that changes whenever any process changes the file."""
@@ -146,9 +162,11 @@ class BrokerAccounts:
         """The role of an account; None if it does not exist."""
         return next((account.role for account in self.all() if account.name == name), None)
 
-    def _put(self, name: str, role: BrokerRole, *, new: bool, password: str = "") -> str:
+    def _put(
+        self, name: str, role: BrokerRole, *, new: bool, password: str = "", expires: float = 0.0
+    ) -> str:
         with locked(self.path):
-            known = {account.name: account for account in self.all()}
+            known = {account.name: account for account in self.valid(time())}
             before = known.get(name)
             if before is not None and (new or before.role is not role):
                 owner = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
@@ -156,8 +174,13 @@ class BrokerAccounts:
                     f"there is an account {name!r} already, of {owner}; choose another "
                     "name, or remove that account first"
                 )
+            if before is not None and expires and not before.expires:
+                raise ConfigError(
+                    f"the edge {name!r} has joined already; choose another name, or remove it "
+                    f"first with `evoclaw edges revoke {name}`"
+                )
             password = password or token_urlsafe(24)
-            known[name] = BrokerAccount(name, role, hashed(password))
+            known[name] = BrokerAccount(name, role, hashed(password), expires)
             write_private(self.path, msgspec.json.encode(tuple(known.values())))
         return password
 

@@ -110,9 +110,10 @@ async def _ports(
     if not config.model.name:
         # Tools need no model; `Scripted` fills the port and is never asked.
         return Ports(Scripted(), pipeline, pipeline.policy), False
-    from evoclaw.providers.registry import open_provider
+    from evoclaw.providers.registry import ProviderOptions, open_provider
 
-    provider = await stack.enter_async_context(open_provider(config.model.name, env))
+    options = ProviderOptions(config.model.max_retries)
+    provider = await stack.enter_async_context(open_provider(config.model.name, env, options))
     return Ports(provider, pipeline, pipeline.policy), True
 
 
@@ -179,7 +180,7 @@ async def _routes(
 
 def adds_tools(config: EdgeConfig) -> bool:
     """Whether the settings add anything to the built-in tools."""
-    return bool(config.tools.folders or config.mcp)
+    return bool(config.tools.folders or config.tools.packages or config.mcp)
 
 
 def program_folders(config: EdgeConfig) -> list[Path]:

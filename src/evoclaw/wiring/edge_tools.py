@@ -43,9 +43,9 @@ async def open_added_tools(
         replaced = _replaced(config, registry)
         executors["a skill"] = _skill_executor(registry, sandboxed, config.read_roots)
     own = None
-    if config.tools.tools_path is not None:
+    if config.tools.tools_path is not None or config.tools.packages:
         given = {**dependencies, ExecOps: sandboxed.exec_here()}
-        own = await _own_tools(config, config.tools.tools_path, given, sandboxed, stack)
+        own = await _own_tools(config, given, sandboxed, stack)
         executors["your own files"] = own
     pins, servers = _mcp_servers(config, home) if config.mcp else (None, [])
     for server in servers:
@@ -130,7 +130,6 @@ def _skill_executor(
 
 async def _own_tools(
     config: EdgeConfig,
-    folder: Path,
     given: Mapping[type, object],
     sandboxed: SandboxedProcesses,
     stack: AsyncExitStack,
@@ -138,6 +137,7 @@ async def _own_tools(
     from evoclaw.executors.own_tools import OwnTools
     from evoclaw.governance.network import NetworkPolicy
     from evoclaw.tools.catalogue import CATALOGUE
+    from evoclaw.wiring.packages import tool_loaders
     from evoclaw.wiring.sandboxes import open_isolated_tools
 
     isolated = await open_isolated_tools(
@@ -148,11 +148,15 @@ async def _own_tools(
         data=config.data,
     )
     own = OwnTools(
-        folder,
+        config.tools.tools_path,
         given=given,
         reserved=CATALOGUE,
         exec_for=sandboxed.exec_for_program,
         isolated=isolated,
+        packages=tool_loaders(
+            config.tools.packages,
+            [config.workspace, *config.sandbox.writable],
+        ),
     )
     stack.push_async_callback(own.close)
     await own.settle()

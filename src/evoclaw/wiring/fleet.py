@@ -118,13 +118,15 @@ async def fleet_ports(
     from evoclaw.providers.registry import choose_model, open_provider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
+    from evoclaw.wiring.settings import provider_options
 
     name = await choose_model(model, env)
     capabilities = capabilities_for_level(level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         orchestrator = await stack.enter_async_context(open_fleet(env))
-        provider = await stack.enter_async_context(open_provider(name, env))
+        options = provider_options(governance.settings)
+        provider = await stack.enter_async_context(open_provider(name, env, options))
         routes = await fleet_routes(orchestrator, on, capabilities, timeout_s)
         governance = replace(
             governance,

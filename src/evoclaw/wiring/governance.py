@@ -266,11 +266,15 @@ async def governed_ports(
     from evoclaw.providers.budget_fallback import BudgetFallback
     from evoclaw.providers.registry import open_provider
     from evoclaw.wiring.pipelines import local_pipeline
+    from evoclaw.wiring.settings import provider_options
 
     async with AsyncExitStack() as stack:
         budget = governance.run_budget(model, run)
         names = governance.settings.orchestrator.cheaper_models
-        cheaper = [await stack.enter_async_context(open_provider(name, env)) for name in names]
+        options = provider_options(governance.settings)
+        cheaper = [
+            await stack.enter_async_context(open_provider(name, env, options)) for name in names
+        ]
         own = [PermittedTools(capabilities), *steps, *governance.steps()]
         all_routes = list(routes)
         if run.quarantine:

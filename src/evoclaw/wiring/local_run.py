@@ -33,6 +33,7 @@ async def local_ports(
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.receipts import open_signer
+    from evoclaw.wiring.settings import provider_options
     from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes, vision_dependency
 
     capabilities = capabilities_for_level(level, env)
@@ -40,7 +41,8 @@ async def local_ports(
     tools = tools_for_model(name, tools)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
-        provider = await stack.enter_async_context(open_provider(name, env))
+        options = provider_options(governance.settings)
+        provider = await stack.enter_async_context(open_provider(name, env, options))
         injected = {**vision_dependency(provider), **(dependencies or {})}
         toolbox = await stack.enter_async_context(
             open_toolbox(workspace, env, dependencies=injected)

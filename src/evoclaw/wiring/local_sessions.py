@@ -18,6 +18,7 @@ from evoclaw.orchestrator.agents.offer_steps import tools_for_model
 from evoclaw.providers.registry import choose_model, open_provider
 from evoclaw.tools.question import UserPrompter
 from evoclaw.wiring.local_run import capabilities_for_level
+from evoclaw.wiring.settings import provider_options
 from evoclaw.wiring.toolbox import (
     open_toolbox,
     toolbox_routes,
@@ -68,7 +69,8 @@ async def open_conversations(
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env, DEFAULT_AGENT))
         store = await stack.enter_async_context(open_sessions(env))
-        provider = await stack.enter_async_context(open_provider(name, env))
+        options = provider_options(governance.settings)
+        provider = await stack.enter_async_context(open_provider(name, env, options))
         toolbox = await stack.enter_async_context(
             open_toolbox(workspace, env, key=session, dependencies=vision_dependency(provider))
         )
@@ -122,11 +124,15 @@ async def _governance_arguments(
     from evoclaw.wiring.budget import price_for
 
     names = governance.settings.orchestrator.cheaper_models
+    options = provider_options(governance.settings)
     return _GovernanceArguments(
         limits=RunLimits(budget=governance.settings.budget),
         ledger=governance.ledger,
         price=price_for(model),
-        cheaper=[await stack.enter_async_context(open_provider(cheaper, env)) for cheaper in names],
+        cheaper=[
+            await stack.enter_async_context(open_provider(cheaper, env, options))
+            for cheaper in names
+        ],
         attended=attended,
         sinks_for=lambda session, records: governance.sinks(
             session.id, records, Principal(session.tenant, session.owner, session.agent)

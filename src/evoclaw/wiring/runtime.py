@@ -131,7 +131,7 @@ async def _build_runtime(
     )
     agents = dict(agents_of(settings.agents, settings.run_defaults))
     approvals = _approvals(settings, stores, env)
-    providers = await _providers(env, stack, stores.database)
+    providers = await _providers(settings, env, stack, stores.database)
     memory = _memory(settings, stores, env)
     gauges = GaugeReader(orchestrator, stores.database, home, lambda: runs.active_count)
     metrics = Metrics(gauges.gauges())
@@ -161,15 +161,19 @@ def _approvals(settings: EvoClawConfig, stores: Stores, env: Mapping[str, str]) 
 
 
 async def _providers(
-    env: Mapping[str, str], stack: AsyncExitStack, database: Database
+    settings: EvoClawConfig, env: Mapping[str, str], stack: AsyncExitStack, database: Database
 ) -> ProviderCache:
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.providers.http import Http
     from evoclaw.providers.registry import find_model
+    from evoclaw.wiring.settings import provider_options
 
     http = await stack.enter_async_context(Http())
     default, problem = await find_model(env)
-    return ProviderCache(http, env, default, stack, database.flush, no_model=problem)
+    options = provider_options(settings)
+    return ProviderCache(
+        http, env, default, stack, database.flush, no_model=problem, options=options
+    )
 
 
 async def _toolbox_and_signer(

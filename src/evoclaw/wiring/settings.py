@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import LoopSettings
     from evoclaw.observe.audit.settings import AuditSettings
+    from evoclaw.providers.registry import ProviderOptions
 
 SETTINGS_FILE = "evoclaw.toml"
 """The settings file, in the data folder."""
@@ -25,6 +26,15 @@ def loop_settings(env: Mapping[str, str]) -> LoopSettings:
         tool_error_limit=settings.tool_error_limit,
         evidence=settings.evidence,
     )
+
+
+def provider_options(settings: EvoClawConfig) -> ProviderOptions:
+    """What the settings say about all providers; loads the packages that they name."""
+    from evoclaw.providers.registry import ProviderOptions
+    from evoclaw.wiring.packages import package_providers
+
+    general = settings.orchestrator
+    return ProviderOptions(general.max_retries, package_providers(general.provider_packages))
 
 
 def settings_template(env: Mapping[str, str]) -> str:

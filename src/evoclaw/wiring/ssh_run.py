@@ -35,6 +35,7 @@ async def ssh_ports(
     from evoclaw.tools.sets import coding
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
+    from evoclaw.wiring.settings import provider_options
 
     target = parse_ssh_url(url)
     capabilities = capabilities_for_level(level, env)
@@ -48,7 +49,8 @@ async def ssh_ports(
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(open_governance(env))
             governance = replace(opened, sandboxed=False)
-            provider = await stack.enter_async_context(open_provider(name, env))
+            options = provider_options(governance.settings)
+            provider = await stack.enter_async_context(open_provider(name, env, options))
             yield await stack.enter_async_context(
                 governed_ports(
                     governance,

@@ -42,7 +42,7 @@ class Toolbox:
     mcp_servers: McpServers
     """The connected MCP servers, with the tools that were approved."""
     own_tools: OwnTools
-    """The tools that the owner wrote as Python files."""
+    """The tools of the owner's Python files, and of the packages that the settings name."""
 
     def extension_tools(self) -> list[Tool]:
         """The tools of skills, of the owner's own files and of MCP servers.
@@ -109,6 +109,7 @@ async def open_toolbox(
     from evoclaw.tools.catalogue import CATALOGUE
     from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.mcp_connections import mcp_servers
+    from evoclaw.wiring.packages import tool_loaders
     from evoclaw.wiring.sandboxes import open_isolated_tools, open_sandboxes
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.skills import skill_registry, skills_folder
@@ -147,6 +148,10 @@ async def open_toolbox(
             exec_for=sandboxed.exec_for_program,
             isolated=await open_isolated_tools(
                 workspace, config.sandbox_settings, domains, stack, data=home
+            ),
+            packages=tool_loaders(
+                config.orchestrator.tools.packages,
+                [workspace, *config.sandbox.writable],
             ),
         )
         stack.push_async_callback(own_tools.close)

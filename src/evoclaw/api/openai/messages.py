@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from evoclaw.api.openai.errors import BadRequest
 from evoclaw.api.openai.schemas import ChatMessage, ContentPart, ToolCallParam
+from evoclaw.core.images import image_media_type
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.core.messages import (
     Block,
@@ -208,7 +209,11 @@ def _image(where: str, url: str, label: Label) -> ImageBlock:
         )
     media_type, data = found.group(1).lower(), "".join(found.group(2).split())
     try:
-        b64decode(data, validate=True)
+        actual = image_media_type(b64decode(data, validate=True))
     except binascii.Error as error:
         raise BadRequest(f"The image is not valid base64: {error}", where) from None
-    return ImageBlock(media_type, data, label)
+    if actual != media_type.replace("image/jpg", "image/jpeg"):
+        # A model's server would refuse it, and with it every later message of the session.
+        kind = actual or "no PNG, JPEG, GIF or WebP image"
+        raise BadRequest(f"The image says {media_type}, but its data is {kind}.", where)
+    return ImageBlock(actual, data, label)

@@ -84,6 +84,8 @@ class SkillView(Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     instructions: str = ""
     """Only in the response for a single skill."""
+    disallowed_tools: tuple[str, ...] = ()
+    """The tools that a run may not use once it has loaded the skill."""
 
 
 class SkillProblem(Struct, frozen=True):
@@ -205,6 +207,7 @@ def _skill_view(parts: ApiDependencies, caller: Caller, skill: Skill) -> SkillVi
         None if skill.allowed_tools is None else tuple(sorted(skill.allowed_tools)),
         tuple(skill.references),
         tuple(skill.notes) if is_operator else (),
+        disallowed_tools=tuple(sorted(skill.disallowed_tools)),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from evoclaw.core.arguments import BadArguments, parse_arguments
-from evoclaw.core.labels import MEMORY_SOURCE, Label
+from evoclaw.core.labels import MEMORY_SOURCE, NOTE_SOURCE, Label
 from evoclaw.core.messages import (
     JSON,
     ErrorKind,
@@ -109,9 +109,8 @@ class ConversationIndex:
                 self.tainted = self.tainted or block.label.untrusted
             elif block.label.untrusted:
                 self._add_untrusted(block.text, block.label)
-            elif (
-                MEMORY_SOURCE not in block.label.sources
-            ):  # recalled notes are the model's own words
+            elif not {MEMORY_SOURCE, NOTE_SOURCE} & {*block.label.sources}:
+                # Recalled notes are the model's own words, other notes those of EvoClaw.
                 self.user_stems |= self._verbs.stems(
                     self._add_trusted(block.text, secret=block.label.private)
                 )

@@ -33,6 +33,7 @@ class JoinRequest(Struct, frozen=True):
 
 
 class _JoiningEdge(Struct, frozen=True):
+    token: str
     nonce: str
     password: str
 
@@ -67,9 +68,11 @@ class JoinHandler:
             invitation = self._pairings.check(join.token, now)
             if invitation.agent_id not in (None, agent_id):
                 raise PairingRefused("this token is for another agent; ask for one of your own")
-            guest = self._joining.setdefault(
-                agent_id, _JoiningEdge(join.nonce, secrets.token_urlsafe(24))
-            )
+            guest = self._joining.get(agent_id)
+            if guest is None or guest.token != join.token:
+                # With a new token, an attempt with an earlier one is over.
+                guest = _JoiningEdge(join.token, join.nonce, secrets.token_urlsafe(24))
+                self._joining[agent_id] = guest
             if guest.nonce != join.nonce:
                 raise PairingRefused(
                     "another device is joining with this token; ask for a token of your own"

@@ -69,8 +69,9 @@ class EdgePairing:
         """Create a broker account whose token works once; `ConfigError` if the name is taken."""
         broker = self._broker_for(agent_id)
         self._check_free(agent_id, devices)
-        token = self._invitations.create(agent_id, lifetime_s, time.time())
-        self._accounts.renew(agent_id, password=token)
+        now = time.time()
+        token = self._invitations.create(agent_id, lifetime_s, now)
+        self._accounts.invite(agent_id, token, now + lifetime_s)
         return JoinCredentials(
             broker.url,
             f"{agent_id}{TOKEN_SEPARATOR}{token}",

@@ -32,6 +32,7 @@ from evoclaw.core.events import (
     StopReason,
     ToolsChanged,
 )
+from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.messages import ErrorKind, TextBlock, UserMessage
 from evoclaw.core.output import parse_output
 from evoclaw.core.run import Bus
@@ -257,7 +258,8 @@ class RunDriver:
         if (steering := active.steering) is not None:
             start = steering.received
             blobs = await self._inbox.messages(*active.key, start)
-            steering.add(start, [msgspec.json.decode(blob, type=UserMessage) for blob in blobs])
+            messages = [msgspec.json.decode(blob, type=UserMessage) for blob in blobs]
+            steering.add(start, [mark_hidden_text(message) for message in messages])
 
     async def _drive(self, active: ActiveRun) -> None:
         try:

@@ -21,6 +21,7 @@ from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import Record, RunStarted
+from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.history import History
 from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.core.ledgers import Amounts, Ledger
@@ -391,9 +392,14 @@ class Conversations:
     ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
             earlier = [SystemMessage(text)]
-        messages = [UserMessage((TextBlock(stored.message, stored.label), *request.images))]
+        asked = UserMessage((TextBlock(stored.message, stored.label), *request.images))
+        messages = [mark_hidden_text(asked)]
         if request.messages:
-            return [*earlier, *request.messages, *(messages if request.message else ())]
+            given = [
+                mark_hidden_text(message) if isinstance(message, UserMessage) else message
+                for message in request.messages
+            ]
+            return [*earlier, *given, *(messages if request.message else ())]
         return [*earlier, *await self._recall(agent, session, stored), *messages]
 
     def _ports(

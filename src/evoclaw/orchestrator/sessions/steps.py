@@ -106,8 +106,9 @@ class ForwardedTools(Policy):
             # A skill's list alone never leaves out the tool that reads skills.
             if tool.name != SKILL_TOOL and not all(step.offer([tool]) for step in self.lists):
                 reason = (
-                    f"the tool {tool.name!r} is not in the tool list of this agent, which holds "
-                    "for tools of edges too. Continue without it, or explain to the user"
+                    f"the tool {tool.name!r} is not in the tool list of this agent, or a skill "
+                    "does not allow it; this holds for tools of edges too. Continue without it, or "
+                    "explain to the user"
                 )
                 return Deny("tool_list", reason, f"{tool.name} is not in the tool list")
         return ALLOW

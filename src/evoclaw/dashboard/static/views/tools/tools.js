@@ -98,6 +98,8 @@ function skillCard(skill) {
     skill.tools?.length > 0 && h("p", { class: "small" }, "Tools: ", skill.tools.join(", ")),
     skill.allowed_tools?.length > 0
       && h("p", { class: "small soft" }, "Works with: ", skill.allowed_tools.join(", ")),
+    skill.disallowed_tools?.length > 0
+      && h("p", { class: "small soft" }, "Never uses: ", skill.disallowed_tools.join(", ")),
     fold("Instructions", () => {
       const place = h("div");
       load(place, () => get(`/v1/skills/${encodeURIComponent(skill.name)}`), (found) =>
