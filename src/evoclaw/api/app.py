@@ -12,6 +12,7 @@ from evoclaw.api.auth import check_query, check_scope, provide_caller
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
 from evoclaw.api.json_request import JsonRequest
+from evoclaw.api.lazy_app import LazyApp
 from evoclaw.api.middleware import RequestGate
 from evoclaw.api.openai import routes as openai
 from evoclaw.api.openapi import OpenApiDocument
@@ -44,8 +45,7 @@ def create_app(parts: ApiDependencies) -> Litestar:
         return parts
 
     routes = [*_routes(), *parts.extra_routes]
-    app = Litestar(
-        routes,
+    app = LazyApp(
         dependencies={
             "parts": Provide(provide_dependencies, sync_to_thread=False),
             "caller": Provide(provide_caller, sync_to_thread=False),
@@ -69,6 +69,7 @@ def create_app(parts: ApiDependencies) -> Litestar:
         ),
         logging_config=None,
     )
+    app.register_all(routes)
     gate = RequestGate(app.asgi_handler, parts, None)
     app.state["request_gate"] = gate
     app.asgi_handler = gate

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 
@@ -44,7 +44,8 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
         LOG.warning(
             "tokens are sent to %s unencrypted: set tls_cert and tls_key in [server]", settings.host
         )
-    async with running_server(app, listening, settings) as stopping:
+    # The application has nothing to start; Litestar would import a second event loop library.
+    async with running_server(app, listening, settings, lifespan="off") as stopping:
         try:
             yield f"{'https' if secure else 'http'}://{url_host(settings.host)}:{port}"
         finally:
@@ -54,7 +55,11 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
 
 @asynccontextmanager
 async def running_server(
-    app: Any, listening: socket.socket, settings: ServerSettings
+    app: Any,
+    listening: socket.socket,
+    settings: ServerSettings,
+    *,
+    lifespan: Literal["on", "off"] = "on",
 ) -> AsyncGenerator[uvicorn.Server]:
     """Serve any ASGI application while the block runs."""
     from evoclaw.api.strict_http import MAX_HEAD_BYTES, StrictProtocol
@@ -68,7 +73,7 @@ async def running_server(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
-        lifespan="on",
+        lifespan=lifespan,
         ws="none",
         server_header=False,
         proxy_headers=False,
