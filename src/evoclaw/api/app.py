@@ -8,7 +8,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
-from evoclaw.api.auth import check_query, check_scope, provide_caller
+from evoclaw.api.auth import check_request, provide_caller
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
 from evoclaw.api.json_request import JsonRequest
@@ -50,7 +50,7 @@ def create_app(parts: ApiDependencies) -> Litestar:
             "parts": Provide(provide_dependencies, sync_to_thread=False),
             "caller": Provide(provide_caller, sync_to_thread=False),
         },
-        guards=[check_scope, check_query],
+        guards=[check_request],
         exception_handlers={
             EvoClawError: handle_error,
             HTTPException: handle_http_exception,
