@@ -86,8 +86,9 @@ class RunFactory:
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
         key = f"{session.tenant}/{session.id}"
         injected |= session_browser(self.toolbox, key)
-        pipeline = self._pipeline(agent, key, injected, history, session.on, tenant=session.tenant)
-        pipeline = pipeline.with_steps(*self.policies(agent))
+        pipeline = self._pipeline(
+            agent, key, injected, history, session.on, self.policies(agent), tenant=session.tenant
+        )
         return Ports(
             self.providers.get(agent.model),
             pipeline,
@@ -199,6 +200,7 @@ class RunFactory:
         injected: Mapping[type, object],
         history: History,
         on: str = "",
+        policies: Sequence[Policy] = (),
         *,
         tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> Pipeline:
@@ -214,6 +216,7 @@ class RunFactory:
             ActiveSkillTools(toolbox.skill_registry, history),
             SignReceipt(self.sign),
             *self.governance.steps(),
+            *policies,
         ]
         return service_pipeline().build(routes, steps)
 
