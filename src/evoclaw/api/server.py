@@ -62,7 +62,7 @@ async def running_server(
     lifespan: Literal["on", "off"] = "on",
 ) -> AsyncGenerator[uvicorn.Server]:
     """Serve any ASGI application while the block runs."""
-    from evoclaw.api.strict_http import MAX_HEAD_BYTES, StrictProtocol
+    from evoclaw.api.strict_http import StrictProtocol
 
     if settings.tls_key is not None and settings.tls_cert is None:
         listening.close()
@@ -70,7 +70,6 @@ async def running_server(
     config = uvicorn.Config(
         app,
         http=StrictProtocol,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         lifespan=lifespan,

@@ -158,7 +158,7 @@ async def open_application(
 
 def _require_server_packages() -> None:
     """Raise `ConfigError` if the packages of the HTTP service are not installed."""
-    for name in ("litestar", "uvicorn", "prometheus_client"):
+    for name in ("litestar", "uvicorn", "httptools", "prometheus_client"):
         if find_spec(name) is None:
             raise ConfigError(
                 f"the HTTP service cannot start: the package {name} is not installed. Run "
