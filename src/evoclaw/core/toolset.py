@@ -78,7 +78,7 @@ class Toolset(Sequence[Tool]):
             tools: The tools.
             sources: More toolsets whose validators are reused.
         """
-        return _shared(_SameTools(tuple(tools), tuple(sources)))
+        return _shared(SameTools(tuple(tools), tuple(sources)))
 
     @property
     def size(self) -> int:
@@ -122,12 +122,12 @@ class Toolset(Sequence[Tool]):
 NO_TOOLS = Toolset()
 
 
-class _SameTools:
-    """The key of a shared toolset: equal if the tools are the same objects."""
+class SameTools:
+    """A key for what is prepared once for some tools: equal if they are the same objects."""
 
     __slots__ = ("_hash", "sources", "tools")
 
-    def __init__(self, tools: tuple[Tool, ...], sources: tuple[Sequence[Tool], ...]) -> None:
+    def __init__(self, tools: tuple[Tool, ...], sources: tuple[Sequence[Tool], ...] = ()) -> None:
         self.tools, self.sources = tools, sources
         self._hash = hash(tuple(map(id, tools)))
 
@@ -136,14 +136,14 @@ class _SameTools:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _SameTools)
+            isinstance(other, SameTools)
             and len(other.tools) == len(self.tools)
             and all(map(is_, other.tools, self.tools))
         )
 
 
 @lru_cache(maxsize=MAX_SHARED_TOOLSETS)
-def _shared(same: _SameTools) -> Toolset:
+def _shared(same: SameTools) -> Toolset:
     made = Toolset(same.tools, sources=same.sources)
     same.sources = ()  # The key stays in the cache, and needs only the tools.
     return made
