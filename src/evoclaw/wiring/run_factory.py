@@ -229,15 +229,13 @@ class RunFactory:
         edge's tools to the skills, own tools and MCP servers of the orchestrator's machine. Those
         are the operator's: runs of other tenants get them only if `shares_extensions`.
         """
-        from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
+        from evoclaw.orchestrator.fleet.edge_routes import session_routes
 
-        names = orchestrator_tool_names()
-        here = [bound for bound in toolbox.tools if bound.name in names]
         offered = tenant == LOCAL_PRINCIPAL.tenant or shares_extensions(agent)
         extensions = extension_routes(toolbox, self.flush, SERVICE) if offered else []
         edges = session_routes(self.orchestrator, agent, session, on)
         rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
-        return [built_in_route(toolbox, here, self.flush, SERVICE), *rest]
+        return [built_in_route(toolbox, toolbox.tools, self.flush, SERVICE), *rest]
 
     def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
