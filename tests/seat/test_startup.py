@@ -8,10 +8,22 @@ from pathlib import Path
 from tests.support.up_process import ok, up_process
 
 UNUSED_LIBRARIES = frozenset(
-    (
-        "aiohttp anyio._backends._asyncio attr h11 jsonschema_rs mcp opentelemetry.sdk "
-        "prometheus_client psutil psycopg pydantic segno tree_sitter uvloop"
-    ).split()
+    {
+        "aiohttp",
+        "anyio._backends._asyncio",
+        "attr",
+        "h11",
+        "jsonschema_rs",
+        "mcp",
+        "opentelemetry.sdk",
+        "prometheus_client",
+        "psutil",
+        "psycopg",
+        "pydantic",
+        "segno",
+        "tree_sitter",
+        "uvloop",
+    }
 )
 """Libraries that a start needs for nothing, although some of them are installed with others."""
 MACHINE_TOOLS = frozenset(
