@@ -9,7 +9,7 @@ CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench \
+.PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
 	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
 
 help: ## list the targets
@@ -106,6 +106,9 @@ scalespeed: $(READY) ## measure throughput and the bottleneck with 1, 2 and 3 or
 
 servicebench: $(READY) ## measure 200 concurrent runs over HTTP with event streams; ends with one JSON object
 	$(BIN)/python -m bench.service
+
+startbench: $(READY) ## measure the CPU time of `evoclaw up` until it answers; ends with one JSON object
+	$(BIN)/python -m bench.startup
 
 pagebench: $(READY) ## measure the dashboard with 1,000 edges and 10,000 events in Chromium; ends with one JSON object
 	$(BIN)/python -m bench.dashboard

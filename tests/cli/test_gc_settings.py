@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from evoclaw.cli.up import GC_THRESHOLD_OBJECTS, reduced_gc
+from evoclaw.cli.gc_settings import GC_THRESHOLD_OBJECTS, reduced_gc
 
 
 def test_gc_freezes_existing_objects_and_restores_its_settings_on_exit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.schema import MAX_SCHEMA_BYTES, compile_schema, describe_problems
@@ -110,3 +111,23 @@ def test_schemas_are_compiled_once_and_errors_name_the_tool() -> None:
 def test_the_size_of_a_toolset_is_its_size_in_a_request() -> None:
     some = [Tool("a", "does", {"type": "object"}), Tool("b", "", {"type": "object"})]
     assert Toolset(some).size == len("does") + 2 * len('{"type":"object"}')
+
+
+def test_runs_with_the_same_tools_share_one_toolset_and_a_changed_tool_gets_its_own() -> None:
+    read, write = with_schema(), Tool("write", "", {"type": "object"})
+    first = Toolset.shared([read, write])
+
+    assert Toolset.shared([read, write]) is first
+    assert Toolset.shared([read]) is not first
+    # An equal tool is another one: its validator may belong to other executors.
+    changed = replace(write, description="changed")
+    assert list(Toolset.shared([read, changed])) == [read, changed]
+
+
+def test_an_invalid_set_of_tools_is_refused_each_time_although_toolsets_are_shared() -> None:
+    twice, bomb = with_schema(), BOMBS["remote reference"]
+    for _ in range(2):
+        with pytest.raises(DuplicateTool):
+            Toolset.shared([twice, twice])
+        with pytest.raises(SchemaError):
+            Toolset.shared([bomb])

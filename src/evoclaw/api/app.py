@@ -8,10 +8,11 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
-from evoclaw.api.auth import check_query, check_scope, provide_caller
+from evoclaw.api.auth import check_request, provide_caller
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
 from evoclaw.api.json_request import JsonRequest
+from evoclaw.api.lazy_app import LazyApp
 from evoclaw.api.middleware import RequestGate
 from evoclaw.api.openai import routes as openai
 from evoclaw.api.openapi import OpenApiDocument
@@ -44,13 +45,12 @@ def create_app(parts: ApiDependencies) -> Litestar:
         return parts
 
     routes = [*_routes(), *parts.extra_routes]
-    app = Litestar(
-        routes,
+    app = LazyApp(
         dependencies={
             "parts": Provide(provide_dependencies, sync_to_thread=False),
             "caller": Provide(provide_caller, sync_to_thread=False),
         },
-        guards=[check_scope, check_query],
+        guards=[check_request],
         exception_handlers={
             EvoClawError: handle_error,
             HTTPException: handle_http_exception,
@@ -69,6 +69,7 @@ def create_app(parts: ApiDependencies) -> Litestar:
         ),
         logging_config=None,
     )
+    app.register_all(routes)
     gate = RequestGate(app.asgi_handler, parts, None)
     app.state["request_gate"] = gate
     app.asgi_handler = gate

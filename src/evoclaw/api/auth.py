@@ -51,7 +51,16 @@ def provide_caller(request: Request[Any, Any, Any], parts: InjectedDependencies)
     return _require_caller(request)
 
 
-def check_scope(connection: Connection, route: BaseRouteHandler) -> None:
+async def check_request(connection: Connection, route: BaseRouteHandler) -> None:
+    """Refuse a caller without the scope of the route, and unknown query parameters.
+
+    One guard, and async: Litestar copies the route for each guard, and runs others in a thread.
+    """
+    _check_scope(connection, route)
+    _check_query(connection, route)
+
+
+def _check_scope(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a caller whose token lacks the scope of the route; fails closed."""
     scope: object = route.opt.get("scope")
     if scope == PUBLIC:
@@ -69,7 +78,7 @@ def check_scope(connection: Connection, route: BaseRouteHandler) -> None:
         )
 
 
-def check_query(connection: Connection, route: BaseRouteHandler) -> None:
+def _check_query(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse unknown query parameters: a misspelt parameter is an error, not ignored."""
     if route.opt.get("scope") == PUBLIC:
         return

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 
@@ -44,7 +44,8 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
         LOG.warning(
             "tokens are sent to %s unencrypted: set tls_cert and tls_key in [server]", settings.host
         )
-    async with running_server(app, listening, settings) as stopping:
+    # The application has nothing to start; Litestar would import a second event loop library.
+    async with running_server(app, listening, settings, lifespan="off") as stopping:
         try:
             yield f"{'https' if secure else 'http'}://{url_host(settings.host)}:{port}"
         finally:
@@ -54,10 +55,14 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
 
 @asynccontextmanager
 async def running_server(
-    app: Any, listening: socket.socket, settings: ServerSettings
+    app: Any,
+    listening: socket.socket,
+    settings: ServerSettings,
+    *,
+    lifespan: Literal["on", "off"] = "on",
 ) -> AsyncGenerator[uvicorn.Server]:
     """Serve any ASGI application while the block runs."""
-    from evoclaw.api.strict_http import MAX_HEAD_BYTES, StrictProtocol
+    from evoclaw.api.strict_http import StrictProtocol
 
     if settings.tls_key is not None and settings.tls_cert is None:
         listening.close()
@@ -65,10 +70,9 @@ async def running_server(
     config = uvicorn.Config(
         app,
         http=StrictProtocol,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
-        lifespan="on",
+        lifespan=lifespan,
         ws="none",
         server_header=False,
         proxy_headers=False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evoclaw.cli import exits
+from evoclaw.cli.gc_settings import paused_gc, reduced_gc
 from evoclaw.cli.options import FILE, CommandGroup
 from evoclaw.cli.output import print_err
 from evoclaw.cli.systemd_notify import READY, STOPPING, notify_systemd
@@ -55,7 +56,8 @@ def edge(context: click.Context, config: Path | None, folder: Path | None, *, ne
     env = dict(os.environ)
     if folder is not None:
         env["EVOCLAW_EDGE_WORKSPACE"] = str(folder.absolute())
-    return asyncio.run(_serve(path if config or path.exists() else None, env, new_key=new_key))
+    with paused_gc():
+        return asyncio.run(_serve(path if config or path.exists() else None, env, new_key=new_key))
 
 
 @edge.command("join", help="Join a fleet with the token or link of `evoclaw edges invite`")
@@ -160,7 +162,8 @@ async def _serve(path: Path | None, env: Mapping[str, str], *, new_key: bool) ->
         hint = "" if count else '; allow some with capabilities = ["file_read"] in agent.toml'
         print_err(f"edge {name}: {count} tools{hint}")
         notify_systemd(READY)
-        await opened.run()
+        with reduced_gc():
+            await opened.run()
         notify_systemd(STOPPING)
         print_err(f"edge {name}: stopped")
     return exits.OK

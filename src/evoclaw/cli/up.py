@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +13,7 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
+from evoclaw.cli.gc_settings import paused_gc, reduced_gc
 from evoclaw.cli.options import FILE, CliCommand
 from evoclaw.cli.output import print_err
 from evoclaw.cli.stop_notice import local_stops, stop_lines
@@ -26,8 +24,6 @@ from evoclaw.orchestrator.fleet.fleet import PresenceChange
 if TYPE_CHECKING:
     from evoclaw.wiring.application import Application
 
-GC_THRESHOLD_OBJECTS = 10_000
-"""New objects between two garbage collections: a thousand concurrent runs allocate many."""
 THREAD_SWITCH_INTERVAL_S = 0.0005
 """Seconds until the event loop yields the interpreter to the thread of the store.
 
@@ -119,7 +115,8 @@ class UpOptions(Struct, frozen=True):
 def up(**options: Any) -> int:
     """Serve until SIGINT or SIGTERM."""
     sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
-    return asyncio.run(_up(UpOptions(**options)))
+    with paused_gc():
+        return asyncio.run(_up(UpOptions(**options)))
 
 
 async def _up(options: UpOptions) -> int:
@@ -169,20 +166,6 @@ async def _up(options: UpOptions) -> int:
             await _serve_until_stopped(house)
         print_err("stopped")
     return exits.OK
-
-
-@contextmanager
-def reduced_gc() -> Generator[None]:
-    """Exclude everything built so far from garbage collection, and collect less often."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def _serve_until_stopped(application: Application) -> None:

@@ -151,7 +151,7 @@ class TomlDocument:
         keys: KeyPath,
         known: Mapping[KeyPath, Any],
     ) -> None:
-        kinds = {field.encode_name: field.type for field in fields(shape)}
+        kinds = _kinds(shape)
         for key, value in table.items():
             here = (*keys, key)
             if key not in kinds:
@@ -216,14 +216,20 @@ def _struct_in(kind: Any) -> type[Struct] | None:
 
 
 @cache
+def _kinds(shape: type[Struct]) -> Mapping[str, Any]:
+    """The types of the keys of a table; cached, because reading the types is slow."""
+    return {field.encode_name: field.type for field in fields(shape)}
+
+
+@cache
 def _scalars(shape: type[Struct]) -> tuple[tuple[KeyPath, Any], ...]:
-    """The paths and types of all scalar keys; cached, because reading the types is slow."""
+    """The paths and types of all scalar keys."""
     return tuple(_scalars_below(shape, ()))
 
 
 def _scalars_below(shape: type[Struct], keys: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    for field in fields(shape):
-        here, kind = (*keys, field.encode_name), field.type
+    for name, kind in _kinds(shape).items():
+        here = (*keys, name)
         if is_struct(kind):
             yield from _scalars_below(kind, here)
         elif not any(get_origin(k) in (tuple, dict, frozenset) for k in (kind, *get_args(kind))):
@@ -234,7 +240,7 @@ def _type_at(kind: Any, keys: KeyPath) -> Any:
     """The type of the value at a path; None if there is none."""
     for key in keys:
         inner = _struct_in(kind)
-        held = {} if inner is None else {field.encode_name: field.type for field in fields(inner)}
+        held = {} if inner is None else _kinds(inner)
         # An entry of an array, or of a table of tables, is not a field but has the struct type.
         kind = held.get(key) if key in held else inner
     return kind

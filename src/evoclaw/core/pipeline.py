@@ -191,7 +191,7 @@ class Pipeline:
         direct_names = frozenset(tool.name for tool in direct)
         offered = [*(tool for tool in remaining if tool.name not in direct_names), *direct]
         unchanged = not self.offer and not direct
-        self._tools = found if unchanged else Toolset(offered, sources=[found, direct])
+        self._tools = found if unchanged else Toolset.shared(offered, (found, direct))
         self._names = frozenset(self._tools.names)
         self._seen = seen
         return self._tools

@@ -97,4 +97,4 @@ class Routes:
 def _merged(sets: Sequence[Sequence[Tool]], sources: Sequence[Sequence[Tool]]) -> Toolset:
     if len(sets) == 1:
         return Toolset.of(sets[0])
-    return Toolset((tool for tools in sets for tool in tools), sources=sources)
+    return Toolset.shared((tool for tools in sets for tool in tools), sources)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import is_
 from typing import TYPE_CHECKING, overload
 
 import msgspec
@@ -15,6 +17,8 @@ from evoclaw.core.tools import Tool
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
 
+MAX_SHARED_TOOLSETS = 64
+"""Toolsets in the cache: most runs of an agent are offered the same tools."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
 
 
@@ -66,6 +70,16 @@ class Toolset(Sequence[Tool]):
         """A sequence as a toolset; a toolset is returned as it is."""
         return tools if isinstance(tools, Toolset) else cls(tools)
 
+    @classmethod
+    def shared(cls, tools: Iterable[Tool] = (), sources: Iterable[Sequence[Tool]] = ()) -> Toolset:
+        """The toolset of these very tools, built once while they stay the same objects.
+
+        Args:
+            tools: The tools.
+            sources: More toolsets whose validators are reused.
+        """
+        return _shared(SameTools(tuple(tools), tuple(sources)))
+
     @property
     def size(self) -> int:
         """The length of the tools in a request, in characters; computed on first use."""
@@ -106,3 +120,30 @@ class Toolset(Sequence[Tool]):
 
 
 NO_TOOLS = Toolset()
+
+
+class SameTools:
+    """A key for what is prepared once for some tools: equal if they are the same objects."""
+
+    __slots__ = ("_hash", "sources", "tools")
+
+    def __init__(self, tools: tuple[Tool, ...], sources: tuple[Sequence[Tool], ...] = ()) -> None:
+        self.tools, self.sources = tools, sources
+        self._hash = hash(tuple(map(id, tools)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, SameTools)
+            and len(other.tools) == len(self.tools)
+            and all(map(is_, other.tools, self.tools))
+        )
+
+
+@lru_cache(maxsize=MAX_SHARED_TOOLSETS)
+def _shared(same: SameTools) -> Toolset:
+    made = Toolset(same.tools, sources=same.sources)
+    same.sources = ()  # The key stays in the cache, and needs only the tools.
+    return made

@@ -50,7 +50,8 @@ class LocalExecutor:
             if missing := tool.dependencies - self._given.keys():
                 raise ConfigError(_unmet(tool.name, missing))
             self._bound[tool.name] = tool
-        self._tools = Toolset((tool.tool for tool in self._bound.values()), trusted=sound)
+        tools = tuple(tool.tool for tool in self._bound.values())
+        self._tools = Toolset(tools, trusted=True) if sound else Toolset.shared(tools)
 
     def tools(self) -> Sequence[Tool]:
         """The tools it was built with."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import cache
 from importlib import import_module
 
 from msgspec import Struct
@@ -48,11 +49,16 @@ class CatalogueEntry(Struct, frozen=True):
         """The tool itself; `LookupError` if it is built where it runs."""
         if not self.module:
             raise LookupError(f"the tool {self.name!r} is built where it runs")
-        return getattr(import_module(f"evoclaw.tools.{self.module}"), self.name)
+        return _load(self.module, self.name)
 
     def missing_program(self) -> str:
         """The program it needs and this machine has not; empty if nothing is missing."""
         return self.program if self.program and shutil.which(self.program) is None else ""
+
+
+@cache
+def _load(module: str, name: str) -> BoundTool:
+    return getattr(import_module(f"evoclaw.tools.{module}"), name)
 
 
 _MACHINE = frozenset({RunsOn.LOCAL, RunsOn.EDGE})

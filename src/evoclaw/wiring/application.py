@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,14 +164,13 @@ async def open_application(
 
 def _require_server_packages() -> None:
     """Raise `ConfigError` if the packages of the HTTP service are not installed."""
-    try:
-        for name in ("litestar", "uvicorn", "prometheus_client"):
-            import_module(name)
-    except ImportError as problem:
-        raise ConfigError(
-            f"the HTTP service cannot start: {problem}. Run `pip install 'evoclaw[server]'`, or "
-            "start without the service: `evoclaw up --no-api`"
-        ) from None
+    for name in ("litestar", "uvicorn", "httptools", "prometheus_client"):
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"the HTTP service cannot start: the package {name} is not installed. Run "
+                "`pip install 'evoclaw[server]'`, or start without the service: "
+                "`evoclaw up --no-api`"
+            )
 
 
 @asynccontextmanager

@@ -53,12 +53,10 @@ def broker_endpoint(
         lan: Serve other machines, with TLS: an address, a name, or `lan`; empty: do not.
         tls: A certificate of the user's own; without one, `lan` uses the own authority.
     """
-    from evoclaw.executors.machine import default_address
-
     if not lan:
         everywhere = host in (ALL_INTERFACES, "::")
         local = LOOPBACK if everywhere else host
-        return BrokerEndpoint(host, port, local, default_address() if everywhere else host, tls)
+        return BrokerEndpoint(host, port, local, _default_address() if everywhere else host, tls)
     address = _address(lan)
     listening = address or ALL_INTERFACES
     everywhere = listening in (ALL_INTERFACES, "::")
@@ -66,8 +64,14 @@ def broker_endpoint(
     if address and not everywhere:
         invited = address
     else:
-        invited = default_address() if address or lan == LAN else lan
+        invited = _default_address() if address or lan == LAN else lan
     return BrokerEndpoint(listening, port, local, invited, tls or _own_tls(home, local, invited))
+
+
+def _default_address() -> str:
+    from evoclaw.executors.machine import default_address
+
+    return default_address()
 
 
 def _address(lan: str) -> str:

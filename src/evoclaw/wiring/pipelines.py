@@ -6,9 +6,12 @@ is a class; its docstring says what it does. Imports are local: an edge loads on
 
 from __future__ import annotations
 
+from functools import cache
+
 from evoclaw.core.pipeline import PipelineSpec
 
 
+@cache
 def local_pipeline() -> PipelineSpec:
     """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
     from evoclaw.executors.call_steps import (
@@ -60,6 +63,7 @@ def local_pipeline() -> PipelineSpec:
     )  # fmt: skip
 
 
+@cache
 def service_pipeline() -> PipelineSpec:
     """Calls of runs in `evoclaw up`: chat, API, channels, workflows."""
     from evoclaw.executors.call_steps import (
@@ -112,6 +116,7 @@ def service_pipeline() -> PipelineSpec:
     )  # fmt: skip
 
 
+@cache
 def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
     from evoclaw.edge.genome import GenomeSkills, GenomeTimeouts

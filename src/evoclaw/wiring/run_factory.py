@@ -85,8 +85,9 @@ class RunFactory:
         injected[Canvas] = self.canvases.of(session.tenant, session.id)
         key = f"{session.tenant}/{session.id}"
         injected |= session_browser(self.toolbox, key)
-        pipeline = self._pipeline(agent, key, injected, history, session.on, tenant=session.tenant)
-        pipeline = pipeline.with_steps(*self.policies(agent))
+        pipeline = self._pipeline(
+            agent, key, injected, history, session.on, self.policies(agent), tenant=session.tenant
+        )
         return Ports(
             self.providers.get(agent.model),
             pipeline,
@@ -198,6 +199,7 @@ class RunFactory:
         injected: Mapping[type, object],
         history: History,
         on: str = "",
+        policies: Sequence[Policy] = (),
         *,
         tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> Pipeline:
@@ -213,6 +215,7 @@ class RunFactory:
             ActiveSkillTools(toolbox.skill_registry, history),
             SignReceipt(self.sign),
             *self.governance.steps(),
+            *policies,
         ]
         return service_pipeline().build(routes, steps)
 
@@ -225,15 +228,13 @@ class RunFactory:
         edge's tools to the skills, own tools and MCP servers of the orchestrator's machine. Those
         are the operator's: runs of other tenants get them only if `shares_extensions`.
         """
-        from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names, session_routes
+        from evoclaw.orchestrator.fleet.edge_routes import session_routes
 
-        names = orchestrator_tool_names()
-        here = [bound for bound in toolbox.tools if bound.name in names]
         offered = tenant == LOCAL_PRINCIPAL.tenant or shares_extensions(agent)
         extensions = extension_routes(toolbox, self.flush, SERVICE) if offered else []
         edges = session_routes(self.orchestrator, agent, session, on)
         rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
-        return [built_in_route(toolbox, here, self.flush, SERVICE), *rest]
+        return [built_in_route(toolbox, toolbox.tools, self.flush, SERVICE), *rest]
 
     def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""

@@ -179,6 +179,7 @@ async def _providers(
 async def _toolbox_and_signer(
     workspace: Path, stores: Stores, env: Mapping[str, str], stack: AsyncExitStack
 ) -> tuple[Toolbox, Sign]:
+    from evoclaw.orchestrator.fleet.edge_routes import orchestrator_tool_names
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.skills import skills_folder
     from evoclaw.wiring.toolbox import open_toolbox
@@ -186,7 +187,9 @@ async def _toolbox_and_signer(
     # A sandbox shows its commands the folders that exist when it is built.
     for folder in (workspace, skills_folder(env)):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    toolbox = await stack.enter_async_context(open_toolbox(workspace, env, key="up"))
+    # The tools of a machine run on edges: the service does not load them.
+    names = orchestrator_tool_names()
+    toolbox = await stack.enter_async_context(open_toolbox(workspace, env, key="up", names=names))
     return toolbox, await stack.enter_async_context(open_signer(env, database=stores.database))
 
 

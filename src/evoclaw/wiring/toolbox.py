@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,6 +98,7 @@ async def open_toolbox(
     *,
     key: str = "run",
     dependencies: Mapping[type, object] | None = None,
+    names: Collection[str] | None = None,
 ) -> AsyncGenerator[Toolbox]:
     """The toolbox of a workspace; closed, with every process it started, when the block ends.
 
@@ -98,6 +107,7 @@ async def open_toolbox(
         env: The environment: keys of search engines, paths of programs.
         key: Names the run or session: its browser, its canvas.
         dependencies: Further dependencies, by Protocol; they override those found here.
+        names: The built-in tools to load; None loads all.
     """
     from evoclaw.config.paths import default_data_folder, read_roots
     from evoclaw.executors.own_tools import OwnTools
@@ -106,7 +116,8 @@ async def open_toolbox(
     from evoclaw.skills.disclosure import RegistrySkillReader
     from evoclaw.skills.programs import Sandboxes
     from evoclaw.skills.skill_executor import SkillExecutor
-    from evoclaw.tools.catalogue import CATALOGUE
+    from evoclaw.tools.catalogue import CATALOGUE, load
+    from evoclaw.tools.sets import TOOL_NAMES
     from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.mcp_connections import mcp_servers
     from evoclaw.wiring.packages import tool_loaders
@@ -156,7 +167,8 @@ async def open_toolbox(
         )
         stack.push_async_callback(own_tools.close)
         await own_tools.settle()
-        yield _build_toolbox(found, reasons, skills, servers, own_tools)
+        tools = load(name for name in TOOL_NAMES if names is None or name in names)
+        yield _build_toolbox(tools, found, reasons, skills, servers, own_tools)
 
 
 def use_network(toolbox: Toolbox, settings: NetworkSettings) -> None:
@@ -244,6 +256,7 @@ def _sandboxed(toolbox: Toolbox) -> SandboxedProcesses:
 
 
 def _build_toolbox(
+    tools: Sequence[BoundTool],
     dependencies: dict[type, object],
     reasons: Mapping[type, str],
     skill_registry: SkillRegistry,
@@ -251,9 +264,8 @@ def _build_toolbox(
     own_tools: OwnTools,
 ) -> Toolbox:
     from evoclaw.tools.catalogue import with_program
-    from evoclaw.tools.sets import everything, usable
+    from evoclaw.tools.sets import usable
 
-    tools = everything()
     offered = with_program(usable(tools, dependencies))
     absent = [
         _unavailable_tool(tool, dependencies, reasons) for tool in tools if tool not in offered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -68,6 +69,7 @@ class NodeTools(LocalExecutor):
         return one_line(node, MAX_MACHINE_CHARS) if isinstance(node, str) else ""
 
 
+@cache
 def orchestrator_tool_names(*, alone: bool = False) -> frozenset[str]:
     """The tools that can run in the orchestrator; `alone` leaves out those that edges run too."""
     entries = entries_on(RunsOn.ORCHESTRATOR)
