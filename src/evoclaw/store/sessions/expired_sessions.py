@@ -43,9 +43,11 @@ SELECT r.ended_at, r.seq, r.session_id, (
 FROM runs r WHERE r.tenant = ? AND (r.ended_at, r.seq) > (?, ?) AND r.ended_at < ?
 ORDER BY r.ended_at, r.seq LIMIT ?
 """
+# With one of its runs: for an EXISTS, PostgreSQL reads all runs first.
 SESSIONS_IN_ORDER = """
-SELECT s.seq, s.tenant, s.id, s.session, EXISTS (
-    SELECT 1 FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id)
+SELECT s.seq, s.tenant, s.id, s.session, (
+    SELECT r.seq FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id
+    ORDER BY r.seq LIMIT 1)
 FROM sessions s WHERE s.seq > ? ORDER BY s.seq LIMIT ?
 """
 # Whether a run of it is open, and whether an ancestor or a descendant of its runs is.
@@ -131,7 +133,7 @@ class ExpiredSessions:
             old = [n for n, row in enumerate(rows) if self._created_at(row[3]) < before]
             more = bool(old) and old[-1] + 1 == BATCH_ROWS
             seen = rows[: old[-1] + 1 if old else 0]
-            yield [(tenant, id_) for _, tenant, id_, _, used in seen if not used]
+            yield [(tenant, id_) for _, tenant, id_, _, run in seen if run is None]
             if seen:
                 self._seq = int(seen[-1][0])
 
