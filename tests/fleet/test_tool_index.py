@@ -20,20 +20,22 @@ from tests.support.properties import examples
 
 BOOT = "boot-1"
 EMPTY: dict[str, JSON] = {"type": "object", "properties": {}}
+LOOK = replace(do_nothing.tool, name="look", description="One.", parameters=EMPTY)
+WRITE = replace(LOOK, name="write")
 TOOLS = [
-    replace(do_nothing.tool, name=name, description=text, parameters=schema)
-    for name in ("look", "write")
-    for text in ("One.", "Two.")
-    for schema in (EMPTY, {**EMPTY, "title": "other"})
+    LOOK,
+    replace(LOOK, parameters={**EMPTY, "title": "other"}),
+    replace(LOOK, description="Two."),
+    WRITE,
 ]
 EDGES = ("a", "b", "c", "d")
 edges, tools = st.sampled_from(EDGES), st.sampled_from(TOOLS)
 Change: TypeAlias = Callable[[Fleet], Awaitable[None]]
 
 
-def online(name: str, state: str = "online") -> Change:
+def online(name: str, state: str = "online", counter: int = 1) -> Change:
     async def change(fleet: Fleet) -> None:
-        fleet.on_status(Status(name, state, BOOT, 1), retained=False)
+        fleet.on_status(Status(name, state, BOOT, counter), retained=False)
 
     return change
 
@@ -47,7 +49,7 @@ def silent(name: str) -> Change:
 
 def busy(name: str, calls: int) -> Change:
     async def change(fleet: Fleet) -> None:
-        fleet.on_heartbeat(name, Heartbeat(BOOT, 1, in_flight=calls))
+        fleet.on_heartbeat(name, Heartbeat(BOOT, 3, in_flight=calls))
 
     return change
 
@@ -67,7 +69,7 @@ def quarantined(name: str) -> Change:
 
 
 changes: st.SearchStrategy[Change] = st.one_of(
-    st.builds(online, edges, st.sampled_from(("online", "offline"))),
+    st.builds(online, edges, st.sampled_from(("online", "offline")), st.integers(1, 3)),
     st.builds(silent, edges),
     st.builds(busy, edges, st.integers(0, 3)),
     st.builds(offers, edges, st.lists(tools, max_size=2, unique_by=lambda tool: tool.name)),
@@ -87,7 +89,7 @@ async def test_the_index_finds_what_a_look_at_all_edges_finds(
     made: list[Change],
 ) -> None:
     fleet = Fleet()
-    for change in made:
+    for change in (*map(online, EDGES), *(offers(name, [LOOK, WRITE]) for name in EDGES), *made):
         await change(fleet)
         for tool in TOOLS:
             able = [member.agent_id for member in with_tool(fleet, tool)]
@@ -111,7 +113,7 @@ async def test_the_index_finds_what_a_look_at_all_edges_finds(
 
 
 async def test_choosing_an_edge_does_not_look_at_all_of_them() -> None:
-    fleet, tool, calls = Fleet(), TOOLS[0], list[int]()
+    fleet, tool, calls = Fleet(), LOOK, list[int]()
     for first, last in ((0, 20), (20, 400)):
         for number in range(first, last):
             await online(f"edge-{number}")(fleet)
