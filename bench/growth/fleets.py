@@ -42,6 +42,8 @@ REAL = {True: (10, 30, 100), False: (10, 30, 100, 300)}
 """Real edges, for a call to all of them."""
 DEFINED = (10, 100, 1_000, 3_000)
 """Agent definitions; 3,000 is about the most that one settings file can hold."""
+PAGE = 5
+"""A page size that exists at the smallest size, too."""
 BOOT = "boot-1"
 ONLINE_TIMEOUT_S = 60.0
 
@@ -100,9 +102,10 @@ async def _at(points: Points, orchestrator: Orchestrator, size: int) -> None:
         "list the tools of a run, unchanged": (_tools(orchestrator, change=False), FLAT),
         "list the tools of a run, after a change": (_tools(orchestrator, change=True), LINEAR),
         "call one edge": (_call(orchestrator), FLAT),
-        "choose an edge for a tool": (_choose(orchestrator), LINEAR),
+        "choose an edge for a tool": (_choose(orchestrator), FLAT),
         "find silent edges": (_sweep(orchestrator), LINEAR),
         "show one edge": (_shown(orchestrator, one=True), FLAT),
+        "list a page of the fleet": (_page(orchestrator), FLAT),
         "list the fleet": (_shown(orchestrator, one=False), LINEAR),
     }
     for name, (op, allowed) in ops.items():
@@ -165,7 +168,7 @@ def _call(orchestrator: Orchestrator) -> Op:
 
 def _choose(orchestrator: Orchestrator) -> Op:
     async def op() -> None:
-        assert orchestrator.fleet.with_tool(do_nothing.tool)
+        assert orchestrator.fleet.choose_edge(do_nothing.tool)
 
     return op
 
@@ -186,6 +189,18 @@ def _shown(orchestrator: Orchestrator, *, one: bool) -> Op:
             shown = await show_edge.fn(parts, caller, agent_id=_name(1))
         else:
             shown = await list_edges.fn(parts, caller)
+        msgspec.json.encode(shown)
+
+    return op
+
+
+def _page(orchestrator: Orchestrator) -> Op:
+    parts = SimpleNamespace(orchestrator=orchestrator, devices=None, operator_tenant="local")
+    caller = SimpleNamespace(tenant="local")
+
+    async def op() -> None:
+        shown = await list_edges.fn(parts, caller, after=_name(1), limit=PAGE)
+        assert len(shown.items) == PAGE
         msgspec.json.encode(shown)
 
     return op

@@ -16,7 +16,7 @@ from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.store.metrics.store import MetricsStore, MetricsWindow, backlog_of
 from evoclaw.store.runs.inbox import Inbox
 from evoclaw.store.runs.queue import RunQueue
-from evoclaw.store.sessions.changes import delete_expired_sessions
+from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 from evoclaw.store.sessions.sessions import StoredRun
 
 ANN = Principal(user="ann")
@@ -111,7 +111,7 @@ def _reading(service: RunService, filled: int) -> dict[str, tuple[Op, float]]:
         "metrics of the latest runs": (lambda: figures.find(lately), FLAT),
         "metrics of old runs": (lambda: figures.find(then), LINEAR),
         "metrics of all runs": (lambda: figures.find(always), LINEAR),
-        "find expired sessions": (lambda: delete_expired_sessions(store.database, 1.0), LINEAR),
+        "find expired sessions": (lambda: ExpiredSessions(store.database).delete(1.0), FLAT),
     }
 
 

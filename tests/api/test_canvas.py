@@ -8,7 +8,7 @@ from typing import cast
 
 from evoclaw.core.canvases import Canvas, CanvasSheet
 from evoclaw.providers.scripted import Scripted, says
-from evoclaw.store.sessions.changes import delete_expired_sessions
+from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 from tests.support.service import Client, RunningService, running_service
 
 
@@ -58,5 +58,5 @@ async def test_deleting_old_sessions_deletes_their_canvas(tmp_path: Path) -> Non
         async def clear(tenant: str, session_id: str) -> None:
             await up.house.canvases.of(tenant, session_id).clear()
 
-        assert await delete_expired_sessions(up.house.database, time.time() + 1, clear) == 1
+        assert await ExpiredSessions(up.house.database).delete(time.time() + 1, clear) == 1
         assert await canvas(up, session).current() is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from litestar.di import Provide
+
 from evoclaw.core.labels import Principal
 from evoclaw.observe.audit.sink import AuditContext
 from evoclaw.orchestrator.agents.memory import EventType, Observation
@@ -119,6 +121,31 @@ async def test_a_person_approves_a_step_of_a_definition_from_now_on(tmp_path: Pa
         assert (await ann.post(f"/v1/approvals/{id_}/withdraw")).status == 200
         begun = (await ann.post("/v1/workflows/greet/runs", {})).json["id"]
         await ann.until(f"/v1/workflow-runs/{begun}", "state", "waiting")
+
+
+async def test_edges_are_listed_by_page(tmp_path: Path) -> None:
+    devices = Devices(tmp_path)
+    for name in ("d", "b", "a"):
+        await devices.compare_tools(name, [("read", "h1")], 1.0)
+    async with running_service(tmp_path) as up:
+        ann, other = await up.client_with("*"), await up.client_with("*", tenant="other")
+        provided = up.app.dependencies["parts"]
+        assert isinstance(provided, Provide)
+        orchestrator = provided.dependency().orchestrator
+        for name in ("c", "b"):
+            orchestrator.fleet.member(name)
+        pages = [(await ann.get("/v1/fleet?limit=3")).json]
+        pages.append((await ann.get(f"/v1/fleet?limit=3&after={pages[0]['next']}")).json)
+        listed = [[edge["agent_id"] for edge in page["items"]] for page in pages]
+        assert listed == [["a", "b", "c"], ["d"]]
+        assert [page["next"] for page in pages] == ["c", ""]
+        states = {edge["agent_id"]: edge["state"] for page in pages for edge in page["items"]}
+        assert states == {"a": "pending", "b": "pending", "c": "unknown", "d": "pending"}
+        every = (await ann.get("/v1/fleet")).json
+        assert [edge["agent_id"] for edge in every["items"]] == ["a", "b", "c", "d"]
+        assert every["next"] == ""
+        assert (await ann.get("/v1/fleet?limit=1001")).status == 422
+        assert (await other.get("/v1/fleet?limit=3&after=a")).json["items"] == []
 
 
 async def test_edges_are_listed_and_approved_by_the_operator_only(tmp_path: Path) -> None:

@@ -38,11 +38,8 @@ from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import QueuedRun, QueueLimits, RunQueue
 from evoclaw.store.sessions import changes as session_changes
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.changes import (
-    TABLES_BY_RUN_ID,
-    TABLES_BY_SESSION_ID,
-    delete_expired_sessions,
-)
+from evoclaw.store.sessions.changes import TABLES_BY_RUN_ID, TABLES_BY_SESSION_ID
+from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from tests.support.databases import Place
 
@@ -341,7 +338,7 @@ async def test_metrics_are_deleted_with_their_session(place: Place, by: str) -> 
                 gone = await session_changes.delete_session(talk.store, session)
                 assert gone is not None and gone.runs == (session.removeprefix("s-"),)
         else:
-            assert await delete_expired_sessions(house.database, 5_000.0) == 2
+            assert await ExpiredSessions(house.database).delete(5_000.0) == 2
         for schema in SCHEMAS:
             for table in tables_of(schema):
                 assert not await house.count(table.name), f"{table.name} is left"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from bench.growth.measure import steps_of
+
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.messages import Reply, user
+from evoclaw.store.databases.database import Database
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.changes import delete_expired_sessions
-from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
+from evoclaw.store.sessions.expired_sessions import BATCH_ROWS, ExpiredSessions
+from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from tests.support.databases import Place
 
 OLD, NEW, BEFORE = 100.0, 1000.0, 500.0
+DONE = StopReason.COMPLETED
 
 
 async def test_only_sessions_that_ended_before_the_cutoff_are_deleted(place: Place) -> None:
@@ -44,7 +51,7 @@ async def test_only_sessions_that_ended_before_the_cutoff_are_deleted(place: Pla
     time[0] = NEW
     await store.create(Session("new", "a"))
 
-    assert await delete_expired_sessions(database, BEFORE) == 123
+    assert await ExpiredSessions(database).delete(BEFORE) == 123
     left = {one.session.id for one in await store.sessions("")}
     assert left == {"goes on", "waits", "again", "below", "new"}
     assert await other.sessions("") == []
@@ -52,5 +59,120 @@ async def test_only_sessions_that_ended_before_the_cutoff_are_deleted(place: Pla
     assert await store.run("r1") is None and await store.todos("over") is None
     for run in ("r2", "r3", "r4", "r5", "r6"):
         assert len(await store.records(run)) == 1
-    assert await delete_expired_sessions(database, BEFORE) == 0
+    assert await ExpiredSessions(database).delete(BEFORE) == 0
+    await database.close()
+
+
+class History:
+    """Sessions with a run each, at chosen times."""
+
+    def __init__(self, database: Database) -> None:
+        self.time = OLD
+        self.store = SessionStore(database, lambda: self.time)
+
+    async def talk(
+        self, session: str, at: float, stop: StopReason | None = DONE, *, root: str = ""
+    ) -> StoredRun:
+        """A run of a session, which is created if needed."""
+        self.time = at
+        await self.store.create(Session(session, "a"))
+        run = await self.store.create_run(f"{session} {at}", session, "hi", root_run=root)
+        await self.store.append(run, [], [], RunUsage(), stop)
+        return run
+
+    async def left(self) -> set[str]:
+        """The sessions that are stored."""
+        return {one.session.id for one in await self.store.sessions("")}
+
+
+async def test_a_kept_session_is_deleted_when_the_reason_to_keep_it_ends(place: Place) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
+    history, expired = History(database), ExpiredSessions(database)
+    lead = await history.talk("lead", OLD, None)
+    await history.talk("below", OLD, root=lead.id)
+    await history.talk("used again", OLD)
+    await history.talk("used again", NEW)
+    history.time = NEW
+    await history.store.create(Session("never used", "a"))
+    assert await expired.delete(BEFORE) == 0
+
+    history.time = NEW
+    await history.store.append(lead, [], [], RunUsage(), DONE)
+    assert await expired.delete(BEFORE) == 1
+    assert await history.left() == {"lead", "used again", "never used"}
+    await history.talk("used later", NEW + 100)
+    assert await expired.delete(NEW + 1) == 3
+    assert await history.left() == {"used later"}
+    await database.close()
+
+
+async def test_an_unused_session_between_older_ones_is_deleted_when_it_expires(
+    place: Place,
+) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
+    history, expired = History(database), ExpiredSessions(database)
+    for name, at in (("first", OLD), ("clock ahead", NEW), ("second", OLD)):
+        history.time = at
+        await history.store.create(Session(name, "a"))
+    assert await expired.delete(BEFORE) == 2
+    assert await history.left() == {"clock ahead"}
+    assert await expired.delete(NEW + 1) == 1
+    await database.close()
+
+
+async def test_retention_looks_again_at_everything_after_the_clock_was_set_back(
+    place: Place,
+) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
+    history, expired = History(database), ExpiredSessions(database)
+    assert await expired.delete(NEW) == 0
+    await history.talk("over", OLD)
+    assert await expired.delete(BEFORE) == 1
+    await database.close()
+
+
+async def test_retention_continues_after_an_interruption(place: Place) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
+    history, expired = History(database), ExpiredSessions(database)
+    for number in range(2 * BATCH_ROWS):
+        await history.talk(f"over {number}", OLD)
+
+    async def fail(_tenant: str, _session: str) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await expired.delete(BEFORE, fail)
+    assert await expired.delete(BEFORE) == BATCH_ROWS
+    assert await history.left() == set()
+    await database.close()
+
+
+async def test_old_runs_of_sessions_in_use_are_looked_at_once(tmp_path: Path) -> None:
+    database = await Place(tmp_path / "evoclaw.db").open(session_tables.SCHEMA, queue.SCHEMA)
+    history, expired = History(database), ExpiredSessions(database)
+    found: list[int] = []
+    for first, last in ((0, 20), (20, 200)):
+        for number in range(first, last):
+            await history.talk(f"used {number}", OLD)
+            await history.talk(f"used {number}", NEW)
+        assert await ExpiredSessions(database).delete(BEFORE) == 0
+        assert await expired.delete(BEFORE) == 0
+        async with steps_of(database) as steps:
+            assert await expired.delete(BEFORE + last) == 0
+            found.append(steps())
+    assert found[1] <= found[0] + 50, found
+    await database.close()
+
+
+async def test_finding_expired_sessions_does_not_grow_with_younger_ones(tmp_path: Path) -> None:
+    database = await Place(tmp_path / "evoclaw.db").open(session_tables.SCHEMA, queue.SCHEMA)
+    history = History(database)
+    found: list[int] = []
+    for first, last in ((0, 2 * BATCH_ROWS), (2 * BATCH_ROWS, 8 * BATCH_ROWS)):
+        for number in range(first, last):
+            await history.talk(f"new {number}", NEW)
+        async with steps_of(database) as steps:
+            assert await ExpiredSessions(database).delete(BEFORE) == 0
+            found.append(steps())
+    assert found[1] <= found[0] + 50, found
     await database.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from hashlib import sha256
+from heapq import nsmallest
 from pathlib import Path
 from secrets import token_hex
 from typing import Generic, Protocol, TypeVar
@@ -203,6 +204,12 @@ class Devices:
     def all(self) -> list[Device]:
         """All devices, sorted by name."""
         return sorted(self._repository.read().values(), key=lambda device: device.agent_id)
+
+    def page(self, after: str, limit: int) -> list[Device]:
+        """At most so many devices, by name, after a name."""
+        known = self._repository.read()
+        names = nsmallest(limit, (name for name in known if name > after))
+        return [known[name] for name in names]
 
     def get(self, agent_id: str) -> Device | None:
         """One device, if it is known."""

@@ -6,6 +6,7 @@ The route of an edge's tools, with their schemas.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Annotated
 
@@ -33,6 +34,17 @@ SeenSurface = Annotated[
         description="The edge's `surface` as you saw it: the request fails if it has changed. "
         "Empty approves all waiting tools.",
     ),
+]
+AfterEdge = Annotated[
+    str,
+    QueryParameter(
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,63})?$",
+        description="The `next` of the previous page; empty starts with the first edge.",
+    ),
+]
+EdgeLimit = Annotated[
+    int,
+    QueryParameter(ge=0, le=1_000, description="The maximum number of edges; 0 lists all."),
 ]
 PING_TIMEOUT_S = 5.0
 """How long an edge may take to answer a ping."""
@@ -76,9 +88,11 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
 
 
 class EdgeList(Struct, frozen=True):
-    """The edges, sorted by id."""
+    """The edges, or a page of them, sorted by id."""
 
     items: tuple[EdgeView, ...]
+    next: str = ""
+    """The value of `after` for the next page; empty on the last page."""
 
 
 class Pong(Struct, frozen=True):
@@ -150,19 +164,19 @@ def paired_devices(parts: ApiDependencies) -> dict[str, Device]:
     return {device.agent_id: device for device in found}
 
 
-def _edges(parts: ApiDependencies, caller: Caller) -> dict[str, EdgeView]:
-    """The edges that a caller may see: only the operator's tenant has a fleet."""
+def _edges(parts: ApiDependencies, caller: Caller, after: str, limit: int) -> list[EdgeView]:
+    """At most so many edges that a caller may see: only the operator's tenant has a fleet."""
     orchestrator = require(parts.orchestrator, "edges")
     if caller.tenant != parts.operator_tenant:
-        return {}
-    members = {member.agent_id: member for member in orchestrator.fleet.members()}
-    devices = paired_devices(parts)
-    names = sorted({*members, *devices})
+        return []
+    members = {member.agent_id: member for member in orchestrator.fleet.page(after, limit)}
+    paired = () if parts.devices is None else parts.devices.page(after, limit)
+    devices = {device.agent_id: device for device in paired}
+    names = sorted({*members, *devices})[:limit]
     default = orchestrator.default_edge
-    return {
-        name: edge_view(name, members.get(name), devices.get(name), default=default)
-        for name in names
-    }
+    return [
+        edge_view(name, members.get(name), devices.get(name), default=default) for name in names
+    ]
 
 
 def _edge(parts: ApiDependencies, caller: Caller, agent_id: str) -> EdgeView:
@@ -184,9 +198,16 @@ def _devices_with(parts: ApiDependencies, caller: Caller, agent_id: str) -> Devi
 
 
 @get("/v1/fleet", scope=TokenScope.FLEET_READ, tags=TAGS)
-async def list_edges(parts: InjectedDependencies, caller: InjectedCaller) -> EdgeList:
+async def list_edges(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    after: AfterEdge = "",
+    limit: EdgeLimit = 0,
+) -> EdgeList:
     """List the edges: online, paired or both, with their tools."""
-    return EdgeList(tuple(_edges(parts, caller).values()))
+    found = _edges(parts, caller, after, limit + 1 if limit else sys.maxsize)
+    page = found[: limit or None]
+    return EdgeList(tuple(page), page[-1].agent_id if len(found) > len(page) else "")
 
 
 @get("/v1/fleet/{agent_id:str}", scope=TokenScope.FLEET_READ, tags=TAGS)
@@ -292,10 +313,9 @@ async def list_edge_tools(
 ) -> EdgeToolList:
     """List the approved tools of an edge; their descriptions come from the edge itself."""
     fleet = require(parts.orchestrator, "edges").fleet
-    found = [member for member in fleet.members() if member.agent_id == agent_id]
-    if caller.tenant != parts.operator_tenant or not (found or agent_id in paired_devices(parts)):
-        raise not_found("edge")
-    return EdgeToolList(tuple(tool_view(tool) for member in found for tool in member.tools))
+    _edge(parts, caller, agent_id)
+    member = fleet.find(agent_id)
+    return EdgeToolList(tuple(tool_view(tool) for tool in (member.tools if member else ())))
 
 
 EDGE_TOOL_ROUTES: tuple[HTTPRouteHandler, ...] = (list_edge_tools,)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -18,7 +19,8 @@ from msgspec.structs import replace
 from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
-from evoclaw.orchestrator.fleet.members import Member, find_tool, load
+from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.fleet.tool_index import ToolIndex
 from evoclaw.orchestrator.sanitizing import one_line, plain_text
 from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.wire import Advert, Heartbeat, Status
@@ -75,7 +77,8 @@ class Fleet:
         self._on_presence_change, self._permit = on_presence_change, permit
         self._members: dict[str, Member] = {}
         self._by_name: list[Member] = []
-        """The members sorted by name, as of the last query; members are never removed."""
+        """The members sorted by name; members are never removed."""
+        self._tool_index = ToolIndex()
         self.version = 0
         """Incremented by every change that affects the offered tools."""
         self.revision = 0
@@ -87,6 +90,7 @@ class Fleet:
         found = self._members.get(agent_id)
         if found is None:
             found = self._members[agent_id] = Member(agent_id)
+            insort(self._by_name, found, key=_name)
             self._bump_revision(found)
         return found
 
@@ -101,9 +105,12 @@ class Fleet:
 
     def members(self) -> list[Member]:
         """All known edges, by name."""
-        if len(self._by_name) != len(self._members):
-            self._by_name = [self._members[name] for name in sorted(self._members)]
         return list(self._by_name)
+
+    def page(self, after: str, limit: int) -> list[Member]:
+        """At most so many known edges, by name, after a name."""
+        first = bisect_right(self._by_name, after, key=_name)
+        return self._by_name[first : first + limit]
 
     def online(self) -> list[Member]:
         """The online edges, by name."""
@@ -125,10 +132,18 @@ class Fleet:
         member = self._members.get(agent_id)
         return member is None or member.guarantees_delivery
 
-    def with_tool(self, tool: Tool) -> list[Member]:
-        """The online edges that have exactly this tool, the least loaded first."""
-        able = [member for member in self.online() if find_tool(member, tool.name) == tool]
-        return sorted(able, key=load)
+    def choose_edge(self, tool: Tool, preferred: Iterable[str] = ()) -> str:
+        """An online edge that has exactly this tool; empty if none has it.
+
+        The first of the preferred edges that has it, else the least loaded one.
+        """
+        index = self._tool_index
+        chosen = (name for name in preferred if index.has(name, tool))
+        return next(chosen, "") or index.least_loaded(tool)
+
+    def online_offering(self, excluded: str = "") -> list[Member]:
+        """The online edges, by name, that have a tool which no edge before them has."""
+        return [self._members[name] for name in self._tool_index.first_edges(excluded)]
 
     def on_status(self, status: Status, *, retained: bool) -> bool:
         """Take in a birth message or a will; False if it is outdated, and was ignored."""
@@ -160,6 +175,7 @@ class Fleet:
             return False
         member = self.member(agent_id)
         member.on_heartbeat(heartbeat)
+        self._tool_index.update_load(member)
         self._bump_revision(member)
         return True
 
@@ -256,6 +272,7 @@ class Fleet:
 
     def _bump_version(self, member: Member) -> None:
         self.version += 1
+        self._tool_index.update(member)
         self._bump_revision(member)
         if self._next_change is not None:
             self._next_change.set_result(None)
@@ -268,6 +285,10 @@ class Fleet:
             member.online = online
             self._bump_version(member)
             self._on_presence_change(PresenceChange(member.agent_id, online))
+
+
+def _name(member: Member) -> str:
+    return member.agent_id
 
 
 def _sanitized(tool: Tool) -> Tool:

@@ -18,7 +18,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.core.wording import ran_elsewhere
 from evoclaw.executors.edge import EdgeExecutor
 from evoclaw.orchestrator.fleet.fleet import Fleet
-from evoclaw.orchestrator.fleet.members import Member, find_tool, load
+from evoclaw.orchestrator.fleet.members import Member, find_tool
 
 HOME_TIMEOUT_S = 30.0
 """Seconds that a call waits for an edge whose tools are not known yet."""
@@ -103,7 +103,7 @@ class FleetExecutor:
             offered: dict[str, Tool] = {}
             self._originals = {}
             home = self._fleet.find(self._home)
-            others = (member for member in self._fleet.online() if member is not home)
+            others = self._fleet.online_offering(excluded=self._home)
             for member in (*([] if home is None else [home]), *others):
                 for tool in self._edge(member.agent_id).tools():
                     if tool.name not in self._excluded and tool.name not in offered:
@@ -165,10 +165,10 @@ class FleetExecutor:
             return self._home
         self.tools()
         tool = self._originals.get(call.name)
-        able = [] if tool is None else sorted(self._fleet.with_tool(tool), key=load)
-        names = [member.agent_id for member in able]
-        before = (self.affinity.edge_by_tool.get(call.name), self.affinity.home)
-        return next((name for name in before if name in names), "") or next(iter(names), "")
+        if tool is None:
+            return ""
+        before = (self.affinity.edge_by_tool.get(call.name, ""), self.affinity.home)
+        return self._fleet.choose_edge(tool, before)
 
     def _home_lacks(self, tool: str) -> bool:
         """Whether the home edge is known to lack a tool; False for an edge not seen yet."""

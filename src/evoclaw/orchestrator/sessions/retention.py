@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.sessions.canvases import StoredCanvases
-from evoclaw.store.sessions.changes import delete_expired_sessions
+from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 
 logger = logging.getLogger(__name__)
 RETENTION_INTERVAL_S = 3_600.0
@@ -41,10 +41,11 @@ class SessionRetention:
             await asyncio.wait([task])
 
     async def _keep_deleting(self) -> None:
+        expired = ExpiredSessions(self.database)
         while True:
             before = time.time() - self.keep_days * DAY_S
             try:
-                await delete_expired_sessions(self.database, before, self._clear_canvas)
+                await expired.delete(before, self._clear_canvas)
             except (StoreError, OSError) as problem:
                 logger.warning("retention failed, trying again in an hour: %s", problem)
             await asyncio.sleep(RETENTION_INTERVAL_S)

@@ -1,13 +1,11 @@
 """Renames, branches and deletes sessions, each in one transaction.
 
-Sessions that ended long ago are deleted in batches; those with an open run are kept. This is the
-only code that knows all tables with rows of a session.
+This is the only code that knows all tables with rows of a session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -16,9 +14,7 @@ from msgspec.structs import replace
 from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import (
     Connection,
-    Database,
     Dialect,
-    open_blob,
     seal_blob,
 )
 from evoclaw.store.sessions import statements
@@ -152,70 +148,3 @@ def delete_sessions(
         connection.executemany(delete, sessions)
     connection.executemany("DELETE FROM sessions WHERE tenant = ? AND id = ?", sessions)
     return [run_id for _, run_id in runs]
-
-
-BATCH_SESSIONS = 50
-"""Sessions that are checked in one transaction, so that others can write in between."""
-
-
-# Neither its runs, nor their ancestors and descendants, are open.
-FINISHED_SESSIONS = """
-SELECT s.seq, s.tenant, s.id, s.session,
-    (SELECT max(r.ended_at) FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id)
-FROM sessions s WHERE s.seq > ?
-AND NOT EXISTS (
-    SELECT 1 FROM runs r JOIN runs o ON o.tenant = r.tenant AND o.root_run = r.root_run
-    WHERE r.tenant = s.tenant AND r.session_id = s.id AND (o.stop IS NULL OR o.stop = 'waiting'))
-ORDER BY s.seq LIMIT ?
-"""
-
-
-SessionKey: TypeAlias = tuple[str, str]
-"""The tenant and the id of a session."""
-
-
-async def delete_expired_sessions(
-    database: Database,
-    before: float,
-    on_deleted: Callable[[str, str], Awaitable[None]] | None = None,
-) -> int:
-    """Delete the sessions that ended before a time, with their runs and records; how many.
-
-    It may be interrupted at any time, and repeated. A session without runs ends when it is created.
-
-    Args:
-        database: The database.
-        before: Unix seconds.
-        on_deleted: Called with the tenant and the id of each, to delete what is stored elsewhere.
-    """
-    seq, count = 0, 0
-    while True:
-        after = seq
-
-        def work(connection: Connection, after: int = after) -> tuple[int, list[SessionKey]]:
-            return _delete_batch(connection, after, before, database)
-
-        seq, deleted = await database.write(work)
-        count += len(deleted)
-        if on_deleted is not None:
-            for tenant, id_ in deleted:
-                await on_deleted(tenant, id_)
-        if seq == after:
-            return count
-
-
-def _delete_batch(
-    connection: Connection, after: int, before: float, database: Database
-) -> tuple[int, list[SessionKey]]:
-    found = connection.execute(FINISHED_SESSIONS, (after, BATCH_SESSIONS)).fetchall()
-    expired = [
-        (tenant, id_)
-        for _, tenant, id_, blob, ended in found
-        if (_created_at(database, blob) if ended is None else ended) < before
-    ]
-    delete_sessions(connection, database.dialect, expired)
-    return (found[-1][0] if found else after), expired
-
-
-def _created_at(database: Database, blob: bytes) -> float:
-    return msgspec.json.decode(open_blob(database, blob), type=Session).created_at
