@@ -151,12 +151,14 @@ def _fault_table(found: list[tuple[str, dict[str, Any]]]) -> str:
         [f"**{name.replace('_', ' ')}**", *(f"**{f[name]}**" for _, f in found)]
         for name in ("lost", "duplicated", "out_of_order", "overspent", "wrong")
     ]
+    judged = ["judged by porcupine", *(_porcupine(f.get("porcupine", {})) for _, f in found)]
     rows += [
         ["takeovers", *(str(f["takeovers"]) for _, f in found)],
         ["slowest, median takeover (stall timeout)", *(_takeover_times(f) for _, f in found)],
         ["outcomes of calls", *(_counts(f["outcomes"]) for _, f in found)],
         ["faults by kind", *(_counts(f["faults"]) for _, f in found)],
         ["replies stored, replies requested", *(_replies(f) for _, f in found)],
+        *([judged] if any(cell != "–" for cell in judged[1:]) else []),
         ["measured", *(f["measured"] for _, f in found)],
     ]
     return _table(["", *(BROKERS[name] for name, _ in found)], rows)
@@ -165,6 +167,18 @@ def _fault_table(found: list[tuple[str, dict[str, Any]]]) -> str:
 def _takeover_times(found: dict[str, Any]) -> str:
     worst, middle = found["takeover_s"], found["takeover_median_s"]
     return f"**{worst} s**, {middle} s ({found['stall_s']:g} s)"
+
+
+def _porcupine(verdict: dict[str, Any]) -> str:
+    if not verdict:
+        return "–"
+    if "reason" in verdict:
+        return f"no: {verdict['reason']}"
+    undecided = f", {len(verdict['undecided'])} undecided" if verdict["undecided"] else ""
+    return (
+        f"{verdict['operations']:,} operations on {verdict['lists']:,} lists, "
+        f"{len(verdict['illegal'])} not linearizable{undecided}"
+    )
 
 
 def _replies(found: dict[str, Any]) -> str:

@@ -71,25 +71,25 @@ async def rows_of(
         for rtt in rtts:
             if deployment.delay is not None:
                 deployment.delay.delay(rtt)
-            for load in loads(options, count, rtt):
+            for load in loads(options, count, near=not rtt and fsync == options.fsync[0]):
                 found = await measure(deployment, admin, load)
                 result["rows"].append({"rtt_ms": rtt, "fsync": fsync, **found})
                 print(json.dumps(result["rows"][-1]), flush=True)
 
 
-def loads(options: argparse.Namespace, count: int, rtt: float) -> list[Load]:
-    """The loads of one number of orchestrators over one delay.
+def loads(options: argparse.Namespace, count: int, *, near: bool = False) -> list[Load]:
+    """The loads of one number of orchestrators; all kinds of replies only if PostgreSQL is `near`.
 
-    A run alone is the same with any number of orchestrators; short replies only show the cost of
-    streaming, which no delay changes.
+    Short replies show the cost of streaming, which no delay changes. A run alone is the same with
+    any number of orchestrators.
     """
     found: list[Load] = []
     for at_once in options.at_once:
-        if at_once == 1 and count == min(options.orchestrators):
+        if at_once == 1 and count == options.orchestrators[0]:
             runs = min(options.runs, MAX_RUNS_ALONE)
-            found.append(Load("streamed", runs, 1, options.seconds))
+            found.append(Load(options.replies[0], runs, 1, options.seconds))
         elif at_once > 1:
-            kinds = options.replies if not rtt else options.replies[:1]
+            kinds = options.replies if near else options.replies[:1]
             found += [Load(kind, options.runs, at_once, options.seconds) for kind in kinds]
     return found
 
@@ -111,7 +111,7 @@ async def bench(options: argparse.Namespace) -> dict[str, Any]:
             print(json.dumps(found), flush=True)
     if options.sqlite:
         async with running(plan_for(1, store="sqlite")) as (deployment, admin):
-            for load in loads(options, min(options.orchestrators), 1.0):
+            for load in loads(options, options.orchestrators[0]):
                 found = await measure(deployment, admin, load)
                 found |= await sqlite_writes(deployment, admin, load)
                 result["sqlite"].append(found)
@@ -134,7 +134,7 @@ async def count_statements(options: argparse.Namespace) -> dict[str, Any]:
         "pg_stat_statements.max=10000",
     )
     found: dict[str, Any] = {"postgres": [], "sqlite": []}
-    every = loads(options, min(options.orchestrators), 1.0)
+    every = loads(options, options.orchestrators[0])
     async with running(plan_for(1, delayed=True, postgres_settings=settings)) as running_now:
         deployment, admin = running_now
         found["background"] = await background(deployment, BACKGROUND_S)
@@ -200,7 +200,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=400, help="Most runs of a row [400]")
     parser.add_argument(
-        "--seconds", type=float, default=8.0, help="Seconds in which a row starts runs [8]"
+        "--seconds", type=float, default=6.0, help="Seconds in which a row starts runs [6]"
     )
     parser.add_argument(
         "--at-once", type=int, nargs="+", default=[1, 24], help="Concurrent runs [1 24]"

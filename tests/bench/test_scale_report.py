@@ -29,6 +29,15 @@ def test_missing_measurements_are_left_out_of_the_page() -> None:
     assert "takeovers" not in page({})
 
 
+def test_the_page_shows_the_verdict_of_the_foreign_checker_or_why_there_is_none() -> None:
+    results = json.loads(RESULTS.read_text())
+    verdict = {"lists": 22, "operations": 1097, "illegal": ["edge pi"], "undecided": []}
+    results["nats"]["porcupine"] = verdict
+    results["mosquitto"]["porcupine"] = {"reason": "no Go"}
+    cells = "1,097 operations on 22 lists, 1 not linearizable | no: no Go"
+    assert f"| judged by porcupine | {cells} |" in page(results).splitlines()
+
+
 def test_a_row_names_the_saturated_process_and_the_cost_of_a_turn() -> None:
     cpu = {"one": 9.5, "postgres": 4.0, "model": 1.0, "clients": 1.0}
     found = row(["one"], runs=100, seconds=10.0, cpu=cpu, busy=16.0)

@@ -65,11 +65,11 @@ def test_round_trips_are_unknown_without_the_proxy_and_not_zero() -> None:
 
 def test_a_run_alone_is_measured_once_and_short_replies_without_a_delay() -> None:
     options = parsed(["--orchestrators", "2", "1", "--at-once", "1", "24", "--runs", "100"])
-    assert [(load.replies, load.runs, load.at_once) for load in loads(options, 1, 2.0)] == [
+    assert [(load.replies, load.runs, load.at_once) for load in loads(options, 1)] == [
         ("streamed", 20, 1),
         ("streamed", 100, 24),
     ]
-    assert [load.replies for load in loads(options, 2, 0.0)] == ["streamed", "short"]
+    assert [load.replies for load in loads(options, 2, near=True)] == ["streamed", "short"]
 
 
 @pytest.mark.parametrize(
