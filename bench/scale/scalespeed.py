@@ -94,13 +94,19 @@ def loads(options: argparse.Namespace, count: int, *, near: bool = False) -> lis
     return found
 
 
+def counts_of(options: argparse.Namespace, fsync: str) -> list[int]:
+    """The numbers of orchestrators to measure; of the second PostgreSQL only fewest and most."""
+    counts = options.orchestrators
+    return counts if fsync == options.fsync[0] else sorted({counts[0], counts[-1]})
+
+
 async def bench(options: argparse.Namespace) -> dict[str, Any]:
     """All rows."""
     cancel_on_sigterm()
     result: dict[str, Any] = {"rows": [], "background": [], "peers": [], "sqlite": []}
     delays = [rtt for rtt in options.rtt if rtt]
     for fsync in options.fsync:
-        for count in options.orchestrators:
+        for count in counts_of(options, fsync):
             if 0.0 in options.rtt:
                 await rows_of(options, count, fsync, [0.0], result)
             if delays:

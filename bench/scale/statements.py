@@ -29,6 +29,7 @@ TRANSACTION_WORDS = frozenset({"BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELE
 WRITE_VERBS = re.compile(r"\b(INSERT INTO|UPDATE|DELETE FROM)\s+(?:ONLY\s+)?([\w.\"]+)", re.I)
 EXTRACT = re.compile(r"\bextract\s*\([^()]*FROM", re.I)
 READ_SOURCE = re.compile(r"\bFROM\s+(?:ONLY\s+)?([\w.\"]+)", re.I)
+CALLED = re.compile(r"SELECT\s+([\w.\"]+)\(", re.I)
 COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.S)
 MAX_PRINTED_STATEMENTS = 60
 SYSTEM_CALL = re.compile(
@@ -55,6 +56,8 @@ def kind_of(query: str) -> str:
     if writes:
         return " + ".join(dict.fromkeys(writes))
     source = READ_SOURCE.search(text)
+    if source is None and (function := CALLED.match(text)):
+        return f"{verb} {_bare(function[1])}()"
     return f"{verb} {_bare(source[1])}" if source else " ".join(text.split()[:2])[:40]
 
 
@@ -90,7 +93,10 @@ async def postgres_statements(deployment: Deployment, admin: str, load: Load) ->
         "statements_per_run": round(sum(calls.values()) / runs, 1),
         **per_run(counts, runs),
         "kinds": {
-            kind: {"per_run": round(count / runs, 2), "ms": round(spent_ms[kind] / count, 3)}
+            kind: {
+                "per_run": round(count / runs, 2),
+                "ms": None if kind in TRANSACTION_WORDS else round(spent_ms[kind] / count, 3),
+            }
             for kind, count in calls.most_common()
             if count
         },
@@ -106,7 +112,8 @@ def _print_statements(figures: dict[str, Any], rows: list[Any]) -> None:
         print(f"{figures[f'{name}_per_run']:>9}  {name.replace('_', ' ')}")
     print("\n  per run   ms each  kind of statement")
     for kind, found in figures["kinds"].items():
-        print(f"{found['per_run']:>9.2f} {found['ms']:>9.3f}  {kind}")
+        ms = "–" if found["ms"] is None else f"{found['ms']:.3f}"
+        print(f"{found['per_run']:>9.2f} {ms:>9}  {kind}")
     print("\n  per run   ms each  rows each  statement")
     for query, calls, total_ms, count, _ in rows[:MAX_PRINTED_STATEMENTS]:
         text = " ".join(query.split())[:150]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.scale.scalespeed import loads, parsed
+from bench.scale.scalespeed import counts_of, loads, parsed
 from bench.scale.speed_row import per_run
 from bench.scale.statements import kind_of, read_trace
 
@@ -39,6 +39,7 @@ TRACE = """\
             "INSERT records",
         ),
         ("UPDATE runs SET a = 1", "UPDATE runs"),
+        ("SELECT pg_notify($1, $2)", "SELECT pg_notify()"),
         (
             "WITH f AS (UPDATE runs SET a = 1 RETURNING id) INSERT INTO records SELECT id FROM f",
             "UPDATE runs + INSERT records",
@@ -70,6 +71,15 @@ def test_a_run_alone_is_measured_once_and_short_replies_without_a_delay() -> Non
         ("streamed", 100, 24),
     ]
     assert [load.replies for load in loads(options, 2, near=True)] == ["streamed", "short"]
+
+
+def test_the_second_kind_of_postgresql_is_measured_with_fewest_and_most_orchestrators() -> None:
+    options = parsed([])
+    assert options.fsync == ["off", "on"]
+    assert counts_of(options, "off") == [1, 2, 3, 4]
+    assert counts_of(options, "on") == [1, 4]
+    assert counts_of(parsed(["--fsync", "on"]), "on") == [1, 2, 3, 4]
+    assert counts_of(parsed(["--orchestrators", "2"]), "on") == [2]
 
 
 @pytest.mark.parametrize(
