@@ -247,8 +247,12 @@ async def test_the_log_follows_new_output_until_the_user_scrolls_up(looker: Look
     await expect(log).to_contain_text("word599")
     left = "(() => { const l = document.querySelector('.log');"
     left += "return l.scrollHeight - l.clientHeight - l.scrollTop; })()"
-    assert await looker.page.evaluate(left) < 5
 
+    async def at_end() -> bool:
+        """The log scrolls with the frame after the one that shows the text."""
+        return bool(await looker.page.evaluate(left) < 5)
+
+    await until(at_end)
     below = looker.page.get_by_role("button", name="New below")
     await log.hover()
     moved = asyncio.ensure_future(looker.page.evaluate(MOVED))
@@ -261,7 +265,7 @@ async def test_the_log_follows_new_output_until_the_user_scrolls_up(looker: Look
     await expect(below).to_be_visible()
     assert await looker.page.evaluate(UP) == place
     await below.click()
-    assert await looker.page.evaluate(left) < 5
+    await until(at_end)
 
 
 async def test_model_markdown_is_rendered_without_raw_html(looker: Looker) -> None:
