@@ -29,6 +29,7 @@ from evoclaw.store.databases.database import (
 from evoclaw.store.databases.notices import progress_notice
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.sessions import statements
+from evoclaw.store.sessions.packed_records import pack_records, unpack_records
 from evoclaw.store.sessions.questions import QuestionStore
 from evoclaw.store.sessions.tables import (
     SCHEMA,
@@ -54,7 +55,6 @@ class SessionStore:
         self.questions = QuestionStore(database, clock, tenant)
         """The questions to people."""
         self._session_decoder = msgspec.json.Decoder(Session)
-        self._record_decoder = msgspec.json.Decoder(Record)
         self._message_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
     @classmethod
@@ -312,10 +312,7 @@ class SessionStore:
             wait: Whether to wait for the commit; see `Database.write`.
         """
         encode, ours = msgspec.json.encode, self.tenant
-        record_rows = [
-            (ours, run.id, record.seq, seal_blob(self.database, encode(record)))
-            for record in records
-        ]
+        packed = seal_blob(self.database, pack_records(records)) if records else b""
         message_rows = [
             (ours, run.session_id, number, seal_blob(self.database, encode(message)))
             for number, message in messages
@@ -338,7 +335,9 @@ class SessionStore:
                 and epoch is not None
             ):
                 self._check_epoch(connection, run.id, epoch)
-            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", record_rows)
+            if records:
+                row = (ours, run.id, records[-1].seq, packed)
+                connection.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)
             if message_rows:
                 connection.executemany(statements.PUT_MESSAGE, message_rows)
 
@@ -349,10 +348,11 @@ class SessionStore:
         """The records of a run after a number, in order."""
         values = (self.tenant, run_id, after, limit)
         rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
-        return self._records(rows)
+        return [record for record in self._records(rows) if record.seq > after][:limit]
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
-        return [self._record_decoder.decode(open_blob(self.database, row[0])) for row in rows]
+        blobs = [open_blob(self.database, row[0]) for row in rows]
+        return [record for blob in blobs for record in unpack_records(blob)]
 
     async def last_record(self, run_id: str) -> Record | None:
         """The last record of a run."""
@@ -361,9 +361,7 @@ class SessionStore:
         )
         values = (self.tenant, run_id)
         row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
-        return (
-            None if row is None else self._record_decoder.decode(open_blob(self.database, row[0]))
-        )
+        return None if row is None else self._records([row])[-1]
 
     async def messages(
         self, session_id: str, start: int = 0, limit: int = NO_LIMIT

@@ -76,6 +76,7 @@ RUN_TABLES = (
     "CREATE INDEX runs_next ON runs (tenant, seq) WHERE stop IS NULL",
 )
 CONTENT_TABLES = (
+    # A row is all that a run stored at once; `seq` is the number of its last record.
     """CREATE TABLE records (
         tenant TEXT NOT NULL, run_id TEXT NOT NULL, seq INTEGER NOT NULL, record BLOB NOT NULL,
         PRIMARY KEY (tenant, run_id, seq)
