@@ -221,7 +221,8 @@ class Runs:
         with self._scheduler.reserve_slot(tenant) as room:
             placed = await self._queue.enqueue(tenant, entry, bounds, claim=room)
             if placed.epoch:
-                self._driver.start(Claim(tenant, entry.run_id, placed.epoch))
+                claim = Claim(tenant, entry.run_id, placed.epoch)
+                self._driver.start(claim, created=placed.created)
         self._trigger_scheduler()
         return placed
 

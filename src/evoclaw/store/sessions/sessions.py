@@ -34,6 +34,7 @@ from evoclaw.store.sessions.questions import QuestionStore
 from evoclaw.store.sessions.tables import (
     SCHEMA,
     Fenced,
+    LoadedRun,
     RunUsage,
     Session,
     SessionSummary,
@@ -254,13 +255,8 @@ class SessionStore:
         row = connection.execute(statement, (self.tenant, run_id)).fetchone()
         return None if row is None or row[0] is None else open_blob(self.database, row[0])
 
-    async def load_run(
-        self, run: StoredRun
-    ) -> tuple[bytes | None, RunUsage, list[tuple[int, Message]], list[Record]]:
-        """All that is needed to start or resume a run, in one read.
-
-        Its run request, the usage of its root run, the messages of its session, and its records.
-        """
+    async def load_run(self, run: StoredRun) -> LoadedRun:
+        """All that is needed to start or resume a run, in one read."""
 
         def work(connection: Connection) -> tuple[bytes | None, RunUsage, list[Any], list[Any]]:
             of_session = (self.tenant, run.session_id, 0, NO_LIMIT)
@@ -272,8 +268,8 @@ class SessionStore:
                 connection.execute(statements.RECORDS, of_run).fetchall(),
             )
 
-        run_request, spent, messages, records = await self.database.read(work)
-        return run_request, spent, self._messages(messages), self._records(records)
+        request, usage, messages, records = await self.database.read(work)
+        return LoadedRun(request, usage, self._messages(messages), self._records(records))
 
     async def open_background_runs(self, parent_run: str) -> list[StoredRun]:
         """The background runs that a run started and that have not ended."""

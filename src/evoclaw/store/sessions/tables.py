@@ -5,10 +5,13 @@ The tenant is a part of every key and index.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
-from evoclaw.core.events import StopReason
+from evoclaw.core.events import Record, StopReason
 from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
+from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Schema, StoreError
 from evoclaw.store.sessions.questions import QUESTION_TABLES
 
@@ -168,6 +171,18 @@ class StoredRun(Struct, frozen=True):
     def is_open(self) -> bool:
         """Whether it has not ended."""
         return self.stop is None or self.stop is StopReason.WAITING
+
+
+class LoadedRun(Struct, frozen=True):
+    """All that is needed to start or resume a run."""
+
+    request: bytes | None
+    """Its run request."""
+    usage: RunUsage
+    """The usage of its root run."""
+    messages: Sequence[tuple[int, Message]]
+    """The messages of its session, with their numbers."""
+    records: Sequence[Record]
 
 
 class Fenced(StoreError):
