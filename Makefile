@@ -99,9 +99,9 @@ fleetspeed: $(READY) ## measure round trips, edge footprint and a thousand edges
 	$(BIN)/python -m bench.fleet.fleetspeed
 
 scalebench: $(READY) ## run three orchestrators and 100 edges under random faults for ten minutes; ends with one JSON object
-	$(BIN)/python -m bench.scale.scalebench --page
+	$(BIN)/python -m bench.scale.scalebench --page --judge
 
-scalespeed: $(READY) ## measure throughput and the bottleneck with 1, 2 and 3 orchestrators; ends with one JSON object
+scalespeed: $(READY) ## measure throughput and round trips with 1 to 4 orchestrators, PostgreSQL near and far; ends with one JSON object
 	$(BIN)/python -m bench.scale.scalespeed --page
 
 servicebench: $(READY) ## measure 200 concurrent runs over HTTP with event streams; ends with one JSON object

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -231,7 +232,8 @@ class Load:
     ) -> tuple[str, asyncio.Task[None]]:
         """Start a run, sometimes with a concurrent duplicate request, and watch it elsewhere."""
         body = {"message": text} | ({"session_id": session} if session else {})
-        self.requested[key] = RequestedRun(key, session, number, user)
+        asked_at = time.time()
+        self.requested[key] = RequestedRun(key, session, number, user, asked_at=asked_at)
         start = self._post_run(token, key, body)
         if self.rng.random() < 0.2:
             views = await asyncio.gather(start, self._post_run(token, key, body))
@@ -239,7 +241,9 @@ class Load:
             views = [await start]
         session = views[0]["session_id"]
         runs = frozenset(view["run_id"] for view in views)
-        self.requested[key] = RequestedRun(key, session, number, user, runs)
+        self.requested[key] = RequestedRun(
+            key, session, number, user, runs, asked_at, acknowledged_at=time.time()
+        )
         return session, asyncio.create_task(self._follow(views[0]["run_id"], token))
 
     async def _post_run(self, token: str, key: str, body: dict[str, str]) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ async def stored_runs(service: Service, admin: str, log_path: Path) -> list[Stor
             calls,
             denied,
             reason,
+            view["session_id"],
         )
 
     return list(await asyncio.gather(*(read(view) for view in views)))
@@ -106,7 +108,7 @@ def summarize(
     """The records and the calls of a run, as far as the checks need them."""
     summaries: list[RecordSummary] = []
     ended: list[StartedCall] = []
-    started: dict[str, str] = {}
+    started: dict[str, StartedCall] = {}
     replies = 0
     for record in records:
         event = record.get("event")
@@ -117,17 +119,22 @@ def summarize(
         if kind == "run_finished" and event["stop"] == "waiting":
             kind = "run_waited"
         if kind == "call_started":
-            mark = MARK.search(json.dumps(event["arguments"]))
+            arguments = event["arguments"]
+            mark = MARK.search(json.dumps(arguments))
             # The call that starts a sub-run has no mark; the sub-run's own calls have.
-            started[event["call_id"]] = mark[1] if mark and event["name"] == "edge_call" else ""
+            if mark and event["name"] == "edge_call":
+                call = StartedCall(mark[1], "", arguments["agent_id"], record["at"])
+                # Another orchestrator may record the start of the same call again.
+                started.setdefault(event["call_id"], call)
         elif kind == "call_finished":
             result = event["result"]
-            if mark := started.pop(result["call_id"], ""):
-                ended.append(StartedCall(mark, result.get("error") or "ok"))
+            if call := started.pop(result["call_id"], None):
+                outcome = result.get("error") or "ok"
+                ended.append(replace(call, outcome=outcome, ended_at=record["at"]))
         # The model log counts replies; an interrupted turn is repeated with the same number.
         turn = replies if kind == "replied" else event.get("turn", 0)
         summaries.append(RecordSummary(record["seq"], record["at"], kind, turn))
-    return tuple(summaries), (*ended, *(StartedCall(mark) for mark in started.values() if mark))
+    return tuple(summaries), (*ended, *started.values())
 
 
 def marks(deployment: Deployment) -> Iterator[Mark]:

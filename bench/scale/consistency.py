@@ -34,6 +34,8 @@ class RequestedRun:
     user: str = ""
     runs: frozenset[str] = frozenset()
     """The run ids returned for its key; empty if the request was never acknowledged."""
+    asked_at: float = 0.0
+    acknowledged_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class StartedCall:
     """The mark that it writes on its edge: `KEY.TURN.NUMBER`."""
     outcome: str = ""
     """`ok`, the error kind, or empty if it has not ended."""
+    edge: str = ""
+    started_at: float = 0.0
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class StoredRunSummary:
     """Calls that were denied before they started."""
     reason: str = ""
     """Why it ended, as text."""
+    session: str = ""
 
 
 @dataclass(frozen=True)

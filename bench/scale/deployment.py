@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from bench.scale.delay_proxy import DelayProxy
 from tests.support.brokers import Broker
 from tests.support.certificates import make_certificates
 from tests.support.deployed_brokers import BrokerAccess, accounts, mosquitto, nats_cluster
@@ -30,7 +31,7 @@ from evoclaw.trust.grants import Signer
 from evoclaw.trust.pairing import Devices
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("one", "two", "three")
+NAMES = ("one", "two", "three", "four")
 READY_TIMEOUT_S = 60.0
 RESTART_DELAY_S = 1.0
 """Seconds before an orchestrator that exited is started again."""
@@ -55,6 +56,11 @@ class Plan:
     orchestrators: int = 3
     direct: bool = False
     """Connect without proxies, so that their cost is not measured."""
+    delayed: bool = False
+    """Connect to PostgreSQL through the delaying proxy, which counts round trips."""
+    store: str = "postgres"
+    """`postgres`, or `sqlite` for a single orchestrator with its embedded database."""
+    postgres_settings: tuple[str, ...] = ("fsync=off",)
 
 
 class BalancingProxy(FaultProxy):
@@ -170,6 +176,7 @@ class Deployment:
     edge_groups: list[EdgeGroup] = field(default_factory=list)
     edge_proxies: dict[str, BalancingProxy] = field(default_factory=dict)
     """By the name of the edge; only edges with their own process."""
+    delay: DelayProxy | None = None
 
     @property
     def model_log(self) -> Path:
@@ -239,13 +246,16 @@ async def deploy(folder: Path, plan: Plan) -> AsyncGenerator[Deployment]:
     if plan.edges:
         accounts("add", accounts_folder, *edge_names(plan))
     async with AsyncExitStack() as stack:
-        postgres = Postgres()
+        postgres = Postgres(settings=plan.postgres_settings)
         stack.callback(postgres.close)
-        await asyncio.to_thread(postgres.start)
+        if plan.store == "postgres":
+            await asyncio.to_thread(postgres.start)
         access, brokers = await _broker(folder, plan, stack)
         log = folder / "model-requests.jsonl"
         model_pid, model_port = _model(log, stack)
         deployment = Deployment(folder, plan, postgres, brokers, [], model_pid)
+        if plan.delayed:
+            deployment.delay = stack.enter_context(DelayProxy(postgres.port))
         for name in NAMES[: plan.orchestrators]:
             orchestrator = await _orchestrator(deployment, name, access, model_port, stack)
             deployment.orchestrators.append(orchestrator)
@@ -312,11 +322,12 @@ async def _orchestrator(
         if deployment.plan.direct
         else (store.port, broker.port)
     )
+    if deployment.delay is not None:
+        store_port = deployment.delay.port
     url = deployment.postgres.url.replace(f":{deployment.postgres.port}/", f":{store_port}/")
     inherited = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
     env = inherited | {
         "EVOCLAW_HOME": str(home),
-        "EVOCLAW_STORE_URL": url,
         "EVOCLAW_BROKER_URL": f"mqtts://127.0.0.1:{broker_port}",
         "EVOCLAW_BROKER_USERNAME": "orchestrator",
         "EVOCLAW_BROKER_PASSWORD_FILE": str(access.folder / "passwords" / "orchestrator"),
@@ -326,6 +337,8 @@ async def _orchestrator(
         "OPENAI_BASE_URL": f"http://127.0.0.1:{model_port}/{name}/v1",
         "OPENAI_API_KEY": "none",
     }
+    if deployment.plan.store == "postgres":
+        env["EVOCLAW_STORE_URL"] = url
     return Orchestrator(name, home, env, store, broker)
 
 

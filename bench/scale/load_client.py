@@ -1,7 +1,7 @@
 """A load client in its own process: starts runs over HTTP and watches them, several at a time.
 
 `python -m bench.scale.load_client JSON` prints `ready`, starts at the first line on its standard
-input, and prints the elapsed and the CPU time as JSON.
+input, and prints the runs, the elapsed and the CPU time, and the latencies of the runs as JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class LoadPlan:
     message: str
     runs: int
     at_once: int
+    seconds: float = float("inf")
+    """No run is started later than this."""
 
 
 async def run_and_watch(http: aiohttp.ClientSession, url: str, plan: LoadPlan) -> None:
@@ -44,20 +46,27 @@ async def run_and_watch(http: aiohttp.ClientSession, url: str, plan: LoadPlan) -
         raise SystemExit(f"a run did not complete; the last events are {last[-500:]!r}")
 
 
-async def run_load(plan: LoadPlan) -> dict[str, float]:
-    """Start all runs; the elapsed seconds, and the CPU time of this process."""
+async def run_load(plan: LoadPlan) -> dict[str, Any]:
+    """Start all runs; the elapsed seconds, the CPU time of this process, and all latencies."""
     urls, remaining = itertools.cycle(plan.urls), iter(range(plan.runs))
+    latencies: list[float] = []
     timeout = aiohttp.ClientTimeout(120)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
 
         async def work() -> None:
             for _ in remaining:
+                began = time.perf_counter()
+                if began - started > plan.seconds:
+                    return
                 await run_and_watch(http, next(urls), plan)
+                latencies.append(time.perf_counter() - began)
 
         started, cpu_before = time.perf_counter(), time.process_time()
         await asyncio.gather(*(work() for _ in range(plan.at_once)))
         return {
+            "runs": len(latencies),
+            "latencies_s": latencies,
             "seconds": time.perf_counter() - started,
             "cpu_s": time.process_time() - cpu_before,
         }

@@ -33,8 +33,8 @@ INTRODUCTION = """\
 
 Several orchestrators share one PostgreSQL and one broker. The first benchmark checks runs, calls,
 ordering and budgets while all processes are killed, paused and disconnected at random. The second
-measures the throughput with one, two and three orchestrators. Everything runs on one small machine:
-compare the counts and the ratios, not the times.
+measures the throughput with one to four orchestrators, also when PostgreSQL is milliseconds away.
+Everything runs on one small machine: compare the counts and the ratios, not the times.
 
 ## Fault injection
 
@@ -62,7 +62,7 @@ record by another orchestrator, except while PostgreSQL itself is down. The limi
 timeout (`[runs] lease_s`) plus 2 s.
 """
 THROUGHPUT = """
-## Throughput with one, two and three orchestrators
+## Throughput with one to four orchestrators
 
 `make scalespeed` measures runs of two replies and one call, each with a watcher. Replies are
 streamed in fifty pieces (*streamed*) or sent in one (*short*). The CPU time of each process comes
@@ -72,6 +72,25 @@ saturated first. *Writer thread busy*: the share of wall-clock time in which the
 orchestrator that sends one statement after the other to PostgreSQL was busy or waited for a core,
 by the orchestrator's own metric.
 """
+DELAYS = """
+## PostgreSQL over a network
+
+A proxy between the orchestrators and PostgreSQL delays each direction by half of a round trip and
+counts round trips and committed transactions on all connections but those that only listen. Rows
+with one run at a time show what a run costs that shares no commit with others. *Written*: commits
+that wrote to the WAL; the others only read.
+"""
+PEERS = """
+The peers run the same workload over the same proxy: two replies and a call, each step stored before
+the next one starts. Their model and tool are functions in their own process; they serve no HTTP
+and nobody watches their runs.
+"""
+SQLITE = """
+## One orchestrator on SQLite
+
+The same load on the embedded database. Syncs and written bytes are those that `strace` sees on all
+files of the orchestrator, in a second load, so that it does not slow down the first.
+"""
 REPRODUCE = """
 ## How to reproduce
 
@@ -79,7 +98,9 @@ REPRODUCE = """
 make scalebench     # takes ten minutes; ends with one JSON object
 .venv/bin/python -m bench.scale.scalebench --broker mosquitto --page
 .venv/bin/python -m bench.scale.scalebench --minutes 1 --edges 30 --seed 7 --keep /tmp/kept
-make scalespeed     # takes a few minutes; ends with one JSON object
+make scalespeed     # takes ten minutes; ends with one JSON object
+.venv/bin/python -m bench.scale.scalespeed --runs 24 --orchestrators 1 --rtt 2 --no-peers
+.venv/bin/python -m bench.scale.scalespeed --statements     # what a run costs each database
 ```
 """
 
@@ -130,12 +151,14 @@ def _fault_table(found: list[tuple[str, dict[str, Any]]]) -> str:
         [f"**{name.replace('_', ' ')}**", *(f"**{f[name]}**" for _, f in found)]
         for name in ("lost", "duplicated", "out_of_order", "overspent", "wrong")
     ]
+    judged = ["judged by porcupine", *(_porcupine(f.get("porcupine", {})) for _, f in found)]
     rows += [
         ["takeovers", *(str(f["takeovers"]) for _, f in found)],
         ["slowest, median takeover (stall timeout)", *(_takeover_times(f) for _, f in found)],
         ["outcomes of calls", *(_counts(f["outcomes"]) for _, f in found)],
         ["faults by kind", *(_counts(f["faults"]) for _, f in found)],
         ["replies stored, replies requested", *(_replies(f) for _, f in found)],
+        *([judged] if any(cell != "–" for cell in judged[1:]) else []),
         ["measured", *(f["measured"] for _, f in found)],
     ]
     return _table(["", *(BROKERS[name] for name, _ in found)], rows)
@@ -144,6 +167,18 @@ def _fault_table(found: list[tuple[str, dict[str, Any]]]) -> str:
 def _takeover_times(found: dict[str, Any]) -> str:
     worst, middle = found["takeover_s"], found["takeover_median_s"]
     return f"**{worst} s**, {middle} s ({found['stall_s']:g} s)"
+
+
+def _porcupine(verdict: dict[str, Any]) -> str:
+    if not verdict:
+        return "–"
+    if "reason" in verdict:
+        return f"no: {verdict['reason']}"
+    undecided = f", {len(verdict['undecided'])} undecided" if verdict["undecided"] else ""
+    return (
+        f"{verdict['operations']:,} operations on {verdict['lists']:,} lists, "
+        f"{len(verdict['illegal'])} not linearizable{undecided}"
+    )
 
 
 def _replies(found: dict[str, Any]) -> str:
@@ -158,9 +193,27 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _speed(found: dict[str, Any]) -> str:
-    rows = [
+    near = [row for row in found["rows"] if not row["rtt_ms"] and row["at_once"] > 1]
+    others = [row for row in found["rows"] if row not in near]
+    parts = [*([_near_rows(near)] if near else []), *_notes(found)]
+    if others:
+        parts += [DELAYS, _delayed_rows(others), *_scaling(found.get("scaling", []))]
+    if found.get("peers"):
+        parts += [PEERS, _peers(found["peers"])]
+    if found.get("sqlite"):
+        parts += [SQLITE, _sqlite(found["sqlite"])]
+    return "".join(parts)
+
+
+def _near_rows(rows: list[dict[str, Any]]) -> str:
+    head = ["orchestrators", "fsync", "replies", "runs/s", "turns/s"]
+    head += ["orchestrator CPU ms per turn", "PostgreSQL CPU ms per turn"]
+    head += ["model and client CPU ms per turn", "commits per run"]
+    head += ["cores in use", "writer thread busy", "saturated"]
+    lines = [
         [
             str(row["orchestrators"]),
+            row["fsync"],
             row["replies"],
             f"{row['runs_per_s']:g}",
             f"{row['turns_per_s']:g}",
@@ -172,19 +225,89 @@ def _speed(found: dict[str, Any]) -> str:
             f"{row['on_the_store']:.0%}" if "on_the_store" in row else "–",
             ", ".join(row["full"]) or "none",
         ]
-        for row in found["rows"]
+        for row in rows
     ]
-    head = ["orchestrators", "replies", "runs/s", "turns/s", "orchestrator CPU ms per turn"]
-    head += ["PostgreSQL CPU ms per turn", "model and client CPU ms per turn", "commits per run"]
-    head += ["cores in use", "writer thread busy", "saturated"]
+    return _table(head, lines)
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
     ceilings = [_ceiling(kind, row) for kind, row in found["ceiling"].items()]
     shares = [_efficiency(kind, shares) for kind, shares in found["efficiency"].items()]
     others = max(row["cores_of_others"] for row in found["rows"])
     noise = [f"- Other processes used up to {others:g} cores: measure again on an idle machine."]
     about = [f"- Measured: {found['measured']}."]
     notes = [*ceilings, *shares, *(noise if others > MAX_OTHER_CORES else []), *about]
-    text = "\n".join(notes)
-    return f"{_table(head, rows)}\n{text}\n"
+    return ["\n", *(f"{note}\n" for note in notes)]
+
+
+def _delayed_rows(rows: list[dict[str, Any]]) -> str:
+    head = ["round trip ms", "fsync", "orchestrators", "runs at once", "turns/s"]
+    head += ["median seconds of a run", "round trips per run", "commits per run", "written"]
+    head += ["WAL KB per run", "orchestrator CPU ms per turn", "PostgreSQL CPU ms per turn"]
+    lines = [
+        [
+            f"{row['rtt_ms']:g}",
+            row["fsync"],
+            str(row["orchestrators"]),
+            str(row["at_once"]),
+            f"{row['turns_per_s']:g}",
+            f"{row['latency_s']:.3f}",
+            _number(row["round_trips_per_run"]),
+            _number(row["commits_per_run"]),
+            _number(row["written_commits_per_run"]),
+            _number(row["wal_kb_per_run"]),
+            f"{row['orchestrator_ms']:g}",
+            f"{row['postgres_ms']:g}",
+        ]
+        for row in rows
+    ]
+    return _table(head, lines)
+
+
+def _scaling(found: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        f"- {row['rtt_ms']:g} ms, fsync {row['fsync']}: {row['orchestrators']} orchestrators make"
+        f" {row['ratio']:g} times the turns of one.\n"
+        for row in found
+        if row["rtt_ms"]
+    ]
+    return ["\n", *lines] if lines else []
+
+
+def _peers(rows: list[dict[str, Any]]) -> str:
+    head = ["peer", "round trip ms", "fsync", "processes", "turns/s", "round trips per run"]
+    lines = [
+        [
+            f"{row['name']} {row.get('version', '')}".strip(),
+            f"{row['rtt_ms']:g}",
+            row["fsync"],
+            str(row["processes"] or "–"),
+            f"not measured: {row['reason']}" if "reason" in row else f"{row['turns_per_s']:g}",
+            _number(row.get("round_trips_per_run")),
+        ]
+        for row in rows
+    ]
+    return _table(head, lines)
+
+
+def _sqlite(rows: list[dict[str, Any]]) -> str:
+    head = ["runs at once", "turns/s", "orchestrator CPU ms per turn", "syncs per run"]
+    head += ["KB written per run"]
+    lines = [
+        [
+            str(row["at_once"]),
+            f"{row['turns_per_s']:g}",
+            f"{row['orchestrator_ms']:g}",
+            _number(row.get("syncs_per_run")),
+            _number(row.get("written_kb_per_run", row["disk_kb_per_run"])),
+        ]
+        for row in rows
+    ]
+    return _table(head, lines)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
 
 
 def _ceiling(kind: str, row: dict[str, Any]) -> str:

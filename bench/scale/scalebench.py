@@ -21,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import aiohttp
 from bench.scale.clients import Load, Service, approve, create_admin_token, until
@@ -28,6 +29,8 @@ from bench.scale.collect import history
 from bench.scale.consistency import Findings, History, Takeover, check_history, takeovers
 from bench.scale.deployment import Deployment, Plan, cancel_on_sigterm, deploy
 from bench.scale.faults import FaultInjector
+from bench.scale.foreign_checker import judge
+from bench.scale.list_history import elle_lines, list_operations
 from bench.scale.report import save
 
 SETTLE_TIMEOUT_S = 180.0
@@ -49,6 +52,8 @@ class Result:
     injector: FaultInjector
     seconds: float
     tracebacks: int
+    porcupine: dict[str, Any]
+    """The verdict of a foreign checker; empty if it was not asked."""
 
     def figures(self) -> dict[str, object]:
         """The JSON object of the last line."""
@@ -83,6 +88,7 @@ class Result:
             "faults": dict(self.injector.injected),
             "not_ready": self.injector.unready,
             "tracebacks": self.tracebacks,
+            "porcupine": self.porcupine,
         }
 
     def late(self) -> list[Takeover]:
@@ -103,7 +109,8 @@ class Result:
         if self.options.page:
             save(self.plan.broker, figures)
         print(json.dumps(figures), flush=True)
-        bad = any(self.found.counts().values()) or self.late() or self.injector.unready
+        illegal = self.porcupine.get("illegal")
+        bad = any(self.found.counts().values()) or self.late() or self.injector.unready or illegal
         return int(bool(bad))
 
 
@@ -138,9 +145,17 @@ async def bench(options: argparse.Namespace, folder: Path) -> Result:
     waits = takeovers(
         collected.stored, collected.model_requests, injector.outages, injector.store_outages
     )
-    return Result(
-        options, plan, check_history(collected), collected, waits, load, injector, took, traces
-    )
+    found, verdict = check_history(collected), await _judge(options, collected)
+    return Result(options, plan, found, collected, waits, load, injector, took, traces, verdict)
+
+
+async def _judge(options: argparse.Namespace, collected: History) -> dict[str, Any]:
+    """Export the history for foreign checkers, and ask one of them."""
+    operations = list_operations(collected)
+    if options.history:
+        text = "".join(f"{line}\n" for line in elle_lines(operations))
+        await asyncio.to_thread(Path(options.history).write_text, text)
+    return await asyncio.to_thread(judge, operations) if options.judge else {}
 
 
 async def _inject_faults(options: argparse.Namespace, load: Load, injector: FaultInjector) -> None:
@@ -198,6 +213,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=None, help="Random seed [a new one]")
     parser.add_argument("--page", action="store_true", help="Update docs/scale-figures.md")
+    parser.add_argument(
+        "--history", metavar="FILE", help="Write the history for Elle (list-append, EDN)"
+    )
+    parser.add_argument(
+        "--judge", action="store_true", help="Let porcupine judge the history; needs Go modules"
+    )
     parser.add_argument("--keep", metavar="FOLDER", help="Keep all files in this folder")
     options = parser.parse_args()
     if options.seed is None:

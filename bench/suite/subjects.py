@@ -69,16 +69,21 @@ def ours(script: str) -> Subject:
 
 def peer(package: str) -> Subject:
     """A peer in its own environment, which is created if it is missing."""
-    home = ENVS / package
-    python = home / "bin" / "python"
-    ready, wanted = home / "installed", [package, *EXTRA_PACKAGES.get(package, ())]
+    python = environment(package, [package, *EXTRA_PACKAGES.get(package, ())])
+    return Subject(package, python, BENCH / "peers" / f"{package.replace('-', '_')}.py")
+
+
+def environment(name: str, wanted: list[str]) -> Path:
+    """The interpreter of an environment with these packages, which is created if it is missing."""
+    home = ENVS / name
+    python, ready = home / "bin" / "python", home / "installed"
     if not ready.exists() or ready.read_text().split() != wanted:
         print(f"installing {' '.join(wanted)}", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(home)], None, 120)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         _run([*pip, *wanted], None, 900)
         ready.write_text(" ".join(wanted))
-    return Subject(package, python, BENCH / "peers" / f"{package.replace('-', '_')}.py")
+    return python
 
 
 def version_of(subject: Subject, package: str) -> str:

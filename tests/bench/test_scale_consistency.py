@@ -344,4 +344,7 @@ def test_stored_records_are_summarized() -> None:
         (2, "replied", 1),
     ]
     assert [one.turn for one in kept if one.kind == "replied"] == [1, 2]
-    assert calls == (StartedCall(f"{A}.2.1", "unknown"), StartedCall(f"{A}.2.1", ""))
+    assert calls == (
+        StartedCall(f"{A}.2.1", "unknown", "pi", started_at=3.0, ended_at=4.0),
+        StartedCall(f"{A}.2.1", "", "pi", started_at=6.0),
+    )

@@ -57,6 +57,8 @@ class Postgres:
     folder: Path = field(default_factory=lambda: Path(mkdtemp(prefix="evoclaw-pg-"), "pg"))
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    settings: tuple[str, ...] = ("fsync=off",)
+    """Settings of the server, as `NAME=VALUE`."""
 
     @property
     def url(self) -> str:
@@ -69,9 +71,12 @@ class Postgres:
         if not self.folder.exists():
             self._make(user)
         command = [program("postgres"), "-D", self.folder, "-k", self.folder, "-h", "127.0.0.1"]
+        command += ["-p", str(self.port)]
+        for setting in self.settings:
+            command += ["-c", setting]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "-p", str(self.port), "-F"],
+                command,
                 stdout=log,
                 stderr=log,
                 user=user,
