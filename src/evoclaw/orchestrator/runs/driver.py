@@ -223,11 +223,11 @@ class RunDriver:
             return None
         stack = ExitStack()
         topic = stack.enter_context(self._hub.topic(active.key))
-        topic.is_local = True
+        topic.is_local, topic.began_here = True, created is not None
         topic.notify()
 
         def ended(_: object) -> None:
-            topic.is_local = False
+            topic.is_local = topic.began_here = False
             topic.unstored.clear()
             topic.notify()
             stack.close()
@@ -304,7 +304,8 @@ class RunDriver:
         created, active.created = active.created, None
         stored = await self._stored(active) if created is None else created.run
         if stored is None or not stored.is_open:
-            return await self._queue.finish(active.claim)
+            await self._queue.finish(active.claim)
+            return None
         if active.cancelled or (created is None and await self._inbox.is_cancelled(*active.key)):
             return await self._close(active, stored, StopReason.CANCELLED)
         run = await self._prepare(conversations, active, stored, created)
@@ -355,9 +356,10 @@ class RunDriver:
 
     async def _finish(self, active: ActiveRun, stored: StoredRun, stop: StopReason | None) -> None:
         active.released = True
-        await self._queue.finish(active.claim)
+        messages_left = await self._queue.finish(active.claim)
         await self._notify_continued(active)
-        await self.queue_follow_up(active.claim.tenant, stored, stop)
+        if messages_left:
+            await self.queue_follow_up(active.claim.tenant, stored, stop)
 
     async def _notify_continued(self, active: ActiveRun) -> None:
         if self.on_continued is not None:

@@ -290,7 +290,7 @@ class Runs:
             follow: Whether to continue while the run waits.
         """
         store = self._conversations.store.of(tenant)
-        if await store.run(run_id) is None:
+        if (tenant, run_id) not in self._driver.active and await store.run(run_id) is None:
             raise RunNotFound(run_id)
         watched = self.hub.watch(
             (tenant, run_id), StoredRecords(store, run_id), after, follow=follow

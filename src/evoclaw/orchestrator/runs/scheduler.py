@@ -268,9 +268,15 @@ class QueueScheduler:
         waits = self._waiting is None or tenant in self._waiting | self._turned_away
         may_claim = self._open and self._queue.worker_id and not waits
         with self._slots.reserve(tenant) if may_claim else _no_slot() as room:
-            if not room:
+            if room:
+                yield True
+                return
+            self._turned_away.add(tenant)
+            try:
+                yield False
+            finally:
+                # A look at the jobs that began before the run was stored did not see its job.
                 self._turned_away.add(tenant)
-            yield room
 
     async def resume(self, tenant: str, run_id: str) -> None:
         """Resume a waiting run, in this process or another one."""

@@ -245,9 +245,10 @@ class JobQueue(RunQueue):
             if not rows:
                 self._defer_job_of_run(connection, claim)  # it was claimed when it was created
 
-    def _finish(self, connection: Connection, claim: Claim) -> None:
-        super()._finish(connection, claim)
+    def _finish(self, connection: Connection, claim: Claim) -> bool:
+        messages_left = super()._finish(connection, claim)
         self._defer_job_of_run(connection, claim)
+        return messages_left
 
     def _defer_job_of_run(self, connection: Connection, claim: Claim) -> None:
         """Defer a job for the session of a run, if it has something to do and no job."""

@@ -420,11 +420,12 @@ class SessionStore:
 
     def _run(self, row: tuple[Any, ...]) -> StoredRun:
         id_, session, asked, parent, root, background, stop, *spent = row[:12]
-        began, ended, label_json, *lease = row[12:]
+        began, ended, label_json, epoch, holder, lease_until, owner, agent = row[12:]
         message = open_blob(self.database, asked).decode()
         reason = None if stop is None else StopReason(stop)
         label = msgspec.json.decode(label_json, type=Label)
         return StoredRun(
             id_, session, message, parent, root, bool(background), reason, RunUsage(*spent), began,
-            ended, label if label != CLEAN else CLEAN, *lease,
+            ended, label if label != CLEAN else CLEAN, epoch, holder, lease_until, owner,
+            agent or "",
         )  # fmt: skip

@@ -166,6 +166,10 @@ class StoredRun(Struct, frozen=True):
     """The process that drives it, or did last."""
     lease_until: float | None = None
     """When the lease of the holder ends; None without a lease, or if a job queue manages it."""
+    owner: str = ""
+    """The user of its session."""
+    agent: str = ""
+    """The agent of its session."""
 
     @property
     def is_open(self) -> bool:
