@@ -41,6 +41,7 @@ from evoclaw.store.sessions.tables import SCHEMA
 from evoclaw.tools.define import tool
 
 MANY = 64
+_ENCODER = msgspec.json.Encoder()
 ROUNDS, SECONDS = 3, 1.5
 SPENT = RunUsage(2, 2, 100, 100, 0.0)
 RECORD = "INSERT INTO records VALUES (?, ?, ?, ?)"
@@ -91,11 +92,11 @@ class TurnSource:
 def rows(
     turns: TurnSource, number: int
 ) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    """A turn as a bare client inserts it: rows of records, rows of messages."""
+    """A turn as a bare client inserts it: its records in a row, as EvoClaw does, and messages."""
     records, messages = turns.next()
     encode, run, session = msgspec.json.encode, f"r{number}", f"s{number}"
     return (
-        [("local", run, record.seq, encode(record)) for record in records],
+        [("local", run, records[-1].seq, _ENCODER.encode_lines(records))],
         [("local", session, place, encode(message)) for place, message in messages],
     )
 

@@ -49,7 +49,7 @@ from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice, NoticeKind
 from evoclaw.store.databases.write_requests import write_scope
 from evoclaw.store.runs.inbox import Inbox
-from evoclaw.store.runs.queue import Claim, QueuedRun, RunQueue, adopt_subrun
+from evoclaw.store.runs.queue import Claim, CreatedRun, QueuedRun, RunQueue, adopt_subrun
 from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, StoredRun
 
 PARENT_ENDED_REASON = "the parent run has ended"
@@ -158,6 +158,8 @@ class ActiveRun:
     claim: Claim
     cancelled: bool = False
     """The run is to be cancelled."""
+    created: CreatedRun | None = None
+    """Set if this process has just stored the run; used once."""
     resume_requested: bool = False
     """The answer that the run waits for was stored while the run was still active."""
     released: bool = False
@@ -205,21 +207,28 @@ class RunDriver:
         """The number of active runs of each tenant."""
         return Counter(tenant for tenant, _ in self.active)
 
-    def start(self, claim: Claim, *, cancelled: bool = False) -> ActiveRun | None:
+    def start(
+        self, claim: Claim, *, cancelled: bool = False, created: CreatedRun | None = None
+    ) -> ActiveRun | None:
         """Start to drive a claimed run; it is in `active` when this returns.
 
         None if the run is active already.
+
+        Args:
+            claim: The claim.
+            cancelled: Whether the run is to be cancelled.
+            created: Of a run that this process has just stored, so that it is not read again.
         """
-        active = ActiveRun(claim, cancelled)
+        active = ActiveRun(claim, cancelled, created)
         if active.key in self.active:
             return None
         stack = ExitStack()
         topic = stack.enter_context(self._hub.topic(active.key))
-        topic.is_local = True
+        topic.is_local, topic.began_here = True, created is not None
         topic.notify()
 
         def ended(_: object) -> None:
-            topic.is_local = False
+            topic.is_local = topic.began_here = False
             topic.unstored.clear()
             topic.notify()
             stack.close()
@@ -291,15 +300,17 @@ class RunDriver:
         return await self._conversations.store.of(active.claim.tenant).run(active.claim.run_id)
 
     async def _continue(self, active: ActiveRun) -> None:
-        conversations, stored = (
-            self._conversations.of(active.claim.tenant),
-            await self._stored(active),
-        )
+        conversations = self._conversations.of(active.claim.tenant)
+        # A cancellation or a message that came since the run was stored arrives as a notice, or is
+        # found by polling.
+        created, active.created = active.created, None
+        stored = await self._stored(active) if created is None else created.run
         if stored is None or not stored.is_open:
-            return await self._queue.finish(active.claim)
-        if active.cancelled or await self._inbox.is_cancelled(*active.key):
+            await self._queue.finish(active.claim)
+            return None
+        if active.cancelled or (created is None and await self._inbox.is_cancelled(*active.key)):
             return await self._close(active, stored, StopReason.CANCELLED)
-        run = await self._prepare(conversations, active, stored)
+        run = await self._prepare(conversations, active, stored, created)
         if stored.stop is StopReason.WAITING:
             await self._notify_continued(active)
         with self._hub.topic(active.key) as topic:
@@ -309,17 +320,26 @@ class RunDriver:
         return await self._park_or_finish(active, run)
 
     async def _prepare(
-        self, conversations: Conversations, active: ActiveRun, stored: StoredRun
+        self,
+        conversations: Conversations,
+        active: ActiveRun,
+        stored: StoredRun,
+        created: CreatedRun | None,
     ) -> SessionRun:
-        session = await conversations.store.session(stored.session_id)
+        if created is not None:
+            session = created.session
+        else:
+            session = await conversations.store.session(stored.session_id)
         if session is None:
             raise SessionNotFound(stored.session_id)
         steering = SteeringMessages()
         driver = DriverContext(active.claim.epoch, steering)
-        run = await conversations.prepare(session, stored, None, None, None, driver)
+        loaded = None if created is None else created.loaded
+        run = await conversations.prepare(session, stored, None, None, None, driver, loaded)
         steering.received = run.steering_taken
         active.steering, active.deadline = steering, run.deadline
-        await self.deliver_steering(active)
+        if created is None:
+            await self.deliver_steering(active)
         if active.cancelled:
             run.deadline.cancel()
         return run
@@ -338,9 +358,10 @@ class RunDriver:
 
     async def _finish(self, active: ActiveRun, stored: StoredRun, stop: StopReason | None) -> None:
         active.released = True
-        await self._queue.finish(active.claim)
+        messages_left = await self._queue.finish(active.claim)
         await self._notify_continued(active)
-        await self.queue_follow_up(active.claim.tenant, stored, stop)
+        if messages_left:
+            await self.queue_follow_up(active.claim.tenant, stored, stop)
 
     async def _notify_continued(self, active: ActiveRun) -> None:
         if self.on_continued is not None:

@@ -113,6 +113,8 @@ class Topic:
         """Records that may not be stored yet: deltas of a reply or an output."""
         self.is_local = False
         """This process drives the run."""
+        self.began_here = False
+        """This process drives the run since its first record."""
         self.users = 0
         self.single_flight: SingleFlight[RecordPage] = SingleFlight()
 
@@ -144,6 +146,11 @@ class Topic:
             return None
         start = len(self._recent) - missed
         return [self._recent[number] for number in range(start, len(self._recent))]
+
+    @property
+    def has_all_records(self) -> bool:
+        """Whether no record of the run is in the store only."""
+        return self.is_local and self.began_here and self.published_count <= len(self._recent)
 
     def is_announcement_due(self, now: float) -> bool:
         """Whether the watch notice of this run can be repeated together with others."""
@@ -276,8 +283,11 @@ class Hub:
                     topic.notify_count,
                     tuple(topic.unstored),
                 )
-                for record in await reader.read_page(topic):
-                    yield record
+                if topic.has_all_records:
+                    position, unstored = 0, ()
+                else:
+                    for record in await reader.read_page(topic):
+                        yield record
                 if reader.finished or reader.has_more or (recent := topic.since(position)) is None:
                     continue
                 if not (topic.is_local or recent):

@@ -221,7 +221,8 @@ class Runs:
         with self._scheduler.reserve_slot(tenant) as room:
             placed = await self._queue.enqueue(tenant, entry, bounds, claim=room)
             if placed.epoch:
-                self._driver.start(Claim(tenant, entry.run_id, placed.epoch))
+                claim = Claim(tenant, entry.run_id, placed.epoch)
+                self._driver.start(claim, created=placed.created)
         self._trigger_scheduler()
         return placed
 
@@ -289,7 +290,7 @@ class Runs:
             follow: Whether to continue while the run waits.
         """
         store = self._conversations.store.of(tenant)
-        if await store.run(run_id) is None:
+        if (tenant, run_id) not in self._driver.active and await store.run(run_id) is None:
             raise RunNotFound(run_id)
         watched = self.hub.watch(
             (tenant, run_id), StoredRecords(store, run_id), after, follow=follow

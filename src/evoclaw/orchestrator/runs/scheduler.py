@@ -1,9 +1,10 @@
 """Schedulers: decide which queued runs this process starts, and when.
 
 `LocalScheduler` reads the run table itself, where one process uses the database (SQLite).
-`QueueScheduler` gets jobs from procrastinate, where several orchestrators share a PostgreSQL. A job
-is a session with something to do; it is driven run by run until nothing is left there, so that the
-runs of a session need no queue positions of their own.
+`QueueScheduler` is for several orchestrators that share a PostgreSQL: the one that stores a run
+drives it if a slot is free there; the others come as jobs from procrastinate. A job is a session
+with something to do; it is driven run by run until nothing is left there, so that the runs of a
+session need no queue positions of their own.
 
 A process identity tells others on the same machine whether a process is alive. A silent process
 loses its runs when its lease ends. A process that is certainly dead need not be waited for: an
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.runs.driver import ActiveRun, RunDriver
@@ -27,6 +28,9 @@ from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.runs.job_queue import JobQueue, SessionJob
 from evoclaw.store.runs.queue import RunQueue
+
+if TYPE_CHECKING:
+    from evoclaw.store.runs.job_worker import JobWorker
 
 _PROC = Path("/proc")
 
@@ -67,14 +71,55 @@ class Scheduler(Protocol):
         ...
 
 
+class RunSlots:
+    """How many runs this process may drive at once, in all and of each tenant."""
+
+    def __init__(self, driver: RunDriver, settings: RunSettings) -> None:
+        self._driver, self._settings = driver, settings
+        self._reserved: Counter[str] = Counter()
+        """Slots reserved for runs that are being stored, by tenant."""
+
+    @property
+    def in_use(self) -> Counter[str]:
+        """The slots in use, by tenant."""
+        return Counter(self._driver.active_per_tenant) + self._reserved
+
+    @property
+    def free(self) -> int:
+        """How many more runs may be started."""
+        return self._settings.at_once - self.in_use.total()
+
+    @contextmanager
+    def reserve(self, tenant: str) -> Generator[bool]:
+        """Whether a tenant may start another run; its slot is reserved while the block lasts."""
+        if self.free <= 0 or self.in_use[tenant] >= self._settings.per_tenant:
+            yield False
+            return
+        with self.hold(tenant):
+            yield True
+
+    @contextmanager
+    def hold(self, tenant: str) -> Generator[None]:
+        """Use a slot while the block lasts, free or not."""
+        self._reserved[tenant] += 1
+        try:
+            yield
+        finally:
+            self._reserved[tenant] -= 1
+
+
+@contextmanager
+def _no_slot() -> Generator[bool]:
+    yield False
+
+
 class LocalScheduler:
     """Starts queued runs from the run table whenever a slot is free."""
 
     def __init__(self, driver: RunDriver, queue: RunQueue, settings: RunSettings) -> None:
         self._driver, self._queue, self._settings = driver, queue, settings
+        self._slots = RunSlots(driver, settings)
         self._triggered = asyncio.Event()
-        self._reserved: Counter[str] = Counter()
-        """Slots reserved for runs that are being stored, by tenant."""
         self._open = False
 
     async def open(self) -> None:
@@ -97,24 +142,12 @@ class LocalScheduler:
         """Check for runs to start."""
         self._triggered.set()
 
-    @contextmanager
-    def reserve_slot(self, tenant: str) -> Generator[bool]:
+    def reserve_slot(self, tenant: str) -> AbstractContextManager[bool]:
         """Whether a tenant may start another run; its slot is reserved while the block lasts."""
-        counts = self._slots_in_use()
-        room = self._open and counts.total() < self._settings.at_once
-        room = room and counts[tenant] < self._settings.per_tenant
-        self._reserved[tenant] += room
-        try:
-            yield room
-        finally:
-            self._reserved[tenant] -= room
-
-    def _slots_in_use(self) -> Counter[str]:
-        return Counter(self._driver.active_per_tenant) + self._reserved
+        return self._slots.reserve(tenant) if self._open else _no_slot()
 
     async def _start_queued(self) -> None:
-        counts = self._slots_in_use()
-        room = self._settings.at_once - counts.total()
+        counts, room = self._slots.in_use, self._slots.free
         if room <= 0 or not self._open:
             return
         for claim in await self._queue.claim_next(counts, room, self._settings.per_tenant):
@@ -145,7 +178,13 @@ class QueueScheduler:
         self, driver: RunDriver, queue: JobQueue, settings: RunSettings, database: Database
     ) -> None:
         self._driver, self._queue, self._settings = driver, queue, settings
-        self._database = database
+        self._database, self._slots = database, RunSlots(driver, settings)
+        self._worker: JobWorker | None = None
+        self._waiting: frozenset[str] | None = None
+        """The tenants with jobs that are not fetched yet; None if that is unknown."""
+        self._turned_away: set[str] = set()
+        """Tenants whose new runs became jobs since the last look at the jobs."""
+        self._fetches: set[asyncio.Task[None]] = set()
         self._open = False
 
     async def open(self) -> None:
@@ -166,13 +205,26 @@ class QueueScheduler:
         from evoclaw.store.runs.job_worker import JobWorker
 
         assert isinstance(self._database, PostgresDatabase)
-        engine = JobWorker(self._database.server, self._queue, self._drive_session)
-        await engine.serve(self._choose_tenants, self._settings.at_once, self._settings.lease_s)
+        self._worker = JobWorker(self._database.server, self._queue, self._drive_session)
+        await self._worker.serve(
+            self._choose_tenants, self._settings.at_once, self._settings.lease_s
+        )
 
-    async def _choose_tenants(self, live: Counter[str]) -> Sequence[Sequence[str]]:
+    async def _choose_tenants(self, fetched: Counter[str]) -> Sequence[Sequence[str]]:
         if not self._open:
             return ()
-        return await self._queue.tenants_with_jobs(live, self._settings.per_tenant)
+        # A job that was fetched a moment ago has no run yet.
+        busy = self._slots.in_use | fetched
+        if busy.total() >= self._settings.at_once:
+            self._waiting = None
+            return ()
+        self._turned_away.clear()
+        tenants = await self._queue.tenants_with_jobs()
+        self._waiting = frozenset(tenants) | self._turned_away
+        groups: dict[int, list[str]] = {}
+        for tenant in tenants:
+            groups.setdefault(busy[tenant], []).append(tenant)
+        return [groups[count] for count in sorted(groups) if count < self._settings.per_tenant]
 
     async def _drive_session(self, job: SessionJob) -> None:
         """Drive a session until it has nothing more to do, or the job is returned."""
@@ -180,11 +232,12 @@ class QueueScheduler:
             try:
                 if not self._open:
                     return await self._queue.return_job(job)
-                claim = await self._queue.claim_run(job)
+                with self._slots.hold(job.tenant):
+                    claim = await self._queue.claim_run(job)
+                    active = None if claim is None else self._driver.start(claim)
             except StoreError:
                 await asyncio.sleep(STORE_RETRY_DELAY_S)
                 continue
-            active = None if claim is None else self._driver.start(claim)
             if active is None or not await self._ran_to_stop(active):
                 return None
 
@@ -203,12 +256,27 @@ class QueueScheduler:
         self._open = False
 
     def trigger(self) -> None:
-        """Do nothing: the worker is notified of new jobs itself."""
+        """Fetch the jobs that waited for a slot; of new ones the worker is notified itself."""
+        if self._waiting != frozenset() and self._worker is not None:
+            fetch = asyncio.ensure_future(self._worker.fetch())
+            self._fetches.add(fetch)
+            fetch.add_done_callback(self._fetches.discard)
 
     @contextmanager
     def reserve_slot(self, tenant: str) -> Generator[bool]:
-        """No slot for the caller: procrastinate decides which process starts a run."""
-        yield False
+        """Whether the caller may start a run itself; not while the tenant has jobs, as older."""
+        waits = self._waiting is None or tenant in self._waiting | self._turned_away
+        may_claim = self._open and self._queue.worker_id and not waits
+        with self._slots.reserve(tenant) if may_claim else _no_slot() as room:
+            if room:
+                yield True
+                return
+            self._turned_away.add(tenant)
+            try:
+                yield False
+            finally:
+                # A look at the jobs that began before the run was stored did not see its job.
+                self._turned_away.add(tenant)
 
     async def resume(self, tenant: str, run_id: str) -> None:
         """Resume a waiting run, in this process or another one."""

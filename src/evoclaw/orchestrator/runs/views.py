@@ -7,7 +7,7 @@ from typing import Literal
 
 from evoclaw.core.events import Record, RunFinished, StopReason
 from evoclaw.orchestrator.runs.requests import RunStatus, RunView
-from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
+from evoclaw.store.sessions.sessions import SessionStore, StoredRun
 
 _STORE_STATE: dict[RunStatus | None, Literal["", "open", "waiting", "ended"]] = {
     None: "",
@@ -36,12 +36,10 @@ class RunViews:
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
-        self._sessions: dict[str, Session | None] = {}
 
     async def view(self, stored: StoredRun) -> RunView:
         """The view of one run."""
-        session, state = await self._session(stored.session_id), status_of(stored)
-        text = reason = ""
+        state, text, reason = status_of(stored), "", ""
         if state in (RunStatus.WAITING, RunStatus.ENDED):
             record = await self._store.last_record(stored.id)
             if record is not None and isinstance(end := record.event, RunFinished):
@@ -50,7 +48,7 @@ class RunViews:
         return RunView(
             stored.id,
             stored.session_id,
-            "" if session is None else session.agent,
+            stored.agent,
             state,
             stored.stop,
             stored.message,
@@ -64,7 +62,7 @@ class RunViews:
             stored.began_at,
             None if state is RunStatus.WAITING else stored.ended_at,
             stored.parent_run,
-            "" if session is None else session.owner,
+            stored.owner,
         )
 
     async def list(
@@ -94,11 +92,6 @@ class RunViews:
                 break
             before = page[-1].id
         return found
-
-    async def _session(self, session_id: str) -> Session | None:
-        if session_id not in self._sessions:
-            self._sessions[session_id] = await self._store.session(session_id)
-        return self._sessions[session_id]
 
 
 class StoredRecords:

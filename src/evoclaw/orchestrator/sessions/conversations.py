@@ -83,7 +83,7 @@ from evoclaw.orchestrator.sessions.steps import (
 from evoclaw.providers.budget_fallback import BudgetFallback
 from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.sessions import changes as session_changes
-from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
+from evoclaw.store.sessions.sessions import LoadedRun, Session, SessionStore, StoredRun
 from evoclaw.tools.question import UserPrompter
 from evoclaw.tools.sessions import Sessions, SubSessionRequest
 from evoclaw.tools.todos import TodoList
@@ -330,6 +330,7 @@ class Conversations:
         parent: SessionRun | None,
         brief: SubSessionRequest | None,
         driver: DriverContext = SOLE_DRIVER,
+        loaded: LoadedRun | None = None,
     ) -> SessionRun:
         """Prepare a run to be driven: its ports, its budget, and its state so far.
 
@@ -340,20 +341,22 @@ class Conversations:
             parent: The parent run of a sub-run, which may never do more than that.
             brief: What a sub-run was started with, if it is the first of its session.
             driver: The epoch and the steering messages of its driver.
+            loaded: What is stored of it; read if not given.
         """
         tenants = {session.tenant} if parent is None else {session.tenant, parent.session.tenant}
         if tenants != {self.store.tenant}:
             raise SessionNotFound(session.id)  # a run of another tenant is never driven
-        blob, before, earlier, records = await self.store.load_run(stored)
-        request = decode_run_request(blob)
-        if blob is not None:
+        loaded = loaded or await self.store.load_run(stored)
+        earlier, records = loaded.messages, loaded.records
+        request = decode_run_request(loaded.request)
+        if loaded.request is not None:
             session = replace(session, on=request.on)
         agent = _agent_for(self.agent(session), request)
         capabilities = intersect_capabilities(agent.capabilities, session.capabilities)
         family, spent = SubrunTree(self.limits), dict[str, int]()
         if parent is None:
             enter_run_trace(stored.root_run, request.traceparent)
-            spent = prior_spend(before, self.limits.budget)
+            spent = prior_spend(loaded.usage, self.limits.budget)
         else:
             capabilities, family = (
                 intersect_capabilities(capabilities, parent.capabilities),

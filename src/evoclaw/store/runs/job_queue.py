@@ -1,7 +1,9 @@
 """The run queue on PostgreSQL: procrastinate assigns sessions to processes, epochs fence writes.
 
-A job is a session that has something to do; a session has at most one job. The job is deferred in
-the transaction that makes the session ready, and finished in the one that finds nothing left to do.
+The process that stores a run claims it at once if it has a free slot and the session has no other
+open run. All other runs wait as jobs: a job is a session that has something to do; a session has at
+most one. The job is deferred in the transaction that makes the session ready, and finished in the
+one that finds nothing left to do.
 All of these take the same lock, so a session that needs a job always has one; polling defers jobs
 that are missing for any other reason. Jobs of a process without heartbeats are retried.
 
@@ -11,7 +13,7 @@ The SQL functions of procrastinate have a version in their names, so their meani
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -143,8 +145,11 @@ class JobQueue(RunQueue):
     def _claim_or_offer(
         self, connection: Connection, tenant: str, entry: QueuedRun, claim: bool
     ) -> int:
-        self._defer_job(connection, tenant, entry.session.id)
-        return 0
+        """Claim a run at once if it is the next of its session; else defer a job for it."""
+        epoch = super()._claim_or_offer(connection, tenant, entry, claim)
+        if not epoch:
+            self._defer_job(connection, tenant, entry.session.id)
+        return epoch
 
     def _defer_job(self, connection: Connection, tenant: str, session_id: str) -> None:
         """Defer a job for a session that has something to do and no job."""
@@ -204,23 +209,13 @@ class JobQueue(RunQueue):
         if jobs:
             connection.execute(NOTIFY_WORKERS)
 
-    async def tenants_with_jobs(
-        self, active: Mapping[str, int], per_tenant: int
-    ) -> Sequence[Sequence[str]]:
-        """The tenants with unfetched jobs, in groups, those with the fewest active runs here first.
-
-        Args:
-            active: The number of active runs of each tenant in this process.
-            per_tenant: The largest number of active runs of one tenant.
-        """
-        # `aside`: jobs are fetched one by one, so each would wait for the write under way.
+    async def tenants_with_jobs(self) -> Sequence[str]:
+        """The tenants with unfetched jobs."""
+        # Jobs are fetched one by one: each fetch would wait for the write under way.
         rows = await self._database.read(
             lambda c: c.execute(TENANTS_WITH_JOBS).fetchall(), allow_stale=True
         )
-        groups: dict[int, list[str]] = {}
-        for (tenant,) in rows:
-            groups.setdefault(active.get(tenant, 0), []).append(tenant)
-        return [groups[count] for count in sorted(groups) if count < per_tenant]
+        return [tenant for (tenant,) in rows]
 
     async def resume_run(self, tenant: str, run_id: str) -> None:
         """Mark a waiting run as resumable, and defer a job for its session."""
@@ -247,9 +242,16 @@ class JobQueue(RunQueue):
             values = (claim.tenant, claim.run_id, self.worker_id)
             rows = connection.execute(RUNNING_JOB, values).fetchall()
             self._retry_jobs(connection, [number for (number,) in rows])
+            if not rows:
+                self._defer_job_of_run(connection, claim)  # it was claimed when it was created
 
-    def _finish(self, connection: Connection, claim: Claim) -> None:
-        super()._finish(connection, claim)
+    def _finish(self, connection: Connection, claim: Claim) -> bool:
+        messages_left = super()._finish(connection, claim)
+        self._defer_job_of_run(connection, claim)
+        return messages_left
+
+    def _defer_job_of_run(self, connection: Connection, claim: Claim) -> None:
+        """Defer a job for the session of a run, if it has something to do and no job."""
         find = "SELECT session_id FROM runs WHERE tenant = ? AND id = ?"
         row = connection.execute(find, (claim.tenant, claim.run_id)).fetchone()
         if row is not None:

@@ -186,6 +186,12 @@ class JobWorker:
             drive: Runs one job; its outcome is stored when this returns.
         """
         self._server, self._queue, self._drive = server, queue, drive
+        self._jobs: SessionJobManager | None = None
+
+    async def fetch(self) -> None:
+        """Fetch jobs now, if the worker runs."""
+        if self._jobs is not None:
+            await self._jobs.trigger_fetch()
 
     async def serve(self, choose: ChooseTenants, concurrency: int, stall_s: float) -> None:
         """Run jobs until this is cancelled.
@@ -207,7 +213,7 @@ class JobWorker:
         pool = self._pool()
         connector = PsycopgConnector(configure=self._configure)
         app = App(connector=connector)
-        app.job_manager = jobs = SessionJobManager(connector, self._queue, choose)
+        app.job_manager = self._jobs = jobs = SessionJobManager(connector, self._queue, choose)
 
         @app.task(name=TASK_NAME, pass_context=True)
         async def drive(context: JobContext, tenant: str, session_id: str) -> None:  # pyright: ignore[reportUnusedFunction]

@@ -14,7 +14,13 @@ from msgspec import Struct
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.store.databases.database import Connection, Schema, Work
 from evoclaw.store.runs.claims import IS_OPEN, SAME_RUN, Claim, Claims, adopt_subrun
-from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
+from evoclaw.store.sessions.sessions import (
+    LoadedRun,
+    RunUsage,
+    Session,
+    SessionStore,
+    StoredRun,
+)
 
 __all__ = [
     "IS_OPEN",
@@ -22,6 +28,7 @@ __all__ = [
     "SCHEMA",
     "QueueLimits",
     "Claim",
+    "CreatedRun",
     "QueuedRun",
     "EnqueueOutcome",
     "EnqueueResult",
@@ -117,6 +124,15 @@ class QueueLimits(Struct, frozen=True):
     session: int
 
 
+class CreatedRun(Struct, frozen=True):
+    """A run as it was just stored: its driver need not read it."""
+
+    run: StoredRun
+    session: Session
+    loaded: LoadedRun | None
+    """None if its session has messages, which are to be read."""
+
+
 class EnqueueResult(Struct, frozen=True):
     """A stored run, or why it was not stored."""
 
@@ -124,6 +140,8 @@ class EnqueueResult(Struct, frozen=True):
     run: StoredRun | None = None
     epoch: int = 0
     """Above 0 if this process has claimed the run and may drive it at once."""
+    created: CreatedRun | None = None
+    """Set for a new run."""
 
 
 class RunQueue(Claims):
@@ -143,21 +161,25 @@ class RunQueue(Claims):
         store = self._sessions.of(tenant)
 
         def work(connection: Connection) -> EnqueueResult:
-            known = self._find_existing(connection, store, entry)
+            known, session = self._find_existing(connection, store, entry), entry.session
             if known is None and not entry.creates_session:
-                known = self._check_session(connection, store, entry)
+                found = self._check_session(connection, store, entry)
+                known, session = (
+                    (found, session) if isinstance(found, EnqueueResult) else (None, found)
+                )
             known = known or self._check_limits(connection, store, entry, limits)
             if known is not None:
                 return known
+            loaded = None
             if entry.creates_session:
-                store.create_work(entry.session)(connection)
+                session = store.create_work(entry.session)(connection)
+                loaded = LoadedRun(entry.request, RunUsage(), (), ())
             run = entry.insertion(store)(connection)
             if entry.key:
                 values = (tenant, entry.owner, entry.key, entry.digest, run.id, self._clock())
                 connection.execute(UPSERT_KEY, values)
-            return EnqueueResult(
-                EnqueueOutcome.NEW, run, self._claim_or_offer(connection, tenant, entry, claim)
-            )
+            epoch = self._claim_or_offer(connection, tenant, entry, claim)
+            return EnqueueResult(EnqueueOutcome.NEW, run, epoch, CreatedRun(run, session, loaded))
 
         return await self._database.write(work)
 
@@ -179,14 +201,15 @@ class RunQueue(Claims):
 
     def _check_session(
         self, connection: Connection, store: SessionStore, entry: QueuedRun
-    ) -> EnqueueResult | None:
-        if store.find_session(connection, entry.session.id) is None:
+    ) -> Session | EnqueueResult:
+        session = store.find_session(connection, entry.session.id)
+        if session is None:
             return EnqueueResult(EnqueueOutcome.NO_SESSION)
         values = (store.tenant, entry.session.id)
         has_runs = "SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? LIMIT 1"
         if entry.requires_empty_session and connection.execute(has_runs, values).fetchone():
             return EnqueueResult(EnqueueOutcome.NOT_EMPTY)
-        return None
+        return session
 
     def _check_limits(
         self, connection: Connection, store: SessionStore, entry: QueuedRun, limits: QueueLimits

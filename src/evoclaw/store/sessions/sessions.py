@@ -27,10 +27,12 @@ from evoclaw.store.databases.database import (
 from evoclaw.store.databases.notices import progress_notice
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.sessions import statements
+from evoclaw.store.sessions.packed_records import pack_records, unpack_records
 from evoclaw.store.sessions.questions import QuestionStore
 from evoclaw.store.sessions.tables import (
     SCHEMA,
     Fenced,
+    LoadedRun,
     RunUsage,
     Session,
     SessionSummary,
@@ -52,7 +54,6 @@ class SessionStore:
         self.questions = QuestionStore(database, clock, tenant)
         """The questions to people."""
         self._session_decoder = msgspec.json.Decoder(Session)
-        self._record_decoder = msgspec.json.Decoder(Record)
         self._message_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
     @classmethod
@@ -252,13 +253,8 @@ class SessionStore:
         row = connection.execute(statement, (self.tenant, run_id)).fetchone()
         return None if row is None or row[0] is None else open_blob(self.database, row[0])
 
-    async def load_run(
-        self, run: StoredRun
-    ) -> tuple[bytes | None, RunUsage, list[tuple[int, Message]], list[Record]]:
-        """All that is needed to start or resume a run, in one read.
-
-        Its run request, the usage of its root run, the messages of its session, and its records.
-        """
+    async def load_run(self, run: StoredRun) -> LoadedRun:
+        """All that is needed to start or resume a run, in one read."""
 
         def work(connection: Connection) -> tuple[bytes | None, RunUsage, list[Any], list[Any]]:
             of_session = (self.tenant, run.session_id, 0, NO_LIMIT)
@@ -270,8 +266,8 @@ class SessionStore:
                 connection.execute(statements.RECORDS, of_run).fetchall(),
             )
 
-        run_request, spent, messages, records = await self.database.read(work)
-        return run_request, spent, self._messages(messages), self._records(records)
+        request, usage, messages, records = await self.database.read(work)
+        return LoadedRun(request, usage, self._messages(messages), self._records(records))
 
     async def open_background_runs(self, parent_run: str) -> list[StoredRun]:
         """The background runs that a run started and that have not ended."""
@@ -310,10 +306,7 @@ class SessionStore:
             wait: Whether to wait for the commit; see `Database.write`.
         """
         encode, ours = msgspec.json.encode, self.tenant
-        record_rows = [
-            (ours, run.id, record.seq, seal_blob(self.database, encode(record)))
-            for record in records
-        ]
+        packed = seal_blob(self.database, pack_records(records)) if records else b""
         message_rows = [
             (ours, run.session_id, number, seal_blob(self.database, encode(message)))
             for number, message in messages
@@ -336,7 +329,9 @@ class SessionStore:
                 and epoch is not None
             ):
                 self._check_epoch(connection, run.id, epoch)
-            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", record_rows)
+            if records:
+                row = (ours, run.id, records[-1].seq, packed)
+                connection.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)
             if message_rows:
                 connection.executemany(statements.PUT_MESSAGE, message_rows)
 
@@ -347,10 +342,11 @@ class SessionStore:
         """The records of a run after a number, in order."""
         values = (self.tenant, run_id, after, limit)
         rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
-        return self._records(rows)
+        return [record for record in self._records(rows) if record.seq > after][:limit]
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
-        return [self._record_decoder.decode(open_blob(self.database, row[0])) for row in rows]
+        blobs = [open_blob(self.database, row[0]) for row in rows]
+        return [record for blob in blobs for record in unpack_records(blob)]
 
     async def last_record(self, run_id: str) -> Record | None:
         """The last record of a run."""
@@ -359,9 +355,7 @@ class SessionStore:
         )
         values = (self.tenant, run_id)
         row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
-        return (
-            None if row is None else self._record_decoder.decode(open_blob(self.database, row[0]))
-        )
+        return None if row is None else self._records([row])[-1]
 
     async def messages(
         self, session_id: str, start: int = 0, limit: int = NO_LIMIT
@@ -424,11 +418,12 @@ class SessionStore:
 
     def _run(self, row: tuple[Any, ...]) -> StoredRun:
         id_, session, asked, parent, root, background, stop, *spent = row[:12]
-        began, ended, label_json, *lease = row[12:]
+        began, ended, label_json, epoch, holder, lease_until, owner, agent = row[12:]
         message = open_blob(self.database, asked).decode()
         reason = None if stop is None else StopReason(stop)
         label = msgspec.json.decode(label_json, type=Label)
         return StoredRun(
             id_, session, message, parent, root, bool(background), reason, RunUsage(*spent), began,
-            ended, label if label != CLEAN else CLEAN, *lease,
+            ended, label if label != CLEAN else CLEAN, epoch, holder, lease_until, owner,
+            agent or "",
         )  # fmt: skip

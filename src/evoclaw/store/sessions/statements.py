@@ -5,7 +5,8 @@ from __future__ import annotations
 RUN_COLUMNS = (
     "id, session_id, asked, parent_run, root_run, background, stop, "
     "turns, calls, tokens_in, tokens_out, cost, began_at, ended_at, label, "
-    "epoch, holder, lease_until"
+    "epoch, holder, lease_until, owner, "
+    "(SELECT s.agent FROM sessions s WHERE s.tenant = runs.tenant AND s.id = runs.session_id)"
 )
 STATE_CONDITIONS = {
     "": "",

@@ -5,10 +5,13 @@ The tenant is a part of every key and index.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
-from evoclaw.core.events import StopReason
+from evoclaw.core.events import Record, StopReason
 from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
+from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Schema, StoreError
 from evoclaw.store.sessions.questions import QUESTION_TABLES
 
@@ -76,6 +79,7 @@ RUN_TABLES = (
     "CREATE INDEX runs_next ON runs (tenant, seq) WHERE stop IS NULL",
 )
 CONTENT_TABLES = (
+    # A row is all that a run stored at once; `seq` is the number of its last record.
     """CREATE TABLE records (
         tenant TEXT NOT NULL, run_id TEXT NOT NULL, seq INTEGER NOT NULL, record BLOB NOT NULL,
         PRIMARY KEY (tenant, run_id, seq)
@@ -163,11 +167,27 @@ class StoredRun(Struct, frozen=True):
     """The process that drives it, or did last."""
     lease_until: float | None = None
     """When the lease of the holder ends; None without a lease, or if a job queue manages it."""
+    owner: str = ""
+    """The user of its session."""
+    agent: str = ""
+    """The agent of its session."""
 
     @property
     def is_open(self) -> bool:
         """Whether it has not ended."""
         return self.stop is None or self.stop is StopReason.WAITING
+
+
+class LoadedRun(Struct, frozen=True):
+    """All that is needed to start or resume a run."""
+
+    request: bytes | None
+    """Its run request."""
+    usage: RunUsage
+    """The usage of its root run."""
+    messages: Sequence[tuple[int, Message]]
+    """The messages of its session, with their numbers."""
+    records: Sequence[Record]
 
 
 class Fenced(StoreError):
