@@ -37,7 +37,7 @@ class House:
         return True
 
     def invite(self, name: str, lifetime_s: float = 60.0) -> str:
-        return self.pairing.invite(name, lifetime_s).token.partition(".")[2]
+        return self.pairing.invite(name, lifetime_s, self.devices).token.partition(".")[2]
 
     async def join(self, name: str, token: str, nonce: str, *, kept: bool) -> dict[str, JSON]:
         payload = {"token": token, "nonce": nonce, "kept": kept}

@@ -17,6 +17,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
 from evoclaw.core.replay import Replay
 from evoclaw.orchestrator.runs.runs import RunStatus
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Database, Schema, StoreError
 from evoclaw.store.databases.export_import import export_to, import_from
 from evoclaw.store.runs.job_queue import JobQueue
@@ -273,9 +274,13 @@ class Lasting(Place):
     """What was committed there outlives a crash."""
 
     async def open(
-        self, *schemas: Schema, durable: bool = True, patience: float = 20.0
+        self,
+        *schemas: Schema,
+        durable: bool = True,
+        patience: float = 20.0,
+        cipher: BlobCipher | None = None,
     ) -> Database:
-        return await super().open(*schemas, durable=durable, patience=patience)
+        return await super().open(*schemas, durable=durable, patience=patience, cipher=cipher)
 
 
 @pytest.fixture(name="server")
@@ -312,8 +317,14 @@ async def test_runs_survive_a_postgres_crash_and_restart(server: Postgres) -> No
 class Hasty(Lasting):
     """Who asks there while the server is away is told so at once."""
 
-    async def open(self, *schemas: Schema, durable: bool = True, patience: float = 0.1) -> Database:
-        return await super().open(*schemas, durable=durable, patience=patience)
+    async def open(
+        self,
+        *schemas: Schema,
+        durable: bool = True,
+        patience: float = 0.1,
+        cipher: BlobCipher | None = None,
+    ) -> Database:
+        return await super().open(*schemas, durable=durable, patience=patience, cipher=cipher)
 
 
 async def test_workers_get_time_for_a_heartbeat_after_a_postgres_outage(server: Postgres) -> None:

@@ -240,7 +240,7 @@ def _type_at(kind: Any, keys: KeyPath) -> Any:
     """The type of the value at a path; None if there is none."""
     for key in keys:
         inner = _struct_in(kind)
-        held = {} if inner is None else _kinds(inner)
+        held = dict[str, Any]() if inner is None else _kinds(inner)
         # An entry of an array, or of a table of tables, is not a field but has the struct type.
         kind = held.get(key) if key in held else inner
     return kind

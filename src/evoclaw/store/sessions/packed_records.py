@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import msgspec
 
 from evoclaw.core.events import Record
+from evoclaw.core.record_encoding import record_json
 
 MIN_COMPRESSED_BYTES = 512
 """Bytes from which compression is worth its time."""
 _COMPRESSION_LEVEL = 1
 _ZLIB_HEADER = b"x"
 """The first byte of compressed rows; JSON never begins with it."""
-_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Record)
 
 
 def pack_records(records: Sequence[Record]) -> bytes:
     """Records as lines of JSON, compressed if there are many."""
-    lines = _ENCODER.encode_lines(records)
+    lines = b"\n".join(map(record_json, records))
     if len(lines) < MIN_COMPRESSED_BYTES:
         return lines
     return zlib.compress(lines, _COMPRESSION_LEVEL)
