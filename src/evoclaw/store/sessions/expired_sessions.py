@@ -145,28 +145,28 @@ class ExpiredSessions:
 
         def work(connection: Connection) -> tuple[list[SessionKey], list[SessionKey]]:
             found = [(key, self._state(connection, key, before)) for key in batch]
-            expired = [key for key, state in found if state is _State.EXPIRED]
+            expired = [key for key, state in found if state is _ExpiryState.EXPIRED]
             if expired:
                 delete_sessions(connection, self._database.dialect, expired)
-            return expired, [key for key, state in found if state is _State.KEPT]
+            return expired, [key for key, state in found if state is _ExpiryState.KEPT]
 
         expired, kept = await self._database.write(work)
         self._kept.difference_update(batch)
         self._kept.update(kept)
         return expired
 
-    def _state(self, connection: Connection, key: SessionKey, before: float) -> _State:
+    def _state(self, connection: Connection, key: SessionKey, before: float) -> _ExpiryState:
         row = connection.execute(SESSION_STATE, key).fetchone()
         if row is None:  # another process deleted it
-            return _State.IN_USE
+            return _ExpiryState.IN_USE
         blob, ended_at, is_open, has_open_relative = row
         if is_open:
-            return _State.IN_USE
+            return _ExpiryState.IN_USE
         if has_open_relative:
-            return _State.KEPT
+            return _ExpiryState.KEPT
         if (self._created_at(blob) if ended_at is None else ended_at) < before:
-            return _State.EXPIRED
-        return _State.KEPT if ended_at is None else _State.IN_USE
+            return _ExpiryState.EXPIRED
+        return _ExpiryState.KEPT if ended_at is None else _ExpiryState.IN_USE
 
     async def _read(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())
@@ -175,7 +175,7 @@ class ExpiredSessions:
         return _CREATION.decode(verify_checksum(blob, self._database.name)).created_at
 
 
-class _State(Enum):
+class _ExpiryState(Enum):
     """What a look at a session found."""
 
     EXPIRED = auto()
