@@ -20,7 +20,7 @@ from evoclaw.store.databases.database import Connection, Database, verify_checks
 from evoclaw.store.sessions.changes import delete_sessions
 
 BATCH_ROWS = 50
-"""Runs or sessions that are checked in one transaction, so that others can write in between."""
+"""So few that others can write in between."""
 
 # From tenant to tenant by the index of the ends: a few steps for each, however many runs it has.
 TENANTS_WITH_OLD_RUNS = """
@@ -74,8 +74,14 @@ class ExpiredSessions:
     without runs ends when it is created.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, *, batch_rows: int = BATCH_ROWS) -> None:
+        """Look at nothing yet.
+
+        Args:
+            database: The database.
+            batch_rows: Runs or sessions that are checked in one transaction.
+        """
+        self._database, self._batch_rows = database, batch_rows
         self._until = -math.inf
         """Runs that ended before this time were looked at."""
         self._seq = 0
@@ -106,15 +112,15 @@ class ExpiredSessions:
 
     async def _kept_batches(self, before: float) -> AsyncGenerator[Iterable[SessionKey]]:
         kept = sorted(self._kept)
-        for first in range(0, len(kept), BATCH_ROWS):
-            yield kept[first : first + BATCH_ROWS]
+        for first in range(0, len(kept), self._batch_rows):
+            yield kept[first : first + self._batch_rows]
 
     async def _ended_batches(self, before: float) -> AsyncGenerator[Iterable[SessionKey]]:
         """The sessions whose last run ended in the time that was not looked at."""
         for (tenant,) in await self._read(TENANTS_WITH_OLD_RUNS, self._until, before):
             ended_at, seq, rows = self._until, -1, list[Any]()
-            while len(rows) == BATCH_ROWS or seq < 0:
-                rows = await self._read(OLD_RUNS, tenant, ended_at, seq, before, BATCH_ROWS)
+            while len(rows) == self._batch_rows or seq < 0:
+                rows = await self._read(OLD_RUNS, tenant, ended_at, seq, before, self._batch_rows)
                 ended_at, seq = rows[-1][:2] if rows else (before, 0)
                 keys = {
                     (tenant, id_): None
@@ -128,10 +134,10 @@ class ExpiredSessions:
         """The sessions without runs, up to those that were created later."""
         more = True
         while more:
-            rows = await self._read(SESSIONS_IN_ORDER, self._seq, BATCH_ROWS)
+            rows = await self._read(SESSIONS_IN_ORDER, self._seq, self._batch_rows)
             # A younger one can be among the old: clocks differ, or are set back.
             old = [n for n, row in enumerate(rows) if self._created_at(row[3]) < before]
-            more = bool(old) and old[-1] + 1 == BATCH_ROWS
+            more = bool(old) and old[-1] + 1 == self._batch_rows
             seen = rows[: old[-1] + 1 if old else 0]
             yield [(tenant, id_) for _, tenant, id_, _, run in seen if run is None]
             if seen:
