@@ -111,7 +111,10 @@ def _reading(service: RunService, filled: int) -> dict[str, tuple[Op, float]]:
         "metrics of the latest runs": (lambda: figures.find(lately), FLAT),
         "metrics of old runs": (lambda: figures.find(then), LINEAR),
         "metrics of all runs": (lambda: figures.find(always), LINEAR),
-        "find expired sessions": (lambda: ExpiredSessions(store.database).delete(1.0), FLAT),
+        "find expired sessions": (
+            lambda: ExpiredSessions(store.database, batch_rows=PAGE).delete(1.0),
+            FLAT,
+        ),
     }
 
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from bench.growth.measure import steps_of
 
 from evoclaw.store.channels import (
     DEAD,
@@ -214,6 +216,42 @@ async def test_only_messages_whose_answers_were_delivered_are_deleted(
     assert fresh  # it is not known any more
     _, fresh = await store.add_message(new("m2"))
     assert not fresh  # its answer is still owed
+
+
+async def test_more_messages_than_one_transaction_deletes_are_deleted(
+    store: ChannelStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.channels.DELETE_BATCH_ROWS", 2)
+    for number in range(5):
+        letter = await kept(store, f"m{number}")
+        await store.add_delivery(letter, f"a{number}", b"x", message_state=DONE)
+    for owed in await claimed(store):
+        await store.settle_delivery(owed.seq, SENT)
+    clock.now += 100
+
+    assert await store.prune(clock.now, ("box",)) == 5
+    assert await store.prune(clock.now, ("box",)) == 0
+
+
+async def test_looking_for_old_messages_does_not_grow_with_those_that_stay(
+    tmp_path: Path, clock: Clock
+) -> None:
+    database = await Place(tmp_path / "evoclaw.db").open(SCHEMA)
+    store, found = ChannelStore(database, clock), list[int]()
+    for first, last in ((0, 10), (10, 100)):
+        for number in range(first, last):
+            for id_, at in ((f"m{number}", 1_000.0), (f"text-{number}", 9_000.0)):
+                clock.now = at
+                letter = await kept(store, id_)
+                await store.add_delivery(letter, f"a {id_}", b"x", message_state=DONE)
+                (owed,) = await claimed(store)
+                clock.now = 9_000.0
+                await store.settle_delivery(owed.seq, SENT)
+        async with steps_of(database) as steps:
+            assert await store.prune(5_000.0, ("another",)) == 0
+            found.append(steps())
+    assert found[1] <= found[0] + 20, found
+    await database.close()
 
 
 async def test_two_processes_never_claim_the_same_delivery(place: Place, clock: Clock) -> None:

@@ -22,6 +22,12 @@ from evoclaw.store.databases.database import (
 
 GENERATED_ID_PREFIX = "text-"
 """The start of the id of a message whose sender chose none; it never comes again."""
+DELETE_BATCH_ROWS = 500
+"""Rows that are deleted in one transaction, so that others can write in between."""
+# A statement uses the index with a condition only if it has the same condition.
+_MESSAGE_ENDED = "state IN ('done', 'failed')"
+_ID_GENERATED = "id >= 'text-' AND id < 'text.'"
+_DELIVERY_ENDED = "state <> 'due'"
 SCHEMA = Schema(
     "channels",
     (
@@ -47,6 +53,11 @@ SCHEMA = Schema(
             ) STRICT""",
             "CREATE INDEX channel_letters_open ON channel_letters (channel, seq) "
             "WHERE state IN ('taken', 'started')",
+            # For the retention: messages that are over, and those whose id the channel made up.
+            "CREATE INDEX channel_letters_ended ON channel_letters (channel, taken_at) "
+            f"WHERE {_MESSAGE_ENDED}",
+            "CREATE INDEX channel_letters_generated ON channel_letters (taken_at) "
+            f"WHERE {_MESSAGE_ENDED} AND {_ID_GENERATED}",
             """CREATE TABLE channel_deliveries (
                 seq INTEGER PRIMARY KEY,
                 tenant TEXT NOT NULL,
@@ -65,6 +76,8 @@ SCHEMA = Schema(
             "CREATE INDEX channel_deliveries_due ON channel_deliveries (channel, next_at) "
             "WHERE state = 'due'",
             "CREATE INDEX channel_deliveries_of ON channel_deliveries (letter, seq)",
+            "CREATE INDEX channel_deliveries_ended ON channel_deliveries (ended_at) "
+            f"WHERE {_DELIVERY_ENDED}",
         ),
     ),
     checksummed=(("channel_letters", ("letter",)), ("channel_deliveries", ("answer",))),
@@ -76,6 +89,22 @@ TAKEN, STARTED, FAILED, DONE = "taken", "started", "failed", "done"
 DUE, SENT, DEAD = "due", "sent", "dead"
 """States of a delivery: to be sent; delivered; given up."""
 
+_WITHOUT_DELIVERIES = (
+    "NOT EXISTS (SELECT 1 FROM channel_deliveries d WHERE d.letter = channel_letters.seq)"
+)
+_DELETE_DELIVERIES = (
+    "DELETE FROM channel_deliveries WHERE seq IN (SELECT seq FROM channel_deliveries "
+    f"WHERE {_DELIVERY_ENDED} AND ended_at < ? LIMIT ?)"
+)
+_DELETE_GENERATED = (
+    "DELETE FROM channel_letters WHERE seq IN (SELECT seq FROM channel_letters "
+    f"WHERE {_MESSAGE_ENDED} AND {_ID_GENERATED} AND taken_at < ? AND {_WITHOUT_DELIVERIES} "
+    "LIMIT ?)"
+)
+_DELETE_OF_CHANNEL = (
+    "DELETE FROM channel_letters WHERE seq IN (SELECT seq FROM channel_letters "
+    f"WHERE {_MESSAGE_ENDED} AND channel = ? AND taken_at < ? AND {_WITHOUT_DELIVERIES} LIMIT ?)"
+)
 _MESSAGE_COLUMNS = (
     "seq, tenant, channel, sender, id, sha256, letter, session_id, run_id, state, taken_at"
 )
@@ -361,23 +390,21 @@ class ChannelStore:
                 the deliveries and the messages without an id of their sender are deleted, so that
                 duplicates are always recognised.
         """
-        marks = ", ".join("?" * len(channels))
-        which = f"(id LIKE ? OR channel IN ({marks}))" if channels else "id LIKE ?"
-        delete = (
-            "DELETE FROM channel_letters WHERE state IN ('done', 'failed') AND taken_at < ? "
-            f"AND {which} AND NOT EXISTS "
-            "(SELECT 1 FROM channel_deliveries d WHERE d.letter = channel_letters.seq)"
-        )
+        await self._delete(_DELETE_DELIVERIES, before)
+        deleted = await self._delete(_DELETE_GENERATED, before)
+        for channel in channels:
+            deleted += await self._delete(_DELETE_OF_CHANNEL, channel, before)
+        return deleted
 
-        def work(connection: Connection) -> int:
-            connection.execute(
-                "DELETE FROM channel_deliveries WHERE state <> 'due' AND ended_at < ?", (before,)
+    async def _delete(self, statement: str, *values: object) -> int:
+        """Delete in batches, a transaction for each; how many rows."""
+        deleted, last = 0, DELETE_BATCH_ROWS
+        while last == DELETE_BATCH_ROWS:
+            last = await self._database.write(
+                lambda c: c.execute(statement, (*values, DELETE_BATCH_ROWS)).rowcount
             )
-            return connection.execute(
-                delete, (before, f"{GENERATED_ID_PREFIX}%", *channels)
-            ).rowcount
-
-        return await self._database.write(work)
+            deleted += last
+        return deleted
 
     def _message(self, row: Sequence[Any]) -> StoredInboundMessage:
         seq, tenant, channel, sender, id_, sha256, letter, session, run_id, state, taken_at = row

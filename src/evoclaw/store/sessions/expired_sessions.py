@@ -20,7 +20,7 @@ from evoclaw.store.databases.database import Connection, Database, open_blob
 from evoclaw.store.sessions.changes import delete_sessions
 
 BATCH_ROWS = 50
-"""Runs or sessions that are checked in one transaction, so that others can write in between."""
+"""So few that others can write in between."""
 
 # From tenant to tenant by the index of the ends: a few steps for each, however many runs it has.
 TENANTS_WITH_OLD_RUNS = """
@@ -74,8 +74,14 @@ class ExpiredSessions:
     without runs ends when it is created.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, *, batch_rows: int = BATCH_ROWS) -> None:
+        """Look at nothing yet.
+
+        Args:
+            database: The database.
+            batch_rows: Runs or sessions that are checked in one transaction.
+        """
+        self._database, self._batch_rows = database, batch_rows
         self._until = -math.inf
         """Runs that ended before this time were looked at."""
         self._seq = 0
@@ -106,15 +112,15 @@ class ExpiredSessions:
 
     async def _kept_batches(self, before: float) -> AsyncGenerator[Iterable[SessionKey]]:
         kept = sorted(self._kept)
-        for first in range(0, len(kept), BATCH_ROWS):
-            yield kept[first : first + BATCH_ROWS]
+        for first in range(0, len(kept), self._batch_rows):
+            yield kept[first : first + self._batch_rows]
 
     async def _ended_batches(self, before: float) -> AsyncGenerator[Iterable[SessionKey]]:
         """The sessions whose last run ended in the time that was not looked at."""
         for (tenant,) in await self._read(TENANTS_WITH_OLD_RUNS, self._until, before):
             ended_at, seq, rows = self._until, -1, list[Any]()
-            while len(rows) == BATCH_ROWS or seq < 0:
-                rows = await self._read(OLD_RUNS, tenant, ended_at, seq, before, BATCH_ROWS)
+            while len(rows) == self._batch_rows or seq < 0:
+                rows = await self._read(OLD_RUNS, tenant, ended_at, seq, before, self._batch_rows)
                 ended_at, seq = rows[-1][:2] if rows else (before, 0)
                 keys = {
                     (tenant, id_): None
@@ -128,10 +134,10 @@ class ExpiredSessions:
         """The sessions without runs, up to those that were created later."""
         more = True
         while more:
-            rows = await self._read(SESSIONS_IN_ORDER, self._seq, BATCH_ROWS)
+            rows = await self._read(SESSIONS_IN_ORDER, self._seq, self._batch_rows)
             # A younger one can be among the old: clocks differ, or are set back.
             old = [n for n, row in enumerate(rows) if self._created_at(row[3]) < before]
-            more = bool(old) and old[-1] + 1 == BATCH_ROWS
+            more = bool(old) and old[-1] + 1 == self._batch_rows
             seen = rows[: old[-1] + 1 if old else 0]
             yield [(tenant, id_) for _, tenant, id_, _, run in seen if run is None]
             if seen:
@@ -145,28 +151,28 @@ class ExpiredSessions:
 
         def work(connection: Connection) -> tuple[list[SessionKey], list[SessionKey]]:
             found = [(key, self._state(connection, key, before)) for key in batch]
-            expired = [key for key, state in found if state is _State.EXPIRED]
+            expired = [key for key, state in found if state is _ExpiryState.EXPIRED]
             if expired:
                 delete_sessions(connection, self._database.dialect, expired)
-            return expired, [key for key, state in found if state is _State.KEPT]
+            return expired, [key for key, state in found if state is _ExpiryState.KEPT]
 
         expired, kept = await self._database.write(work)
         self._kept.difference_update(batch)
         self._kept.update(kept)
         return expired
 
-    def _state(self, connection: Connection, key: SessionKey, before: float) -> _State:
+    def _state(self, connection: Connection, key: SessionKey, before: float) -> _ExpiryState:
         row = connection.execute(SESSION_STATE, key).fetchone()
         if row is None:  # another process deleted it
-            return _State.IN_USE
+            return _ExpiryState.IN_USE
         blob, ended_at, is_open, has_open_relative = row
         if is_open:
-            return _State.IN_USE
+            return _ExpiryState.IN_USE
         if has_open_relative:
-            return _State.KEPT
+            return _ExpiryState.KEPT
         if (self._created_at(blob) if ended_at is None else ended_at) < before:
-            return _State.EXPIRED
-        return _State.KEPT if ended_at is None else _State.IN_USE
+            return _ExpiryState.EXPIRED
+        return _ExpiryState.KEPT if ended_at is None else _ExpiryState.IN_USE
 
     async def _read(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())
@@ -175,7 +181,7 @@ class ExpiredSessions:
         return _CREATION.decode(open_blob(self._database, blob)).created_at
 
 
-class _State(Enum):
+class _ExpiryState(Enum):
     """What a look at a session found."""
 
     EXPIRED = auto()
