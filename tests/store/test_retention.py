@@ -131,6 +131,20 @@ async def test_retention_looks_again_at_everything_after_the_clock_was_set_back(
     await database.close()
 
 
+async def test_a_damaged_session_in_use_does_not_stop_retention(place: Place) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
+    history, expired = History(database), ExpiredSessions(database)
+    await history.talk("damaged", OLD)
+    await history.talk("damaged", NEW)
+    history.time = OLD
+    await history.store.create(Session("never used", "a"))
+    damage = "UPDATE sessions SET session = ? WHERE id = ?"
+    await database.write(lambda c: c.execute(damage, (b"damaged", "damaged")))
+    assert await expired.delete(BEFORE) == 1
+    assert await history.store.session("never used") is None
+    await database.close()
+
+
 async def test_retention_continues_after_an_interruption(place: Place) -> None:
     database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
     history, expired = History(database), ExpiredSessions(database)

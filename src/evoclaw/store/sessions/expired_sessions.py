@@ -43,10 +43,10 @@ SELECT r.ended_at, r.seq, r.session_id, (
 FROM runs r WHERE r.tenant = ? AND (r.ended_at, r.seq) > (?, ?) AND r.ended_at < ?
 ORDER BY r.ended_at, r.seq LIMIT ?
 """
-# With one of its runs: for an EXISTS, PostgreSQL reads all runs first.
+# With the start of its first run, if it has one. For an EXISTS, PostgreSQL would read all runs.
 SESSIONS_IN_ORDER = """
 SELECT s.seq, s.tenant, s.id, s.session, (
-    SELECT r.seq FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id
+    SELECT r.began_at FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id
     ORDER BY r.seq LIMIT 1)
 FROM sessions s WHERE s.seq > ? ORDER BY s.seq LIMIT ?
 """
@@ -136,10 +136,10 @@ class ExpiredSessions:
         while more:
             rows = await self._read(SESSIONS_IN_ORDER, self._seq, self._batch_rows)
             # A younger one can be among the old: clocks differ, or are set back.
-            old = [n for n, row in enumerate(rows) if self._created_at(row[3]) < before]
+            old = [n for n, row in enumerate(rows) if self._started_at(*row[3:]) < before]
             more = bool(old) and old[-1] + 1 == self._batch_rows
             seen = rows[: old[-1] + 1 if old else 0]
-            yield [(tenant, id_) for _, tenant, id_, _, run in seen if run is None]
+            yield [(tenant, id_) for _, tenant, id_, _, began_at in seen if began_at is None]
             if seen:
                 self._seq = int(seen[-1][0])
 
@@ -176,6 +176,9 @@ class ExpiredSessions:
 
     async def _read(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())
+
+    def _started_at(self, blob: bytes, began_at: float | None) -> float:
+        return self._created_at(blob) if began_at is None else began_at
 
     def _created_at(self, blob: bytes) -> float:
         return _CREATION.decode(open_blob(self._database, blob)).created_at
