@@ -27,9 +27,8 @@ from evoclaw.transport.broker_accounts import (
     BrokerAccounts,
     BrokerRole,
     hashed,
-    make_folder,
-    write_private,
 )
+from evoclaw.transport.private_files import make_private_folder, write_private
 
 ADMIN = "_admin"
 """The account that may change Mosquitto's accounts; no agent can have this name."""
@@ -171,7 +170,7 @@ def known(folder: Path) -> Iterable[BrokerAccount]:
 
 
 def keep_password(folder: Path, name: str, password: str) -> None:
-    make_folder(folder / "passwords")
+    make_private_folder(folder / "passwords")
     write_private(folder / "passwords" / name, password.encode())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from evoclaw.core.events import Record, Replied
@@ -15,7 +14,8 @@ from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.orchestrator.receipts.signer import LocalReceiptSigner
 from evoclaw.providers.scripted import Scripted, calls, says
-from evoclaw.store.databases.database import Connection, add_checksum
+from evoclaw.store.databases.database import Connection, open_blob, seal_blob
+from evoclaw.store.sessions.packed_records import pack_records, unpack_records
 from evoclaw.trust.receipts import DeviceKey
 from tests.api.test_runs import RUNNER, begun
 from tests.support.service import Client, RunningService, running_service
@@ -33,16 +33,21 @@ async def stored(up: RunningService, run_id: str) -> list[Record]:
     return await up.house.talks.store.records(run_id)
 
 
-async def changed(up: RunningService, run_id: str, seq: int, record: Record) -> None:
-    """Put another record in the place of one."""
+async def changed(up: RunningService, run_id: str, record: Record) -> None:
+    """Put another record in the place of the one with its number."""
+    database = up.house.database
+    find = "SELECT seq, record FROM records WHERE run_id = ? AND seq >= ? ORDER BY seq LIMIT 1"
 
     def work(connection: Connection) -> None:
+        seq, blob = connection.execute(find, (run_id, record.seq)).fetchone()
+        row = unpack_records(open_blob(database, blob))
+        row = [record if one.seq == record.seq else one for one in row]
         connection.execute(
             "UPDATE records SET record = ? WHERE run_id = ? AND seq = ?",
-            (add_checksum(msgspec.json.encode(record)), run_id, seq),
+            (seal_blob(database, pack_records(row)), run_id, seq),
         )
 
-    await up.house.database.write(work)
+    await database.write(work)
 
 
 async def test_a_replayed_run_is_identical_and_runs_no_call_again(tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ async def test_a_tampered_record_is_found_by_replay(tmp_path: Path) -> None:
         event = records[place].event
         assert isinstance(event, Replied)
         other = replace(event, reply=replace(event.reply, calls=()))
-        await changed(up, run_id, records[place].seq, replace(records[place], event=other))
+        await changed(up, run_id, replace(records[place], event=other))
         found = (await ann.post(f"/v1/runs/{run_id}/replay")).json
         assert not found["same"]
         assert found["differs_at"] == found["records"] + 1 == place + 2

@@ -87,7 +87,8 @@ async def test_a_device_joins_with_a_one_time_token_and_can_be_revoked(
         assert joined.code == exits.OK, joined.err
         again = await device.type(*line[1:], "--config", "second.toml")
         assert again.code == exits.MISUSED
-        assert "ask for a new one" in again.err
+        # Refused by the broker, or by the orchestrator if the account is not changed yet.
+        assert "a new one" in again.err
         assert not (device.workspace / "second.toml").exists()
         async with running(device, "edge"):
             await up.says("edge pi: online")

@@ -78,7 +78,7 @@ def test_explain_names_policies_effects_and_the_rule(
     assert [one["verdict"] for one in told["policies"]] == ["allow", "allow"]
     assert told["effects"]["reads"] == [f"{tmp_path}/src/x"]
     assert [step["name"] for step in told["pipeline"] if step["stage"] == "before"][0] == "Stops"
-    assert "before Stops, ToolStatus, RateLimits" in out
+    assert "before Stops, ToolStatus, ForwardedTools" in out
 
 
 def test_explain_accepts_a_call_in_three_forms(

@@ -144,7 +144,7 @@ async def test_status_metrics_and_logs_show_runs_and_calls(tmp_path: Path) -> No
         figures = await here.type("metrics", "--json")
     assert status.code == 0 and "ready (runs ok, store ok)" in status.out
     assert facts["runs"] == {"running": 0, "queued": 0, "waiting": 0}
-    assert facts["edges"] == {"online": [], "offline": [], "new_tools": []}
+    assert facts["edges"] == {"online": [], "offline": [], "new_tools": [], "default": ""}
     happened = [line.split()[2] for line in tools.out.splitlines()]
     assert happened == ["call_judged", "call_started", "call_finished"]
     assert "run_finished" in whole.out.splitlines()[-1]

@@ -28,9 +28,9 @@ async def test_a_revoked_edge_gets_no_more_calls_and_the_others_stay_connected(
     async with seat(tmp_path) as place:
         client = await place.up.wait_ready()
         garage, attic = await place.add_edge("garage"), await place.add_edge("attic")
+        no_second_openssl(garage.process)
         before = ok(await run_on(client, "garage", "echo before >> marks"))
         assert before["error"] is None, before
-        no_second_openssl(garage.process)
         holding = asyncio.create_task(
             run_on(client, "garage", "touch held; until [ -e go ]; do sleep 0.1; done; echo late")
         )
@@ -69,7 +69,8 @@ async def test_a_revoked_edge_gets_no_more_calls_and_the_others_stay_connected(
 
 
 def no_second_openssl(process: asyncio.subprocess.Process | None) -> None:
-    """An edge that ran a call has verified signatures and signed one, by Python's own OpenSSL."""
+    """An idle edge has verified the signed welcome by Python's own OpenSSL; only the encryption of
+    its journal, with the first call, loads the one of `cryptography`."""
     assert process is not None
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     assert "_rust.abi3" not in maps or "libcrypto" not in maps

@@ -361,7 +361,7 @@ EDGE_ROWS: Rows = {
         f'{NAME}[model]\nname = "ollama/small"\nmax_retries = 0\n',
         edge(attempts),
         f'{NAME}[model]\nname = "ollama/small"\n',
-        shown="tests/providers/test_provider_faults.py",
+        shown="tests/seat/test_extensions.py",
     ),
     "model.name": row('[model]\nname = "ollama/small"\n', lambda made: made.advert.llm),
     "policy.rules": verdicts('[policy]\nrules = "FOLDER/rules.toml"\n', _LS),
