@@ -22,7 +22,8 @@ from tests.support.deployed_brokers import FILES, accounts, mosquitto
 from tests.support.ports import free_port
 from tests.support.postgres import USER, Postgres, why_no_postgres
 
-PATIENCE = 30.0
+PATIENCE = 90.0
+"""Seconds; the services start on a busy machine, one after the other."""
 EVOCLAW = (sys.executable, "-m", "evoclaw")
 
 
