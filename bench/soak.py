@@ -181,6 +181,8 @@ class Soak:
         self.turns = 0
         self.stops: Counter[str] = Counter()
         self._chance = random.Random(8)
+        self._untried = list(KINDS)
+        """Kinds of runs that come first, so that the warm-up has every kind."""
 
     async def run_until(self, turns: int) -> None:
         """Start runs until this many turns were made in total; then close the connections."""
@@ -198,7 +200,10 @@ class Soak:
             if not left:
                 session, left = "", PER_SESSION
             left -= 1
-            (kind,) = self._chance.choices(list(KINDS), list(KINDS.values()))
+            if self._untried:
+                kind = self._untried.pop()
+            else:
+                (kind,) = self._chance.choices(list(KINDS), list(KINDS.values()))
             session = await self._run(kind, session)
 
     async def _run(self, kind: str, session: str) -> str:
