@@ -156,10 +156,10 @@ async def open_application(
 
         # Tools of this machine work where its edge works.
         folder = workspace if own and agent_id is not None else None
-        brain = await stack.enter_async_context(open_runtime(orchestrator, stored, env, folder))
+        runtime = await stack.enter_async_context(open_runtime(orchestrator, stored, env, folder))
         server = replace(settings.server, **api)
-        api_url = await stack.enter_async_context(serving_http(brain, server, env))
-        yield Application(url, orchestrator, api_url, brain, env, invite_url, own)
+        api_url = await stack.enter_async_context(serving_http(runtime, server, env))
+        yield Application(url, orchestrator, api_url, runtime, env, invite_url, own)
 
 
 def _require_server_packages() -> None:

@@ -83,23 +83,23 @@ async def open_runtime(
     from evoclaw.orchestrator.sessions.retention import SessionRetention
 
     async with AsyncExitStack() as stack:
-        brain = await _build_runtime(orchestrator, stores, env, stack, workspace)
-        if brain.memory is not None:
-            await stack.enter_async_context(brain.memory.serving())
-        if await brain.runs.has_unfinished():
+        runtime = await _build_runtime(orchestrator, stores, env, stack, workspace)
+        if runtime.memory is not None:
+            await stack.enter_async_context(runtime.memory.serving())
+        if await runtime.runs.has_unfinished():
             # Resumed runs repeat their open calls, so their edges must be known by then.
             known = [device.agent_id for device in stores.devices.all() if device.approved]
             await orchestrator.wait_for_all(known, EDGE_GATHER_TIMEOUT_S)
-        await stack.enter_async_context(brain.runs.serving())
+        await stack.enter_async_context(runtime.runs.serving())
         # A SQLite file belongs to this process alone, so leases of the previous process are free.
         alone = stores.database.dialect == "sqlite"
-        await stack.enter_async_context(brain.workflows.serving(alone=alone))
-        await stack.enter_async_context(brain.channel_dispatcher.serving())
+        await stack.enter_async_context(runtime.workflows.serving(alone=alone))
+        await stack.enter_async_context(runtime.channel_dispatcher.serving())
         retention = SessionRetention(
-            stores.database, brain.run_factory.canvases, brain.settings.store.keep_days
+            stores.database, runtime.run_factory.canvases, runtime.settings.store.keep_days
         )
         await stack.enter_async_context(retention.serving())
-        yield brain
+        yield runtime
 
 
 async def _build_runtime(

@@ -54,7 +54,7 @@ ApprovedBy: TypeAlias = Callable[[ApprovalScope], Awaitable[str]]
 """Who approved the step of a scope from now on; empty without an approval."""
 
 
-async def nobody(_: ApprovalScope) -> str:
+async def not_approved(_: ApprovalScope) -> str:
     """No step is approved from now on."""
     return ""
 
@@ -70,7 +70,7 @@ class WorkflowDriver:
         runner: StepRunner,
         *,
         clock: Callable[[], float],
-        approved_by: ApprovedBy = nobody,
+        approved_by: ApprovedBy = not_approved,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Choose the parts.

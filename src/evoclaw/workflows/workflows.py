@@ -20,7 +20,7 @@ from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
 from evoclaw.workflows.child_workflows import ChildWorkflows, new_workflow, request_cancel
 from evoclaw.workflows.definition import all_steps
-from evoclaw.workflows.driver import ApprovedBy, nobody
+from evoclaw.workflows.driver import ApprovedBy, not_approved
 from evoclaw.workflows.errors import (
     BadInputs,
     CannotAnswer,
@@ -72,7 +72,7 @@ class Workflows:
         tools: ToolCalls,
         *,
         settings: WorkflowSettings | None = None,
-        approved_by: ApprovedBy = nobody,
+        approved_by: ApprovedBy = not_approved,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Choose the parts.

@@ -80,7 +80,7 @@ class EdgePairing:
         )
 
     def _check_free(self, agent_id: str, devices: Devices) -> None:
-        """Raise `ConfigError` if an invitation would take the account of somebody else."""
+        """Raise `ConfigError` if an invitation would replace the account of another edge."""
         match self._accounts.role_of(agent_id):
             case None:
                 return

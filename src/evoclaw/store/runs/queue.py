@@ -164,9 +164,9 @@ class RunQueue(Claims):
             known, session = self._find_existing(connection, store, entry), entry.session
             if known is None and not entry.creates_session:
                 found = self._check_session(connection, store, entry)
-                known, session = (
-                    (found, session) if isinstance(found, EnqueueResult) else (None, found)
-                )
+                if isinstance(found, EnqueueResult):
+                    return found
+                session = found
             known = known or self._check_limits(connection, store, entry, limits)
             if known is not None:
                 return known
