@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from evoclaw.transport.link import Incoming
 from evoclaw.transport.mqtt import MqttLink
 from tests.support.bad_brokers import DISCONNECT, SUBACK, WELCOME, Peer, bad_broker, packet
 from tests.support.parties import Recorder, connected_link, running_link
@@ -165,6 +166,31 @@ async def test_keep_alive_and_limits_requested_by_the_broker_are_used() -> None:
             assert 3000 < link.max_payload < 4096
             assert "nothing heard" in await party.wait_disconnected(1, QUICK)
             assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("replies", [True, False])
+async def test_a_message_is_acknowledged_with_the_reply_to_it_or_alone(replies: bool) -> None:
+    heard: list[bytes] = []
+
+    async def behave(peer: Peer) -> None:
+        await peer.accept()
+        await peer.send(packet(0x32, b"\0\1a" + b"\0\7" + b"\0" + b"hello"))
+        while len(heard) < 1 + replies:
+            heard.append(await peer.read())
+        peer.writer.close()
+
+    party, tasks = Recorder("a"), list[asyncio.Task[None]]()
+
+    def reply(_: Incoming) -> None:
+        tasks.append(asyncio.create_task(link.publish("b", b"reply")))
+
+    party.on_received = reply if replies else None
+    async with bad_broker(behave) as address:
+        link = MqttLink(address)
+        async with connected_link(link, party):
+            await party.wait_disconnected(1, QUICK)
+    assert [data[0] for data in heard] == [0x40, 0x32][: 1 + replies]
+    assert heard[0] == b"\x40\2\0\7"
 
 
 async def test_published_messages_are_sent_before_the_disconnect_packet() -> None:

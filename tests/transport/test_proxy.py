@@ -91,8 +91,8 @@ async def test_fractional_drops_are_deterministic_for_a_seed(broker: Broker) -> 
 
 async def test_messages_dropped_without_acknowledgement_stay_in_flight(ends: Ends) -> None:
     proxy, link, party = ends
-    proxy.to_broker.drop(next=19, ack=False)
-    await say(link, *(b"lost" for _ in range(19)))
+    proxy.to_broker.drop(next=20, ack=False)
+    await say(link, *(b"lost" for _ in range(20)))
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(say(link, b"waits"), 0.2)

@@ -6,13 +6,13 @@ A `PendingRequest` is a command whose outcome one or several callers wait for.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 import msgspec
 
-from evoclaw.core.commands import FINAL_STATES, CommandRow
+from evoclaw.core.commands import FINAL_STATES, CommandRow, SettleResult
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Delay, Progress
@@ -42,7 +42,7 @@ class PendingRequest:
         "seq",
         "sign",
         "query",
-        "timer",
+        "check_at",
         "delivered",
         "is_sent",
         "asked_at",
@@ -61,11 +61,12 @@ class PendingRequest:
         self.query = query
         """It may be repeated, so it is not stored."""
         self.payload = b""
-        """The message as last published; empty until it was stored."""
+        """The message as last published; empty until it was stored, and for a query."""
         self.expires_at = 0.0
         self.must_start = self.must_end = 0.0
         """When these deadlines are checked, by the loop's clock."""
-        self.timer: asyncio.TimerHandle | None = None
+        self.check_at = math.inf
+        """When one of them, or the store, is checked next, by the loop's clock."""
         self.asked_at = asyncio.get_running_loop().time()
         self.is_sent = False
         """Whether its agent may have started it: then it is awaited until `must_end`."""
@@ -98,17 +99,17 @@ class PendingRequest:
             fingerprint(command) == fingerprint(self.command)
         )
 
-    @contextmanager
-    def joined(self, progress: Progress | None) -> Generator[asyncio.Future[Outcome]]:
-        """Wait for the outcome, and get its output before, while the block runs."""
+    def join(self, progress: Progress | None) -> asyncio.Future[Outcome]:
+        """Wait for the outcome, and get its output before, until `leave`."""
         # One future for each caller: a caller that stops waiting cancels its own.
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._joined[answer] = progress
         self._deliver(answer)
-        try:
-            yield answer
-        finally:
-            del self._joined[answer]
+        return answer
+
+    def leave(self, answer: asyncio.Future[Outcome]) -> None:
+        """Note that a caller no longer waits."""
+        del self._joined[answer]
 
     def output(self, chunk: OutputChunk) -> None:
         """Pass on a chunk of output, each once and in order."""
@@ -151,8 +152,8 @@ class PendingRequest:
                 future.exception()  # retrieved: the sender raises it itself
 
 
-ACK_DELAY_S = 0.02
-"""How long acknowledgements are collected."""
+ACK_DELAY_S = 0.5
+"""How long acknowledgements are collected; the edge resends a result after two seconds."""
 MAX_ACKS_PER_MESSAGE = 500
 """Acknowledgements in one message."""
 
@@ -164,8 +165,9 @@ class Acknowledgements:
         self,
         send: Callable[[str, Command], Coroutine[object, object, bool]],
         spawn: Callable[[Coroutine[object, object, None]], None],
+        outbox: Outbox,
     ) -> None:
-        self._send, self._spawn = send, spawn
+        self._send, self._spawn, self._outbox = send, spawn, outbox
         self._waiting: dict[str, list[str]] = {}
 
     def add(self, agent_id: str, request_id: str) -> None:
@@ -186,6 +188,10 @@ class Acknowledgements:
 
     async def _send_acks(self, agent_id: str) -> None:
         ids = self._waiting.pop(agent_id, [])
+        try:
+            await self._outbox.flush()
+        except EvoClawError:
+            return
         for start in range(0, len(ids), MAX_ACKS_PER_MESSAGE):
             some: JSON = ids[start : start + MAX_ACKS_PER_MESSAGE]
             await self._send(agent_id, Command("result_ack", {"request_ids": some}))
@@ -240,9 +246,55 @@ class Completions:
         *,
         completed: Callable[[str, str], None],
         acknowledge: Callable[[str, str], None],
+        spawn: Callable[[Coroutine[object, object, None]], None],
     ) -> None:
         self._outbox, self._pending, self._counts = outbox, pending_requests, counts
-        self._completed, self._acknowledge = completed, acknowledge
+        self._completed, self._acknowledge, self._spawn = completed, acknowledge, spawn
+        self.storing: set[str] = set()
+        """Commands whose outcome is being stored, without a task that waits for it."""
+
+    def take_soon(self, agent_id: str, outcome: Outcome) -> bool:
+        """`take` without a task, if the store can do that; False if it cannot."""
+        request_id = outcome.request_id
+        if outcome.refuses:
+            return False
+        if request_id in self.storing:
+            return True  # a copy; if the first cannot be stored, the agent reports it again
+        self.storing.add(request_id)
+        try:
+            started = self._outbox.settle_soon(
+                request_id,
+                agent_id,
+                msgspec.json.encode(outcome),
+                on_result=lambda kept: self._on_settled(agent_id, outcome, kept),
+                on_failure=lambda _: self._on_not_settled(request_id),
+            )
+        except EvoClawError:
+            self._on_not_settled(request_id)
+            return True
+        if not started:
+            self.storing.discard(request_id)
+        return started
+
+    def _on_settled(self, agent_id: str, outcome: Outcome, kept: SettleResult) -> None:
+        self.storing.discard(outcome.request_id)
+        if kept is SettleResult.FIRST:
+            self._deliver(agent_id, outcome)
+            self._acknowledge(agent_id, outcome.request_id)
+        else:  # another outcome may count, which must be read
+            self._spawn(self.take(agent_id, outcome))
+
+    def _on_not_settled(self, request_id: str) -> None:
+        self.storing.discard(request_id)
+        self._counts["the store failed"] += 1
+
+    def _deliver(self, agent_id: str, outcome: Outcome) -> None:
+        self._completed(agent_id, outcome.request_id)
+        pending = self._pending.get(outcome.request_id)
+        if pending is None:
+            self._counts["unawaited"] += 1
+        else:
+            pending.settle(outcome)
 
     async def take(self, agent_id: str, outcome: Outcome) -> None:
         """Take the outcome that an agent reports."""
@@ -263,18 +315,13 @@ class Completions:
         """Store an outcome, unless there was one before; return the one that counts."""
         blob = msgspec.json.encode(outcome)
         kept = await self._outbox.settle(outcome.request_id, agent_id, blob)
-        if kept == "foreign":
+        if kept is SettleResult.FOREIGN:
             raise ForeignOutcome
-        self._completed(agent_id, outcome.request_id)
-        if kept == "again":
+        if kept is SettleResult.AGAIN:
             row = await self._outbox.get(outcome.request_id)
             if row is not None and row.outcome is not None:
                 outcome = msgspec.json.decode(row.outcome, type=Outcome)
-        pending = self._pending.get(outcome.request_id)
-        if pending is None:
-            self._counts["unawaited"] += 1
-        else:
-            pending.settle(outcome)
+        self._deliver(agent_id, outcome)
         return outcome
 
     async def give_up(self, agent_id: str, request_id: str, name: str) -> Outcome:

@@ -10,6 +10,7 @@ once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 
@@ -17,6 +18,7 @@ from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import EvoClawError
 from evoclaw.transport.link import Link, LinkDown, TooLarge
 from evoclaw.transport.outbox import Outbox
+from evoclaw.transport.timer_queue import TimerQueue
 from evoclaw.transport.topics import TopicKind, topic
 
 PUBLISH_RETRY_DELAYS_S = (2.0, 4.0, 8.0, 15.0)
@@ -31,13 +33,14 @@ DEFAULT_WINDOW_COMMANDS = 32
 class _CommandInFlight:
     """A command in flight."""
 
-    __slots__ = ("accepted", "lost", "payload", "stored", "timer", "tries")
+    __slots__ = ("accepted", "due", "lost", "payload", "stored", "tries")
 
     def __init__(self, payload: bytes, *, stored: bool) -> None:
         self.payload, self.stored = payload, stored
         self.accepted = self.lost = False
         self.tries = 0
-        self.timer: asyncio.TimerHandle | None = None
+        self.due = math.inf
+        """When it is published again, by the loop's clock."""
 
 
 class _EdgeQueue:
@@ -103,6 +106,7 @@ class EdgeQueues:
         self._refusal, self._recognizes_repeats = refusal, recognizes_repeats
         self._retry_delays, self._progress_timeout = tuple(retry_delays), progress_timeout
         self._queues: dict[str, _EdgeQueue] = {}
+        self._timers = TimerQueue[tuple[str, str]](self._due)
         self.counts: Counter[str] = Counter()
         """Commands that were published again, or were not, by reason."""
 
@@ -174,9 +178,7 @@ class EdgeQueues:
         queue = self._queue(agent_id)
         queue.on_edge.discard(request_id)
         queue.jobs.discard(request_id)
-        sent = queue.in_flight.pop(request_id, None)
-        if sent is not None and sent.timer is not None:
-            sent.timer.cancel()
+        queue.in_flight.pop(request_id, None)
         if queue.has_backlog and 2 * len(queue.in_flight) <= queue.window:
             # Not for each command: one query of the store should fetch several.
             self.wake(agent_id)
@@ -188,11 +190,8 @@ class EdgeQueues:
         ]
 
     def close(self) -> None:
-        """Cancel all timers."""
-        for queue in self._queues.values():
-            for sent in queue.in_flight.values():
-                if sent.timer is not None:
-                    sent.timer.cancel()
+        """Publish nothing again."""
+        self._timers.close()
         self._queues.clear()
 
     async def publish(self, agent_id: str, payload: bytes) -> bool:
@@ -256,13 +255,13 @@ class EdgeQueues:
             await self._unsendable(agent_id, request_id, problem)
 
     def _arm(self, agent_id: str, request_id: str, sent: _CommandInFlight, seconds: float) -> None:
-        if sent.timer is not None:
-            sent.timer.cancel()
-        loop = asyncio.get_running_loop()
-        sent.timer = loop.call_later(seconds, self._due, agent_id, request_id, sent)
+        sent.due = asyncio.get_running_loop().time() + seconds
+        self._timers.add(sent.due, (agent_id, request_id))
 
-    def _due(self, agent_id: str, request_id: str, sent: _CommandInFlight) -> None:
-        if self._queue(agent_id).in_flight.get(request_id) is not sent:
+    def _due(self, command: tuple[str, str]) -> None:
+        agent_id, request_id = command
+        sent = self._queue(agent_id).in_flight.get(request_id)
+        if sent is None or sent.due > asyncio.get_running_loop().time():
             return
         if sent.tries and not self._recognizes_repeats(agent_id):
             self.counts["not published again"] += 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from evoclaw.transport.link import LinkDown
+from evoclaw.transport.mqtt_packets import encode_publish
 
 MAX_IN_FLIGHT_MESSAGES = 64
 """Messages sent and not yet acknowledged."""
+MAX_PACKET_ID = 65_535
 
 
 class _Outgoing(NamedTuple):
@@ -20,18 +23,20 @@ class _Outgoing(NamedTuple):
 
 
 class InFlight:
-    """Unacknowledged messages, and messages that wait for a slot; gmqtt's "storage"."""
+    """Unacknowledged messages, and messages that wait for a slot."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, write: Callable[[bytes], None], version: int) -> None:
+        """Send packets of a version of MQTT with a function."""
         self.limit = MAX_IN_FLIGHT_MESSAGES
-        self._client = client
+        self._write, self._version = write, version
+        self._last_id = 0
         self._ids: set[int] = set()
         self._queue: deque[_Outgoing] = deque()
 
     async def publish(self, topic: bytes, payload: bytes, retain: bool) -> None:
         """Send, or wait for a slot behind earlier messages."""
         if len(self._ids) < self.limit:  # then the queue is empty
-            self._client.publish(topic, payload, qos=1, retain=retain)
+            self._send(topic, payload, retain)
             return
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = _Outgoing(sent, topic, payload, retain)
@@ -49,21 +54,20 @@ class InFlight:
             if not waiting.sent.done():
                 waiting.sent.set_exception(LinkDown())
 
-    def push_message(self, mid: int, _packet: bytes) -> None:
-        """Note that a message was sent."""
-        self._ids.add(mid)
-
-    def remove_message_by_mid(self, mid: int) -> None:
+    def acknowledged(self, packet_id: int) -> None:
         """Note that a message was acknowledged: its slot goes to the next in the queue."""
-        self._ids.discard(mid)
+        self._ids.discard(packet_id)
         while self._queue and len(self._ids) < self.limit:
             waiting = self._queue.popleft()
             if not waiting.sent.done():
-                self._client.publish(waiting.topic, waiting.payload, qos=1, retain=waiting.retain)
+                self._send(waiting.topic, waiting.payload, waiting.retain)
                 waiting.sent.set_result(None)
 
-    def clear(self) -> None:
-        """Nothing is kept from an earlier connection."""
-
-    async def wait_empty(self) -> None:
-        """Nothing is sent again."""
+    def _send(self, topic: bytes, payload: bytes, retain: bool) -> None:
+        packet_id = self._last_id % MAX_PACKET_ID + 1
+        while packet_id in self._ids:
+            packet_id = packet_id % MAX_PACKET_ID + 1
+        self._last_id = packet_id
+        self._ids.add(packet_id)
+        version = self._version
+        self._write(encode_publish(topic, payload, packet_id, retain=retain, version=version))

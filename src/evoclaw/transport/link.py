@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ MAX_PAYLOAD_BYTES = 256 * 1024 - 1024
 """Bytes; packets stay under 256 KB whatever a broker allows."""
 MAX_TOPIC_BYTES = 512
 """Bytes; the longest topic in use has about 100."""
+MAX_CACHED_TOPICS = 4096
 _NOT_IN_TOPICS = re.compile(r"[+#\x00-\x1f\x7f-\x9f]")
 
 
@@ -94,6 +96,7 @@ class Party(Protocol):
         ...
 
 
+@lru_cache(maxsize=MAX_CACHED_TOPICS)
 def topic_bytes(topic: str) -> bytes:
     """The encoded topic; raise `ValueError` if the broker would close the connection for it."""
     data = topic.encode()

@@ -7,7 +7,7 @@ import logging
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.address import Address, TlsSettings, parse_url
-from evoclaw.transport.connection import V5, V311, MqttConnection
+from evoclaw.transport.connection import MqttConnection
 from evoclaw.transport.link import (
     MAX_PAYLOAD_BYTES,
     Backoff,
@@ -17,6 +17,7 @@ from evoclaw.transport.link import (
     topic_bytes,
     until_lost,
 )
+from evoclaw.transport.mqtt_packets import V5, V311
 
 __all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from evoclaw.core.commands import CommandPutResult, CommandRow, SettleResult
@@ -47,4 +47,28 @@ class Outbox(Protocol):
 
     async def settle(self, request_id: str, agent_id: str, outcome: bytes) -> SettleResult:
         """Store an outcome; only the first one counts, and only from the agent of the command."""
+        ...
+
+    def settle_soon(
+        self,
+        request_id: str,
+        agent_id: str,
+        outcome: bytes,
+        *,
+        on_result: Callable[[SettleResult], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> bool:
+        """Store an outcome without a wait, if the store can: otherwise False, and use `settle`.
+
+        Args:
+            request_id: The command.
+            agent_id: The agent that reports the outcome.
+            outcome: The outcome.
+            on_result: Gets the result; again, if the outcome had to be stored again.
+            on_failure: Gets an error, if nothing was stored.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until the outcomes stored so far would survive a crash."""
         ...

@@ -7,6 +7,7 @@ only from the agent that was asked; late, foreign and duplicate replies are coun
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELA
 from evoclaw.transport.link import Link, LinkDown, TooLarge
 from evoclaw.transport.outbox import Outbox
 from evoclaw.transport.outcomes import failed, job_started, read_outcome
+from evoclaw.transport.timer_queue import TimerQueue
 from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import (
     Command,
@@ -118,18 +120,20 @@ class Requests:
         self._full, self._sign, self._retry_delays = full, sign, tuple(retry_delays)
         self._recognizes_repeats = recognizes_repeats
         self._pending: dict[str, PendingRequest] = {}
+        self._checks = TimerQueue[str](self._check_due)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.closed_waits = ClosedWaits()
         self.counts: Counter[str] = Counter()
         """Reports that were late, foreign or unreadable."""
-        self._acks = Acknowledgements(self.send_signed, self.spawn)
+        self._acks = Acknowledgements(self.send_signed, self.spawn, outbox)
         self._completions = Completions(
             outbox,
             self._pending,
             self.counts,
             completed=self._completed,
             acknowledge=self._acknowledge,
+            spawn=self.spawn,
         )
         self.give_up = self._completions.give_up
         """Close a command that timed out without an outcome."""
@@ -170,11 +174,14 @@ class Requests:
         elif not pending.is_for(agent_id, command):
             text = "Another command with the same id is in flight; this one was not sent."
             raise ToolFailure(ErrorKind.CONFLICT, text)
+        answer = pending.join(progress)
         try:
-            with pending.joined(progress) as answer:
+            try:
                 if first:
                     await self._start(pending, patience)
                 return await answer
+            finally:
+                pending.leave(answer)
         except asyncio.CancelledError:
             self._stopped_waiting(pending, patience)
             raise
@@ -189,19 +196,20 @@ class Requests:
         payload = encode(command)
         self._check_size(payload)
         pending = self._pending[command.request_id] = PendingRequest(agent_id, command, query=True)
+        answer = pending.join(None)
         try:
             async with asyncio.timeout(seconds):
-                with pending.joined(None) as answer:
-                    for tries in count():
-                        await self.send(agent_id, payload)
-                        delay = self._retry_delays[min(tries, len(self._retry_delays) - 1)]
-                        if (await asyncio.wait([answer], timeout=delay))[0]:
-                            break
-                    return answer.result()
+                for tries in count():
+                    await self.send(agent_id, payload)
+                    delay = self._retry_delays[min(tries, len(self._retry_delays) - 1)]
+                    if (await asyncio.wait([answer], timeout=delay))[0]:
+                        break
+                return answer.result()
         except TimeoutError:
             text = f"Agent {agent_id!r} did not answer within {seconds:g}s."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text) from None
         finally:
+            pending.leave(answer)
             self._forget(pending)
 
     async def cancel(self, agent_id: str, request_id: str) -> None:
@@ -235,6 +243,13 @@ class Requests:
         """The agent that a command was for, if it was ever stored."""
         row = await self._outbox.get(request_id)
         return None if row is None else row.agent_id
+
+    def asked(self, agent_id: str, request_id: str) -> Command | None:
+        """The stored command that an agent was sent and this process waits for."""
+        pending = self._pending.get(request_id)
+        if pending is None or pending.agent_id != agent_id or not pending.payload:
+            return None
+        return pending.command
 
     def only_pending(self, agent_id: str) -> str:
         """The id of the one command that an agent has not answered; empty if there are several."""
@@ -320,6 +335,7 @@ class Requests:
             await asyncio.wait(self._tasks, timeout=remaining)
         self._closed = True
         self.edge_queues.close()
+        self._checks.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -423,8 +439,6 @@ class Requests:
         self.closed_waits.note(request_id)
 
     def _forget(self, pending: PendingRequest) -> None:
-        if pending.timer is not None:
-            pending.timer.cancel()
         if self._pending.get(pending.command.request_id) is pending:
             del self._pending[pending.command.request_id]
 
@@ -436,13 +450,16 @@ class Requests:
         self._check_later(pending, now)
 
     def _check_later(self, pending: PendingRequest, now: float) -> None:
-        if pending.timer is not None:
-            pending.timer.cancel()
         ahead = pending.must_start if now < pending.must_start else pending.must_end
-        loop = asyncio.get_running_loop()
-        pending.timer = loop.call_at(
-            min(now + STORE_POLL_INTERVAL_S, ahead), lambda: self.spawn(self._check(pending))
-        )
+        pending.check_at = min(now + STORE_POLL_INTERVAL_S, ahead)
+        # By its id: what has its outcome must not be kept in memory.
+        self._checks.add(pending.check_at, pending.command.request_id)
+
+    def _check_due(self, request_id: str) -> None:
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.check_at <= asyncio.get_running_loop().time():
+            pending.check_at = math.inf
+            self.spawn(self._check(pending))
 
     async def _check(self, pending: PendingRequest) -> None:
         now = asyncio.get_running_loop().time()
@@ -455,14 +472,13 @@ class Requests:
         return None
 
     def _take_outcome(self, report: Report, pending: PendingRequest | None) -> None:
+        outcome = read_outcome(report)
         if pending is not None and pending.query:
-            pending.settle(read_outcome(report))
-        elif len(self._tasks) >= REPORT_CONCURRENCY:
+            pending.settle(outcome)
+        elif len(self._tasks) + len(self._completions.storing) >= REPORT_CONCURRENCY:
             self.counts["too many at once"] += 1
-        else:
-            unfinished = start_eagerly(
-                self._completions.take(report.agent_id, read_outcome(report))
-            )
+        elif not self._completions.take_soon(report.agent_id, outcome):
+            unfinished = start_eagerly(self._completions.take(report.agent_id, outcome))
             if unfinished is not None:
                 self.spawn(unfinished)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 
 BROADCAST = "evoclaw/broadcast"
 """Commands for every edge."""
 
+MAX_CACHED_TOPICS = 4096
 _AGENTS = "evoclaw/agents"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 ID_RULE = "letters, digits, '_' and '-', the first a letter or digit, at most 64 characters"
@@ -40,6 +42,7 @@ def is_agent_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+@lru_cache(maxsize=MAX_CACHED_TOPICS)
 def topic(agent_id: str, kind: TopicKind) -> str:
     """The topic of an agent; raise `ValueError` for an invalid id."""
     if not is_agent_id(agent_id):
@@ -52,6 +55,7 @@ def every(kind: TopicKind) -> str:
     return f"{_AGENTS}/+/{kind}"
 
 
+@lru_cache(maxsize=MAX_CACHED_TOPICS)
 def read_topic(name: str) -> tuple[str, TopicKind] | None:
     """The agent and the kind in a topic; None if it is not an agent's topic."""
     head, _, last = name.rpartition("/")

@@ -323,8 +323,22 @@ class Advert(Struct, frozen=True, omit_defaults=True):
     """Their schemas are fetched with `tools_list`."""
 
 
+_COMMANDS, _REPORTS = msgspec.json.Decoder(Command), msgspec.json.Decoder(Report)
+"""For messages as this version writes them; others are read leniently."""
+
+
 def read_command(data: bytes) -> Command:
     """Read a command; a request id inside the payload counts too."""
+    try:
+        command = _COMMANDS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _read_lenient_command(data)
+    if command.v != WIRE_VERSION or not 0 < len(command.request_id) <= MAX_REQUEST_ID_CHARS:
+        return _read_lenient_command(data)
+    return command
+
+
+def _read_lenient_command(data: bytes) -> Command:
     raw = _object(data)
     payload = raw.get("payload")
     inner = payload.get("request_id") if is_object(payload) else None
@@ -344,6 +358,17 @@ def read_command(data: bytes) -> Command:
 
 def read_report(agent_id: str, data: bytes) -> Report:
     """Read a report from this agent's topic; a bare result, or a payload of text, is accepted."""
+    try:
+        report = _REPORTS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        report = _read_lenient_report(agent_id, data)
+    if report.agent_id != agent_id:
+        problem = f"a report on {agent_id!r}'s topic claims to be from {report.agent_id!r}"
+        raise WireError(ErrorKind.CONFLICT, problem, report.request_id)
+    return report
+
+
+def _read_lenient_report(agent_id: str, data: bytes) -> Report:
     raw = _object(data)
     if "report_type" not in raw and _is_bare_outcome(raw):
         kind = ReportType.ERROR if raw.get("status") == "error" else ReportType.RESULT
@@ -352,11 +377,7 @@ def read_report(agent_id: str, data: bytes) -> Report:
         raw["payload"] = {"result": text}
     stamp = _seconds(raw.get("timestamp"))
     defaults: dict[str, JSON] = {"agent_id": agent_id, "agent_type": "", "payload": {}}
-    report = convert({**defaults, **raw, "timestamp": stamp}, Report)
-    if report.agent_id != agent_id:
-        problem = f"a report on {agent_id!r}'s topic claims to be from {report.agent_id!r}"
-        raise WireError(ErrorKind.CONFLICT, problem, report.request_id)
-    return report
+    return convert({**defaults, **raw, "timestamp": stamp}, Report)
 
 
 def read_status(agent_id: str, data: bytes) -> Status:
