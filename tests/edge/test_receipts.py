@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from evoclaw import verify
 from evoclaw.core.messages import JSON, ErrorKind
@@ -18,6 +19,7 @@ from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted
+from evoclaw.store.calls import journal as journals
 from evoclaw.store.calls.journal import CallState, Journal, JournalEntry
 from evoclaw.store.calls.receipts import ChainPosition
 from evoclaw.store.databases.sqlite import StoreError
@@ -288,6 +290,29 @@ async def test_a_result_that_could_not_be_journaled_uses_no_receipt_number(tmp_p
     assert row.report is not None
     assert signed(msgspec.json.decode(row.report)["payload"]).counter == 2
     await journal.close()
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_new_receipt_chain_starts_if_a_power_cut_may_have_lost_a_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, power_cut: bool, running: bool
+) -> None:
+    boot, draft = tmp_path / "boot_id", Numbered()
+    boot.write_text("first\n")
+    monkeypatch.setattr(journals, "KERNEL_BOOT_ID", boot)
+    async with await Journal.open(tmp_path / "j.db") as journal:
+        await journal.receive(JournalEntry("a", "a", 0, "d", b"c"), start="boot")
+        assert await journal.finish("a", CallState.SUCCEEDED, draft)
+        await journal.receive(JournalEntry("b", "b", 0, "d", b"c"), start="x" if running else None)
+    if power_cut:
+        boot.write_text("second\n")
+    # Killed before the call ended: the new chain must be remembered.
+    async with await Journal.open(tmp_path / "j.db"):
+        pass
+    async with await Journal.open(tmp_path / "j.db") as journal:
+        assert await journal.finish("b", CallState.UNKNOWN, draft)
+    starts_anew = power_cut and running
+    assert draft.asked[1] == (ChainPosition() if starts_anew else ChainPosition("c", 1, "h1", "k"))
 
 
 async def test_finishing_a_call_twice_uses_no_second_receipt_number(tmp_path: Path) -> None:

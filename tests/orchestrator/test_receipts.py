@@ -29,7 +29,7 @@ from evoclaw.store.databases.migrations import MultiSchemaFormat
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
 from evoclaw.transport.topics import TopicKind
-from evoclaw.transport.wire import Report, ReportType
+from evoclaw.transport.wire import Command, Report, ReportType
 from evoclaw.trust.receipts import DeviceKey, Receipt, SignedReceipt, read_receipt
 from tests.edge.test_receipts import KEY, broken, sign
 from tests.support.fleet import Fault, FleetHarness, new_id, open_fleet
@@ -238,11 +238,22 @@ async def test_a_receipt_of_another_edge_is_rejected(tmp_path: Path) -> None:
         assert found.kinds[-1] == "other_agent"
 
 
-async def test_a_receipt_for_different_arguments_is_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("from_store", [False, True])
+async def test_a_receipt_for_different_arguments_is_rejected(
+    tmp_path: Path, from_store: bool
+) -> None:
     """A device that did something else and signs that it did."""
     async with kit(tmp_path) as found:
         request_id = new_id()
-        real = found.here.store.get
+        real, requests = found.here.store.get, found.here.orchestrator.requests
+        asked = requests.asked
+
+        def pending(agent_id: str, request_id: str) -> Command | None:
+            command = asked(agent_id, request_id)
+            if command is None or from_store:
+                return None
+            payload = msgspec.json.encode(command.payload).replace(b'"a"', b'"z"')
+            return msgspec.structs.replace(command, payload=msgspec.json.decode(payload))
 
         async def get(request_id: str) -> JSON:
             row = await real(request_id)
@@ -250,7 +261,7 @@ async def test_a_receipt_for_different_arguments_is_rejected(tmp_path: Path) -> 
                 return None
             return msgspec.structs.replace(row, payload=row.payload.replace(b'"a"', b'"z"'))
 
-        found.here.store.get = get
+        found.here.store.get, requests.asked = get, pending
         result = await found.ask(text="a", request_id=request_id)
         assert result.details["receipt"]["state"] == "invalid"
         assert found.kinds[-1] == "other_arguments"

@@ -17,7 +17,7 @@ from evoclaw.core.commands import (
 )
 from evoclaw.store.calls.command_tables import SCHEMA
 from evoclaw.store.calls.commands import CommandStore, QueueFull
-from evoclaw.store.databases.sqlite import StoreError, StoreFull
+from evoclaw.store.databases.sqlite import SqliteDatabase, StoreError, StoreFull
 from tests.support.databases import Place
 from tests.support.stores import child, fill, output, small_disk
 
@@ -121,6 +121,48 @@ async def test_fault_07_a_repeated_outcome_settles_the_command_once(place: Place
         answers = await asyncio.gather(*(store.settle("run.1", "pi", b"done") for _ in range(5)))
         assert sorted(answers) == [SettleResult.AGAIN] * 4 + [SettleResult.FIRST]
         assert await store.late_outcomes("run.1") == []
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+async def test_a_deferred_outcome_is_known_at_once_and_committed_by_flush(
+    tmp_path: Path, deferred: bool
+) -> None:
+    database = await SqliteDatabase.open(tmp_path / "commands.db", SCHEMA)
+    async with CommandStore(database, defer_outcomes=deferred) as store:
+        await put(store, "run.1")
+        commits = database.commits
+        assert await store.settle("run.1", "pi", b"outcome") is SettleResult.FIRST
+        assert database.commits == commits + (not deferred)
+        assert await store.settle("run.1", "pi", b"outcome") is SettleResult.AGAIN
+        await store.flush()
+        assert database.commits > commits
+        row = await store.get("run.1")
+        assert row is not None and row.outcome == b"outcome"
+
+
+async def test_an_outcome_is_settled_without_a_wait_only_where_outcomes_are_deferred(
+    tmp_path: Path,
+) -> None:
+    results: list[SettleResult] = []
+    failures: list[BaseException] = []
+
+    def settle_soon(store: CommandStore, request_id: str, agent_id: str, outcome: bytes) -> bool:
+        return store.settle_soon(
+            request_id, agent_id, outcome, on_result=results.append, on_failure=failures.append
+        )
+
+    database = await SqliteDatabase.open(tmp_path / "commands.db", SCHEMA)
+    await put(waiting := CommandStore(database), "run.1")
+    assert not settle_soon(waiting, "run.1", "pi", b"outcome")
+    async with CommandStore(database, defer_outcomes=True) as store:
+        assert settle_soon(store, "run.1", "desktop", b"forged")
+        assert settle_soon(store, "run.1", "pi", b"outcome")
+        assert settle_soon(store, "run.1", "pi", b"outcome")
+        await store.flush()
+        assert results == [SettleResult.FOREIGN, SettleResult.FIRST, SettleResult.AGAIN]
+        row = await store.get("run.1")
+        assert row is not None and row.outcome == b"outcome"
+    assert failures == []
 
 
 async def test_fault_17_a_late_outcome_is_stored_as_a_note_and_changes_nothing(

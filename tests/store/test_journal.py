@@ -15,7 +15,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.store.calls import wal_sync
 from evoclaw.store.calls.journal import CallState, Journal, JournalEntry, JournalRow, ReceiveKind
+from evoclaw.store.calls.receipts import ChainPosition
 from evoclaw.store.databases.sqlite import DamagedStore, StoreFull
 from tests.support.properties import examples
 from tests.support.stores import fill, flip, killed_after, small_disk
@@ -204,6 +206,56 @@ async def test_values_and_their_versions_survive_a_restart(tmp_path: Path) -> No
         assert found == [(4, b"a"), (3, b"c"), (2, b"b"), (1, b"a")]
         assert await journal.remember_version("genome", b"d", keep=2) == 5
         assert [version.n for version in await journal.versions("genome")] == [5, 4]
+
+
+async def test_writes_of_one_moment_share_a_commit_and_one_that_fails_fails_alone(
+    tmp_path: Path,
+) -> None:
+    async with await opened(tmp_path) as journal:
+        before = journal.database.commits
+        await asyncio.gather(*(journal.receive(entry(f"run.{n}"), start="b") for n in range(20)))
+        assert journal.database.commits == before + 1
+        results = await asyncio.gather(
+            journal.finish("run.0", CallState.SUCCEEDED, b"a"),
+            journal.finish("run.1", CallState.SUCCEEDED, BadReport()),
+            journal.finish("run.2", CallState.SUCCEEDED, b"c"),
+            journal.remember("key", b"value"),
+            return_exceptions=True,
+        )
+        assert results[0] is True and results[2] is True and results[3] is None
+        assert isinstance(results[1], ValueError)
+        assert ids(await journal.unacknowledged()) == ["run.0", "run.2"]
+        row = await journal.get("run.1")
+        assert row is not None and row.state is CallState.RUNNING
+
+
+async def test_calls_that_start_at_one_moment_share_one_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(wal_sync, "_sync_file", synced.append)
+    monkeypatch.setattr(wal_sync, "MAX_UNSYNCED_S", 1000.0)
+    async with await opened(tmp_path) as journal:
+        synced.clear()
+        await asyncio.gather(*(journal.receive(entry(f"run.{n}"), start="b") for n in range(20)))
+        assert len(synced) == 1
+
+
+class BadReport:
+    """A report that cannot be signed."""
+
+    def signed_after(self, place: ChainPosition) -> tuple[bytes, ChainPosition]:
+        raise ValueError("no key")
+
+
+async def test_closing_a_journal_finishes_what_was_requested(tmp_path: Path) -> None:
+    journal = await Journal.open(tmp_path / "journal.db", durable=False)
+    requested = asyncio.ensure_future(journal.receive(entry(), start="boot"))
+    await asyncio.sleep(0)
+    await journal.close()
+    assert (await requested).kind is ReceiveKind.NEW
+    async with await opened(tmp_path) as again:
+        assert ids(await again.open_calls()) == ["run.1.1.1"]
 
 
 @pytest.mark.process

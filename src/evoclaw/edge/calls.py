@@ -7,6 +7,7 @@ restart, one that had started is reported as unknown and not run again.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
@@ -24,7 +25,8 @@ from evoclaw.edge.reports import EdgeReports
 from evoclaw.edge.running_call import CallSlots, RunningCall, idle_timeout
 from evoclaw.store.calls.journal import CallState, Journal, JournalEntry, JournalRow, ReceiveKind
 from evoclaw.transport.outcomes import to_payload
-from evoclaw.transport.wire import Command, ReportType, encode, fingerprint, message_hash
+from evoclaw.transport.timer_queue import TimerQueue
+from evoclaw.transport.wire import Command, ReportType, fingerprint, message_hash
 
 MAX_REMEMBERED_REFUSALS = 10_000
 """Refusals that are kept without a journal record."""
@@ -81,6 +83,8 @@ class EdgeCalls:
         self._refused: OrderedDict[str, ToolResult] = OrderedDict()
         """Answers to messages that were refused without a journal record."""
         self._words: set[asyncio.Task[None]] = set()
+        self._unreported = TimerQueue[str](self._report_accepted)
+        """Calls that started, by when they are reported as accepted."""
         self._closing = False
 
     @property
@@ -163,6 +167,7 @@ class EdgeCalls:
     async def abandon(self) -> None:
         """End every task without a report, as a crash would."""
         self._closing = True
+        self._unreported.close()
         tasks = [live.task for live in self._live.values() if live.task is not None]
         for task in (tasks := [*tasks, *self._words]):
             task.cancel()
@@ -241,9 +246,7 @@ class EdgeCalls:
         """Journal the call; False if it may not start, which is then reported."""
         command, live.committed = live.command, start
         run_id = command.run_id or command.request_id  # a call without a run is not taken over
-        entry = JournalEntry(
-            command.request_id, run_id, command.epoch, live.digest, encode(command)
-        )
+        entry = JournalEntry(command.request_id, run_id, command.epoch, live.digest, live.message)
         try:
             known = await self._journal.receive(entry, start=self._boot_id if start else None)
         except EvoClawError as problem:
@@ -307,10 +310,10 @@ class EdgeCalls:
         live.start(plan)
         if plan.background:
             live.ticket.leave()
-        wait = 0.0 if plan.background else self._limits.accepted_delay_s
-        timer = asyncio.get_running_loop().call_later(
-            wait, lambda: self._spawn(self._report_state(live))
-        )
+            self._spawn(self._report_state(live))
+        else:
+            live.report_at = asyncio.get_running_loop().time() + self._limits.accepted_delay_s
+            self._unreported.add(live.report_at, live.request_id)
         chunks = OutputChunks(self._reports, live.request_id) if plan.streams else None
 
         def progress(text: str) -> None:
@@ -319,10 +322,13 @@ class EdgeCalls:
                 chunks.add(text)
 
         try:
-            with idle_timeout(live, plan.idle):
+            if plan.idle is None:
                 result = await plan.work(live.deadline, progress)
+            else:
+                with idle_timeout(live, plan.idle):
+                    result = await plan.work(live.deadline, progress)
         finally:
-            timer.cancel()
+            live.report_at = math.inf
             if chunks is not None:
                 await chunks.close()
         await self._finish(live, refusals.silent(live) if live.silent else result)
@@ -363,6 +369,12 @@ class EdgeCalls:
         payload = to_payload(replace(result, details=details), result.call_id, 0)
         payload |= {"refuses": message_hash(message)} | ({"fenced": True} if fenced else {})
         await self._reports.refuse(command, payload)
+
+    def _report_accepted(self, request_id: str) -> None:
+        live = self._live.get(request_id)
+        if live is not None and live.report_at <= asyncio.get_running_loop().time():
+            live.report_at = math.inf
+            self._spawn(self._report_state(live))
 
     async def _report_state(self, live: RunningCall) -> None:
         """Report that a call is accepted, if it would survive a crash."""

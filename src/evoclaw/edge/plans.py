@@ -153,7 +153,9 @@ class ToolPlans:
         if command.args_sha256 and command.args_sha256 != json_digest(asked.parameters):
             raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
         self._check(command, asked.tool, asked.parameters, needed)
-        principal = replace(self._ports.principal, tenant=command.tenant or LOCAL_PRINCIPAL.tenant)
+        principal, tenant = self._ports.principal, command.tenant or LOCAL_PRINCIPAL.tenant
+        if principal.tenant != tenant:
+            principal = replace(principal, tenant=tenant)
         call = prepare_parsed(
             command.request_id,
             asked.tool,
@@ -167,7 +169,8 @@ class ToolPlans:
             if self._notes is not None:
                 self._notes.refused(call, asked.parameters)
             return call
-        call = replace(call, timeout=_seconds(asked, call))
+        if (timeout := _seconds(asked, call)) != call.timeout:
+            call = replace(call, timeout=timeout)
         verdict = await judge(call, Turn(self._ports, self._settings, tools, Deadline()))
         if not isinstance(verdict, Allow):
             # No approver is at the device: a call that needs approval is refused.
@@ -202,8 +205,9 @@ class ToolPlans:
 
 def read_tool_payload(command: Command) -> ToolPayload:
     """The payload of `tool`; `execute` has the same with the keys action and params."""
-    payload: dict[str, JSON] = dict(command.payload)
+    payload = command.payload
     if command.command == "execute":
+        payload = dict(payload)
         payload.setdefault("tool", payload.pop("action", ""))
         payload.setdefault("parameters", payload.pop("params", {}))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,23 +17,25 @@ from evoclaw.transport.wire import Command, fingerprint
 class SlotTicket:
     """A call's position in the queue for a slot."""
 
+    __slots__ = ("_slots", "_turn", "has_slot")
+
     def __init__(self, slots: CallSlots) -> None:
         self._slots = slots
-        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def has_slot(self) -> bool:
-        """Whether the call has a slot."""
-        return self._turn.done()
+        self._turn: asyncio.Event | None = None
+        self.has_slot = False
+        """Whether the call has a slot, or had one."""
 
     async def wait(self) -> None:
         """Wait for a slot."""
-        if not self._turn.done():
-            await asyncio.wait([self._turn])
+        if not self.has_slot:
+            self._turn = asyncio.Event()
+            await self._turn.wait()
 
     def grant(self) -> None:
         """Give it a slot."""
-        self._turn.set_result(None)
+        self.has_slot = True
+        if self._turn is not None:
+            self._turn.set()
 
     def leave(self) -> None:
         """Release the slot, or leave the queue; may be called twice."""
@@ -87,6 +90,7 @@ class RunningCall:
         "kept",
         "message",
         "plan",
+        "report_at",
         "said",
         "silent",
         "task",
@@ -107,6 +111,8 @@ class RunningCall:
         self.came = time.monotonic()
         self.began = self.heard = 0.0
         """When it started, and when it last wrote output."""
+        self.report_at = math.inf
+        """When it is reported as accepted, by the loop's clock; it may have ended before."""
         self.said = ""
         self.silent = False
         """It was ended because it wrote no output for too long."""
@@ -148,11 +154,8 @@ class RunningCall:
 
 
 @contextmanager
-def idle_timeout(live: RunningCall, seconds: float | None) -> Generator[None]:
-    """End a call that writes no output for so long; None: no idle timeout."""
-    if seconds is None:
-        yield
-        return
+def idle_timeout(live: RunningCall, seconds: float) -> Generator[None]:
+    """End a call that writes no output for so long."""
     loop = asyncio.get_running_loop()
 
     def look() -> None:

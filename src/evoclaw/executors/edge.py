@@ -127,7 +127,8 @@ class EdgeExecutor:
         )
 
         def sign(command: Command) -> Command:
-            return replace(command, grant=self._grants(self._agent_id, command, call))
+            grant = self._grants(self._agent_id, command, call)
+            return replace(command, grant=grant) if grant else command
 
         patience = CommandTimeouts(seconds, self._queue)
         return await self._requests.ask(self._agent_id, command, patience, progress, sign=sign)

@@ -13,7 +13,7 @@ from evoclaw.orchestrator.receipts.verifier import stored_receipt, valid_receipt
 from evoclaw.store.calls.receipts import ChainPosition, ReceiptStore, StoredReceipt
 from evoclaw.transport.outcomes import to_payload
 from evoclaw.transport.wire import tool_hash
-from evoclaw.trust.receipts import CallFacts, DeviceKey, new_receipt, read_receipt
+from evoclaw.trust.receipts import CallFacts, DeviceKey, new_receipt
 
 LOCAL_AGENT_ID = "here"
 """The agent id of this machine's own receipts, if the store is not shared."""
@@ -82,5 +82,4 @@ class LocalReceiptSigner:
 
         machine = "" if self._name == LOCAL_AGENT_ID else self._name
         stored = await self._store.sign(make, machine=machine, wait=self._wait)
-        receipt, signed = read_receipt({"body": stored.body, "signature": stored.signature})
-        return valid_receipt(receipt, signed.hash, "here")
+        return valid_receipt(replace(draft, counter=stored.counter), stored.hash, "here")

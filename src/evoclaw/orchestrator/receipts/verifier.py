@@ -101,7 +101,7 @@ class ReceiptVerifier:
         self.store, self._required, self._on_breach = store, required, on_breach
         self._gap_timeout_s, self._closing = gap_timeout_s, asyncio.Event()
         self.counts: Counter[str] = Counter()
-        """Breaches by kind, and receipts that could not be stored."""
+        """Breaches by kind."""
         self._pins: dict[str, Pin] | None = None
         self._chains: dict[str, dict[str, _Chain]] = {}
         self._writing: set[asyncio.Task[None]] = set()
@@ -131,17 +131,20 @@ class ReceiptVerifier:
         if self._writing:
             await asyncio.wait(self._writing)
         self._closing.clear()
+        with suppress(EvoClawError):  # the outcomes contain the receipts anyway
+            await self.store.database.flush()
 
-    async def inspect(self, report: Report, stored_command: CommandRow | None) -> Report:
-        """Verify the receipt of a result, store it, and add the verdict to the result."""
+    async def inspect(self, report: Report, asked: Command | CommandRow | None) -> Report:
+        """Verify the receipt of a result, store it, and add the verdict to the result.
+
+        Args:
+            report: The result.
+            asked: The command that this agent was sent, or the stored command of this id.
+        """
         payload = report.payload
-        if stored_command is None and payload.get("receipt") is None:
+        if asked is None and payload.get("receipt") is None:
             return report  # not the result of a call of ours
-        command = (
-            None
-            if stored_command is None or stored_command.agent_id != report.agent_id
-            else _command_of(stored_command)
-        )
+        command = _command_of(asked, report.agent_id)
         receipt, signed, flaw, reason = None, None, "", ""
         try:
             receipt, signed = await self._read(report)
@@ -150,7 +153,9 @@ class ReceiptVerifier:
         except ReceiptRefused as refusal:
             flaw, reason = str(refusal.flaw), refusal.reason
         if receipt is not None and signed is not None:
-            self._spawn(self._store_receipt(receipt, signed, flaw, _tenant_of(command)))
+            tenant = _tenant_of(command)
+            # Not waited for: the outcome contains it, and is stored before it counts.
+            self.store.add_later(stored_receipt(receipt, signed, time.time(), flaw, tenant))
             if not flaw:
                 self._extend_chain(receipt, signed)
         pins = await self._known_pins()
@@ -266,14 +271,6 @@ class ReceiptVerifier:
             self._pins = self._pins or pins
         return self._pins
 
-    async def _store_receipt(
-        self, receipt: Receipt, signed: SignedReceipt, flaw: str, tenant: str
-    ) -> None:
-        try:
-            await self.store.add(stored_receipt(receipt, signed, time.time(), flaw, tenant))
-        except EvoClawError:
-            self.counts["not kept"] += 1  # the command's outcome contains it anyway
-
     def _breach(self, agent_id: str, kind: str, text: str, request_id: str = "") -> None:
         self.counts[kind] += 1
         has_key = agent_id in (self._pins or {})
@@ -282,7 +279,6 @@ class ReceiptVerifier:
         self._on_breach(ReceiptBreach(agent_id, kind, text, request_id))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        # Not awaited: the outcome, which contains the receipt, is stored before it counts.
         task = asyncio.create_task(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
@@ -332,17 +328,22 @@ def _tenant_of(command: Command | None) -> str:
     return LOCAL_PRINCIPAL.tenant if command is None else command.tenant or LOCAL_PRINCIPAL.tenant
 
 
-def _command_of(stored_command: CommandRow) -> Command:
+def _command_of(asked: Command | CommandRow | None, agent_id: str) -> Command | None:
+    if not isinstance(asked, CommandRow):
+        return asked
     try:
-        return read_command(stored_command.payload)
+        return read_command(asked.payload) if asked.agent_id == agent_id else None
     except WireError:
         return UNREADABLE
 
 
 def _arguments_hash(command: Command) -> str:
     """The hash of a command's arguments, as its receipt contains it."""
+    if command is UNREADABLE:
+        return ""
     try:
-        return "" if command is UNREADABLE else canonical_hash(arguments_of(command))
+        # A command that waits for its outcome was not decoded, and may have tuples.
+        return canonical_hash(msgspec.json.decode(msgspec.json.encode(arguments_of(command))))
     except (WireError, ValueError, RecursionError):
         return ""
 

@@ -5,9 +5,9 @@ The edge knows a command by its id, and tenants share edges: so ids are unique a
 
 from __future__ import annotations
 
+from evoclaw.store.calls.command_steps import NO_OUTCOME, PROCEDURES
 from evoclaw.store.databases.database import Schema
 
-NO_OUTCOME = "settled_at IS NULL"
 STATES = ("queued", "sent", "accepted", "cancelling", "settled", "expired")
 # Not `IN`: for that SQLite would build a temporary table at every write.
 STATE_CHECK = " OR ".join(f"state = '{state}'" for state in STATES)
@@ -32,22 +32,17 @@ TABLES = (
         seq INTEGER PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, outcome BLOB NOT NULL
     ) STRICT""",
     "CREATE INDEX notes_of ON notes (request_id)",
-    # Counting ten thousand rows for every command would be its most expensive part. The code that
-    # closes a command updates the count: triggers differ between the databases.
     """CREATE TABLE waiting (
         tenant TEXT NOT NULL, agent_id TEXT NOT NULL, n INTEGER NOT NULL CHECK (n >= 0),
         PRIMARY KEY (tenant, agent_id)
     ) STRICT, WITHOUT ROWID""",
 )
-RECOUNT_WAITING = (
-    "DELETE FROM waiting",
-    "INSERT INTO waiting (tenant, agent_id, n) SELECT tenant, agent_id, count(*) FROM commands "
-    f"WHERE {NO_OUTCOME} GROUP BY tenant, agent_id",
-)
+# All orchestrators that call the same edge would wait for each other to update its row.
+WITHOUT_WAITING_COUNTS = ("DROP TABLE waiting",)
 SCHEMA = Schema(
     "command store",
-    (TABLES,),
+    (TABLES, WITHOUT_WAITING_COUNTS),
     checksummed=(("commands", ("payload", "outcome")), ("notes", ("outcome",))),
     sealed=True,
-    derived_tables=(("waiting", RECOUNT_WAITING),),
+    procedures=PROCEDURES,
 )

@@ -22,7 +22,8 @@ from evoclaw.core.commands import (
     SettleResult,
 )
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.calls.command_tables import NO_OUTCOME, SCHEMA
+from evoclaw.store.calls.command_steps import MARK, NO_OUTCOME, PUT, SETTLE
+from evoclaw.store.calls.command_tables import SCHEMA
 from evoclaw.store.databases.database import (
     NO_LIMIT,
     Connection,
@@ -32,35 +33,13 @@ from evoclaw.store.databases.database import (
     seal_blob,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.databases.steps import Step
 
 COLUMNS = "request_id, agent_id, run_id, payload, expires_at, state, outcome, settled_at, tenant"
-PUT = """
-INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state, tenant)
-SELECT ?1, ?2, ?3, ?4, ?5, ?7, ?8
-WHERE coalesce((SELECT n FROM waiting WHERE tenant = ?8 AND agent_id = ?2), 0) < ?6
-ON CONFLICT (request_id) DO NOTHING
-"""
-RENEW = f"UPDATE commands SET payload = ?, expires_at = ? WHERE request_id = ? AND {NO_OUTCOME}"
-SETTLE = f"""
-UPDATE commands SET state = ?, outcome = ?, settled_at = ?
-WHERE request_id = ? AND agent_id = ? AND {NO_OUTCOME}
-RETURNING tenant
-"""
-INCREMENT_WAITING = """
-INSERT INTO waiting VALUES (?, ?, 1) ON CONFLICT (tenant, agent_id) DO UPDATE SET n = waiting.n + 1
-"""
-DECREMENT_WAITING = "UPDATE waiting SET n = n - 1 WHERE tenant = ? AND agent_id = ?"
-# The same outcome again is ignored, and the number of different ones is limited.
-PUT_LATE_OUTCOME = """
-INSERT INTO notes (request_id, at, outcome) SELECT ?1, ?2, ?3
-WHERE NOT EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND outcome = ?3)
-AND NOT EXISTS (SELECT 1 FROM notes WHERE request_id = ?1 AND outcome = ?3)
-AND (SELECT count(*) FROM notes WHERE request_id = ?1) < ?4
-"""
 EXPIRE = """
 UPDATE commands SET state = 'expired', settled_at = ?1 WHERE seq IN
     (SELECT seq FROM commands WHERE state = 'queued' AND expires_at <= ?1 LIMIT ?2)
-RETURNING request_id, tenant, agent_id
+RETURNING request_id
 """
 DELETE_CLOSED = """
 DELETE FROM commands WHERE seq IN (SELECT seq FROM commands WHERE settled_at < ? LIMIT ?)
@@ -70,7 +49,12 @@ LATE_OUTCOMES = """
 SELECT at, outcome FROM notes WHERE request_id = ?1
 AND EXISTS (SELECT 1 FROM commands WHERE request_id = ?1 AND tenant = ?2) ORDER BY seq
 """
-MAX_LATE_OUTCOMES = 20
+MAX_REMEMBERED_COUNTS = 10_000
+COUNT_INTERVAL_S = 1.0
+"""Seconds after which the waiting commands of an agent are counted again."""
+MAX_UNCOUNTED_SHARE = 8
+"""One in so many of the remaining places may be taken before they are counted again: the next are
+counted one by one, and a few processes together do not exceed the maximum."""
 BATCH_ROWS = 500
 """Rows that are expired or deleted in one transaction, so that other commands do not wait long."""
 
@@ -89,9 +73,26 @@ class QueueFull(StoreError):
 class CommandStore:
     """The commands of all tenants. Several processes may share it."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        self.database = database
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.time,
+        *,
+        defer_outcomes: bool = False,
+    ) -> None:
+        """Use a database.
+
+        Args:
+            database: Where the commands are.
+            clock: Unix seconds.
+            defer_outcomes: Whether an outcome is committed with the next write, for a file that
+                this process has for itself: until then no other process could write to it.
+        """
+        self.database, self._defers = database, defer_outcomes
         self._name, self._clock = database.name, clock
+        self._places: dict[tuple[str, str, int], tuple[int, float]] = {}
+        """How many commands may be put before they are counted again, and until when: by tenant,
+        agent and maximum."""
 
     @classmethod
     async def open(
@@ -101,10 +102,11 @@ class CommandStore:
         durable: bool = True,
         set_aside: bool = False,
         clock: Callable[[], float] = time.time,
+        defer_outcomes: bool = False,
     ) -> CommandStore:
         """Open or create a store; see `SqliteDatabase.open`, also for its errors."""
         opened = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
-        return cls(opened, clock)
+        return cls(opened, clock, defer_outcomes=defer_outcomes)
 
     async def __aenter__(self) -> CommandStore:
         return self
@@ -140,29 +142,45 @@ class CommandStore:
         drive the run under a new epoch.
         """
         blob, tenant = seal_blob(self.database, payload), tenant or LOCAL_PRINCIPAL.tenant
+        state = CommandState.SENT if sent else CommandState.QUEUED
+        counted = None if self._take_place(tenant, agent_id, cap) else cap
+        new = (request_id, agent_id, run_id, blob, expires_at, state, tenant, counted)
+        count: int | None = await self.database.apply(Step(PUT, new))
+        if count is None:
+            return await self._known(request_id, agent_id, tenant)
+        if counted is not None:
+            if count >= cap:
+                raise QueueFull(agent_id, cap)
+            places = (cap - count) // MAX_UNCOUNTED_SHARE
+            until = time.monotonic() + COUNT_INTERVAL_S
+            if len(self._places) >= MAX_REMEMBERED_COUNTS:
+                self._places.clear()
+            self._places[tenant, agent_id, cap] = places, until
+        return CommandPutResult(CommandPutKind.NEW)
 
-        def work(connection: Connection) -> CommandPutResult | None:
-            state = CommandState.SENT if sent else CommandState.QUEUED
-            new = (request_id, agent_id, run_id, blob, expires_at, cap, state, tenant)
-            if connection.execute(PUT, new).rowcount:
-                connection.execute(INCREMENT_WAITING, (tenant, agent_id))
-                return CommandPutResult(CommandPutKind.NEW)
-            row = self._find(connection, request_id)
-            if row is not None and (row.agent_id, row.tenant) == (agent_id, tenant):
-                connection.execute(RENEW, (blob, expires_at, request_id))
-            return None if row is None else CommandPutResult(CommandPutKind.KNOWN, row)
+    def _take_place(self, tenant: str, agent_id: str, cap: int) -> bool:
+        """Whether there is certainly a place for another command."""
+        places, until = self._places.get((tenant, agent_id, cap), (0, 0.0))
+        if places <= 0 or time.monotonic() > until:
+            return False
+        self._places[tenant, agent_id, cap] = places - 1, until
+        return True
 
-        stored = await self.database.write(work)
-        if stored is None:
-            raise QueueFull(agent_id, cap)
-        if stored.row is not None and stored.row.tenant != tenant:
-            # Reveal nothing about the other tenant.
+    async def _known(self, request_id: str, agent_id: str, tenant: str) -> CommandPutResult:
+        row = await self.get(request_id)
+        # Reveal nothing about another tenant.
+        if row is None or row.tenant != tenant:
             raise StoreError(f"command id {request_id!r} is not available; use another id")
-        if stored.row is not None and stored.row.agent_id != agent_id:
+        if row.agent_id != agent_id:
             raise StoreError(
-                f"command {request_id!r} is for agent {stored.row.agent_id!r}; use another id"
+                f"command {request_id!r} is for agent {row.agent_id!r}; use another id"
             )
-        return stored
+        return CommandPutResult(CommandPutKind.KNOWN, row)
+
+    async def flush(self) -> None:
+        """Wait until the outcomes stored so far are committed."""
+        if self._defers:
+            await self.database.flush()
 
     async def mark(self, request_id: str, state: CommandState | str) -> bool:
         """Advance the state of a command; False if it is as far already, or closed.
@@ -171,14 +189,10 @@ class CommandStore:
         """
         if state not in OPEN_STATES[1:]:
             raise ValueError(f"cannot mark a command as {state}; use settle or expire")
-        before = OPEN_STATES[: OPEN_STATES.index(state)]
-        statement = (
-            "UPDATE commands SET state = ? WHERE request_id = ? "
-            f"AND state IN ({', '.join('?' * len(before))})"
-        )
-        values = (state, request_id, *before)
-        changed = await self.database.write(lambda c: c.execute(statement, values).rowcount)
-        return changed > 0
+        values = (request_id, state, OPEN_STATES[: OPEN_STATES.index(state)])
+        step = Step(MARK, values)
+        # That an agent has accepted a command is only shown.
+        return await self._apply(step, wait=state != CommandState.ACCEPTED)
 
     async def settle(
         self,
@@ -187,24 +201,50 @@ class CommandStore:
         outcome: bytes,
         state: CommandState = CommandState.SETTLED,
     ) -> SettleResult:
-        """Store an outcome; only the first one counts, and only from the agent of the command."""
+        """Store an outcome; only the first one counts, and only from the agent of the command.
+
+        Acknowledge it after `flush`: it may be committed a moment later. Until then its agent
+        reports it again, and the run that asked for it stores its result in a later commit.
+        """
         if state not in FINAL_STATES:
             raise ValueError(f"{state} does not close a command")
-        blob, now = seal_blob(self.database, outcome), self._clock()
-        find = "SELECT agent_id FROM commands WHERE request_id = ?"
+        step = self._settle_step(request_id, agent_id, outcome, state)
+        return SettleResult(await self._apply(step, wait=False))
 
-        def work(connection: Connection) -> SettleResult:
-            values = (state, blob, now, request_id, agent_id)
-            closed = connection.execute(SETTLE, values).fetchall()
-            if closed:
-                connection.execute(DECREMENT_WAITING, (closed[0][0], agent_id))
-                return SettleResult.FIRST
-            if connection.execute(find, (request_id,)).fetchone() != (agent_id,):
-                return SettleResult.FOREIGN
-            connection.execute(PUT_LATE_OUTCOME, (request_id, now, blob, MAX_LATE_OUTCOMES))
-            return SettleResult.AGAIN
+    def settle_soon(
+        self,
+        request_id: str,
+        agent_id: str,
+        outcome: bytes,
+        *,
+        on_result: Callable[[SettleResult], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> bool:
+        """`settle` without a task that waits for it; False unless outcomes are deferred."""
+        if not self._defers_here:
+            return False
+        step = self._settle_step(request_id, agent_id, outcome, CommandState.SETTLED)
+        self.database.defer(
+            step, on_result=lambda kept: on_result(SettleResult(kept)), on_failure=on_failure
+        )
+        return True
 
-        return await self.database.write(work)
+    def _settle_step(
+        self, request_id: str, agent_id: str, outcome: bytes, state: CommandState
+    ) -> Step:
+        blob = seal_blob(self.database, outcome)
+        return Step(SETTLE, (request_id, agent_id, blob, state, self._clock()))
+
+    @property
+    def _defers_here(self) -> bool:
+        return self._defers and self.database.dialect == "sqlite"
+
+    async def _apply(self, step: Step, *, wait: bool) -> Any:
+        """Run a step; a file has its result before the commit, which need not be waited for."""
+        if wait or not self._defers_here:
+            return await self.database.apply(step)
+        run, values = step.procedure.sqlite, step.values()
+        return await self.database.write(lambda c: run(c, *values), wait=False)
 
     async def get(self, request_id: str) -> CommandRow | None:
         """A stored command."""
@@ -268,8 +308,6 @@ class CommandStore:
             found = connection.execute(statement, (time_, BATCH_ROWS)).fetchall()
             if statement is DELETE_CLOSED:
                 connection.executemany("DELETE FROM notes WHERE request_id = ?", found)
-            else:
-                connection.executemany(DECREMENT_WAITING, [key for _, *key in found])
             return [row[0] for row in found]
 
         found: list[str] = []

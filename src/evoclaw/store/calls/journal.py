@@ -2,19 +2,34 @@
 
 A call is recorded before it starts, and its end before it is reported. So after a crash at any
 point the edge knows whether the call may have run.
+
+That a call starts is on the disk before it does: the only wait for the disk. Its end is written
+before it is reported, and is on the disk a moment later: a power cut in between leaves a call that
+had started, whose outcome is reported as unknown. The receipts of such calls may have been sent:
+then a new chain of receipts starts, so that no number is used twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from evoclaw.store.calls.receipts import UnsignedReport, finish_with_receipt
+from evoclaw.store.calls.receipts import (
+    CHAIN_HEAD_KEY,
+    ChainPosition,
+    UnsignedReport,
+    read_position,
+    store_position,
+)
+from evoclaw.store.calls.wal_sync import WalSync, set_result
 from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import (
     Connection,
@@ -163,12 +178,14 @@ COLUMNS = (
 RECEIVE = """
 INSERT INTO calls
     (request_id, run_id, epoch, digest, command, received_at, state, boot_id, started_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
+WHERE NOT EXISTS (SELECT 1 FROM fences WHERE run_id = ?10 AND epoch > ?3)
 ON CONFLICT (request_id) DO NOTHING
 """
 FENCE = """
 INSERT INTO fences (run_id, epoch, twin, at) VALUES (?1, ?2, ~?2, ?3)
 ON CONFLICT (run_id) DO UPDATE SET epoch = max(epoch, ?2), twin = ~max(epoch, ?2), at = ?3
+WHERE epoch < ?2 OR at < ?4
 """
 START = """
 UPDATE calls SET state = 'running', boot_id = ?, started_at = ?
@@ -176,13 +193,15 @@ WHERE request_id = ? AND state = 'received'
 """
 # Numbered, because the wall clock may be set back between two ends.
 FINISH = """
-UPDATE calls SET state = ?, report = ?, finished_at = ?, finished = 1 + (
-    SELECT coalesce(max(finished), 0) FROM calls WHERE finished IS NOT NULL AND acked = 0)
+UPDATE calls SET state = ?, report = ?, finished_at = ?, finished = ?
 WHERE request_id = ? AND finished IS NULL
+"""
+LAST_FINISHED = """
+SELECT coalesce(max(finished), 0) FROM calls WHERE finished IS NOT NULL AND acked = 0
 """
 ACKNOWLEDGE = """
 UPDATE calls SET acked = 1, command = NULL, report = NULL
-WHERE request_id = ? AND finished IS NOT NULL AND acked = 0
+WHERE request_id IN (SELECT value FROM json_each(?)) AND finished IS NOT NULL AND acked = 0
 """
 DELETE_ACKNOWLEDGED = """
 DELETE FROM calls WHERE seq IN
@@ -199,12 +218,51 @@ PRUNE_BATCH_ROWS = 500
 """Calls that are deleted in one transaction, so that other calls do not wait long."""
 
 
+MAX_REMEMBERED_FENCES = 10_000
+"""Fences in memory; the others are only in the file."""
+MACHINE_KEY = "machine"
+"""The key of the boot id of the machine that wrote the journal last."""
+KERNEL_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Ends:
+    """The numbers of the calls that end in one transaction, and their receipts."""
+
+    __slots__ = ("finished", "position", "signed")
+
+    def __init__(self, finished: int, position: ChainPosition) -> None:
+        self.finished, self.position, self.signed = finished, position, False
+
+
+_JournalWork = Callable[[Connection, _Ends], Any]
+
+
+class _JournalWrite(NamedTuple):
+    work: _JournalWork
+    future: asyncio.Future[Any]
+    sync: bool
+    """Whether the future has its result only when it is on the disk."""
+
+
 class Journal:
-    """What an edge must know after a crash. Every write is durable when it returns."""
+    """What an edge must know after a crash. One process uses it at a time.
+
+    When a write returns it survives the death of this process, and all but the end of a call that
+    ran and acknowledgements survive a power cut.
+    """
 
     def __init__(self, database: SqliteDatabase, clock: Callable[[], float] = time.time) -> None:
         self.database = database
         self._path, self._clock = database.path, clock
+        self._sync: WalSync | None = None
+        self._finished, self._position = 0, ChainPosition()
+        self._fences: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """The last used fences: their epochs, and when they were renewed."""
+        self._running: set[str] = set()
+        """The calls that this process has recorded as started."""
+        self._queue: list[_JournalWrite] = []
+        self._is_writing = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(
@@ -220,9 +278,39 @@ class Journal:
 
         The cipher encrypts commands and reports: what models asked for and what tools printed.
         """
-        database = await SqliteDatabase.open(path, SCHEMA, durable=durable, set_aside=set_aside)
+        # Commits do not wait for the disk: `WalSync` does, for those that must.
+        database = await SqliteDatabase.open(path, SCHEMA, durable=False, set_aside=set_aside)
         database.cipher = cipher or database.cipher
-        return cls(database, clock)
+        journal = cls(database, clock)
+        try:
+            await journal._load(durable=durable)
+        except BaseException:
+            await database.close()
+            raise
+        return journal
+
+    async def _load(self, *, durable: bool) -> None:
+        if durable:
+            await self.database.read(_leave_syncing_to_caller)
+        self._finished, self._position = await self.database.write(self._load_ends)
+        if durable:
+            self._sync = WalSync(self._path)
+            await self._sync.wait()
+
+    def _load_ends(self, connection: Connection) -> tuple[int, ChainPosition]:
+        find = "SELECT value FROM meta WHERE key = ?"
+        found = connection.execute(find, (MACHINE_KEY,)).fetchone()
+        before = b"" if found is None else verify_checksum(found[0], self._path)
+        machine = _machine_boot_id()
+        put = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
+        connection.execute(put, (MACHINE_KEY, add_checksum(machine)))
+        if found is not None and (before != machine or not machine):
+            # Ends that were reported may have been lost, with the numbers of their receipts.
+            running = "SELECT 1 FROM calls WHERE finished IS NULL AND state = 'running' LIMIT 1"
+            if connection.execute(running).fetchone() is not None:
+                connection.execute("DELETE FROM meta WHERE key = ?", (CHAIN_HEAD_KEY,))
+        (finished,) = connection.execute(LAST_FINISHED).fetchone()
+        return finished, read_position(connection, self.database.name)
 
     async def __aenter__(self) -> Journal:
         return self
@@ -232,7 +320,14 @@ class Journal:
 
     async def close(self) -> None:
         """Finish writing and close the file."""
-        await self.database.close()
+        try:
+            while self._is_writing:
+                await (asyncio.wait(self._tasks) if self._tasks else asyncio.sleep(0))
+            if self._sync is not None:
+                sync, self._sync = self._sync, None
+                await sync.close()
+        finally:
+            await self.database.close()
 
     async def receive(self, entry: JournalEntry, *, start: str | None = None) -> ReceiveResult:
         """Record a command, unless its id is known or its run was taken over.
@@ -256,31 +351,46 @@ class Journal:
             CallState.RECEIVED if start is None else CallState.RUNNING,
             None if start is None else add_checksum(start.encode()),
             None if start is None else now,
+            entry.run_id,
         )
-        return await self.database.write(lambda c: self._receive(c, entry, new, now))
+        received, fence = await self._write(
+            lambda c, _: self._receive(c, entry, new, now), sync=True
+        )
+        if fence is not None:
+            self._fences[entry.run_id] = fence
+            self._fences.move_to_end(entry.run_id)
+            while len(self._fences) > MAX_REMEMBERED_FENCES:
+                self._fences.popitem(last=False)
+        if start is not None and received.kind is ReceiveKind.NEW:
+            self._running.add(entry.request_id)
+        return received
 
     def _receive(
         self, connection: Connection, entry: JournalEntry, new: tuple[object, ...], now: float
-    ) -> ReceiveResult:
-        find = "SELECT epoch, at FROM fences WHERE run_id = ?"
-        fence = connection.execute(find, (entry.run_id,)).fetchone()
-        fenced = fence is not None and fence[0] > entry.epoch
+    ) -> tuple[ReceiveResult, tuple[int, float] | None]:
         received = ReceiveResult(ReceiveKind.NEW)
-        if fenced or not connection.execute(RECEIVE, new).rowcount:
+        if not connection.execute(RECEIVE, new).rowcount:
             row = self._find(connection, entry.request_id)
             if row is None:
-                return ReceiveResult(ReceiveKind.FENCED)
+                return ReceiveResult(ReceiveKind.FENCED), None
             if (row.run_id, row.digest) != (entry.run_id, entry.digest):
-                return ReceiveResult(ReceiveKind.CONFLICT, row)
+                return ReceiveResult(ReceiveKind.CONFLICT, row), None
             received = ReceiveResult(ReceiveKind.KNOWN, row)
-        if fence is None or fence[0] < entry.epoch or fence[1] < now - FENCE_RENEWAL_INTERVAL_S:
-            connection.execute(FENCE, (entry.run_id, entry.epoch, now))
-        return received
+        fence, stale = self._fences.get(entry.run_id), now - FENCE_RENEWAL_INTERVAL_S
+        if fence is not None and fence[0] >= entry.epoch and fence[1] >= stale:
+            return received, None
+        if connection.execute(FENCE, (entry.run_id, entry.epoch, now, stale)).rowcount:
+            return received, (max(entry.epoch, fence[0] if fence else entry.epoch), now)
+        find = "SELECT epoch, at FROM fences WHERE run_id = ?"
+        return received, connection.execute(find, (entry.run_id,)).fetchone()
 
     async def start(self, request_id: str, boot_id: str) -> bool:
         """Record that a call starts now; False if it has started or ended already."""
         values = (add_checksum(boot_id.encode()), self._clock(), request_id)
-        return await self._changed(START, values)
+        started = await self._changed(START, values)
+        if started:
+            self._running.add(request_id)
+        return started
 
     async def finish(
         self, request_id: str, state: CallState, report: bytes | UnsignedReport
@@ -288,18 +398,118 @@ class Journal:
         """Record how a call ended; False if it had ended already, and then nothing changes."""
         if not state.terminal:
             raise ValueError(f"{state} is not a final state")
-        if isinstance(report, bytes):
-            values = (state, seal_blob(self.database, report), self._clock(), request_id)
-            return await self._changed(FINISH, values)
-        end = (state, self._clock(), request_id)
-        return await self.database.write(
-            lambda c: finish_with_receipt(c, FINISH, end, report, self.database)
+        now = self._clock()
+        finished = await self._write(
+            lambda c, ends: self._finish(c, ends, request_id, state, report, now),
+            # After a power cut only a call that runs tells that its receipt may have been lost.
+            sync=request_id not in self._running,
+            alone=len(self._running) <= 1,
         )
+        self._running.discard(request_id)
+        return finished
+
+    def _finish(
+        self,
+        connection: Connection,
+        ends: _Ends,
+        request_id: str,
+        state: CallState,
+        report: bytes | UnsignedReport,
+        now: float,
+    ) -> bool:
+        position = ends.position
+        if not isinstance(report, bytes):
+            is_open = "SELECT 1 FROM calls WHERE request_id = ? AND finished IS NULL"
+            if request_id not in self._running and (
+                connection.execute(is_open, (request_id,)).fetchone() is None
+            ):
+                return False
+            report, position = report.signed_after(position)
+        values = (state, seal_blob(self.database, report), now, ends.finished + 1, request_id)
+        if not connection.execute(FINISH, values).rowcount:
+            return False
+        ends.signed = ends.signed or position is not ends.position
+        ends.finished, ends.position = ends.finished + 1, position
+        return True
 
     async def acknowledge(self, request_ids: Iterable[str]) -> None:
         """Record that the ends of calls arrived: reports are deleted, ids are kept."""
-        values = [(request_id,) for request_id in request_ids]
-        await self.database.write(lambda connection: connection.executemany(ACKNOWLEDGE, values))
+        ids = msgspec.json.encode(list(request_ids)).decode()
+        await self._write(lambda c, _: c.execute(ACKNOWLEDGE, (ids,)))
+
+    async def _write(self, work: _JournalWork, *, sync: bool = False, alone: bool = False) -> Any:
+        """Run a function in a transaction; all that are requested at once share it.
+
+        Args:
+            work: The function.
+            sync: Whether to wait until it is on the disk.
+            alone: Whether no other call runs, whose end could share the transaction.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._queue.append(_JournalWrite(work, future, sync))
+        if not self._is_writing:
+            self._is_writing = True
+            if alone:
+                self._start_writing()
+            else:
+                loop.call_soon(self._start_writing)
+        return await future
+
+    def _start_writing(self) -> None:
+        batch, self._queue = self._queue, []
+        ends = _Ends(self._finished, self._position)
+        committed, results = self.database.write_at_once(lambda c: self._run(c, ends, batch))
+        if committed and results is not None:
+            self._is_writing = False
+            self._on_committed(ends, batch, results)
+            return
+        # Another process has locked the file, or one of them fails.
+        task = asyncio.create_task(self._write_slowly(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write_slowly(self, batch: list[_JournalWrite]) -> None:
+        try:
+            await self._write_batch(batch)
+        finally:
+            self._is_writing = bool(self._queue)
+            if self._queue:
+                asyncio.get_running_loop().call_soon(self._start_writing)
+
+    async def _write_batch(self, batch: list[_JournalWrite]) -> None:
+        ends = _Ends(self._finished, self._position)
+        try:
+            results = await self.database.write(lambda c: self._run(c, ends, batch))
+        except BaseException as problem:  # it is for the callers
+            if len(batch) > 1:  # one that fails must not fail the others
+                for single in batch:
+                    await self._write_batch([single])
+            elif not batch[0].future.done():
+                batch[0].future.set_exception(problem)
+            return
+        self._on_committed(ends, batch, results)
+
+    def _run(self, connection: Connection, ends: _Ends, batch: list[_JournalWrite]) -> list[Any]:
+        ends.finished, ends.position, ends.signed = self._finished, self._position, False
+        results = [write.work(connection, ends) for write in batch]
+        if ends.signed:
+            store_position(connection, ends.position)
+        return results
+
+    def _on_committed(self, ends: _Ends, batch: list[_JournalWrite], results: list[Any]) -> None:
+        self._finished, self._position = ends.finished, ends.position
+        unsynced: list[tuple[asyncio.Future[Any], Any]] = []
+        for write, result in zip(batch, results, strict=True):
+            if write.sync:
+                unsynced.append((write.future, result))
+            else:
+                set_result(write.future, result)
+        if self._sync is not None:
+            self._sync.committed(len(batch), unsynced)
+        else:
+            for future, result in unsynced:
+                set_result(future, result)
 
     async def get(self, request_id: str) -> JournalRow | None:
         """A recorded call."""
@@ -347,6 +557,7 @@ class Journal:
             (old,) = connection.execute(acknowledged + " AND finished_at < ?", before).fetchone()
             return max(held - max_calls, min(old, held - min_calls), 0)
 
+        self._fences.clear()
         await self._changed(DELETE_OLD_FENCES, (max_calls, min_calls, now - window_seconds))
         deleted = left = await self.database.read(count)
         while left > 0:
@@ -369,7 +580,7 @@ class Journal:
     async def remember_version(self, key: str, value: bytes, *, keep: int = 100) -> int:
         """Store a new version of a value; its number."""
         blob, now = add_checksum(value), self._clock()
-        return await self.database.write(lambda c: _add_version(c, key, blob, now, keep))
+        return await self._write(lambda c, _: _add_version(c, key, blob, now, keep), sync=True)
 
     async def versions(self, key: str, limit: int = 100) -> list[Version]:
         """The versions of a value, newest first."""
@@ -378,10 +589,8 @@ class Journal:
         return [Version(n, verify_checksum(value, self._path), at) for n, value, at in found]
 
     async def _changed(self, statement: str, values: tuple[object, ...]) -> bool:
-        def work(connection: Connection) -> bool:
-            return connection.execute(statement, values).rowcount > 0
-
-        return await self.database.write(work)
+        count = await self._write(lambda c, _: c.execute(statement, values).rowcount, sync=True)
+        return count > 0
 
     async def _rows(self, condition: str, *values: object) -> list[JournalRow]:
         statement = f"SELECT {COLUMNS} FROM calls {condition}"
@@ -412,6 +621,19 @@ class Journal:
             report,
             bool(acked),
         )
+
+
+def _leave_syncing_to_caller(connection: Connection) -> None:
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+
+
+def _machine_boot_id() -> bytes:
+    """The id of the current boot of the machine; empty if the system has none."""
+    try:
+        return KERNEL_BOOT_ID.read_bytes().strip()
+    except OSError:
+        return b""
 
 
 def _add_version(connection: Connection, key: str, blob: bytes, now: float, keep: int) -> int:

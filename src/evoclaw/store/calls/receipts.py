@@ -25,10 +25,10 @@ from evoclaw.store.databases.database import (
     Schema,
     add_checksum,
     open_blob,
-    seal_blob,
     verify_checksum,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.databases.steps import Procedure, Step
 
 CHAIN_HEAD_KEY = "receipts"
 """The key under which a journal stores the position of its chain."""
@@ -53,27 +53,10 @@ class UnsignedReport(Protocol):
         ...
 
 
-def finish_with_receipt(
-    connection: Connection,
-    statement: str,
-    end: tuple[str, float, str],
-    draft: UnsignedReport,
-    database: Database,
-) -> bool:
-    """Record how a call ended, with the next receipt; False if it had ended already."""
-    state, now, request_id = end
-    is_open = "SELECT 1 FROM calls WHERE request_id = ? AND finished IS NULL"
-    if connection.execute(is_open, (request_id,)).fetchone() is None:
-        return False
-    report, position = draft.signed_after(_read_position(connection, database.name))
-    connection.execute(statement, (state, seal_blob(database, report), now, request_id))
-    _store_position(connection, position)
-    return True
-
-
-def _read_position(
+def read_position(
     connection: Connection, path: Path | str, head: str = CHAIN_HEAD_KEY
 ) -> ChainPosition:
+    """The stored position of a chain; an empty one if there is none."""
     found = connection.execute("SELECT value FROM meta WHERE key = ?", (head,)).fetchone()
     return (
         ChainPosition()
@@ -82,9 +65,10 @@ def _read_position(
     )
 
 
-def _store_position(
+def store_position(
     connection: Connection, position: ChainPosition, head: str = CHAIN_HEAD_KEY
 ) -> None:
+    """Store the position of a chain."""
     keep = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2"
     connection.execute(keep, (head, add_checksum(msgspec.json.encode(position))))
 
@@ -120,6 +104,33 @@ class Pin(Struct, frozen=True):
     at: float
 
 
+COLUMNS = (
+    "agent_id, chain, counter, hash, prev, request_id, run_id, tenant, at, body, signature, flaw"
+)
+ADD = f"""
+INSERT INTO receipts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (agent_id, hash, request_id, flaw) DO NOTHING
+"""
+
+
+def _add(connection: Connection, *values: object) -> bool:
+    """Whether the receipt was not known."""
+    return connection.execute(ADD, values).rowcount > 0
+
+
+ADD_RECEIPT = Procedure(
+    name="add_receipt",
+    sqlite=_add,
+    postgres=f"""
+BEGIN
+    INSERT INTO receipts ({COLUMNS})
+    VALUES (a->>0, a->>1, (a->>2)::bigint, a->>3, a->>4, a->>5, a->>6, a->>7, (a->>8)::float8,
+        decode(a->>9, 'base64'), decode(a->>10, 'base64'), a->>11)
+    ON CONFLICT (agent_id, hash, request_id, flaw) DO NOTHING;
+    RETURN to_jsonb(FOUND);
+END
+""",
+)
 SCHEMA = Schema(
     "receipt book",
     (
@@ -144,14 +155,8 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("receipts", ("body", "signature")), ("meta", ("value",))),
+    procedures=(ADD_RECEIPT,),
 )
-COLUMNS = (
-    "agent_id, chain, counter, hash, prev, request_id, run_id, tenant, at, body, signature, flaw"
-)
-ADD = f"""
-INSERT INTO receipts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (agent_id, hash, request_id, flaw) DO NOTHING
-"""
 LIST_CONDITION = """
 WHERE seq IN (SELECT seq FROM receipts
     WHERE {whose} AND (?1 = '' OR agent_id = ?1) AND (?2 = '' OR run_id = ?2)
@@ -164,6 +169,16 @@ OUTCOMES_WITHOUT_RECEIPT = """
 SELECT outcome FROM commands WHERE settled_at >= ?1 AND outcome IS NOT NULL
     AND request_id NOT IN (SELECT request_id FROM receipts WHERE at >= ?1 AND flaw = '')
 """
+# The last receipt of each chain stays, and what is outside any chain goes.
+DELETE_OLD = """
+DELETE FROM receipts WHERE seq IN (
+    SELECT seq FROM receipts AS old WHERE at < ?1 AND (counter = 0 OR flaw <> '' OR EXISTS (
+        SELECT 1 FROM receipts AS later WHERE later.agent_id = old.agent_id
+            AND later.chain = old.chain AND later.counter > old.counter AND later.flaw = ''))
+    ORDER BY at LIMIT ?2)
+"""
+PRUNE_BATCH_ROWS = 500
+"""Receipts that are deleted in one transaction."""
 CHAIN_GAPS = """
 SELECT counter + 1, following - 1 FROM (
     SELECT counter, lead(counter) OVER (ORDER BY counter) AS following FROM (
@@ -179,6 +194,8 @@ class ReceiptStore:
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self.database = database
         self._clock = clock
+        self._heads: dict[str, ChainPosition] = {}
+        """The positions of the chains of this process, by machine."""
 
     @classmethod
     async def open(
@@ -206,6 +223,10 @@ class ReceiptStore:
         rows = [_values(receipt) for receipt in receipts]
         await self.database.write(lambda c: c.executemany(ADD, rows))
 
+    def add_later(self, receipt: StoredReceipt) -> None:
+        """Store a receipt with the next commit; a known one is ignored."""
+        self.database.defer(Step(ADD_RECEIPT, _values(receipt)))
+
     async def outcomes_without_receipt(self, since: float) -> list[bytes]:
         """The outcomes in the command store since a time that have no receipt."""
         found = await self.database.read(
@@ -220,24 +241,34 @@ class ReceiptStore:
         machine: str = "",
         wait: bool = True,
     ) -> StoredReceipt:
-        """Add the next receipt to the chain of a machine; its processes share the chain.
+        """Add the next receipt to the chain of a machine.
+
+        Its processes share the chain in a file. On a server each process has a chain of its own,
+        whose position it need not look up.
 
         Args:
             make: Signs the receipt that follows a position; returns it and the new position.
             machine: The machine, if several keep their chains here.
             wait: Whether to wait for the commit; see `Database.write`.
         """
+        if self.database.dialect != "sqlite":
+            receipt, self._heads[machine] = make(self._heads.get(machine, ChainPosition()))
+            if wait:
+                await self.add(receipt)
+            else:
+                self.add_later(receipt)
+            return receipt
         head, returned = (
             f"{CHAIN_HEAD_KEY} {machine}" if machine else CHAIN_HEAD_KEY,
             list[StoredReceipt](),
         )
 
         def work(connection: Connection) -> StoredReceipt:
-            receipt, position = make(_read_position(connection, self.database.name, head))
+            receipt, position = make(read_position(connection, self.database.name, head))
             if returned and returned != [receipt]:
                 raise Conflict("another receipt took the position of one that was returned already")
             connection.execute(ADD, _values(receipt))
-            _store_position(connection, position, head)
+            store_position(connection, position, head)
             return receipt
 
         returned.append(await self.database.write(work, wait=wait))
@@ -319,9 +350,10 @@ class ReceiptStore:
 
     async def prune(self, before: float) -> int:
         """Delete receipts older than a time; how many. The last one of each chain is kept."""
-        delete = """DELETE FROM receipts WHERE at < ? AND seq NOT IN
-            (SELECT max(seq) FROM receipts WHERE flaw = '' GROUP BY agent_id, chain)"""
-        return await self.database.write(lambda c: c.execute(delete, (before,)).rowcount)
+        values, deleted = (before, PRUNE_BATCH_ROWS), 0
+        while count := await self.database.write(lambda c: c.execute(DELETE_OLD, values).rowcount):
+            deleted += count
+        return deleted
 
     async def _rows(self, condition: str, *values: object) -> list[StoredReceipt]:
         return await _rows(self.database, condition, values)
