@@ -100,9 +100,7 @@ class Account(Struct, omit_defaults=True):
         if limit is None or not limit.per:
             return held + self.spent.get(kind, 0)
         entries = self.recent.get(kind, [])
-        expired = now - limit.per
-        while entries and entries[0].until <= expired:
-            del entries[0]
+        _drop_expired(entries, now - limit.per)
         return held + sum([entry.amount for entry in entries])
 
     def remaining(self, kind: str, now: float) -> int | None:
@@ -114,7 +112,8 @@ class Account(Struct, omit_defaults=True):
         """Add a reservation."""
         held = self.held
         for kind, amount in amounts.items():
-            held[kind] = held.get(kind, 0) + amount
+            if amount:
+                held[kind] = held.get(kind, 0) + amount
 
     def release(self, amounts: Amounts) -> None:
         """Remove a reservation."""
@@ -139,6 +138,7 @@ class Account(Struct, omit_defaults=True):
 
     def _record_spending(self, kind: str, amount: int, now: float, per: float) -> None:
         entries = self.recent.setdefault(kind, [])
+        _drop_expired(entries, now - per)
         if (
             len(entries) >= MAX_WINDOW_ENTRIES
             and now - entries[-1].since < per / MAX_WINDOW_ENTRIES
@@ -147,6 +147,11 @@ class Account(Struct, omit_defaults=True):
             entries[-1].amount += amount
         else:
             entries.append(LedgerEntry(now, now, amount))
+
+
+def _drop_expired(entries: list[LedgerEntry], expired: float) -> None:
+    while entries and entries[0].until <= expired:
+        del entries[0]
 
 
 def check_funds(

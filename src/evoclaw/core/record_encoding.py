@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 from msgspec import Raw, Struct
 
 from evoclaw.core.events import Record, ToolsChanged
+from evoclaw.core.messages import JSON
+from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import SameTools
 
 MAX_ENCODED_TOOLS = 32
@@ -24,7 +27,7 @@ class _EncodedRecord(Struct, frozen=True, gc=False):
 
 
 def record_json(record: Record) -> bytes:
-    """The bytes of `msgspec.json.encode(record)`; for a watcher, a recording or the store."""
+    """A record as JSON, for a watcher, a recording or the store."""
     event = record.event
     if not isinstance(event, ToolsChanged):
         return msgspec.json.encode(record)
@@ -34,4 +37,14 @@ def record_json(record: Record) -> bytes:
 
 @lru_cache(maxsize=MAX_ENCODED_TOOLS)
 def _encoded(same: SameTools) -> Raw:
-    return Raw(msgspec.json.encode(ToolsChanged(same.tools)))
+    event = msgspec.to_builtins(ToolsChanged(same.tools))
+    return Raw(msgspec.json.encode({**event, "tools": Raw(tools_json(same.tools))}))
+
+
+def tools_json(tools: Sequence[Tool]) -> bytes:
+    """Tools as JSON: the same bytes again after they were decoded, unlike those of a set."""
+    every: list[dict[str, JSON]] = msgspec.to_builtins(tools)
+    for tool, known in zip(every, tools, strict=True):
+        if known.permissions:
+            tool["permissions"] = [*sorted(known.permissions)]
+    return msgspec.json.encode(every)

@@ -325,15 +325,19 @@ class ChannelStore:
         return await self._database.write(work)
 
     async def settle_delivery(
-        self, seq: int, state: str, problem: str = "", next_at: float = 0.0
+        self, delivery: StoredDelivery, state: str, problem: str = "", next_at: float = 0.0
     ) -> None:
-        """Record the result of a delivery: `SENT`, `DEAD`, or `DUE` again at `next_at`."""
+        """Record the result of a delivery: `SENT`, `DEAD`, or `DUE` again at `next_at`.
+
+        An attempt that failed counts only if no other process has claimed the delivery since.
+        """
         ended = None if state == DUE else self.clock()
         statement = (
-            "UPDATE channel_deliveries SET state = ?, problem = ?, next_at = ?, ended_at = ? "
-            "WHERE seq = ? AND state = 'due'"
+            "UPDATE channel_deliveries SET state = ?1, problem = ?2, next_at = ?3, ended_at = ?4 "
+            "WHERE seq = ?5 AND state = 'due' AND (?1 = 'sent' OR attempts = ?6)"
         )
-        values = (state, problem, next_at, ended, seq)
+        # The stored count does not include the attempt of the caller.
+        values = (state, problem, next_at, ended, delivery.seq, delivery.attempts + 1)
         await self._database.write(lambda c: c.execute(statement, values))
 
     async def retry_now(self, channel: str) -> None:

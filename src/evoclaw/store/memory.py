@@ -1,7 +1,8 @@
 """The memory of agents: observations, with full-text search, by tenant and user.
 
-SQLite searches with FTS5, PostgreSQL with a `tsvector` and a GIN index. Both get only the words of
-a query: no user text reaches a query language.
+SQLite searches with FTS5. PostgreSQL walks the newest observations of the owner, each with its
+`tsvector`, until enough of them match. Both get only the words of a query: no user text reaches a
+query language.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from evoclaw.store.databases.database import (
     add_checksum,
     verify_checksum,
 )
+from evoclaw.store.databases.steps import Procedure, Step
 
 MAX_QUERY_WORDS, MAX_WORD_CHARS = 16, 64
 """Words of a query, and their length; further and longer words are ignored."""
 MAX_RESULTS = 100
 MAX_SEARCHED_OBSERVATIONS = 10_000
 """The newest observations of one owner, which a query searches: SQLite blocks other requests
-meanwhile."""
-MAX_RANKED_OBSERVATIONS = 500
+meanwhile, and PostgreSQL may have to read all of them."""
+MAX_RANKED_OBSERVATIONS = 100
 """The newest of the matching observations, which are ranked."""
 DELETE_BATCH_ROWS = 500
 """Observations that are deleted in one transaction, which blocks other requests."""
@@ -86,34 +88,62 @@ _TSVECTOR = (
     "GENERATED ALWAYS AS (to_tsvector('english'::regconfig, content)) STORED",
     "CREATE INDEX memory_words ON memory_observations USING gin (words)",
 )
-SCHEMA = Schema(
-    "memory",
-    ((*_OBSERVATIONS, *_FTS5),),
-    checksummed=(("memory_observations", ("rest",)),),
-    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR),),
-)
-_COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"
+# New words wait in a list that every search reads whole, and then cost more than the rows; and the
+# index holds the words of all owners.
+_WITHOUT_GIN = ("DROP INDEX memory_words",)
+
+
+def _put_observations(connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
+    connection.executemany(_PUT, rows)
+
+
 _PUT = (
     "INSERT INTO memory_observations (tenant, id, owner, session_id, agent, event_type, at, "
     "labelled, whose, content, rest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (tenant, owner, id) DO NOTHING"
 )
-_OLDEST_SEARCHED = (
-    "SELECT o.seq FROM memory_observations o WHERE o.tenant = ? AND o.owner = ? "
-    "ORDER BY o.seq DESC LIMIT 1 OFFSET ?"
+PUT_OBSERVATIONS = Procedure(
+    name="put_observations",
+    sqlite=_put_observations,
+    postgres="""
+BEGIN
+    INSERT INTO memory_observations (tenant, id, owner, session_id, agent, event_type, at,
+        labelled, whose, content, rest)
+    SELECT o->>0, o->>1, o->>2, o->>3, o->>4, o->>5, (o->>6)::float8, (o->>7)::bigint, o->>8,
+        o->>9, decode(o->>10, 'base64')
+    FROM jsonb_array_elements(a->0) AS o
+    ON CONFLICT (tenant, owner, id) DO NOTHING;
+    RETURN NULL;
+END
+""",
 )
-_FIND = {
-    "sqlite": (
-        f"SELECT {_COLUMNS}, -bm25(memory_words, 0.0, 1.0) AS score FROM memory_words "
-        "CROSS JOIN memory_observations o ON o.seq = memory_words.rowid "
-        "WHERE memory_words MATCH ? AND memory_words.rowid >= ?"
-    ),
-    "postgres": (
-        f"SELECT {_COLUMNS}, ts_rank(o.words, asked.words) AS score FROM memory_observations o "
-        "JOIN (SELECT websearch_to_tsquery('english'::regconfig, ?) AS words) asked "
-        "ON o.words @@ asked.words WHERE o.seq >= ?"
-    ),
-}
+SCHEMA = Schema(
+    "memory",
+    ((*_OBSERVATIONS, *_FTS5), ()),
+    checksummed=(("memory_observations", ("rest",)),),
+    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR), _WITHOUT_GIN),
+    procedures=(PUT_OBSERVATIONS,),
+)
+_COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"
+# The owner is in the index too: otherwise the texts of all tenants would be searched.
+_FIND_SQLITE = f"""
+SELECT {_COLUMNS}, -bm25(memory_words, 0.0, 1.0) AS score FROM memory_words
+CROSS JOIN memory_observations o ON o.seq = memory_words.rowid
+WHERE memory_words MATCH ?1 AND memory_words.rowid >= coalesce((
+    SELECT s.seq FROM memory_observations s WHERE s.tenant = ?2 AND s.owner = ?3
+    ORDER BY s.seq DESC LIMIT 1 OFFSET ?4), 0)
+    AND {{conditions}}
+ORDER BY memory_words.rowid DESC LIMIT {{ranked}}
+"""
+# A subquery is computed once, and not for each observation.
+_ASKED = "(SELECT websearch_to_tsquery('english'::regconfig, ?1))"
+_FIND_POSTGRES = f"""
+SELECT {_COLUMNS}, ts_rank(o.words, {_ASKED}) AS score
+FROM (SELECT * FROM memory_observations s WHERE s.tenant = ?2 AND s.owner = ?3
+    ORDER BY s.seq DESC LIMIT ?4 + 1) o
+WHERE o.words @@ {_ASKED} AND {{conditions}}
+ORDER BY o.seq DESC LIMIT {{ranked}}
+"""
 
 
 class EventType(StrEnum):
@@ -171,6 +201,9 @@ class _ObservationExtras(Struct, frozen=True, omit_defaults=True):
     label: Label = CLEAN
 
 
+_EXTRAS_DECODER = msgspec.json.Decoder(_ObservationExtras)
+
+
 class MemoryStore:
     """The observations of one user of a tenant."""
 
@@ -185,7 +218,6 @@ class MemoryStore:
         self._database, self._clock = database, clock
         self.tenant, self.owner = tenant, owner
         self._owner_token = f"o{sha256(msgspec.json.encode((tenant, owner))).hexdigest()[:32]}"
-        self._decoder = msgspec.json.Decoder(_ObservationExtras)
 
     def of(self, tenant: str, owner: str = "") -> MemoryStore:
         """The observations of another user, in the same database."""
@@ -195,10 +227,13 @@ class MemoryStore:
         """The time by which observations expire."""
         return self._clock()
 
-    async def add(self, observations: Sequence[Observation], *, wait: bool = True) -> None:
-        """Store observations; existing ones are unchanged. `wait`: see `Database.write`."""
-        rows = [self._row(observation) for observation in observations]
-        await self._database.write(lambda c: _put(c, rows), wait=wait)
+    async def add(self, observations: Sequence[Observation]) -> None:
+        """Store observations; existing ones are unchanged."""
+        await self.add_rows([self.row(observation) for observation in observations])
+
+    async def add_rows(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Store observations of any owners, in one step; `rows` are values of `row`."""
+        await self._database.apply(Step(PUT_OBSERVATIONS, (rows,)))
 
     async def find(
         self, query: str, limit: int = 5, filter_: MemoryFilter = NO_FILTER
@@ -208,26 +243,19 @@ class MemoryStore:
         if not words:
             return []
         conditions, values = self._where(filter_)
-        order = "memory_words.rowid" if self._database.dialect == "sqlite" else "o.seq"
-        newest = f"{_FIND[self._database.dialect]} AND {conditions} ORDER BY {order} DESC"
-        ranked = f"SELECT * FROM ({newest} LIMIT {MAX_RANKED_OBSERVATIONS}) fitting"
-        statement = f"{ranked} ORDER BY score DESC, seq DESC LIMIT ?"
-        text = self._query(words)
-
-        def work(connection: Connection) -> list[Any]:
-            oldest = connection.execute(
-                _OLDEST_SEARCHED, (self.tenant, self.owner, MAX_SEARCHED_OBSERVATIONS)
-            ).fetchone()
-            since = 0 if oldest is None else oldest[0]
-            given = (text, since, *values, min(max(limit, 0), MAX_RESULTS))
-            return connection.execute(statement, given).fetchall()
-
-        return [self._hit(row) for row in await self._database.read(work, allow_stale=True)]
+        find = _FIND_SQLITE if self._database.dialect == "sqlite" else _FIND_POSTGRES
+        newest = find.format(conditions=conditions, ranked=MAX_RANKED_OBSERVATIONS)
+        statement = f"SELECT * FROM ({newest}) fitting ORDER BY score DESC, seq DESC LIMIT ?"
+        searched = (self.tenant, self.owner, MAX_SEARCHED_OBSERVATIONS)
+        given = (self._query(words), *searched, *values, min(max(limit, 0), MAX_RESULTS))
+        rows = await self._database.read(
+            lambda c: c.execute(statement, given).fetchall(), allow_stale=True
+        )
+        return [self._hit(row) for row in rows]
 
     def _query(self, words: Sequence[str]) -> str:
         if self._database.dialect == "postgres":
             return " or ".join(words)
-        # The owner is in the index too: otherwise the texts of all tenants would be searched.
         terms = " OR ".join(f'"{word}"' for word in words)
         return f'whose : "{self._owner_token}" AND content : ({terms})'
 
@@ -291,7 +319,8 @@ class MemoryStore:
             given.append(("o.labelled = ?", 0))
         return " AND ".join(part for part, _ in given), tuple(value for _, value in given)
 
-    def _row(self, observation: Observation) -> tuple[Any, ...]:
+    def row(self, observation: Observation) -> tuple[Any, ...]:
+        """The row of an observation of this owner."""
         rest = msgspec.json.encode(
             _ObservationExtras(observation.metadata, observation.tags, observation.label)
         )
@@ -310,7 +339,7 @@ class MemoryStore:
 
     def _hit(self, row: Any) -> MemoryHit:
         seq, id_, session_id, agent, event_type, at, content, rest, *score = row
-        extras = self._decoder.decode(verify_checksum(rest, self._database.name))
+        extras = _EXTRAS_DECODER.decode(verify_checksum(rest, self._database.name))
         observation = Observation(
             id_, session_id, agent, EventType(event_type), content, extras.metadata, extras.tags,
             at, extras.label,
@@ -330,8 +359,3 @@ def query_words(text: str) -> tuple[str, ...]:
 def storable_text(text: str) -> str:
     """The text without what a database cannot store: NUL and lone surrogates."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
-
-
-def _put(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    for row in rows:
-        connection.execute(_PUT, row)

@@ -44,7 +44,12 @@ def account_path(principal: Principal, run_id: str) -> AccountPath:
     for level, name in (("user", principal.user), ("agent", principal.agent)):
         if name:
             names.append(f"{names[-1]}/{level}:{quote(name, safe='')}")
-    return (*names, f"run:{run_id}")
+    return (*names, run_account(run_id))
+
+
+def run_account(run_id: str) -> str:
+    """The name of the account of a run."""
+    return f"run:{run_id}"
 
 
 def budget_denial(refusal: InsufficientFunds) -> Deny:

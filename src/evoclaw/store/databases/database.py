@@ -21,6 +21,7 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError, RunSuspended
 from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.notices import Notice, Notices
+from evoclaw.store.databases.steps import OnFailure, OnResult, Procedure, Step
 
 T = TypeVar("T")
 
@@ -163,8 +164,36 @@ class Database(Protocol):
         """
         ...
 
+    async def apply(self, step: Step, *, notices: Sequence[Notice] = ()) -> Any:
+        """Run a step; when this returns its result, it and all earlier ones are committed."""
+        ...
+
+    def defer(
+        self,
+        step: Step,
+        *,
+        notices: Sequence[Notice] = (),
+        on_result: OnResult | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        """Run a step with the next one that is waited for, or a moment later.
+
+        It is never committed without those before it. What depends on it must wait for `flush`.
+
+        Args:
+            step: The step. A shared one joins that of the same procedure that was deferred before
+                and not sent yet, whose functions are called then.
+            notices: As for `write`.
+            on_result: Gets the result; again, if the step had to be repeated.
+            on_failure: Gets an error; without, the write scope fails.
+        """
+        ...
+
     async def flush(self) -> None:
-        """Wait until every earlier write is committed."""
+        """Wait until every earlier write of this write scope is committed.
+
+        Raise what one of its deferred steps raised: then none of its later steps counts.
+        """
         ...
 
     async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
@@ -212,6 +241,8 @@ class Schema(Struct, frozen=True):
     """References by row number: a table, its column, and the table that it refers to."""
     derived_tables: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Tables that are computed from the others, and the statements that recompute them."""
+    procedures: tuple[Procedure, ...] = ()
+    """The procedures of its steps."""
 
     @property
     def application_id(self) -> int:

@@ -130,7 +130,7 @@ class ImportRefused(StoreError):
 async def export_to(
     file: Path, database: Database, schemas: Sequence[Schema], *, tenant: str = ""
 ) -> ExportManifest:
-    """Export a database to a file, as of one moment; it blocks all writes meanwhile.
+    """Export a database to a file, as of one moment; a SQLite file cannot be written meanwhile.
 
     Args:
         file: Overwritten; readable by its owner only.
@@ -248,7 +248,7 @@ async def import_from(
     *,
     existing: Literal["refuse", "keep"] = "refuse",
 ) -> ExportManifest:
-    """Import a file in one transaction; it blocks all writes meanwhile.
+    """Import a file in one transaction; new rows of others wait meanwhile.
 
     Args:
         file: Made by `export_to`.
@@ -288,6 +288,7 @@ class _SchemaImport:
         self._tables = {table.name: table for table in tables_of(schema)}
         self._on_conflict = " ON CONFLICT DO NOTHING" if keep else ""
         self._checksummed = dict(schema.checksummed)
+        self._lock_tables()
         # Assigned row numbers continue after the existing ones, in the same order.
         self._offsets = {name: self._max_key(table) for name, table in self._tables.items()}
 
@@ -295,7 +296,22 @@ class _SchemaImport:
         if not table.auto_increment:
             return 0
         statement = f"SELECT coalesce(max({table.key[0]}), 0) FROM {table.name}"
-        return self._connection.execute(statement).fetchone()[0]
+        highest = self._connection.execute(statement).fetchone()[0]
+        if self._database.dialect == "sqlite":
+            return highest
+        # A transaction does not see rows that were committed after it began, but their numbers.
+        assigned = (
+            "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence(?, ?)::regclass), 0)"
+        )
+        values = (table.name, table.key[0])
+        return max(highest, self._connection.execute(assigned, values).fetchone()[0])
+
+    def _lock_tables(self) -> None:
+        """Let no other process assign row numbers before the commit."""
+        names = [name for name, table in self._tables.items() if table.auto_increment]
+        if names and self._database.dialect == "postgres":
+            tables = ", ".join(sorted(names))
+            self._connection.execute(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE")
 
     def import_table(self, archive: zipfile.ZipFile, exported: ExportedTable) -> None:
         """Import the rows of one table."""

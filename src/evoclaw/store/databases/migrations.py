@@ -22,6 +22,7 @@ from evoclaw.store.databases.sqlite_file import (
     FileContents,
     refuse_newer_schema,
 )
+from evoclaw.store.databases.steps import WRITER_TABLES, Procedure, server_functions
 
 if TYPE_CHECKING:
     import psycopg
@@ -34,6 +35,11 @@ VERSIONS_TABLE = (
 PUT_VERSION = """
 INSERT INTO parts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET version = excluded.version
 """
+STEP_SCHEMA = Schema("steps", ((),), postgres_migrations=(WRITER_TABLES,))
+FORGET_WRITERS = b"""
+DELETE FROM step_writers WHERE at < extract(epoch FROM clock_timestamp()) - 7 * 86400
+"""
+"""Processes that have written nothing for a week."""
 MIN_POSTGRES_VERSION = 130_000
 """The first version of PostgreSQL with `pg_xact_status`, the outcome of a transaction."""
 
@@ -115,10 +121,14 @@ async def open_database(
     return opened
 
 
+def _procedures(schemas: Sequence[Schema]) -> list[Procedure]:
+    return [procedure for schema in schemas for procedure in schema.procedures]
+
+
 def _migrate_postgres(
     raw: psycopg.Connection, server: PostgresServer, schemas: Sequence[Schema]
-) -> None:
-    """Migrate each schema in PostgreSQL, in its own transaction."""
+) -> str:
+    """Migrate each schema in PostgreSQL, in its own transaction; the digest of the functions."""
     from evoclaw.store.databases.postgres_connection import PostgresConnection, lock_key
 
     encoding = raw.info.parameter_status("server_encoding")
@@ -128,7 +138,7 @@ def _migrate_postgres(
             f"encoding {encoding}; use PostgreSQL 13 or newer with encoding UTF8"
         )
     connection, ours = PostgresConnection(raw), (server.schema,)
-    for schema in schemas:
+    for schema in (STEP_SCHEMA, *schemas):
         if _postgres_versions(connection, server.schema).get(schema.name) == len(schema.migrations):
             continue
         with raw.transaction():
@@ -143,6 +153,26 @@ def _migrate_postgres(
                 connection.execute(to_postgres_ddl(VERSIONS_TABLE))
             refuse_newer_schema(schema, _versions(connection).get(schema.name, 0), server.name)
             apply_migrations(connection, schema, "postgres")
+    return _create_functions(raw, server, schemas)
+
+
+def _create_functions(
+    raw: psycopg.Connection, server: PostgresServer, schemas: Sequence[Schema]
+) -> str:
+    """Create the functions of the procedures, unless this version exists; returns their digest."""
+    from evoclaw.store.databases.postgres_connection import lock_key
+
+    digest, statements = server_functions(_procedures(schemas))
+    find = b"SELECT count(*) FROM pg_proc WHERE proname LIKE $1 AND pronamespace = $2::regnamespace"
+    values = (f"step\\_%\\_{digest}", server.schema)
+    with raw.transaction():
+        raw.execute(b"SELECT pg_advisory_xact_lock($1)", (lock_key(server.schema),))
+        row = raw.execute(find, values).fetchone()
+        if row is not None and row[0] < len(statements):
+            for statement in statements:
+                raw.execute(statement.encode())
+        raw.execute(FORGET_WRITERS)
+    return digest
 
 
 def apply_migrations(connection: Connection, schema: Schema, dialect: Dialect) -> None:

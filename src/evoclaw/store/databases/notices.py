@@ -16,12 +16,14 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from evoclaw.core.events import Record, RunResumed, RunStarted, StopReason
+from evoclaw.core.events import Record, RunResumed, StopReason
 
 MAX_PAYLOAD_BYTES = 7_500
 """Bytes of the payload of one NOTIFY; PostgreSQL takes a few more."""
 WATCH_TTL_S = 30.0
 """Seconds for which a watcher receives the progress of a run, unless it renews the request."""
+LISTENER_TTL_S = 15.0
+"""Seconds for which a process counts as listening after it was last heard."""
 MAX_WATCHED_RUNS = 50_000
 """Runs that are known to be watched by other processes; watchers of more runs must poll."""
 
@@ -30,9 +32,9 @@ class NoticeKind(StrEnum):
     """What changed about a run."""
 
     RECORDS_STORED = "kept"
-    """More records are stored; sent only to processes that watch the run."""
+    """More records are stored, maybe the last; sent only to processes that watch the run."""
     STATE_CHANGED = "stands"
-    """The run was started or resumed, waits, or has ended."""
+    """The run waits, or was resumed."""
     CANCELLED = "cancelled"
     """Its cancellation was requested."""
     MESSAGE_SENT = "said"
@@ -43,6 +45,8 @@ class NoticeKind(StrEnum):
     """A process that does not drive the run watches it, and wants its progress."""
     LISTENER_JOINED = "newcomer"
     """Not about a run: a process starts to listen, and does not know yet which runs are watched."""
+    LISTENING = "listening"
+    """Not about a run: a process still listens; sent every few seconds."""
 
 
 class Notice(Struct, frozen=True, array_like=True):
@@ -77,6 +81,8 @@ class Notices:
         self._watchers: dict[tuple[str, str], dict[str, float]] = {}
         """When the watch of a run expires, by run and process."""
         self._next_expiry_at = 0.0
+        self._others_until = float("inf")
+        """Until when some other process may listen; without end while that is unknown."""
         self._drivers: dict[tuple[str, str], Callable[[], None]] = {}
 
     @contextmanager
@@ -126,6 +132,8 @@ class Notices:
             is_live: Whether notices of other processes arrive from now on.
         """
         self.is_live = is_live
+        # Those who listen already are heard within this time.
+        self._others_until = self._clock() + LISTENER_TTL_S if is_live else float("inf")
         for listener, _ in tuple(self._listeners):
             listener(None)
 
@@ -137,14 +145,20 @@ class Notices:
             return  # any user of the database can send any payload
         if found.sender == self.sender:
             return
+        self._others_until = max(self._others_until, self._clock() + LISTENER_TTL_S)
         for notice in found.notices:
             if notice.kind == NoticeKind.WATCHED:
                 self._add_watcher(notice, found.sender)
-            else:
+            elif notice.kind != NoticeKind.LISTENING:
                 self.deliver((notice,), own=False)
 
     def outgoing(self, notices: Sequence[Notice]) -> Sequence[Notice]:
-        """Those notices that other processes get: progress only if the run is watched."""
+        """Those notices that other processes get: progress only if the run is watched.
+
+        None while no other process listens.
+        """
+        if self._clock() > self._others_until:
+            return ()
         return [
             notice
             for notice in notices
@@ -205,13 +219,16 @@ def _encode_payload(sender: str, notices: list[Notice]) -> str:
 def progress_notice(
     tenant: str, run_id: str, records: Sequence[Record], stop: StopReason | None
 ) -> Notice:
-    """The notice for stored records."""
-    is_start = bool(records) and isinstance(records[0].event, RunStarted | RunResumed)
-    return Notice(
-        NoticeKind.STATE_CHANGED if is_start or stop is not None else NoticeKind.RECORDS_STORED,
-        tenant,
-        run_id,
-    )
+    """The notice for stored records.
+
+    Who watches a run that waits has not asked for its progress, so all are told that it waits, and
+    that it was resumed or closed. Of any other progress only those are told who asked for it.
+    """
+    was_waiting = bool(records) and isinstance(records[0].event, RunResumed)
+    kind = NoticeKind.RECORDS_STORED
+    if was_waiting or stop is StopReason.WAITING:
+        kind = NoticeKind.STATE_CHANGED
+    return Notice(kind, tenant, run_id)
 
 
 def run_id_of(call_id: str) -> str:

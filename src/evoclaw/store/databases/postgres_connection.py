@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import time
 import zlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -37,14 +36,10 @@ CONNECT_TIMEOUT_S = 10
 """Seconds to establish a connection."""
 STATEMENT_TIMEOUT_S = 60
 """Seconds for one statement."""
-WRITE_LOCK_TIMEOUT_S = 15
-"""Seconds to wait for the write lock, which another process holds during its transaction."""
 STALLED_TRANSACTION_TIMEOUT_S = 2
-"""Seconds after which a process that stalled inside a transaction loses its connection and lock.
-
-Another stalled process that waited for the lock gets it then, and loses it after the same time."""
-LOCK_CHECK_INTERVAL_S = STALLED_TRANSACTION_TIMEOUT_S + 0.5
-"""Seconds of waiting for the write lock after which its holder is checked."""
+"""Seconds after which a process that stalls in a transaction loses its connection and its locks."""
+LOCK_TIMEOUT_S = 5
+"""Seconds to wait for a row that another process is changing."""
 INSERT_BATCH_ROWS = 32
 """Rows that one INSERT writes."""
 MAX_PREPARED_STATEMENTS = 500
@@ -53,18 +48,11 @@ _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SESSION_SETTINGS = SQL(
     "SET statement_timeout = {statement}; SET lock_timeout = {turn}; "
     "SET idle_in_transaction_session_timeout = {stalled}; SET search_path = {schema}; "
-    "SET synchronous_commit = {durable}; SET default_transaction_isolation = 'read committed'"
+    "SET synchronous_commit = {durable}; SET default_transaction_isolation = 'read committed'; "
+    "SET jit = off"
 )
-"""Read committed: a process that waited for the write lock must see what others committed."""
-# After a pipeline the server does not count the idle time until the next statement arrives. A
-# process that stalls just then would keep the lock; so the processes that wait terminate it.
-_TERMINATE_STALLED = b"""
-SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity AS holder USING (pid)
-WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = 0 AND objid = $1::int8::oid
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND wait_event = 'ClientRead'
-    AND holder.state_change < clock_timestamp() - $2 * interval '1 second'
-"""
+# Plans are made once, perhaps while a table is still empty: then a scan of it looks cheap.
+_STEP_SETTINGS = b"; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 _CONFIGURATION_ERRORS = (
     errors.InvalidPassword,
     errors.InvalidAuthorizationSpecification,
@@ -83,7 +71,7 @@ _CONNECTION_LOST_ERRORS = (
 
 
 def lock_key(schema: str) -> int:
-    """The key of the advisory lock that a process holds while it writes to a schema."""
+    """The key of the advisory lock that a process holds while it creates tables and functions."""
     return zlib.crc32(f"evoclaw {schema}".encode())
 
 
@@ -143,6 +131,23 @@ class PostgresServer(Struct, frozen=True):
             raise
         return connection
 
+    async def connect_for_steps(self) -> psycopg.AsyncConnection:
+        """A connection for statements that are always the same."""
+        connection = await psycopg.AsyncConnection.connect(
+            self.url,
+            autocommit=True,
+            cursor_factory=psycopg.AsyncRawCursor,
+            application_name="evoclaw",
+            **self.connect_arguments,
+        )
+        try:
+            connection.adapters.register_dumper(int, _Int8Dumper)
+            await connection.execute(self._settings + _STEP_SETTINGS)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
     async def connect_to_listen(self) -> psycopg.AsyncConnection:
         """A connection that only receives notices."""
         return await psycopg.AsyncConnection.connect(
@@ -166,7 +171,7 @@ class PostgresServer(Struct, frozen=True):
     def _settings(self) -> bytes:
         query = _SESSION_SETTINGS.format(
             statement=STATEMENT_TIMEOUT_S * 1000,
-            turn=int(LOCK_CHECK_INTERVAL_S * 1000),
+            turn=LOCK_TIMEOUT_S * 1000,
             stalled=STALLED_TRANSACTION_TIMEOUT_S * 1000,
             schema=Identifier(self.schema),
             durable="on" if self.durable else "off",
@@ -217,30 +222,9 @@ class PostgresConnection:
         if len(all_rows) > 1:
             cursor.executemany(query, all_rows[:-1])
         # `executemany` is a pipeline, after which the server does not count the idle time until the
-        # next statement: a process that stalls here would keep the lock forever. So the last
+        # next statement: a process that stalls here would keep its locks forever. So the last
         # statement is sent separately.
         return cursor.execute(query, all_rows[-1]) if all_rows else cursor
-
-    def begin(self, statement: bytes, lock: int) -> Sequence[Any]:
-        """Begin a transaction, with a statement that waits for the write lock.
-
-        Args:
-            statement: The statement.
-            lock: The key of the lock.
-        """
-        end = time.monotonic() + WRITE_LOCK_TIMEOUT_S
-        while True:
-            try:
-                cursor = self.raw.execute(statement)
-                break
-            except errors.LockNotAvailable:
-                if time.monotonic() >= end:
-                    raise
-                self.raw.execute(b"ROLLBACK")
-                self.raw.execute(_TERMINATE_STALLED, (lock, STALLED_TRANSACTION_TIMEOUT_S))
-        while cursor.nextset():
-            pass
-        return cursor.fetchone() or ()
 
 
 @lru_cache(maxsize=1024)
@@ -280,7 +264,9 @@ def translate_error(problem: BaseException, name: str) -> BaseException:
     return found
 
 
-def is_connection_lost(problem: BaseException, connection: psycopg.Connection) -> bool:
+def is_connection_lost(
+    problem: BaseException, connection: psycopg.Connection | psycopg.AsyncConnection
+) -> bool:
     """Whether the connection was lost, rather than one statement failed."""
     return connection.closed or isinstance(problem, _CONNECTION_LOST_ERRORS)
 

@@ -1,27 +1,20 @@
-"""A SQLite database: statements run in the event loop, commits in a thread; callers share commits.
-
-Statements touch memory only, and take less time than a round trip to another thread would. Only the
-commit waits for the disk, so only the commit runs in the thread.
-
-A deferred write stays in the open transaction until the next commit, at most for a moment. If that
-transaction fails, as on a full disk, its writes are repeated before anything else: they are kept,
-or the next write raises an error.
-"""
+"""A SQLite database: statements run in the event loop, commits in a thread that callers share."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
+import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
+from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import (
+    Connection,
     DamagedStore,
     Dialect,
     Schema,
@@ -31,19 +24,15 @@ from evoclaw.store.databases.database import (
     add_checksum,
     verify_checksum,
 )
-from evoclaw.store.databases.sqlite_file import (
-    UNAVAILABLE_TIMEOUT_S,
-    SingleSchemaFormat,
-    SqliteFileFormat,
-    open_file,
-    translate_error,
-)
-from evoclaw.store.databases.threaded_database import ThreadedDatabase
+from evoclaw.store.databases.notices import Notice, Notices
+from evoclaw.store.databases.sqlite_file import SingleSchemaFormat, SqliteFileFormat, open_file
+from evoclaw.store.databases.sqlite_worker import SqliteWorker
+from evoclaw.store.databases.steps import OnFailure, OnResult, Step
 from evoclaw.store.databases.write_requests import (
-    MAX_BATCH_REQUESTS,
-    DeferredCommitFailed,
+    DeferredResult,
     WriteRequest,
-    attempt_all,
+    WriteScope,
+    scope_of_next_write,
 )
 
 __all__ = [
@@ -57,23 +46,17 @@ __all__ = [
     "verify_checksum",
 ]
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Step = Callable[[], None]
-StepDone = Callable[[sqlite3.Error | None], None]
-
-DEFERRED_COMMIT_DELAY_S = 0.02
-"""Seconds at most before a deferred commit."""
-COMMIT_RETRY_DELAY_S = 1.0
-"""Seconds before a failed deferred commit is tried again."""
 
 
-class SqliteDatabase(ThreadedDatabase):
+class SqliteDatabase:
     """One file, and one thread that waits for its disk.
 
     All requests that arrive during a commit share the next one, so the disk is waited for once per
-    batch, not once per write.
+    batch, not once per write. The thread ends when the database is closed or garbage-collected.
     """
+
+    dialect: Dialect = "sqlite"
 
     def __init__(
         self,
@@ -84,12 +67,25 @@ class SqliteDatabase(ThreadedDatabase):
         durable: bool = True,
     ) -> None:
         """Take over an open connection; see `open`."""
-        self.path = path
-        self.dialect: Dialect = "sqlite"
+        self.path, self.name, self.notices = path, str(path), Notices()
         self.set_aside = set_aside
         """Where a damaged file was moved to; the caller must report that."""
-        loop = asyncio.get_running_loop()
-        super().__init__(str(path), path.name, _SqliteWorker(path, connection, loop, durable))
+        self.cipher = BlobCipher()
+        """Encrypts what runs hold; set by the process that has a key."""
+        self._loop = asyncio.get_running_loop()
+        self._no_scope = WriteScope()
+        """The scope of deferred steps outside any other."""
+        self._shared: dict[str, WriteRequest | None] = {}
+        """Procedures with a shared step that was not executed yet: others join it. They are sent
+        with the next request, or in the next iteration of the event loop."""
+        self._worker = SqliteWorker(path, connection, self._loop, durable)
+        self._ended = asyncio.Event()
+        # The thread refers only to its worker: the database can be garbage-collected and end it.
+        self._thread = threading.Thread(
+            target=self._worker.run, args=(self._ended,), name=f"store {path.name}"
+        )
+        self._thread.start()
+        self._stop = weakref.finalize(self, self._worker.close)
 
     @classmethod
     async def open(
@@ -120,247 +116,142 @@ class SqliteDatabase(ThreadedDatabase):
             raise
         return cls(path, connection, aside, durable=durable)
 
+    async def __aenter__(self) -> Self:
+        return self
 
-class _SqliteWorker:
-    """Runs requests in batches; the thread runs one step at a time and reports its end."""
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
-    def __init__(
-        self,
-        path: Path,
-        connection: sqlite3.Connection,
-        loop: asyncio.AbstractEventLoop,
-        durable: bool,
-    ) -> None:
-        self.commits, self.busy_s = 0, 0.0
-        self.broken: BaseException | None = None
-        """Why no write is possible any more."""
-        self._path, self._connection, self._loop = path, connection, loop
-        self._durable = durable
-        self._waiting: deque[WriteRequest] = deque()
-        self._deferred: list[WriteRequest] = []
-        """Deferred commits: in the open transaction; without one, to be repeated before the next
-        request."""
-        self._problem: BaseException | None = None
-        self._commit_timer: asyncio.TimerHandle | None = None
-        self._step_running = self._closing = False
-        self._step_started_at = 0.0
-        self._steps: SimpleQueue[tuple[Step, StepDone] | None] = SimpleQueue()
+    @property
+    def commits(self) -> int:
+        """How many batches were committed."""
+        return self._worker.commits
 
-    def submit(self, request: WriteRequest) -> None:
-        """Run a request now, or when the commit in progress is done."""
-        self._waiting.append(request)
-        self._process_queue()
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent executing."""
+        return self._worker.busy_s
 
-    def close(self) -> None:
-        """Finish all requests, then end."""
-        self._closing = True
-        self._process_queue()
+    def time(self) -> float:
+        """Unix seconds by the clock of this machine."""
+        return time.time()
 
-    def run(self, ended: asyncio.Event) -> None:
-        """The main function of the thread."""
-        while (queued := self._steps.get()) is not None:
-            step, then = queued
-            if not self._call_in_loop(self._step_done, then, _error_of(step)):
-                break
-        self._connection.close()
-        self._call_in_loop(ended.set)
-
-    def _process_queue(self) -> None:
-        started = time.monotonic()
-        while self._waiting and not self._step_running:
-            count = min(len(self._waiting), MAX_BATCH_REQUESTS)
-            requests = [self._waiting.popleft() for _ in range(count)]
-            for request in requests:
-                if not request.writes:
-                    self._read(request)
-            if writes := [request for request in requests if request.writes]:
-                self._write(writes)
-        self.busy_s += time.monotonic() - started
-        if self._closing and not self._step_running:
-            self._end()
-
-    def _end(self) -> None:
-        if self._commit_timer is not None:
-            self._commit_timer.cancel()
-        while self._deferred and self.broken is None and not self._step_running:
-            self._write([])
-        if not self._step_running:
-            self._steps.put(None)
-
-    def _read(self, request: WriteRequest) -> None:
-        if self._deferred and not self._connection.in_transaction:
-            request.problem = self._problem  # it would miss deferred writes
-        else:
-            request.attempt(self._connection)
-        request.resolve(self._translate_error)
-
-    def _write(self, requests: list[WriteRequest], *, savepoints: bool = False) -> None:
-        """Run writes; without any, commit the deferred ones."""
-        if self.broken is not None:
-            self._on_failed(requests, self.broken)
-        elif self._connection.in_transaction:
-            # It has deferred writes, which must survive a request that fails.
-            self._execute(requests, savepoints=True)
-        else:
-            self._write_in_new_transaction(requests, savepoints=savepoints)
-
-    def _write_in_new_transaction(self, requests: list[WriteRequest], *, savepoints: bool) -> None:
-        def then(problem: sqlite3.Error | None) -> None:
-            if problem is None:
-                self._execute([*self._deferred, *requests], savepoints=savepoints)
-            else:
-                self._on_failed(requests, problem)
-
-        problem = _error_of(self._begin)
-        if problem is not None and problem.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-            self._run_in_thread(self._begin_with_timeout, then)  # another process is writing
-        else:
-            then(problem)
-
-    def _begin(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def _begin_with_timeout(self) -> None:
-        self._connection.execute(f"PRAGMA busy_timeout={round(UNAVAILABLE_TIMEOUT_S * 1000)}")
+    async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
+        """Run a function in a transaction; see `Database.write`."""
         try:
-            self._begin()
+            scope, future = scope_of_next_write(), self._new_future()
+            self._submit(WriteRequest(work, future, writes=True, wait=wait, scope=scope))
+            result = await future
+            if wait and scope is not None and scope.problem is not None:
+                raise scope.problem  # an earlier step of the same commit was refused
+            return result
         finally:
-            self._connection.execute("PRAGMA busy_timeout=0")
+            self.notices.deliver(notices)
 
-    def _execute(self, requests: list[WriteRequest], *, savepoints: bool) -> None:
-        """Run a batch in the open transaction."""
-        new = [request for request in requests if not request.deferred]
-        try:
-            done = attempt_all(
-                self._connection,
-                requests,
-                savepoints=savepoints,
-                check_transaction=self._check_transaction,
-            )
-            if not done:
-                self._connection.execute("ROLLBACK")
-        except sqlite3.Error as problem:
-            self._on_failed(new, problem)
+    def write_at_once(self, work: Work[T]) -> tuple[bool, T | None]:
+        """Run a write and commit it without a request, if the file need not be durable.
+
+        Returns whether it was possible, and the result; if not, nothing is written: use `write`.
+        """
+        return self._worker.commit_at_once(work)
+
+    async def apply(self, step: Step, *, notices: Sequence[Notice] = ()) -> Any:
+        """Run a step; see `Database.apply`."""
+        return await self.write(self._step_work(step), notices=notices)
+
+    def defer(
+        self,
+        step: Step,
+        *,
+        notices: Sequence[Notice] = (),
+        on_result: OnResult | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        """Run a step later; see `Database.defer`."""
+        self._check_open()
+        scope, name = None if step.is_shared else scope_of_next_write(), step.procedure.name
+        if step.is_shared and name in self._shared:
             return
-        if done:
-            self._on_executed(requests, new)
-        elif len(requests) > 1:
-            self._write(new, savepoints=True)
+        result = DeferredResult(scope or self._no_scope, on_result, on_failure)
+        request = WriteRequest(self._step_work(step), result, writes=True, wait=False, scope=scope)
+        if step.is_shared:
+            self._shared[name] = request
+            self._loop.call_soon(self._send_shared)
         else:
-            self._resolve_all(new)
+            self._submit(request)
+        self.notices.deliver(notices)
 
-    def _on_executed(self, requests: list[WriteRequest], new: list[WriteRequest]) -> None:
-        lost = [
-            request.problem
-            for request in requests
-            if request.deferred and request.problem is not None
-        ]
-        if lost:
-            self.broken = DeferredCommitFailed(str(self._path), lost[0])
-            self._on_failed(new, self.broken)
-            return
-        for request in new:
-            if not request.wait:
-                self._defer(request)
-        waiting = [request for request in new if request.wait]
-        if waiting or not new:
-            self._commit_batch(waiting)
+    def _submit(self, request: WriteRequest) -> None:
+        self._send_shared()
+        self._worker.submit(request)
 
-    def _check_transaction(self, request: WriteRequest) -> None:
-        if not self._connection.in_transaction:
-            # Some errors, such as a full disk, roll back the whole transaction.
-            cause = request.problem
-            raise cause if isinstance(cause, sqlite3.Error) else sqlite3.Error("rolled back")
+    def _send_shared(self) -> None:
+        for name, request in list(self._shared.items()):
+            if request is not None:
+                self._shared[name] = None
+                self._worker.submit(request)
 
-    def _defer(self, request: WriteRequest) -> None:
-        """Return the result now, and commit later."""
-        if request.problem is None:
-            request.deferred = True
-            self._deferred.append(request)
-            self._schedule_commit(DEFERRED_COMMIT_DELAY_S)
-        request.resolve(self._translate_error)
+    def _step_work(self, step: Step) -> Work[Any]:
+        run, values = step.procedure.sqlite, list[Any]()
 
-    def _schedule_commit(self, seconds: float) -> None:
-        if self._commit_timer is None and not self._closing:
-            self._commit_timer = self._loop.call_later(seconds, self._commit_deferred)
+        def work(connection: Connection) -> Any:
+            # Once: it may be repeated.
+            if not values:
+                if step.is_shared:
+                    self._shared.pop(step.procedure.name, None)
+                values[:] = step.values()
+            return run(connection, *values)
 
-    def _commit_deferred(self) -> None:
-        self._commit_timer = None
-        if self._deferred and not self._step_running:
-            self._write([])
+        return work
 
-    def _commit_batch(self, waiting: list[WriteRequest]) -> None:
-        """Commit the transaction."""
+    async def flush(self) -> None:
+        """Wait until every earlier write is committed: an empty write comes after them."""
+        self._check_open()
+        scope = scope_of_next_write() or self._no_scope
+        self._send_shared()
+        if not self._worker.is_idle:
+            future = self._loop.create_future()
+            self._worker.submit(WriteRequest(None, future, writes=True, scope=None))
+            await future
+        if scope.problem is not None and scope is not self._no_scope:
+            raise scope.problem
+        if (problem := self._no_scope.problem) is not None:
+            self._no_scope = WriteScope()
+            raise problem
 
-        def then(problem: sqlite3.Error | None) -> None:
-            if problem is None:
-                self._deferred.clear()
-                self._problem = None
-                self._resolve_all(waiting)
-            else:
-                self._on_failed(waiting, problem)
+    async def announce(self, notices: Sequence[Notice]) -> None:
+        """Send notices without writing anything; see `Database.announce`."""
+        self.notices.deliver(notices)
 
-        if self._durable:
-            self._run_in_thread(self._commit, then)
-        else:
-            then(_error_of(self._commit))
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[None]:
+        """Receive the notices of other processes; see `Database.listening`."""
+        yield
 
-    def _commit(self) -> None:
-        self._connection.execute("COMMIT")
-        self.commits += 1
+    async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:
+        """Run a function that only reads; see `Database.read`."""
+        scope, future = scope_of_next_write(), self._new_future()
+        self._submit(WriteRequest(work, future, writes=False, scope=scope))
+        return await future
 
-    def _on_failed(self, requests: list[WriteRequest], problem: BaseException) -> None:
-        """Roll back the transaction; its deferred writes are repeated in the next one."""
-        # If even this fails, the next batch cannot start, fails, and rolls back again.
-        with suppress(sqlite3.Error):
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-        self._problem = problem
-        for request in requests:
-            if request.problem is None:
-                request.problem = problem
-        self._resolve_all(requests)
-        if self._deferred and self.broken is None:
-            logger.warning("%s: deferred commit failed, retrying: %s", self._path, problem)
-            if self._closing:
-                self.broken = self._translate_error(problem)
-            self._schedule_commit(COMMIT_RETRY_DELAY_S)
+    def _new_future(self) -> asyncio.Future[Any]:
+        self._check_open()
+        return self._loop.create_future()
 
-    def _resolve_all(self, requests: list[WriteRequest]) -> None:
-        for request in requests:
-            request.resolve(self._translate_error)
+    def _check_open(self) -> None:
+        if not self._stop.alive:
+            raise StoreError(f"{self.name} is closed")
 
-    def _translate_error(self, problem: BaseException) -> BaseException:
-        return (
-            translate_error(problem, self._path) if isinstance(problem, sqlite3.Error) else problem
-        )
-
-    def _run_in_thread(self, step: Step, then: StepDone) -> None:
-        """Run a step that may block in the thread; no request runs meanwhile."""
-        self._step_running, self._step_started_at = True, time.monotonic()
-        self._steps.put((step, then))
-
-    def _step_done(self, then: StepDone, problem: sqlite3.Error | None) -> None:
-        self._step_running = False
-        self.busy_s += time.monotonic() - self._step_started_at
-        then(problem)
-        self._process_queue()
-
-    def _call_in_loop(self, function: Callable[..., object], *arguments: object) -> bool:
-        # In a closed loop no caller waits any more.
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            return False
-        return True
-
-
-def _error_of(step: Step) -> sqlite3.Error | None:
-    try:
-        step()
-    except sqlite3.Error as problem:
-        return problem
-    return None
+    async def close(self) -> None:
+        """Finish all requests, close the database, end the thread."""
+        first = self._stop.alive
+        if first:
+            self._send_shared()
+        self._stop()
+        await self._ended.wait()
+        self._thread.join()
+        if first and self._worker.broken is not None:
+            raise self._worker.broken
 
 
 def _close_unused(opening: asyncio.Future[tuple[sqlite3.Connection, Path | None]]) -> None:

@@ -32,7 +32,10 @@ CORRUPTION_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 DUPLICATE_KEY_CODES = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
 ACCESS_DENIED_CODES = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
 MAX_WAL_BYTES = 4 << 20
-"""Bytes that the write-ahead log keeps after a checkpoint."""
+"""Bytes of the write-ahead log at which it is checkpointed, and which it keeps after that."""
+PAGE_BYTES = 1024
+"""Of a new file. A commit writes each page that it changed as a whole, and most changes are a small
+row in each of several indexes: the smaller the pages, the less is written."""
 WAL_MAGIC = 0x377F0682
 """The first word of a write-ahead log; one more if its checksums are over big-endian words."""
 WAL_CHECK_ATTEMPTS = 5
@@ -175,6 +178,8 @@ def _connect_and_migrate(
     try:
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else file_format.synchronous}")
         connection.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint={MAX_WAL_BYTES // page_bytes}")
         file_format.migrate(connection)
         # From now on requests run in the event loop: never block there for another process.
         connection.execute("PRAGMA busy_timeout=0")
@@ -237,6 +242,7 @@ def _create(path: Path, file_format: SqliteFileFormat) -> None:
         # It holds whatever tools returned: readable by the owner only.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with closing(connect(draft, "rw")) as connection:
+            connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
                 raise ConfigError(f"{path} must be on a local disk; choose another path")
             connection.execute(f"PRAGMA application_id={file_format.application_id}")

@@ -13,22 +13,43 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from evoclaw.store.databases.database import Connection, StoreError, StoreUnavailable, Work
-from evoclaw.store.databases.notices import Notice
+from evoclaw.core.errors import EvoClawError
+from evoclaw.store.databases.database import Connection, StoreError, Work
+from evoclaw.store.databases.steps import OnFailure, OnResult
 
 
 class WriteScope:
-    """Writes that depend on each other; `lost` once one of them could not be committed.
+    """Writes that depend on each other; `problem` is set once one of them was lost or refused.
 
     A deferred write returns before it is committed. If its connection is lost and the write cannot
     be repeated, as when another process used up a budget meanwhile, no later write of its scope may
     succeed. A run is one write scope: it is suspended, and resumes from what is stored.
     """
 
-    __slots__ = ("lost",)
+    __slots__ = ("_held", "last", "problem")
 
     def __init__(self) -> None:
-        self.lost = False
+        self.problem: BaseException | None = None
+        self.last: object = None
+        """Its last step, for a database that waits for the steps of one scope alone."""
+        self._held: list[Callable[[], None]] = []
+
+    def hold(self, send: Callable[[], None]) -> None:
+        """Call a function before the next write, read or flush of this scope.
+
+        It defers what was held back until then, so that several changes become one step. Only
+        shared steps may overtake it.
+        """
+        self._held.append(send)
+
+    def send_held(self) -> None:
+        """Defer what was held back."""
+        while self._held:
+            self._held.pop(0)()
+
+    def fail(self, problem: BaseException) -> None:
+        """No later write of this scope may succeed; the first problem is the one to report."""
+        self.problem = self.problem or problem
 
 
 _CURRENT_SCOPE: ContextVar[WriteScope | None] = ContextVar("evoclaw_write_scope", default=None)
@@ -37,10 +58,10 @@ _CURRENT_SCOPE: ContextVar[WriteScope | None] = ContextVar("evoclaw_write_scope"
 @contextmanager
 def write_scope() -> Generator[WriteScope]:
     """Put all writes of the block, and of the tasks it starts, into one new scope."""
-    strand = WriteScope()
-    token = _CURRENT_SCOPE.set(strand)
+    scope = WriteScope()
+    token = _CURRENT_SCOPE.set(scope)
     try:
-        yield strand
+        yield scope
     finally:
         _CURRENT_SCOPE.reset(token)
 
@@ -50,50 +71,88 @@ def current_write_scope() -> WriteScope | None:
     return _CURRENT_SCOPE.get()
 
 
+def scope_of_next_write() -> WriteScope | None:
+    """The scope of a write that is requested here, after all that it held back."""
+    scope = _CURRENT_SCOPE.get()
+    if scope is not None:
+        scope.send_held()
+    return scope
+
+
 MAX_BATCH_REQUESTS = 256
 """Requests that share one commit; with more, the first would wait too long for the last."""
 
 
-Resolution: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
-"""The future of a request, with its result or its error."""
+class DeferredResult:
+    """Stands for the future of a deferred step, whose caller does not wait.
+
+    It gives the result to a function, and an error to the scope or to another function.
+    """
+
+    def __init__(
+        self, scope: WriteScope, on_result: OnResult | None, on_failure: OnFailure | None = None
+    ) -> None:
+        """Choose who gets the result.
+
+        Args:
+            scope: Fails with the step.
+            on_result: Gets the result; again, if the step had to be repeated.
+            on_failure: Gets the error, instead of the scope.
+        """
+        self.scope, self._on_result, self._on_failure = scope, on_result, on_failure
+
+    def done(self) -> bool:
+        """False: the result is always wanted."""
+        return False
+
+    def set_result(self, result: Any) -> None:
+        """Give the result to the function; what it raises is for the scope."""
+        if self._on_result is not None:
+            try:
+                self._on_result(result)
+            except EvoClawError as problem:
+                self.scope.fail(problem)
+
+    def set_exception(self, problem: BaseException) -> None:
+        """Give an error to the function for it, or to the scope."""
+        (self._on_failure or self.scope.fail)(problem)
+
+
+PendingResult: TypeAlias = "asyncio.Future[Any] | DeferredResult"
+"""Where the result of a request goes."""
 
 
 class WriteRequest:
     """A function to run in a transaction, and the future of its caller.
 
-    Reads are requests too, with `writes` false.
+    Reads are requests too, with `writes` false. Without a function it only waits for the commit.
     """
+
+    __slots__ = ("deferred", "future", "problem", "result", "scope", "wait", "work", "writes")
 
     def __init__(
         self,
-        work: Work[Any],
-        future: asyncio.Future[Any],
+        work: Work[Any] | None,
+        future: PendingResult,
         *,
         writes: bool,
         wait: bool = True,
-        notices: Sequence[Notice] = (),
+        scope: WriteScope | None = None,
     ) -> None:
         self.work, self.future, self.writes, self.wait = work, future, writes, wait
-        self.notices, self.scope = notices, current_write_scope()
+        self.scope = scope
         self.result: Any = None
         self.problem: BaseException | None = None
         self.deferred = False
         """Its commit is deferred: the result was returned already, so the write must be kept."""
-        self.resolved = False
-        """The caller has its result."""
-
-    @property
-    def scope_lost(self) -> bool:
-        """Whether an earlier write of its scope was lost."""
-        return self.scope is not None and self.scope.lost
 
     def attempt(self, connection: Connection) -> None:
         """Run it; an error is for its caller, not for the other requests of the batch."""
         self.problem = None
         try:
-            if self.scope_lost:
-                raise StoreUnavailable("an earlier write that this one depends on was lost")
-            self.result = self.work(connection)
+            if self.scope is not None and self.scope.problem is not None:
+                raise self.scope.problem
+            self.result = None if self.work is None else self.work(connection)
         except BaseException as problem:
             self.problem = problem
 
@@ -102,7 +161,7 @@ class WriteRequest:
         resolve(self.future, self.result, self.problem and explain(self.problem))
 
 
-def resolve(future: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
+def resolve(future: PendingResult, result: Any, problem: BaseException | None) -> None:
     """Give a result or an error to a caller that still waits."""
     if future.done():
         return
@@ -112,12 +171,6 @@ def resolve(future: asyncio.Future[Any], result: Any, problem: BaseException | N
         future.set_exception(RuntimeError("work raised StopIteration"))
     else:
         future.set_exception(problem)
-
-
-def resolve_all(resolutions: Iterable[Resolution]) -> None:
-    """Give each caller its result, in order."""
-    for answer in resolutions:
-        resolve(*answer)
 
 
 class DeferredCommitFailed(StoreError):

@@ -14,14 +14,26 @@ from evoclaw.store.databases.database import (
     Connection,
     Database,
     Schema,
+    Work,
     open_blob,
     seal_blob,
 )
 from evoclaw.store.databases.notices import Notice, NoticeKind, run_id_of
 from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.databases.steps import Step
+from evoclaw.store.governance.approval_steps import (
+    ANSWER_APPROVAL,
+    CLAIM_APPROVAL,
+    USE_STANDING_APPROVAL,
+)
 
 APPROVAL_RETENTION_S = 30 * 86_400.0
 """Seconds that an approval request is kept after it has expired."""
+PRUNE_BATCH_ROWS = 500
+"""Requests that are deleted in one transaction."""
+DELETE_EXPIRED = """
+DELETE FROM approvals WHERE seq IN (SELECT seq FROM approvals WHERE expires_at < ? LIMIT ?)
+"""
 
 SCHEMA = Schema(
     "approval store",
@@ -54,6 +66,7 @@ SCHEMA = Schema(
     ),
     checksummed=(("approvals", ("asked", "answer")),),
     sealed=True,
+    procedures=(CLAIM_APPROVAL, ANSWER_APPROVAL, USE_STANDING_APPROVAL),
 )
 _COLUMNS = (
     "id, tenant, request_id, sha256, scope, asked, expires_at, decision, answer, closed_at, "
@@ -151,38 +164,47 @@ class ApprovalStore:
         await self.database.close()
 
     async def prune(self) -> None:
-        """Delete the requests that expired long ago."""
-        statement, before = (
-            "DELETE FROM approvals WHERE expires_at < ?",
-            self._clock() - APPROVAL_RETENTION_S,
-        )
-        await self.database.write(lambda c: c.execute(statement, (before,)))
+        """Delete the requests that expired long ago, in batches."""
+        values = (self._clock() - APPROVAL_RETENTION_S, PRUNE_BATCH_ROWS)
+        deleted = PRUNE_BATCH_ROWS
+        while deleted == PRUNE_BATCH_ROWS:
+            deleted = await self.database.write(
+                lambda c: c.execute(DELETE_EXPIRED, values).rowcount
+            )
 
     def now(self) -> float:
         """The time by which requests expire."""
         return self._clock()
 
     async def claim(self, claim: ApprovalClaim) -> tuple[ApprovalStatus, StoredApproval | None]:
-        """Use an approval if there is one, else request one: in one transaction."""
-        return await self.database.write(lambda c: self._claim(c, claim))
+        """Use an approval if there is one, else request one: in one step."""
+        new, epoch, store_request = claim.row, claim.epoch, claim.store_request
+        step = Step(
+            CLAIM_APPROVAL,
+            (
+                (new.tenant, new.request_id, new.sha256),
+                (new.scope, claim.step_scope or new.scope),
+                (new.id, seal_blob(self.database, new.asked), new.expires_at),
+                (epoch, claim.holder, claim.resumed),
+                *(store_request, claim.max_waiting, self._clock()),
+            ),
+        )
+        status, id_ = await self.database.apply(step)
+        if id_ is None or (status == ApprovalStatus.WAITING and id_ == new.id):
+            return ApprovalStatus(status), None if id_ is None else new
+        return ApprovalStatus(status), await self.get(id_, new.tenant)
 
     async def answer(
         self, id_: str, tenant: str, decision: str, answer: bytes
     ) -> tuple[ApprovalStatus, bool]:
         """Store the first answer; the status before, and whether this answer counts."""
-
-        def work(connection: Connection) -> tuple[ApprovalStatus, bool]:
-            row = self._find(connection, "WHERE id = ? AND tenant = ?", id_, tenant)
-            if row is None:
-                return ApprovalStatus.UNKNOWN, False
-            status = row.status(self._clock())
-            if status is not ApprovalStatus.WAITING:
-                return status, False
-            statement = "UPDATE approvals SET decision = ?, answer = ? WHERE id = ?"
-            connection.execute(statement, (decision, seal_blob(self.database, answer), id_))
-            return status, True
-
-        return await self.database.write(work, notices=await self._answer_notices(id_, tenant))
+        now, sealed = self._clock(), seal_blob(self.database, answer)
+        step = Step(ANSWER_APPROVAL, (tenant, id_, decision, sealed, now))
+        notices = await self._answer_notices(id_, tenant)
+        if await self.database.apply(step, notices=notices):
+            return ApprovalStatus.WAITING, True
+        row = await self.get(id_, tenant)
+        return (ApprovalStatus.UNKNOWN if row is None else row.status(now)), False
 
     async def _answer_notices(self, id_: str, tenant: str) -> Sequence[Notice]:
         """The notices for a request that is answered or closed."""
@@ -221,12 +243,9 @@ class ApprovalStore:
 
     async def use_standing(self, scope: str, tenant: str) -> StoredApproval | None:
         """Count a use of the approval in force for a scope; None if there is none."""
-        condition, now = f"WHERE scope = ? {_IN_FORCE}", self._clock()
-        found = await self.database.read(lambda c: self._find(c, condition, scope, tenant, now))
-        if found is not None:
-            count = "UPDATE approvals SET uses = uses + 1 WHERE id = ?"
-            await self.database.write(lambda c: c.execute(count, (found.id,)))
-        return found
+        step = Step(USE_STANDING_APPROVAL, (tenant, scope, self._clock()))
+        id_ = await self.database.apply(step)
+        return None if id_ is None else await self.get(id_, tenant)
 
     async def close(self, id_: str, tenant: str) -> bool:
         """Withdraw a request or an unused approval; False if it is too late."""
@@ -243,12 +262,16 @@ class ApprovalStore:
 
     async def close_waiting(self, run_id: str, tenant: str) -> None:
         """Close the waiting requests of a run that has ended."""
+        await self.database.write(self.close_work(run_id, tenant))
+
+    def close_work(self, run_id: str, tenant: str) -> Work[object]:
+        """The work of `close_waiting`, to run it in a transaction with other work."""
         statement = (
             "UPDATE approvals SET closed_at = ? WHERE tenant = ? "
             "AND request_id >= ? AND request_id < ? AND decision IS NULL AND closed_at IS NULL"
         )
         values = (self._clock(), tenant, f"{run_id}.", f"{run_id}/")  # '/' comes right after '.'
-        await self.database.write(lambda c: c.execute(statement, values))
+        return lambda connection: connection.execute(statement, values)
 
     async def delete_for_runs(self, run_ids: Sequence[str], tenant: str) -> None:
         """Delete the requests of these runs."""
@@ -278,93 +301,6 @@ class ApprovalStore:
         )
         now = self._clock()
         return await self.database.read(lambda c: self._rows(c, condition, tenant, now))
-
-    def _claim(
-        self, connection: Connection, claim: ApprovalClaim
-    ) -> tuple[ApprovalStatus, StoredApproval | None]:
-        new, now = claim.row, self._clock()
-        exact = "WHERE tenant = ? AND request_id = ? AND sha256 = ?"
-        row = self._find(connection, exact, new.tenant, new.request_id, new.sha256)
-        if row is None or row.status(now) is ApprovalStatus.WAITING:
-            scopes = (new.scope, claim.step_scope or new.scope)
-            approval = self._use_session_approval(connection, new, scopes, now)
-            if approval is not None:
-                return ApprovalStatus.SESSION, approval
-        if row is None:
-            return self._request(connection, claim, now)
-        if row.closed_at is not None or row.decision not in ("once", "session"):
-            return row.status(now), row
-        return self._use(connection, claim, row, now), row
-
-    def _request(
-        self, connection: Connection, claim: ApprovalClaim, now: float
-    ) -> tuple[ApprovalStatus, StoredApproval | None]:
-        new = claim.row
-        # The same call with other arguments than before: its earlier requests are void.
-        connection.execute(
-            "UPDATE approvals SET closed_at = ? "
-            "WHERE tenant = ? AND request_id = ? AND closed_at IS NULL",
-            (now, new.tenant, new.request_id),
-        )
-        if not claim.store_request:
-            return ApprovalStatus.UNKNOWN, None
-        count = (
-            "SELECT count(*) FROM approvals "
-            "WHERE tenant = ? AND decision IS NULL AND closed_at IS NULL AND expires_at > ?"
-        )
-        if connection.execute(count, (new.tenant, now)).fetchone()[0] >= claim.max_waiting:
-            return ApprovalStatus.FULL, None
-        connection.execute(
-            "INSERT INTO approvals (id, tenant, request_id, sha256, scope, asked, expires_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                new.id,
-                new.tenant,
-                new.request_id,
-                new.sha256,
-                new.scope,
-                seal_blob(self.database, new.asked),
-                new.expires_at,
-            ),
-        )
-        return ApprovalStatus.WAITING, new
-
-    def _use_session_approval(
-        self,
-        connection: Connection,
-        new: StoredApproval,
-        scopes: tuple[str, str],
-        now: float,
-    ) -> StoredApproval | None:
-        """Use an approval for the session or the step that covers a call; close its request."""
-        condition = f"WHERE scope IN (?, ?) {_IN_FORCE} ORDER BY seq LIMIT 1"
-        approval = self._find(connection, condition, *scopes, new.tenant, now)
-        if approval is not None:
-            connection.execute("UPDATE approvals SET uses = uses + 1 WHERE id = ?", (approval.id,))
-            connection.execute(
-                "UPDATE approvals SET closed_at = ? WHERE tenant = ? AND request_id = ? "
-                "AND decision IS NULL AND closed_at IS NULL",
-                (now, new.tenant, new.request_id),
-            )
-        return approval
-
-    def _use(
-        self, connection: Connection, claim: ApprovalClaim, row: StoredApproval, now: float
-    ) -> ApprovalStatus:
-        """Use an approval for its call: once, or again by the same process or a resumed run."""
-        if row.used_epoch is not None:
-            same_use = claim.epoch == row.used_epoch and claim.holder == row.used_by
-            if claim.epoch <= row.used_epoch and not same_use:
-                return ApprovalStatus.USED
-        resumed = row.used_at is not None and claim.resumed
-        if row.expires_at <= now and not resumed:
-            return ApprovalStatus.EXPIRED
-        connection.execute(
-            "UPDATE approvals SET used_at = coalesce(used_at, ?), used_epoch = ?, used_by = ?, "
-            "uses = uses + CASE WHEN used_at IS NULL THEN 1 ELSE 0 END WHERE id = ?",
-            (now, claim.epoch, claim.holder, row.id),
-        )
-        return ApprovalStatus.ONCE if row.decision == "once" else ApprovalStatus.SESSION
 
     def _find(self, connection: Connection, condition: str, *values: Any) -> StoredApproval | None:
         found = self._rows(connection, condition, *values)

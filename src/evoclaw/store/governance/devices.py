@@ -11,7 +11,46 @@ from evoclaw.store.databases.database import (
     add_checksum,
     verify_checksum,
 )
+from evoclaw.store.databases.steps import Procedure, Step
 
+DEVICES_LOCK = "devices"
+"""The name of the lock of all changes. It is held until the commit: revisions become visible in
+their order, and no reader that remembers the last one misses a change."""
+_PUT = """
+INSERT INTO devices (agent_id, state, revision)
+SELECT ?1, ?2, coalesce(max(revision), 0) + 1 FROM devices WHERE true
+ON CONFLICT (agent_id) DO UPDATE SET state = excluded.state, revision = excluded.revision
+"""
+
+
+def _replace(connection: Connection, agent_id: str, before: bytes | None, after: bytes) -> bool:
+    """Whether the device is as the caller read it, and was replaced."""
+    find = "SELECT state FROM devices WHERE agent_id = ?"
+    row = connection.execute(find, (agent_id,)).fetchone()
+    if (None if row is None else row[0]) != before:
+        return False
+    connection.execute(_PUT, (agent_id, after))
+    return True
+
+
+REPLACE_DEVICE = Procedure(
+    name="replace_device",
+    sqlite=_replace,
+    postgres="""
+DECLARE
+    now_stored bytea;
+BEGIN
+    SELECT state INTO now_stored FROM devices WHERE agent_id = a->>0;
+    IF now_stored IS DISTINCT FROM decode(a->>1, 'base64') THEN
+        RETURN to_jsonb(false);
+    END IF;
+    INSERT INTO devices (agent_id, state, revision)
+    SELECT a->>0, decode(a->>2, 'base64'), coalesce(max(revision), 0) + 1 FROM devices
+    ON CONFLICT (agent_id) DO UPDATE SET state = excluded.state, revision = excluded.revision;
+    RETURN to_jsonb(true);
+END
+""",
+)
 SCHEMA = Schema(
     "devices",
     (
@@ -25,12 +64,8 @@ SCHEMA = Schema(
         ),
     ),
     checksummed=(("devices", ("state",)),),
+    procedures=(REPLACE_DEVICE,),
 )
-_PUT = """
-INSERT INTO devices (agent_id, state, revision)
-SELECT ?1, ?2, coalesce(max(revision), 0) + 1 FROM devices WHERE true
-ON CONFLICT (agent_id) DO UPDATE SET state = excluded.state, revision = excluded.revision
-"""
 
 
 class DeviceStore:
@@ -56,13 +91,14 @@ class DeviceStore:
         def read(connection: Connection) -> bytes | None:
             statement = "SELECT state FROM devices WHERE agent_id = ?"
             row = connection.execute(statement, (agent_id,)).fetchone()
-            return None if row is None else verify_checksum(row[0], self._database.name)
+            return None if row is None else row[0]
 
-        def change(connection: Connection) -> None:
-            after = work(read(connection))
-            if after is not None:
-                connection.execute(_PUT, (agent_id, add_checksum(after)))
-
-        # Most devices are unchanged: a read is enough to see that.
-        if work(await self._database.read(read)) is not None:
-            await self._database.write(change)
+        while True:
+            before = await self._database.read(read)
+            name = self._database.name
+            after = work(None if before is None else verify_checksum(before, name))
+            if after is None:
+                return
+            values = (agent_id, before, add_checksum(after))
+            if await self._database.apply(Step(REPLACE_DEVICE, values, lock=DEVICES_LOCK)):
+                return

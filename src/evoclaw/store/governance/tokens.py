@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evoclaw.store.databases.database import Connection, Database, Schema
 
@@ -31,6 +32,10 @@ SCHEMA = Schema(
         ),
     ),
 )
+TOKEN_CACHE_S = 2.0
+"""Seconds for which a process uses a token without reading it again: a token that another process
+revokes is valid for that long."""
+MAX_CACHED_TOKENS = 10_000
 _COLUMNS = "id, tenant, name, person, scopes, hash, made_at, expires_at, used_at, revoked_at"
 _SELECT = f"SELECT {_COLUMNS} FROM tokens"
 
@@ -62,6 +67,9 @@ class TokenStore:
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
+        self._cache: dict[str, tuple[StoredToken, float]] = {}
+        """Valid tokens, and when they were read, by the monotonic clock."""
+        self._revocations = 0
 
     def now(self) -> float:
         """The time by which tokens expire."""
@@ -86,6 +94,29 @@ class TokenStore:
         row = await self._database.read(work, allow_stale=True)
         return None if row is None else _token(row)
 
+    async def is_revoked(self, token_id: str) -> bool:
+        """Whether a stored token was revoked or has expired; False if it is not stored here."""
+        found = await self.get_recent(token_id)
+        return found is not None and not found.is_valid(self._clock())
+
+    async def get_recent(self, id_: str) -> StoredToken | None:
+        """A token of any tenant, as it was at most `TOKEN_CACHE_S` seconds ago.
+
+        What this store itself revoked is seen at once. An unknown token is always looked up.
+        """
+        found = self._cache.get(id_)
+        if found is not None and time.monotonic() < found[1] + TOKEN_CACHE_S:
+            return found[0]
+        read_at, revocations = time.monotonic(), self._revocations
+        token = await self.get(id_)
+        if token is None or not token.is_valid(self._clock()):
+            self._cache.pop(id_, None)
+        elif revocations == self._revocations:
+            if len(self._cache) >= MAX_CACHED_TOKENS:
+                self._cache.clear()
+            self._cache[id_] = token, read_at
+        return token
+
     async def list(self, tenant: str) -> Sequence[StoredToken]:
         """The tokens of a tenant, revoked ones too, newest first."""
 
@@ -101,11 +132,18 @@ class TokenStore:
             "UPDATE tokens SET revoked_at = coalesce(revoked_at, ?) WHERE id = ? AND tenant = ?"
         )
         values = (self._clock(), id_, tenant)
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        try:
+            return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        finally:
+            self._revocations += 1
+            self._cache.pop(id_, None)
 
     async def mark_used(self, id_: str) -> None:
         """Record that it was used now."""
-        values = (self._clock(), id_)
+        now = self._clock()
+        if (found := self._cache.get(id_)) is not None:
+            self._cache[id_] = replace(found[0], used_at=now), found[1]
+        values = (now, id_)
         statement = "UPDATE tokens SET used_at = ? WHERE id = ?"
         await self._database.write(lambda c: c.execute(statement, values))
 

@@ -48,7 +48,11 @@ _OPEN_RUNS = f"""
 SELECT {_FACTS} {_JOINED} WHERE r.tenant = ? AND r.stop IS NULL AND r.began_at < ?
 AND EXISTS (SELECT 1 FROM records e WHERE e.tenant = r.tenant AND e.run_id = r.id)
 """
-_ENDED_AT = "SELECT ended_at FROM runs WHERE tenant = ? AND id = ?"
+# Locked on PostgreSQL: who deletes or resumes the run meanwhile waits, and finds its metrics.
+_ENDED_AT = {
+    "sqlite": "SELECT ended_at FROM runs WHERE tenant = ? AND id = ?",
+    "postgres": "SELECT ended_at FROM runs WHERE tenant = ? AND id = ? FOR SHARE",
+}
 _RUN_COLUMNS = (
     "at, run_id, owner, agent, parent_run, parent_agent, stop, turns, seconds, tokens_in, "
     "tokens_out, cost, unpriced, saved"
@@ -203,9 +207,12 @@ class MetricsStore:
             await self._put(window.tenant, found)
 
     async def _put(self, tenant: str, found: Sequence[_FoldedRun]) -> None:
+        ended_at = _ENDED_AT[self._database.dialect]
+
         def work(connection: Connection) -> None:
-            for folded in found:
-                row = connection.execute(_ENDED_AT, (tenant, folded.facts.id)).fetchone()
+            # In the order in which deleting a session locks its runs.
+            for folded in sorted(found, key=lambda folded: folded.facts.id):
+                row = connection.execute(ended_at, (tenant, folded.facts.id)).fetchone()
                 # The run may have been deleted or resumed meanwhile.
                 if row is not None and row[0] is not None and row[0] == folded.facts.ended_at:
                     _put(connection, tenant, folded)

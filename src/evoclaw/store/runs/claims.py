@@ -204,21 +204,6 @@ class Claims:
 
         await self._database.write(work)
 
-    async def finish(self, claim: Claim) -> bool:
-        """Release a run that has ended, and delete its pending calls and cancellation.
-
-        Whether steering messages of the run are left; no more are accepted.
-        """
-        return await self._database.write(lambda c: self._finish(c, claim))
-
-    def _finish(self, connection: Connection, claim: Claim) -> bool:
-        same = (claim.tenant, claim.run_id)
-        connection.execute(CLEAR_HOLDER, (*same, claim.epoch))
-        connection.execute(f"DELETE FROM queue_pending WHERE {SAME_RUN}", same)
-        connection.execute(f"DELETE FROM queue_cancels WHERE {SAME_RUN}", same)
-        left = f"SELECT 1 FROM queue_inbox WHERE {SAME_RUN} LIMIT 1"
-        return connection.execute(left, same).fetchone() is not None
-
     async def other_holders(self) -> Sequence[str]:
         """The names of the other processes that hold runs."""
         find = "SELECT DISTINCT holder FROM runs WHERE holder <> '' AND holder <> ?"

@@ -11,8 +11,10 @@ from typing import Any
 
 from evoclaw.store.databases.database import Connection, open_blob, seal_blob
 from evoclaw.store.databases.notices import Notice, NoticeKind
+from evoclaw.store.databases.steps import Step
+from evoclaw.store.runs.inbox_steps import ADD_MESSAGE, CANCEL
 from evoclaw.store.runs.queue import IS_OPEN, SAME_RUN, QueuedRun
-from evoclaw.store.sessions.sessions import SessionStore, StoredRun
+from evoclaw.store.sessions.sessions import SessionStore
 
 ANSWER_BATCH_ROWS = 1_000
 """Pending calls that one poll reads."""
@@ -74,17 +76,9 @@ class Inbox:
 
     async def cancel(self, tenant: str, run_id: str) -> bool:
         """Store the cancellation of a run; False if there is none, or it has ended."""
-        find = f"SELECT 1 FROM runs WHERE tenant = ? AND id = ? AND {IS_OPEN}"
-        put = "INSERT INTO queue_cancels VALUES (?, ?) ON CONFLICT (tenant, run_id) DO NOTHING"
-
-        def work(connection: Connection) -> bool:
-            if connection.execute(find, (tenant, run_id)).fetchone() is None:
-                return False
-            connection.execute(put, (tenant, run_id))
-            return True
-
+        step = Step(CANCEL, (tenant, run_id))
         notices = (Notice(NoticeKind.CANCELLED, tenant, run_id),)
-        return await self._database.write(work, notices=notices)
+        return await self._database.apply(step, notices=notices)
 
     async def is_cancelled(self, tenant: str, run_id: str) -> bool:
         """Whether a cancellation of the run is stored."""
@@ -109,22 +103,18 @@ class Inbox:
         )"""
         await self._database.write(lambda c: c.execute(delete))
 
-    async def add_message(self, tenant: str, run_id: str, message: bytes) -> StoredRun | None:
-        """Store a steering message; returns the run or None. For an ended run nothing is stored."""
-        store, same = self._sessions.of(tenant), (tenant, run_id)
-        number = f"SELECT coalesce(max(number) + 1, 0) FROM queue_inbox WHERE {SAME_RUN}"
+    async def add_message(
+        self, tenant: str, run_id: str, message: bytes
+    ) -> tuple[str, bool] | None:
+        """Store a steering message; the session, and whether the run is open and it was stored.
 
-        def work(connection: Connection) -> StoredRun | None:
-            found = store.find_run(connection, run_id)
-            if found is not None and found.is_open:
-                (next_,) = connection.execute(number, same).fetchone()
-                put = "INSERT INTO queue_inbox VALUES (?, ?, ?, ?)"
-                connection.execute(put, (*same, next_, seal_blob(self._database, message)))
-            return found
-
-        return await self._database.write(
-            work, notices=(Notice(NoticeKind.MESSAGE_SENT, tenant, run_id),)
-        )
+        None if there is no such run.
+        """
+        sealed = seal_blob(self._database, message)
+        step = Step(ADD_MESSAGE, (tenant, run_id, sealed))
+        notices = (Notice(NoticeKind.MESSAGE_SENT, tenant, run_id),)
+        found = await self._database.apply(step, notices=notices)
+        return None if found is None else (found[0], found[1])
 
     async def messages(self, tenant: str, run_id: str, start: int = 0) -> Sequence[bytes]:
         """The steering messages of a run, from a number on."""
@@ -159,10 +149,21 @@ class Inbox:
             entry: The next run, if there is to be one.
         """
         store, same = self._sessions.of(tenant), (tenant, run_id)
+        create = None
+        if entry is not None:
+            create = store.create_run_work(
+                *(entry.run_id, entry.session.id, entry.asked),
+                label=entry.label,
+                run_request=entry.request,
+            )
 
         def work(connection: Connection) -> None:
-            deleted = connection.execute(f"DELETE FROM queue_inbox WHERE {SAME_RUN}", same).rowcount
-            if deleted and entry is not None:
-                entry.insertion(store)(connection)
+            has_messages = f"SELECT 1 FROM queue_inbox WHERE {SAME_RUN} LIMIT 1"
+            if connection.execute(has_messages, same).fetchone() is None:
+                return
+            # First the run, which locks its session: the order in which a session is deleted.
+            if create is not None:
+                create(connection)
+            connection.execute(f"DELETE FROM queue_inbox WHERE {SAME_RUN}", same)
 
         await self._database.write(work)

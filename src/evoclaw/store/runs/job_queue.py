@@ -2,10 +2,10 @@
 
 The process that stores a run claims it at once if it has a free slot and the session has no other
 open run. All other runs wait as jobs: a job is a session that has something to do; a session has at
-most one. The job is deferred in the transaction that makes the session ready, and finished in the
-one that finds nothing left to do.
-All of these take the same lock, so a session that needs a job always has one; polling defers jobs
-that are missing for any other reason. Jobs of a process without heartbeats are retried.
+most one. The job is deferred in the step that makes the session ready, and finished in the one that
+finds nothing left to do.
+All of these steps lock the session, so a session that needs a job always has one; polling defers
+jobs that are missing for any other reason. Jobs of a process without heartbeats are retried.
 
 The SQL functions of procrastinate have a version in their names, so their meaning does not change.
 """
@@ -15,29 +15,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec import Struct
 
 from evoclaw.store.databases.database import Connection
-from evoclaw.store.runs.claims import IS_FIRST_OF_SESSION, IS_OPEN, IS_UNCLAIMED, RESUMABLE, Claim
-from evoclaw.store.runs.queue import QueuedRun, RunQueue
+from evoclaw.store.databases.steps import Step
+from evoclaw.store.runs.claims import IS_FIRST_OF_SESSION, IS_OPEN, Claim
+from evoclaw.store.runs.job_steps import CLAIM_OF_JOB, OFFER_JOB, RELEASE_RUN, RESUME_RUN
+from evoclaw.store.runs.queue import RunQueue
+from evoclaw.store.runs.session_steps import CAN_CONTINUE
+from evoclaw.store.sessions.delete_steps import session_lock
 
-TASK_NAME = "drive"
-MAX_QUEUE_NAME_CHARS = 128
-"""Longest name of a queue; a queue is named after its tenant."""
 NO_TIMEOUT_S = 1e9
 """Seconds without a heartbeat that never pass."""
 MAX_SESSIONS_PER_SWEEP = 1_000
 """Sessions for which one poll defers jobs."""
-# A waiting run continues when it is answered, or when its holder is dead. A sub-run is driven by
-# its parent, unless it was claimed separately.
-CAN_CONTINUE = "(holder <> '' OR (stop IS NULL AND parent_run = ''))"
-NEXT_RUN = f"""
-SELECT id FROM (
-    SELECT id, stop, holder, lease_until, parent_run FROM runs
-    WHERE tenant = ? AND session_id = ? AND {IS_OPEN} ORDER BY seq LIMIT 1
-) AS f WHERE {CAN_CONTINUE} AND {IS_UNCLAIMED} AND holder <> ?
-"""
 HAS_NO_JOB = """
 NOT EXISTS (SELECT 1 FROM procrastinate_jobs WHERE lock = {0} AND status = 'doing')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs WHERE queueing_lock = {0} AND status = 'todo')
@@ -48,16 +39,10 @@ WHERE {IS_OPEN} AND {CAN_CONTINUE} AND (holder = '' OR lease_until <= ?3)
     AND holder <> ?4 AND {IS_FIRST_OF_SESSION}
     AND {HAS_NO_JOB.format("(r.tenant || '/' || r.session_id)")} LIMIT {MAX_SESSIONS_PER_SWEEP}
 """
-DEFER_JOB = f"""
-SELECT procrastinate_defer_jobs_v1(ARRAY[
-    ROW(?1::varchar, '{TASK_NAME}', 0, ?2::text, ?2::text, ?3::jsonb, NULL)
-]::procrastinate_job_to_defer_v1[]) WHERE {HAS_NO_JOB.format("?2::text")}
-"""
 LOCK_OWN_JOB = """
 SELECT 1 FROM procrastinate_jobs
 WHERE id = ? AND worker_id = ? AND attempts = ? AND status = 'doing' FOR UPDATE
 """
-FINISH_JOB = "SELECT procrastinate_finish_job_v1(?, 'succeeded', true)::text"
 RETRY_JOB = "SELECT procrastinate_retry_job_v2(?, NULL, NULL, NULL, NULL)::text"
 NOTIFY_WORKERS = """
 SELECT pg_notify('procrastinate_any_queue_v1', '{"type": "job_inserted", "job_id": 0}')::text
@@ -91,14 +76,6 @@ WHERE j.status = 'doing' AND (w.id IS NULL OR {HEARTBEAT_EXPIRED})
 UNION ALL
 SELECT 'session', m.tenant, m.session_id FROM ({SESSIONS_WITHOUT_JOB}) AS m
 """
-RUNNING_JOB = """
-SELECT j.id FROM procrastinate_jobs AS j JOIN runs AS r ON j.lock = r.tenant || '/' || r.session_id
-WHERE r.tenant = ? AND r.id = ? AND j.worker_id = ? AND j.status = 'doing'
-"""
-MARK_RESUMABLE = f"""
-UPDATE runs SET holder = '{RESUMABLE}', lease_until = 0
-WHERE tenant = ? AND id = ? AND stop = 'waiting' AND holder = '' RETURNING session_id
-"""
 
 
 class SessionJob(Struct, frozen=True):
@@ -128,8 +105,6 @@ class JobQueue(RunQueue):
 
     worker_id = 0
     """The id of this process as a procrastinate worker; 0 while it is not registered."""
-    has_tables = False
-    """Whether the tables of procrastinate are known to exist."""
     _server_up_since: float | None = 0.0
     """Since when the server is reachable, by the monotonic clock; None while that is unknown."""
 
@@ -142,53 +117,27 @@ class JobQueue(RunQueue):
         # Procrastinate finds dead workers; a process that is not registered has a lease.
         return None if self.worker_id else super()._lease_end(now)
 
-    def _claim_or_offer(
-        self, connection: Connection, tenant: str, entry: QueuedRun, claim: bool
-    ) -> int:
-        """Claim a run at once if it is the next of its session; else defer a job for it."""
-        epoch = super()._claim_or_offer(connection, tenant, entry, claim)
-        if not epoch:
-            self._defer_job(connection, tenant, entry.session.id)
-        return epoch
-
-    def _defer_job(self, connection: Connection, tenant: str, session_id: str) -> None:
-        """Defer a job for a session that has something to do and no job."""
-        if not self._check_tables(connection):
-            return  # no worker was ever started here; the first one polls for itself
-        if self._next_run(connection, tenant, session_id) is not None:
-            arguments = {"tenant": tenant, "session_id": session_id}
-            encoded = msgspec.json.encode(arguments).decode()
-            values = (tenant[:MAX_QUEUE_NAME_CHARS], f"{tenant}/{session_id}", encoded)
-            connection.execute(DEFER_JOB, values)
-
-    def _check_tables(self, connection: Connection) -> bool:
-        if not self.has_tables:
-            find = "SELECT to_regclass('procrastinate_jobs') IS NOT NULL"
-            self.has_tables = connection.execute(find).fetchone()[0]
-        return self.has_tables
-
-    def _next_run(self, connection: Connection, tenant: str, session_id: str) -> str | None:
-        values = (tenant, session_id, self._clock(), self.holder)
-        row = connection.execute(NEXT_RUN, values).fetchone()
-        return None if row is None else row[0]
+    @property
+    def _offering_holder(self) -> str | None:
+        return self.holder
 
     async def claim_run(self, job: SessionJob) -> Claim | None:
         """Claim the next run of a session.
 
         If there is none, the job is finished. A process that has lost the job claims nothing.
         """
-
-        def work(connection: Connection) -> Claim | None:
-            if not self._owns_job(connection, job):
-                return None
-            run_id = self._next_run(connection, job.tenant, job.session_id)
-            epoch = self._claim(connection, job.tenant, run_id) if run_id is not None else 0
-            if run_id is None or not epoch:
-                connection.execute(FINISH_JOB, (job.job_id,))
-                return None
-            return Claim(job.tenant, run_id, epoch)
-
-        return await self._database.write(work)
+        now = self._clock()
+        found = await self._database.apply(
+            Step(
+                CLAIM_OF_JOB,
+                (
+                    *(job.tenant, job.session_id, job.job_id, job.worker_id, job.attempt),
+                    *(now, self.holder, self._lease_end(now)),
+                ),
+                lock=session_lock(job.tenant, job.session_id),
+            )
+        )
+        return None if found is None else Claim(job.tenant, found[0], found[1])
 
     def _owns_job(self, connection: Connection, job: SessionJob) -> bool:
         values = (job.job_id, job.worker_id, job.attempt)
@@ -219,13 +168,16 @@ class JobQueue(RunQueue):
 
     async def resume_run(self, tenant: str, run_id: str) -> None:
         """Mark a waiting run as resumable, and defer a job for its session."""
+        session_id = await self._session_of(tenant, run_id)
+        if session_id is not None:
+            values = (tenant, session_id, run_id, self._clock(), self.holder)
+            lock = session_lock(tenant, session_id)
+            await self._database.apply(Step(RESUME_RUN, values, lock=lock))
 
-        def work(connection: Connection) -> None:
-            row = connection.execute(MARK_RESUMABLE, (tenant, run_id)).fetchone()
-            if row is not None:
-                self._defer_job(connection, tenant, row[0])
-
-        await self._database.write(work)
+    async def _session_of(self, tenant: str, run_id: str) -> str | None:
+        find = "SELECT session_id FROM runs WHERE tenant = ? AND id = ?"
+        row = await self._database.read(lambda c: c.execute(find, (tenant, run_id)).fetchone())
+        return None if row is None else row[0]
 
     async def renew(self) -> frozenset[Claim]:
         """Return the claims still held; the heartbeat is sent by the procrastinate worker."""
@@ -236,26 +188,17 @@ class JobQueue(RunQueue):
             return await super().renew()
         return frozenset(Claim(tenant, run_id, epoch) for tenant, run_id, epoch, _ in rows)
 
-    def _release(self, connection: Connection, claims: Sequence[Claim]) -> None:
-        super()._release(connection, claims)
+    async def release(self, claims: Sequence[Claim]) -> None:
+        """Release claims, and return their jobs, so that another process can go on at once."""
         for claim in claims:
-            values = (claim.tenant, claim.run_id, self.worker_id)
-            rows = connection.execute(RUNNING_JOB, values).fetchall()
-            self._retry_jobs(connection, [number for (number,) in rows])
-            if not rows:
-                self._defer_job_of_run(connection, claim)  # it was claimed when it was created
-
-    def _finish(self, connection: Connection, claim: Claim) -> bool:
-        messages_left = super()._finish(connection, claim)
-        self._defer_job_of_run(connection, claim)
-        return messages_left
-
-    def _defer_job_of_run(self, connection: Connection, claim: Claim) -> None:
-        """Defer a job for the session of a run, if it has something to do and no job."""
-        find = "SELECT session_id FROM runs WHERE tenant = ? AND id = ?"
-        row = connection.execute(find, (claim.tenant, claim.run_id)).fetchone()
-        if row is not None:
-            self._defer_job(connection, claim.tenant, row[0])
+            session_id = await self._session_of(claim.tenant, claim.run_id)
+            if session_id is not None:
+                values = (
+                    *(claim.tenant, session_id, claim.run_id, claim.epoch),
+                    *(self.holder, self.worker_id, self._clock()),
+                )
+                lock = session_lock(claim.tenant, session_id)
+                await self._database.apply(Step(RELEASE_RUN, values, lock=lock))
 
     def _expire_holders(self, connection: Connection, holders: Sequence[str]) -> None:
         super()._expire_holders(connection, holders)
@@ -284,19 +227,24 @@ class JobQueue(RunQueue):
         if self._server_up_since == now:
             return  # the server was unreachable or slow: the result may be outdated
         if abandoned.holders or abandoned.jobs or abandoned.sessions:
-            await self._database.write(lambda c: self._reclaim(c, is_dead, timeout_s))
+            await self._reclaim(is_dead, timeout_s)
 
-    def _reclaim(
-        self, connection: Connection, is_dead: Callable[[str], bool], heartbeat_timeout_s: float
-    ) -> None:
-        abandoned = self._find_abandoned(connection, is_dead, heartbeat_timeout_s)
-        self._retry_jobs(connection, abandoned.jobs)
-        self._expire_holders(connection, abandoned.holders)
-        # The runs that they held may be without a job.
-        for tenant, session_id in self._find_abandoned(
-            connection, is_dead, heartbeat_timeout_s
-        ).sessions:
-            self._defer_job(connection, tenant, session_id)
+    async def _reclaim(self, is_dead: Callable[[str], bool], heartbeat_timeout_s: float) -> None:
+        def work(connection: Connection) -> Sequence[tuple[str, str]]:
+            abandoned = self._find_abandoned(connection, is_dead, heartbeat_timeout_s)
+            self._retry_jobs(connection, abandoned.jobs)
+            self._expire_holders(connection, abandoned.holders)
+            # The runs that they held may be without a job.
+            return self._find_abandoned(connection, is_dead, heartbeat_timeout_s).sessions
+
+        for tenant, session_id in await self._database.write(work):
+            await self.offer_session(tenant, session_id)
+
+    async def offer_session(self, tenant: str, session_id: str) -> None:
+        """Defer a job for a session that has something to do and no job."""
+        values = (tenant, session_id, self._clock(), self.holder)
+        lock = session_lock(tenant, session_id)
+        await self._database.apply(Step(OFFER_JOB, values, lock=lock))
 
     def _find_abandoned(
         self, connection: Connection, is_dead: Callable[[str], bool], heartbeat_timeout_s: float

@@ -27,7 +27,8 @@ from evoclaw.store.databases.database import Connection, Database, Schema, Store
 from evoclaw.store.databases.migrations import PUT_VERSION
 from evoclaw.store.databases.postgres_connection import PostgresConnection, PostgresServer
 from evoclaw.store.databases.sqlite_file import refuse_newer_schema
-from evoclaw.store.runs.job_queue import TASK_NAME, JobQueue, SessionJob
+from evoclaw.store.runs.job_queue import JobQueue, SessionJob
+from evoclaw.store.runs.session_steps import TASK_NAME
 
 logger = logging.getLogger(__name__)
 FETCH_POLL_INTERVAL_S = 5.0
@@ -65,13 +66,15 @@ async def create_tables(database: Database) -> None:
         assert isinstance(connection, PostgresConnection)
         find = "SELECT version FROM parts WHERE name = ?"
         row = connection.execute(find, (steps.name,)).fetchone()
+        if row is not None:
+            refuse_newer_schema(steps, row[0], database.name)
+        # First: another process that does the same waits here, and starts again.
+        connection.execute(PUT_VERSION, (steps.name, len(files)))
         if row is None:
             connection.raw.execute(SchemaManager.get_schema().encode())
         else:
-            refuse_newer_schema(steps, row[0], database.name)
             for file in files[row[0] :]:
                 connection.raw.execute(file.read_bytes())
-        connection.execute(PUT_VERSION, (steps.name, len(files)))
 
     def is_current(connection: Connection) -> bool:
         find = "SELECT 1 FROM parts WHERE name = ? AND version = ?"

@@ -6,15 +6,28 @@ its key are stored in one transaction.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
+from evoclaw.core.events import Record, StopReason
 from evoclaw.core.labels import CLEAN, Label
-from evoclaw.store.databases.database import Connection, Schema, Work
+from evoclaw.core.messages import Message
+from evoclaw.store.databases.database import Schema, seal_blob
+from evoclaw.store.databases.notices import Notice, progress_notice
+from evoclaw.store.databases.steps import Step
 from evoclaw.store.runs.claims import IS_OPEN, SAME_RUN, Claim, Claims, adopt_subrun
+from evoclaw.store.runs.end_step import END_RUN
+from evoclaw.store.runs.enqueue_step import ENQUEUE, KEY_LOCKED
+from evoclaw.store.runs.inbox_steps import ADD_MESSAGE, CANCEL
+from evoclaw.store.runs.job_steps import JOB_PROCEDURES
+from evoclaw.store.sessions.delete_steps import session_lock
 from evoclaw.store.sessions.sessions import (
+    Fenced,
     LoadedRun,
     RunUsage,
     Session,
@@ -30,6 +43,7 @@ __all__ = [
     "Claim",
     "CreatedRun",
     "QueuedRun",
+    "RunEnd",
     "EnqueueOutcome",
     "EnqueueResult",
     "RunQueue",
@@ -63,12 +77,16 @@ SCHEMA = Schema(
     ),
     checksummed=(("queue_inbox", ("message",)),),
     sealed=True,
+    procedures=(ENQUEUE, END_RUN, *JOB_PROCEDURES, CANCEL, ADD_MESSAGE),
 )
-# The run that a key was used for may have been deleted since.
-UPSERT_KEY = """
-INSERT INTO queue_keys VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (tenant, owner, key) DO UPDATE SET run_id = excluded.run_id, at = excluded.at
+PRUNE_BATCH_ROWS = 500
+"""Keys that are deleted in one transaction."""
+DELETE_OLD_KEYS = """
+DELETE FROM queue_keys WHERE (tenant, owner, key) IN (
+    SELECT tenant, owner, key FROM queue_keys WHERE at < ? LIMIT ?)
 """
+KEY_RETRY_DELAY_S = 0.01
+"""Seconds until a run is stored again whose key another process is using at the moment."""
 ORPHANS = """
 SELECT r.tenant, r.id FROM runs r JOIN runs t ON t.tenant = r.tenant AND t.id = r.root_run
 WHERE r.stop IS NULL AND r.parent_run <> '' AND r.holder = ''
@@ -109,10 +127,14 @@ class QueuedRun(Struct, frozen=True):
     requires_empty_session: bool = False
     """Only allowed in a session without runs."""
 
-    def insertion(self, store: SessionStore) -> Work[StoredRun]:
-        """The statement that stores the run."""
-        return store.create_run_work(
-            self.run_id, self.session.id, self.asked, label=self.label, run_request=self.request
+    def values(self, store: SessionStore, now: float) -> Sequence[Any]:
+        """Its columns, as the step that stores it takes them."""
+        return (
+            seal_blob(store.database, self.asked.encode()),
+            now,
+            msgspec.json.encode(self.label).decode(),
+            seal_blob(store.database, self.request),
+            self.session.owner,
         )
 
 
@@ -133,6 +155,17 @@ class CreatedRun(Struct, frozen=True):
     """None if its session has messages, which are to be read."""
 
 
+class RunEnd(Struct, frozen=True):
+    """The end of a run, with what is not stored of it yet."""
+
+    records: Sequence[Record]
+    messages: Sequence[tuple[int, Message]]
+    """New messages, and their numbers in the session."""
+    usage: RunUsage
+    """The total usage of the run."""
+    stop: StopReason
+
+
 class EnqueueResult(Struct, frozen=True):
     """A stored run, or why it was not stored."""
 
@@ -150,7 +183,10 @@ class RunQueue(Claims):
     async def enqueue(
         self, tenant: str, entry: QueuedRun, limits: QueueLimits, *, claim: bool
     ) -> EnqueueResult:
-        """Store a run, its session and its key in one transaction.
+        """Store a run, its session and its key in one step.
+
+        Several orchestrators that store runs at the same moment do not see each other's yet: they
+        may exceed a limit by a few runs.
 
         Args:
             tenant: The tenant.
@@ -158,91 +194,73 @@ class RunQueue(Claims):
             limits: How many runs may be queued.
             claim: Whether to claim the run at once, if it is the first open run of its session.
         """
-        store = self._sessions.of(tenant)
-
-        def work(connection: Connection) -> EnqueueResult:
-            known, session = self._find_existing(connection, store, entry), entry.session
-            if known is None and not entry.creates_session:
-                found = self._check_session(connection, store, entry)
-                if isinstance(found, EnqueueResult):
-                    return found
-                session = found
-            known = known or self._check_limits(connection, store, entry, limits)
-            if known is not None:
-                return known
-            loaded = None
-            if entry.creates_session:
-                session = store.create_work(entry.session)(connection)
-                loaded = LoadedRun(entry.request, RunUsage(), (), ())
-            run = entry.insertion(store)(connection)
-            if entry.key:
-                values = (tenant, entry.owner, entry.key, entry.digest, run.id, self._clock())
-                connection.execute(UPSERT_KEY, values)
-            epoch = self._claim_or_offer(connection, tenant, entry, claim)
-            return EnqueueResult(EnqueueOutcome.NEW, run, epoch, CreatedRun(run, session, loaded))
-
-        return await self._database.write(work)
-
-    def _find_existing(
-        self, connection: Connection, store: SessionStore, entry: QueuedRun
-    ) -> EnqueueResult | None:
-        run_id = entry.run_id
-        if entry.key:
-            find = (
-                "SELECT digest, run_id FROM queue_keys WHERE tenant = ? AND owner = ? AND key = ?"
-            )
-            values = (store.tenant, entry.owner, entry.key)
-            row = connection.execute(find, values).fetchone()
-            if row is not None and row[0] != entry.digest:
-                return EnqueueResult(EnqueueOutcome.KEY_REUSED, store.find_run(connection, row[1]))
-            run_id = row[1] if row is not None else run_id
-        found = store.find_run(connection, run_id)
-        return None if found is None else EnqueueResult(EnqueueOutcome.EXISTING, found)
-
-    def _check_session(
-        self, connection: Connection, store: SessionStore, entry: QueuedRun
-    ) -> Session | EnqueueResult:
-        session = store.find_session(connection, entry.session.id)
-        if session is None:
-            return EnqueueResult(EnqueueOutcome.NO_SESSION)
-        values = (store.tenant, entry.session.id)
-        has_runs = "SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? LIMIT 1"
-        if entry.requires_empty_session and connection.execute(has_runs, values).fetchone():
-            return EnqueueResult(EnqueueOutcome.NOT_EMPTY)
-        return session
-
-    def _check_limits(
-        self, connection: Connection, store: SessionStore, entry: QueuedRun, limits: QueueLimits
-    ) -> EnqueueResult | None:
-        queued = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0 AND parent_run = ''"
-        # Not `=`: SQLite would then scan all runs that the tenant ever had.
-        of_tenant = " AND tenant BETWEEN ?1 AND ?1"
-        ours, here = (store.tenant,), (store.tenant, entry.session.id)
-        for limit, condition, values, outcome in (
-            (limits.all, "", (), EnqueueOutcome.FULL),
-            (limits.tenant, of_tenant, ours, EnqueueOutcome.FULL_TENANT),
+        store, now = self._sessions.of(tenant), self._clock()
+        session = store.new_session(entry.session) if entry.creates_session else entry.session
+        step = Step(
+            ENQUEUE,
             (
-                limits.session,
-                " AND tenant = ? AND session_id = ?",
-                here,
-                EnqueueOutcome.FULL_SESSION,
+                *(tenant, session.id, entry.run_id),
+                (entry.owner, entry.key, entry.digest) if entry.key else None,
+                store.session_values(session) if entry.creates_session else None,
+                entry.requires_empty_session,
+                (limits.all, limits.tenant, limits.session),
+                entry.values(store, now),
+                (self.holder, self._lease_end(now)) if claim else None,
+                *(now, self._offering_holder),
             ),
-        ):
-            if connection.execute(queued + condition, values).fetchone()[0] >= limit:
-                return EnqueueResult(outcome)
+            lock="" if entry.creates_session else session_lock(tenant, session.id),
+        )
+        found = await self._database.apply(step)
+        while found[0] == KEY_LOCKED:
+            await asyncio.sleep(KEY_RETRY_DELAY_S)
+            found = await self._database.apply(step)
+        outcome, run_id, epoch = EnqueueOutcome(found[0]), found[1], found[2]
+        if outcome is not EnqueueOutcome.NEW:
+            return EnqueueResult(outcome, await store.run(run_id) if run_id else None)
+        run = StoredRun(
+            entry.run_id, session.id, entry.asked, "", entry.run_id, False, None, RunUsage(), now,
+            None, entry.label, owner=session.owner, agent=session.agent,
+        )  # fmt: skip
+        loaded = LoadedRun(entry.request, RunUsage(), (), ()) if entry.creates_session else None
+        return EnqueueResult(outcome, run, epoch, CreatedRun(run, session, loaded))
+
+    @property
+    def _offering_holder(self) -> str | None:
+        """The holder that offers sessions as jobs, where there are jobs."""
         return None
 
-    def _claim_or_offer(
-        self, connection: Connection, tenant: str, entry: QueuedRun, claim: bool
-    ) -> int:
-        """Claim a run that was just stored, if allowed; returns its epoch, or 0."""
-        first = claim and self._is_first(connection, tenant, entry)
-        return self._claim(connection, tenant, entry.run_id) if first else 0
+    async def end_run(self, claim: Claim, run: StoredRun, end: RunEnd | None = None) -> bool:
+        """End a run and release it in one step; returns whether steering messages of it are left.
 
-    def _is_first(self, connection: Connection, tenant: str, entry: QueuedRun) -> bool:
-        before = f"SELECT 1 FROM runs WHERE tenant = ? AND session_id = ? AND id <> ? AND {IS_OPEN}"
-        values = (tenant, entry.session.id, entry.run_id)
-        return connection.execute(before, values).fetchone() is None
+        Its waiting questions and approvals are closed, its pending calls and its cancellation
+        deleted, and no more messages are accepted. `Fenced` if another process has claimed it.
+
+        Args:
+            claim: The claim of this process.
+            run: The run.
+            end: What is stored of its end; None if that is stored already.
+        """
+        store, now = self._sessions.of(claim.tenant), self._clock()
+        values: Sequence[Any] = (None, None, ())
+        notices: Sequence[Notice] = ()
+        if end is not None:
+            values = store.progress_values(end.records, end.messages, end.usage, end.stop)
+            notices = (progress_notice(claim.tenant, run.id, end.records, end.stop),)
+        step = Step(
+            END_RUN,
+            (
+                *(claim.tenant, run.id, run.session_id, claim.epoch),
+                *(*values, now, self._offering_holder),
+            ),
+            lock=session_lock(claim.tenant, run.session_id),
+        )
+        epoch, messages_left = await self._database.apply(step, notices=notices)
+        if epoch and end is not None:
+            raise Fenced(run.id, claim.epoch, epoch)
+        return messages_left
+
+    async def offer_session(self, tenant: str, session_id: str) -> None:
+        """Have a process drive a session that has something to do; a file has only this one."""
 
     async def orphans(self) -> Sequence[tuple[str, str]]:
         """Interrupted sub-runs whose root run has ended, so that no process resumes them."""
@@ -251,7 +269,10 @@ class RunQueue(Claims):
 
     async def open_subruns(self, tenant: str, run_id: str) -> Sequence[str]:
         """The ids of the open sub-runs of a run."""
-        find = f"SELECT id FROM runs WHERE tenant = ? AND parent_run = ? AND {IS_OPEN}"
+        find = (
+            "SELECT id FROM runs WHERE tenant = ? AND parent_run = ? AND parent_run <> '' "
+            f"AND {IS_OPEN}"
+        )
         values = (tenant, run_id)
         rows = await self._database.read(lambda c: c.execute(find, values).fetchall())
         return [row[0] for row in rows]
@@ -262,7 +283,10 @@ class RunQueue(Claims):
         return await self._database.read(lambda c: c.execute(find).fetchone()) is not None
 
     async def delete_old_keys(self, older_than: float) -> None:
-        """Delete keys that are older than so many seconds."""
-        before = self._clock() - older_than
-        delete = "DELETE FROM queue_keys WHERE at < ?"
-        await self._database.write(lambda c: c.execute(delete, (before,)))
+        """Delete keys that are older than so many seconds, in batches."""
+        values = (self._clock() - older_than, PRUNE_BATCH_ROWS)
+        deleted = PRUNE_BATCH_ROWS
+        while deleted == PRUNE_BATCH_ROWS:
+            deleted = await self._database.write(
+                lambda c: c.execute(DELETE_OLD_KEYS, values).rowcount
+            )

@@ -10,14 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from enum import Enum, auto
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from evoclaw.store.databases.database import Connection, Database, open_blob
-from evoclaw.store.sessions.changes import delete_sessions
+from evoclaw.store.databases.steps import Step
+from evoclaw.store.sessions.delete_steps import (
+    DELETE_EXPIRED_SESSION,
+    EXPIRED,
+    IN_USE,
+    KEPT,
+    session_lock,
+)
 
 BATCH_ROWS = 50
 """So few that others can write in between."""
@@ -50,17 +56,7 @@ SELECT s.seq, s.tenant, s.id, s.session, (
     ORDER BY r.seq LIMIT 1)
 FROM sessions s WHERE s.seq > ? ORDER BY s.seq LIMIT ?
 """
-# Whether a run of it is open, and whether an ancestor or a descendant of its runs is.
-SESSION_STATE = """
-SELECT s.session,
-    (SELECT max(r.ended_at) FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id),
-    EXISTS (SELECT 1 FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id
-        AND (r.stop IS NULL OR r.stop = 'waiting')),
-    EXISTS (SELECT 1 FROM runs o WHERE o.tenant = s.tenant AND o.root_run IN (
-        SELECT r.root_run FROM runs r WHERE r.tenant = s.tenant AND r.session_id = s.id)
-        AND (o.stop IS NULL OR o.stop = 'waiting'))
-FROM sessions s WHERE s.tenant = ? AND s.id = ?
-"""
+SESSION = "SELECT seq, session FROM sessions WHERE tenant = ? AND id = ?"
 
 SessionKey: TypeAlias = tuple[str, str]
 """The tenant and the id of a session."""
@@ -144,35 +140,28 @@ class ExpiredSessions:
                 self._seq = int(seen[-1][0])
 
     async def _delete_expired(self, keys: Iterable[SessionKey], before: float) -> list[SessionKey]:
-        """Delete the expired ones of a batch in one transaction."""
+        """Delete the expired ones of a batch, each in one step."""
         batch = sorted(keys)
-        if not batch:
-            return []
 
-        def work(connection: Connection) -> tuple[list[SessionKey], list[SessionKey]]:
-            found = [(key, self._state(connection, key, before)) for key in batch]
-            expired = [key for key, state in found if state is _ExpiryState.EXPIRED]
-            if expired:
-                delete_sessions(connection, self._database.dialect, expired)
-            return expired, [key for key, state in found if state is _ExpiryState.KEPT]
+        def work(connection: Connection) -> list[tuple[SessionKey, Any]]:
+            return [(key, connection.execute(SESSION, key).fetchone()) for key in batch]
 
-        expired, kept = await self._database.write(work)
-        self._kept.difference_update(batch)
-        self._kept.update(kept)
+        expired = list[SessionKey]()
+        for key, row in await self._database.read(work) if batch else ():
+            state = IN_USE if row is None else await self._delete_if_expired(key, row, before)
+            self._kept.discard(key)
+            if state == KEPT:
+                self._kept.add(key)
+            elif state == EXPIRED:
+                expired.append(key)
         return expired
 
-    def _state(self, connection: Connection, key: SessionKey, before: float) -> _ExpiryState:
-        row = connection.execute(SESSION_STATE, key).fetchone()
-        if row is None:  # another process deleted it
-            return _ExpiryState.IN_USE
-        blob, ended_at, is_open, has_open_relative = row
-        if is_open:
-            return _ExpiryState.IN_USE
-        if has_open_relative:
-            return _ExpiryState.KEPT
-        if (self._created_at(blob) if ended_at is None else ended_at) < before:
-            return _ExpiryState.EXPIRED
-        return _ExpiryState.KEPT if ended_at is None else _ExpiryState.IN_USE
+    async def _delete_if_expired(self, key: SessionKey, row: Any, before: float) -> str:
+        # The row number too: another session may have got the same id meanwhile.
+        seq, blob = row
+        values = (*key, seq, self._created_at(blob), before)
+        step = Step(DELETE_EXPIRED_SESSION, values, lock=session_lock(*key))
+        return await self._database.apply(step)
 
     async def _read(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())
@@ -182,16 +171,6 @@ class ExpiredSessions:
 
     def _created_at(self, blob: bytes) -> float:
         return _CREATION.decode(open_blob(self._database, blob)).created_at
-
-
-class _ExpiryState(Enum):
-    """What a look at a session found."""
-
-    EXPIRED = auto()
-    IN_USE = auto()
-    """A run of it is open or ended later: its end leads back to the session."""
-    KEPT = auto()
-    """It is young and has no runs, or a relative of its runs is open."""
 
 
 class _Creation(Struct):

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.store.databases.database import Connection, Database, open_blob, seal_blob
+from evoclaw.store.databases.database import Connection, Database, Work, open_blob, seal_blob
 from evoclaw.store.databases.notices import Notice, NoticeKind, run_id_of
+from evoclaw.store.databases.steps import Step
+from evoclaw.store.sessions.question_steps import ANSWER_QUESTION, ASK_QUESTION
 
 QUESTION_TABLES = (
     """CREATE TABLE questions (
@@ -54,47 +56,34 @@ class QuestionStore:
 
     async def ask(self, question_id: str, session_id: str, question: bytes) -> StoredQuestion:
         """Store a question; an existing one with that id is returned unchanged."""
-        put = (
-            "INSERT INTO questions (tenant, id, session_id, question, asked_at) "
-            "VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
-        )
-        values = (
-            self.tenant,
-            question_id,
-            session_id,
-            seal_blob(self._database, question),
-            self._clock(),
-        )
-
-        def work(connection: Connection) -> StoredQuestion:
-            connection.execute(put, values)
-            (found,) = self._questions(connection, "AND id = ?", question_id)
-            return found
-
-        return await self._database.write(work)
+        now, sealed = self._clock(), seal_blob(self._database, question)
+        step = Step(ASK_QUESTION, (self.tenant, question_id, session_id, sealed, now))
+        if not await self._database.apply(step):
+            found = await self.get(question_id)
+            if found is not None:
+                return found
+        return StoredQuestion(question_id, session_id, question, None, now)
 
     async def answer(self, question_id: str, answer: bytes) -> bool:
         """Store an answer; False if the question is unknown, answered, or closed."""
-        statement = (
-            "UPDATE questions SET answer = ?, answered_at = ? "
-            "WHERE tenant = ? AND id = ? AND answer IS NULL AND closed_at IS NULL"
-        )
-        values = (seal_blob(self._database, answer), self._clock(), self.tenant, question_id)
+        sealed = seal_blob(self._database, answer)
+        step = Step(ANSWER_QUESTION, (self.tenant, question_id, sealed, self._clock()))
         notices = (Notice(NoticeKind.ANSWERED, self.tenant, run_id_of(question_id)),)
-        count = await self._database.write(
-            lambda c: c.execute(statement, values).rowcount, notices=notices
-        )
-        return count > 0
+        return await self._database.apply(step, notices=notices)
 
     async def close_waiting(self, run_id: str) -> None:
         """Close the waiting questions of a run that has ended."""
+        await self._database.write(self.close_work(run_id))
+
+    def close_work(self, run_id: str) -> Work[object]:
+        """The work of `close_waiting`, to run it in a transaction with other work."""
         statement = (
             "UPDATE questions SET closed_at = ? "
             "WHERE tenant = ? AND id >= ? AND id < ? AND answer IS NULL AND closed_at IS NULL"
         )
         # '/' comes right after '.'
         values = (self._clock(), self.tenant, f"{run_id}.", f"{run_id}/")
-        await self._database.write(lambda c: c.execute(statement, values))
+        return lambda connection: connection.execute(statement, values)
 
     async def get(self, question_id: str) -> StoredQuestion | None:
         """A question."""

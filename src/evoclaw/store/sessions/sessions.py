@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import (
     NO_LIMIT,
     Connection,
+    DamagedStore,
     Database,
     Work,
     open_blob,
@@ -26,8 +28,15 @@ from evoclaw.store.databases.database import (
 )
 from evoclaw.store.databases.notices import progress_notice
 from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.databases.steps import Step
 from evoclaw.store.sessions import statements
-from evoclaw.store.sessions.packed_records import pack_records, unpack_records
+from evoclaw.store.sessions.append_step import APPEND, Packed
+from evoclaw.store.sessions.json_compression import compress_json, decompress_json
+from evoclaw.store.sessions.packed_records import (
+    pack_records,
+    referenced_tool_lists,
+    unpack_records,
+)
 from evoclaw.store.sessions.questions import QuestionStore
 from evoclaw.store.sessions.tables import (
     SCHEMA,
@@ -38,6 +47,14 @@ from evoclaw.store.sessions.tables import (
     SessionSummary,
     StoredRun,
 )
+
+_SESSION_DECODER = msgspec.json.Decoder(Session)
+_MESSAGE_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def _check_epoch(run_id: str, epoch: int | None, higher: int) -> None:
+    if higher and epoch is not None:
+        raise Fenced(run_id, epoch, higher)
 
 
 class SessionStore:
@@ -53,8 +70,6 @@ class SessionStore:
         self._clock = clock
         self.questions = QuestionStore(database, clock, tenant)
         """The questions to people."""
-        self._session_decoder = msgspec.json.Decoder(Session)
-        self._message_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
     @classmethod
     async def open(
@@ -70,7 +85,9 @@ class SessionStore:
         return cls(opened, clock)
 
     def of(self, tenant: str) -> SessionStore:
-        """The store of another tenant in the same database, which is closed with this one."""
+        """The store of a tenant in the same database, which is closed with this one."""
+        if tenant == self.tenant:
+            return self
         return SessionStore(self.database, self._clock, tenant)
 
     async def __aenter__(self) -> SessionStore:
@@ -85,9 +102,8 @@ class SessionStore:
 
     def create_work(self, session: Session) -> Work[Session]:
         """The work of `create`, to run it in a transaction with other work."""
-        new = msgspec.structs.replace(session, created_at=self._clock(), tenant=self.tenant)
-        blob = seal_blob(self.database, msgspec.json.encode(new))
-        values = (self.tenant, new.id, new.owner, new.parent, new.agent, blob)
+        new = self.new_session(session)
+        values = (self.tenant, new.id, *self.session_values(new))
         put = (
             "INSERT INTO sessions (tenant, id, owner, parent, agent, session) "
             "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
@@ -98,6 +114,15 @@ class SessionStore:
             return self.find_session(connection, new.id) or new
 
         return work
+
+    def new_session(self, session: Session) -> Session:
+        """A session as it is created now."""
+        return msgspec.structs.replace(session, created_at=self._clock(), tenant=self.tenant)
+
+    def session_values(self, session: Session) -> tuple[str, str, str, bytes]:
+        """The columns of a session after its id."""
+        blob = seal_blob(self.database, msgspec.json.encode(session))
+        return session.owner, session.parent, session.agent, blob
 
     async def session(self, session_id: str) -> Session | None:
         """A session."""
@@ -176,11 +201,14 @@ class SessionStore:
         run_request: bytes | None = None,
     ) -> Work[StoredRun]:
         """The work of `create_run`, to run it in a transaction with other work."""
+        # The session cannot be deleted meanwhile.
+        lock = "FOR SHARE" if self.database.dialect == "postgres" else ""
         put = (
             "INSERT INTO runs "
             "(tenant, id, session_id, asked, parent_run, root_run, background, began_at, label, "
-            "errand, owner) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, coalesce("
-            "(SELECT s.owner FROM sessions s WHERE s.tenant = ?1 AND s.id = ?3), '')) "
+            f"{statements.REQUEST_COLUMN}, owner) "
+            "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, coalesce("
+            f"(SELECT s.owner FROM sessions s WHERE s.tenant = ?1 AND s.id = ?3 {lock}), '')) "
             "ON CONFLICT (tenant, id) DO NOTHING"
         )
         values = (
@@ -244,12 +272,30 @@ class SessionStore:
         )
         return [self._run(row) for row in rows]
 
+    async def ended_runs(self, since: float, long_s: float, limit: int) -> list[StoredRun]:
+        """Runs without a parent that failed or took long, in the order of their ends.
+
+        Args:
+            since: Only those that ended at this time or later.
+            long_s: The seconds after which a run that succeeded or was cancelled is included.
+            limit: How many at most.
+        """
+        statement = (
+            f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? AND ended_at IS NOT NULL "
+            "AND ended_at >= ? AND parent_run = '' AND stop <> 'waiting' "
+            "AND (stop NOT IN ('completed', 'cancelled') OR ended_at - began_at >= ?) "
+            "ORDER BY ended_at LIMIT ?"
+        )
+        values = (self.tenant, since, long_s, limit)
+        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
+        return [self._run(row) for row in rows]
+
     async def run_request(self, run_id: str) -> bytes | None:
         """The run request of a run, if it was stored."""
         return await self.database.read(lambda c: self._run_request(c, run_id))
 
     def _run_request(self, connection: Connection, run_id: str) -> bytes | None:
-        statement = "SELECT errand FROM runs WHERE tenant = ? AND id = ?"
+        statement = f"SELECT {statements.REQUEST_COLUMN} FROM runs WHERE tenant = ? AND id = ?"
         row = connection.execute(statement, (self.tenant, run_id)).fetchone()
         return None if row is None or row[0] is None else open_blob(self.database, row[0])
 
@@ -267,11 +313,15 @@ class SessionStore:
             )
 
         request, usage, messages, records = await self.database.read(work)
-        return LoadedRun(request, usage, self._messages(messages), self._records(records))
+        unpacked = await self._records(run.id, records)
+        return LoadedRun(request, usage, self._messages(messages), unpacked)
 
     async def open_background_runs(self, parent_run: str) -> list[StoredRun]:
         """The background runs that a run started and that have not ended."""
-        condition = "AND parent_run = ? AND background = 1 AND stop IS NULL ORDER BY seq"
+        condition = (
+            "AND parent_run = ? AND parent_run <> '' AND background = 1 AND stop IS NULL "
+            "ORDER BY seq"
+        )
         return await self.database.read(lambda c: self._runs(c, condition, parent_run))
 
     async def usage(self, root_run: str) -> RunUsage:
@@ -292,7 +342,6 @@ class SessionStore:
         stop: StopReason | None,
         *,
         epoch: int | None = None,
-        wait: bool = True,
     ) -> None:
         """Store the progress of a run in one transaction.
 
@@ -303,50 +352,104 @@ class SessionStore:
             usage: The total usage of the run.
             stop: Why it ended, if it did.
             epoch: The epoch of the caller; `Fenced` if the run has a higher one.
-            wait: Whether to wait for the commit; see `Database.write`.
         """
-        encode, ours = msgspec.json.encode, self.tenant
-        packed = seal_blob(self.database, pack_records(records)) if records else b""
-        message_rows = [
-            (ours, run.session_id, number, seal_blob(self.database, encode(message)))
-            for number, message in messages
-        ]
-        now = self._clock()
-        progress_values = (
-            stop,
-            usage.turns,
-            usage.calls,
-            usage.tokens_in,
-            usage.tokens_out,
-            usage.cost,
+        step = self._append_step(run, records, messages, usage, stop, epoch)
+        notices = (progress_notice(self.tenant, run.id, records, stop),)
+        _check_epoch(run.id, epoch, await self.database.apply(step, notices=notices))
+
+    def append_later(
+        self,
+        run: StoredRun,
+        records: Sequence[Record],
+        messages: Sequence[tuple[int, Message]],
+        usage: RunUsage,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        """Store the progress of an open run with the next commit; see `append`."""
+        self.database.defer(
+            self._append_step(run, records, messages, usage, None, epoch),
+            notices=(progress_notice(self.tenant, run.id, records, None),),
+            on_result=partial(_check_epoch, run.id, epoch),
         )
 
-        def work(connection: Connection) -> None:
-            limit = NO_LIMIT if epoch is None else epoch
-            values = (*progress_values, now, ours, run.id, limit)
-            if (
-                not connection.execute(statements.UPDATE_PROGRESS, values).rowcount
-                and epoch is not None
-            ):
-                self._check_epoch(connection, run.id, epoch)
-            if records:
-                row = (ours, run.id, records[-1].seq, packed)
-                connection.execute("INSERT INTO records VALUES (?, ?, ?, ?)", row)
-            if message_rows:
-                connection.executemany(statements.PUT_MESSAGE, message_rows)
+    def _append_step(
+        self,
+        run: StoredRun,
+        records: Sequence[Record],
+        messages: Sequence[tuple[int, Message]],
+        usage: RunUsage,
+        stop: StopReason | None,
+        epoch: int | None,
+    ) -> Step:
+        return Step(
+            APPEND,
+            (
+                *(self.tenant, run.id, run.session_id, NO_LIMIT if epoch is None else epoch),
+                *self.progress_values(records, messages, usage, stop),
+            ),
+        )
 
-        notices = (progress_notice(ours, run.id, records, stop),)
-        await self.database.write(work, wait=wait, notices=notices)
+    def progress_values(
+        self,
+        records: Sequence[Record],
+        messages: Sequence[tuple[int, Message]],
+        usage: RunUsage,
+        stop: StopReason | None,
+    ) -> tuple[Sequence[Any], Packed | None, Sequence[tuple[int, bytes]]]:
+        """The columns of the run, its packed records and its messages, as a step takes them."""
+        now, packed = self._clock(), None
+        if records:
+            cipher = self.database.cipher
+            found = pack_records(records, cipher.key_id if cipher.seals else "")
+            row = seal_blob(self.database, found.row)
+            lists = [
+                (tools.digest, seal_blob(self.database, tools.data)) for tools in found.tool_lists
+            ]
+            packed = (records[-1].seq, row, now, lists)
+        rows = [(number, self.encode_message(message)) for number, message in messages]
+        used = (usage.turns, usage.calls, usage.tokens_in, usage.tokens_out, usage.cost)
+        return (stop, *used, now), packed, rows
 
     async def records(self, run_id: str, after: int = 0, limit: int = NO_LIMIT) -> list[Record]:
         """The records of a run after a number, in order."""
         values = (self.tenant, run_id, after, limit)
         rows = await self.database.read(lambda c: c.execute(statements.RECORDS, values).fetchall())
-        return [record for record in self._records(rows) if record.seq > after][:limit]
+        found: list[Record] = []
+        for row in rows:  # a row may have many records: unpack no more than are wanted
+            unpacked = await self._records(run_id, [row])
+            found += [record for record in unpacked if record.seq > after]
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
-    def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
-        blobs = [open_blob(self.database, row[0]) for row in rows]
-        return [record for blob in blobs for record in unpack_records(blob)]
+    async def _records(self, run_id: str, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
+        """The records of these rows of a run; none if its session was deleted meanwhile."""
+        packed = [open_blob(self.database, row[0]) for row in rows]
+        digests = {digest for row in packed for digest in referenced_tool_lists(row).values()}
+        lists = await self._tool_lists(run_id, digests) if digests else {}
+        if lists is None:
+            return []
+        return [record for row in packed for record in unpack_records(row, lists)]
+
+    async def _tool_lists(self, run_id: str, digests: set[str]) -> dict[str, bytes] | None:
+        """Tool lists of a run by digest; None if the run, and so perhaps its lists, is deleted."""
+        find = "SELECT tools FROM tool_lists WHERE tenant = ? AND digest = ?"
+
+        def work(connection: Connection) -> tuple[dict[str, Any], bool]:
+            found = {
+                digest: connection.execute(find, (self.tenant, digest)).fetchone()
+                for digest in digests
+            }
+            is_deleted = not all(found.values()) and self.find_run(connection, run_id) is None
+            return found, is_deleted
+
+        found, is_deleted = await self.database.read(work)
+        if is_deleted:
+            return None
+        if not all(found.values()):
+            raise DamagedStore(self.database.name, "the tools of a record are missing")
+        return {digest: open_blob(self.database, row[0]) for digest, row in found.items()}
 
     async def last_record(self, run_id: str) -> Record | None:
         """The last record of a run."""
@@ -355,7 +458,8 @@ class SessionStore:
         )
         values = (self.tenant, run_id)
         row = await self.database.read(lambda c: c.execute(statement, values).fetchone())
-        return None if row is None else self._records([row])[-1]
+        records = [] if row is None else await self._records(run_id, [row])
+        return records[-1] if records else None
 
     async def messages(
         self, session_id: str, start: int = 0, limit: int = NO_LIMIT
@@ -365,10 +469,14 @@ class SessionStore:
         rows = await self.database.read(lambda c: c.execute(statements.MESSAGES, values).fetchall())
         return self._messages(rows)
 
+    def encode_message(self, message: Message) -> bytes:
+        """A message as it is stored."""
+        return seal_blob(self.database, compress_json(msgspec.json.encode(message)))
+
     def _messages(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Message]]:
         return [
-            (number, self._message_decoder.decode(open_blob(self.database, b)))
-            for number, b in rows
+            (number, _MESSAGE_DECODER.decode(decompress_json(open_blob(self.database, blob))))
+            for number, blob in rows
         ]
 
     async def todos(self, session_id: str) -> bytes | None:
@@ -389,12 +497,6 @@ class SessionStore:
         )
         await self.database.write(lambda c: c.execute(put, values))
 
-    def _check_epoch(self, connection: Connection, run_id: str, epoch: int) -> None:
-        statement = "SELECT epoch FROM runs WHERE tenant = ? AND id = ?"
-        row = connection.execute(statement, (self.tenant, run_id)).fetchone()
-        if row is not None and row[0] > epoch:
-            raise Fenced(run_id, epoch, row[0])
-
     def find_session(self, connection: Connection, session_id: str) -> Session | None:
         """A session, read in the transaction of the caller."""
         statement = "SELECT session FROM sessions WHERE tenant = ? AND id = ?"
@@ -402,7 +504,7 @@ class SessionStore:
         return None if row is None else self._decode_session(row[0])
 
     def _decode_session(self, blob: bytes) -> Session:
-        return self._session_decoder.decode(open_blob(self.database, blob))
+        return _SESSION_DECODER.decode(open_blob(self.database, blob))
 
     def _summary(self, connection: Connection, session: Session) -> SessionSummary:
         row = connection.execute(statements.LAST_RUN, (self.tenant, session.id)).fetchone()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+REQUEST_COLUMN = "errand"
+"""The column of `runs` with the run request: older versions may share the database."""
 RUN_COLUMNS = (
     "id, session_id, asked, parent_run, root_run, background, stop, "
     "turns, calls, tokens_in, tokens_out, cost, began_at, ended_at, label, "
@@ -19,6 +21,15 @@ RARE_STATES = ("open", "waiting")
 an empty text appended to a column, keep the database from scanning another index instead."""
 
 
+def run_by_id(tenant: str, run_id: str) -> str:
+    """The condition for one run in a step on PostgreSQL, which makes its plans only once.
+
+    While a table is new, all indexes that begin with the tenant look alike, and PostgreSQL would
+    read all runs of the tenant: for this condition it can use no other index than that of the ids.
+    """
+    return f"id = {run_id} AND tenant || '' = {tenant}"
+
+
 def select_runs(state: str, *, session: bool, owner: bool, parent: bool, before: bool) -> str:
     """The SELECT of the runs of a tenant, newest first, in a state and with these filters.
 
@@ -29,7 +40,7 @@ def select_runs(state: str, *, session: bool, owner: bool, parent: bool, before:
     chosen = (
         (session, "AND session_id = ?"),
         (owner, f"AND {owned} = ?"),
-        (parent, "AND parent_run = ?"),
+        (parent, "AND parent_run = ? AND parent_run <> ''"),
         (before, f"AND {seq} < (SELECT seq FROM runs WHERE tenant = ?1 AND id = ?)"),
     )
     conditions = " ".join(condition for wanted, condition in chosen if wanted)
@@ -79,6 +90,23 @@ UPDATE runs SET stop = ?, turns = ?, calls = ?, tokens_in = ?, tokens_out = ?, c
     ended_at = CASE WHEN CAST(?1 AS TEXT) IS NULL THEN NULL ELSE ?7 END
 WHERE tenant = ?8 AND id = ?9 AND epoch <= ?10
 """
+UPDATE_USAGE = """
+UPDATE runs SET turns = ?, calls = ?, tokens_in = ?, tokens_out = ?, cost = ?
+WHERE tenant = ? AND id = ? AND epoch <= ? AND stop IS NULL
+"""
+"""The progress of a run that was open before and stays so: no index of its state changes."""
+PUT_TOOL_LIST = """
+INSERT INTO tool_lists VALUES (?, ?, ?, ?)
+ON CONFLICT (tenant, digest) DO UPDATE SET used_at = excluded.used_at
+WHERE tool_lists.used_at < excluded.used_at - 86400
+"""
+"""`used_at` is a day late at most: the list of most runs costs no write."""
+DELETE_UNUSED_TOOL_LISTS = """
+DELETE FROM tool_lists WHERE tenant = ?1 AND used_at < coalesce(
+    (SELECT began_at FROM runs WHERE tenant = ?1 ORDER BY seq LIMIT 1), ?2) - 172800
+"""
+"""The lists that were last used before the oldest run that is left began; two days are more than
+`used_at` is late, and than clocks differ."""
 PUT_MESSAGE = """
 INSERT INTO messages VALUES (?, ?, ?, ?)
 ON CONFLICT (tenant, session_id, number) DO UPDATE SET message = excluded.message
@@ -87,7 +115,8 @@ ON CONFLICT (tenant, session_id, number) DO UPDATE SET message = excluded.messag
 USAGE_OF_ROOT_RUN = """
 SELECT coalesce(sum(turns), 0), coalesce(sum(calls), 0), coalesce(sum(tokens_in), 0),
     coalesce(sum(tokens_out), 0), CASE WHEN count(*) = count(cost) THEN coalesce(sum(cost), 0.0) END
-FROM runs WHERE tenant = ? AND root_run = ?
+FROM runs WHERE tenant = ?1
+    AND ((id = ?2 AND root_run = ?2) OR (root_run = ?2 AND root_run <> id))
 """
 RECORDS = (
     "SELECT record FROM records WHERE tenant = ? AND run_id = ? AND seq > ? ORDER BY seq LIMIT ?"

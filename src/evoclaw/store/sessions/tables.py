@@ -13,6 +13,9 @@ from evoclaw.core.events import Record, StopReason
 from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Schema, StoreError
+from evoclaw.store.sessions.append_step import APPEND
+from evoclaw.store.sessions.delete_steps import DELETE_EXPIRED_SESSION, DELETE_SESSION
+from evoclaw.store.sessions.question_steps import ANSWER_QUESTION, ASK_QUESTION
 from evoclaw.store.sessions.questions import QUESTION_TABLES
 
 SESSION_TABLES = (
@@ -33,7 +36,8 @@ SESSION_TABLES = (
     "CREATE INDEX sessions_under ON sessions (tenant, parent) WHERE parent <> ''",
 )
 RUN_TABLES = (
-    # `holder`, `epoch` and `lease_until`: the process that drives it. `errand`: the run request.
+    # `holder`, `epoch` and `lease_until`: the process that drives it. `errand`: the run request,
+    # see `statements.REQUEST_COLUMN`.
     # `owner`: that of its session, which never changes.
     """CREATE TABLE runs (
         seq INTEGER PRIMARY KEY,
@@ -94,18 +98,63 @@ CONTENT_TABLES = (
         PRIMARY KEY (tenant, session_id)
     ) STRICT, WITHOUT ROWID""",
 )
+# Most runs have no parent, and `sessions_under` finds the descendants of a session.
+FEWER_INDEX_ROWS = (
+    "DROP INDEX sessions_below",
+    "DROP INDEX runs_below",
+    "CREATE INDEX runs_below ON runs (tenant, parent_run) WHERE parent_run <> ''",
+)
+# PostgreSQL writes a new version of a row with each step of its run: if that fits into the same
+# page, no index is written. `runs_next` is for schedulers without jobs.
+POSTGRES_ROW_VERSIONS = (
+    "DROP INDEX runs_next",
+    "ALTER TABLE runs SET (fillfactor = 50)",
+)
+# Most runs are their own root. The ids come first in their index: see `run_by_id`.
+POSTGRES_RUN_INDEXES = (
+    "ALTER TABLE runs DROP CONSTRAINT runs_tenant_id_key, ADD UNIQUE (id, tenant)",
+    "DROP INDEX runs_under",
+    "CREATE INDEX runs_under ON runs (tenant, root_run) WHERE root_run <> id",
+)
+TOOL_LIST_TABLES = (
+    # Lists of tools that records refer to by digest; see `packed_records`.
+    """CREATE TABLE tool_lists (
+        tenant TEXT NOT NULL, digest TEXT NOT NULL, used_at REAL NOT NULL, tools BLOB NOT NULL,
+        PRIMARY KEY (tenant, digest)
+    ) STRICT, WITHOUT ROWID""",
+)
 SCHEMA = Schema(
     "session store",
-    ((*SESSION_TABLES, *RUN_TABLES, *CONTENT_TABLES, *QUESTION_TABLES),),
+    (
+        (*SESSION_TABLES, *RUN_TABLES, *CONTENT_TABLES, *QUESTION_TABLES),
+        FEWER_INDEX_ROWS,
+        TOOL_LIST_TABLES,
+        # Values that are compressed with a dictionary: older versions cannot read them.
+        (),
+    ),
+    postgres_migrations=(
+        None,
+        (*FEWER_INDEX_ROWS, *POSTGRES_ROW_VERSIONS),
+        None,
+        POSTGRES_RUN_INDEXES,
+    ),
     checksummed=(
         ("sessions", ("session",)),
         ("runs", ("asked", "errand")),
         ("records", ("record",)),
         ("messages", ("message",)),
+        ("tool_lists", ("tools",)),
         ("todos", ("todos",)),
         ("questions", ("question", "answer")),
     ),
     sealed=True,
+    procedures=(
+        APPEND,
+        ASK_QUESTION,
+        ANSWER_QUESTION,
+        DELETE_SESSION,
+        DELETE_EXPIRED_SESSION,
+    ),
 )
 
 

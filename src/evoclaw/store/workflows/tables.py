@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from evoclaw.store.databases.database import Schema
+from evoclaw.store.workflows.steps import PROCEDURES
 
 SCHEMA = Schema(
     "workflow store",
@@ -48,6 +49,7 @@ SCHEMA = Schema(
     ),
     checksummed=(("workflow_runs", ("plan", "outcome")), ("workflow_events", ("event",))),
     sealed=True,
+    procedures=PROCEDURES,
 )
 
 

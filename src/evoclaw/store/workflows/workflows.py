@@ -13,6 +13,18 @@ from typing import Any
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import LOCAL_PRINCIPAL
 from evoclaw.store.databases.database import Connection, Database, open_blob, seal_blob
+from evoclaw.store.databases.steps import Step
+from evoclaw.store.workflows.steps import (
+    ADD_EVENT,
+    APPEND_EVENTS,
+    CLAIM,
+    LEASE_LOST,
+    RELEASE,
+    RENEW,
+    STORED,
+    WAKE,
+    put_events,
+)
 from evoclaw.store.workflows.tables import (
     SCHEMA,
     NewWorkflow,
@@ -39,6 +51,12 @@ _COLUMNS = (
 )
 SCHEDULE_KEY_PREFIX = "schedule:"
 """The prefix of the key of a scheduled workflow run."""
+
+
+IS_DUE = """
+SELECT 1 FROM workflow_runs
+WHERE due <= ?1 AND ended_at IS NULL AND (holder IS NULL OR lease_until <= ?1) LIMIT 1
+"""
 
 
 class LeaseLost(EvoClawError):
@@ -77,7 +95,8 @@ class WorkflowStore:
             > 0
         )
         if fresh:
-            self._put_events(connection, new.id, 1, now, (new.event,))
+            event = seal_blob(self._database, new.event)
+            put_events(connection, self.tenant, new.id, 1, now, (event,))
         condition = "AND (id = ?2 OR asked_key = ?3) ORDER BY seq LIMIT 1"
         (found,) = self._rows(connection, f"tenant = ?1 {condition}", (new.id, new.key or ""))
         return found, fresh
@@ -114,22 +133,14 @@ class WorkflowStore:
 
     async def add_event(self, workflow_id: str, head: int, event: bytes) -> bool:
         """Add an event from outside and wake the workflow; False if `head` is outdated."""
-
-        def work(connection: Connection) -> bool:
-            change = (
-                "UPDATE workflow_runs SET head = head + 1, wakes = wakes + 1, due = 0 "
-                "WHERE tenant = ? AND id = ? AND head = ? AND ended_at IS NULL"
-            )
-            if not connection.execute(change, (self.tenant, workflow_id, head)).rowcount:
-                return False
-            self._put_events(connection, workflow_id, head + 1, self._clock(), (event,))
-            return True
-
-        return await self._database.write(work)
+        sealed = seal_blob(self._database, event)
+        values = (self.tenant, workflow_id, head, sealed, self._clock())
+        return await self._database.apply(Step(ADD_EVENT, values))
 
     async def wake(self, workflow_id: str) -> bool:
         """Make a workflow run due now; False if it is unknown or has ended."""
-        return await self._database.write(lambda c: self._wake(c, workflow_id)) > 0
+        step = Step(WAKE, (self.tenant, workflow_id))
+        return await self._database.apply(step)
 
     async def append(
         self,
@@ -146,27 +157,14 @@ class WorkflowStore:
         Raises `LeaseLost` if the caller no longer has the lease.
         """
         now = self._clock()
-        ended = update.outcome is not None
-        outcome = seal_blob(self._database, update.outcome) if update.outcome is not None else None
-
-        def work(connection: Connection) -> float | None:
-            change = (
-                "UPDATE workflow_runs SET head = head + ?, state = ?, outcome = ?, ended_at = ?, "
-                "holder = CASE WHEN ? = 1 THEN NULL ELSE holder END "
-                "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND ended_at IS NULL"
-            )
-            values = (len(events), update.state, outcome, now if ended else None, int(ended))
-            key = (self.tenant, workflow_id, holder, head)
-            if not connection.execute(change, (*values, *key)).rowcount:
-                self._check_lease(connection, workflow_id, holder)
-                return None
-            self._put_events(connection, workflow_id, head + 1, now, events)
-            if ended:
-                (row,) = self._find(connection, workflow_id)
-                self._wake(connection, row.parent)
-            return now
-
-        return await self._database.write(work)
+        outcome = None if update.outcome is None else seal_blob(self._database, update.outcome)
+        sealed = [seal_blob(self._database, event) for event in events]
+        values = (
+            *(self.tenant, workflow_id, holder, head, sealed),
+            *(update.state, outcome, outcome is not None, now),
+        )
+        step = Step(APPEND_EVENTS, values)
+        return now if self._is_stored(await self._database.apply(step), workflow_id) else None
 
     async def release(
         self,
@@ -185,57 +183,39 @@ class WorkflowStore:
             update: The state to store.
             due: When to continue; None is when it is woken.
         """
-        change = (
-            "UPDATE workflow_runs SET holder = NULL, state = ?, due = ? "
-            "WHERE tenant = ? AND id = ? AND holder = ? AND head = ? AND wakes = ?"
-        )
-        values = (update.state, due, self.tenant, workflow_id, holder, *seen)
+        values = (self.tenant, workflow_id, holder, seen, update.state, due)
+        step = Step(RELEASE, values)
+        return self._is_stored(await self._database.apply(step), workflow_id)
 
-        def work(connection: Connection) -> bool:
-            if connection.execute(change, values).rowcount:
-                return True
-            self._check_lease(connection, workflow_id, holder)
-            return False
-
-        return await self._database.write(work)
+    def _is_stored(self, result: str, workflow_id: str) -> bool:
+        if result == LEASE_LOST:
+            raise LeaseLost(f"workflow {workflow_id!r} is now driven by another process")
+        return result == STORED
 
     async def claim(self, holder: str, seconds: float, limit: int) -> Sequence[StoredWorkflow]:
         """Of all tenants: lease workflow runs that are due and free."""
+        if limit <= 0:
+            return ()
+        now = self._clock()
+        # Most of the time there is none: a look costs no commit.
+        if await self._database.read(lambda c: c.execute(IS_DUE, (now,)).fetchone()) is None:
+            return ()
+        keys = await self._database.apply(Step(CLAIM, (holder, now, now + seconds, limit)))
 
         def work(connection: Connection) -> Sequence[StoredWorkflow]:
-            now = self._clock()
-            free = "due <= ?1 AND ended_at IS NULL AND (holder IS NULL OR lease_until <= ?1)"
-            found = f"SELECT tenant, id FROM workflow_runs WHERE {free} ORDER BY due, seq LIMIT ?2"
-            # The condition is checked again: another process may have leased it meanwhile.
-            take = (
-                "UPDATE workflow_runs SET holder = ?2, lease_until = ?3 "
-                f"WHERE {free} AND tenant = ?4 AND id = ?5"
-            )
-            taken: list[StoredWorkflow] = []
-            for tenant, id_ in connection.execute(found, (now, limit)).fetchall():
-                if connection.execute(take, (now, holder, now + seconds, tenant, id_)).rowcount:
-                    taken += self.of(tenant)._find(connection, id_)
-            return taken
+            return [row for tenant, id_ in keys for row in self.of(tenant)._find(connection, id_)]
 
-        return await self._database.write(work) if limit > 0 else ()
+        return await self._database.read(work) if keys else ()
 
     async def renew(
         self, holder: str, seconds: float, keys: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], tuple[int, int]]:
         """Of all tenants: renew leases; the last event and the wakes of those still held."""
-
-        def work(connection: Connection) -> dict[tuple[str, str], tuple[int, int]]:
-            change = (
-                "UPDATE workflow_runs SET lease_until = ? "
-                "WHERE holder = ? AND tenant = ? AND id = ?"
-            )
-            until = self._clock() + seconds
-            connection.executemany(change, [(until, holder, *key) for key in keys])
-            held = "SELECT tenant, id, head, wakes FROM workflow_runs WHERE holder = ?"
-            rows = connection.execute(held, (holder,))
-            return {(tenant, id_): (head, wakes) for tenant, id_, head, wakes in rows}
-
-        return await self._database.write(work) if keys else {}
+        if not keys:
+            return {}
+        until = self._clock() + seconds
+        held = await self._database.apply(Step(RENEW, (holder, until, keys)))
+        return {(tenant, id_): (head, wakes) for tenant, id_, head, wakes in held}
 
     async def release_all(self, holder: str) -> None:
         """Of all tenants: release all leases of a process."""
@@ -312,36 +292,6 @@ class WorkflowStore:
             return self._create(connection, new)[1]
 
         return await self._database.write(work)
-
-    def _wake(self, connection: Connection, workflow_id: str) -> int:
-        change = (
-            "UPDATE workflow_runs SET wakes = wakes + 1, due = 0 "
-            "WHERE tenant = ? AND id = ? AND ended_at IS NULL"
-        )
-        return connection.execute(change, (self.tenant, workflow_id)).rowcount
-
-    def _check_lease(self, connection: Connection, workflow_id: str, holder: str) -> None:
-        find = "SELECT 1 FROM workflow_runs WHERE tenant = ? AND id = ? AND holder = ?"
-        if not connection.execute(find, (self.tenant, workflow_id, holder)).fetchone():
-            raise LeaseLost(f"workflow {workflow_id!r} is now driven by another process")
-
-    def _put_events(
-        self,
-        connection: Connection,
-        workflow_id: str,
-        first: int,
-        at: float,
-        events: Sequence[bytes],
-    ) -> None:
-        put = (
-            "INSERT INTO workflow_events (tenant, workflow_id, seq, at, event) "
-            "VALUES (?, ?, ?, ?, ?)"
-        )
-        rows = [
-            (self.tenant, workflow_id, number, at, seal_blob(self._database, event))
-            for number, event in enumerate(events, first)
-        ]
-        connection.executemany(put, rows)
 
     def _find(self, connection: Connection, workflow_id: str) -> list[StoredWorkflow]:
         return self._rows(connection, "tenant = ?1 AND id = ?2", (workflow_id,))
