@@ -34,17 +34,20 @@ from tests.support.runs import QUICK, Gate, open_run_service
 from tests.support.waiting import until
 
 TURNS = 6
-APPENDS = 1 + TURNS * 3 + 2
-"""How often a run of so many turns is written to: its start; for each turn the reply, the call, the
-result; for the last one the reply, and the end."""
+APPENDS = 2 * TURNS
+FLUSHES = TURNS
+"""How often a run of so many turns is written to, and waits for the disk, at least."""
 AT_ONCE = 2
 """Services that are killed side by side, where each begins its own runs; with an engine, that gives
 out what there is, one would have the other's."""
-POINTS = tuple(
-    f"{step}:{when}:{count}"
-    for when in ("before", "after")
-    for step, counts in (("append", range(1, APPENDS + 1)), ("enqueue", (1,)), ("finish", (1,)))
-    for count in counts
+POINTS = (
+    *(f"append:before:{count}" for count in range(1, APPENDS + 1)),
+    *(
+        f"{step}:{when}:{count}"
+        for when in ("before", "after")
+        for step, most in (("flush", FLUSHES), ("enqueue", 1), ("end_run", 1))
+        for count in range(1, most + 1)
+    ),
 )
 
 
@@ -283,7 +286,7 @@ async def test_fault_65_an_idempotency_key_starts_one_run_despite_repeated_kills
     town.models.turns = 1
     fork_server, setting = await town.service("fork_server"), await town.setting()
     asking = replace(setting, begin="run", idempotency="k", at_once=50)
-    for point in ("enqueue:after:1", "append:after:1", "append:before:4", "finish:before:1"):
+    for point in ("enqueue:after:1", "flush:after:1", "append:before:2", "end_run:before:1"):
         assert await fork_server.child(replace(asking, dies=point)) == -signal.SIGKILL, point
     async with town.store() as store:
         (only,) = await store.runs()

@@ -24,8 +24,9 @@ from evoclaw.store.governance import approvals
 from evoclaw.store.governance.approvals import ApprovalClaim, ApprovalStore, StoredApproval
 from evoclaw.store.runs import queue
 from evoclaw.store.runs.inbox import Inbox
-from evoclaw.store.sessions import canvases, tables
+from evoclaw.store.sessions import canvases, ratings, tables
 from evoclaw.store.sessions.canvases import StoredCanvases
+from evoclaw.store.sessions.ratings import RatingStore
 from evoclaw.store.sessions.recordings import Recording, read_recording, reopen_recording
 from evoclaw.store.sessions.sessions import SessionStore
 from evoclaw.store.sessions.tables import RunUsage, Session
@@ -123,6 +124,7 @@ SCHEMAS = (
     workflow_tables.SCHEMA,
     channels.SCHEMA,
     canvases.SCHEMA,
+    ratings.SCHEMA,
 )
 
 
@@ -147,6 +149,7 @@ async def _store_everywhere(database: Database) -> None:
     new = NewInboundMessage("local", "mail", "ann", "m1", "c", "sha", secret, "s1")
     letter, _ = await letters.add_message(new)
     await letters.add_delivery(letter, "d1", secret)
+    await RatingStore(database).put("local", "s1", "r1", secret)
     await StoredCanvases(database, "here").of("local", "s1").show(CanvasSheet(SECRET, "html"))
 
 
@@ -201,7 +204,9 @@ async def test_only_the_rows_of_a_lost_key_are_found_and_deleted(place: Place) -
         await SessionStore(database).create(Session("s2", "a", title=SECRET))
         found = await count_unreadable(database, SCHEMAS)
         sealed = {table for schema in SCHEMAS for table, _ in schema.checksummed}
-        assert found == dict.fromkeys(sealed - {"records", "messages"}, 1) | {"workflow_events": 2}
+        assert found == dict.fromkeys(sealed - {"records", "messages", "tool_lists"}, 1) | {
+            "workflow_events": 2
+        }
         await delete_unreadable(database, SCHEMAS)
         assert await count_unreadable(database, SCHEMAS) == {}
         assert await SessionStore(database).session("s1") is None

@@ -122,7 +122,7 @@ async def test_a_delivery_is_added_once_and_claimed_by_one_process(
     clock.now += 61  # whoever had it has died
     (again,) = await claimed(store)
     assert again.attempts == 1
-    await store.settle_delivery(again.seq, SENT)
+    await store.settle_delivery(again, SENT)
     clock.now += 61
     assert not await claimed(store)
 
@@ -136,7 +136,7 @@ async def test_deliveries_for_one_message_are_claimed_in_order(store: ChannelSto
     first, beside = await claimed(store)
     assert (first.id, beside.id) == ("a1", "b1")
     assert not await claimed(store)
-    await store.settle_delivery(first.seq, SENT)
+    await store.settle_delivery(first, SENT)
     assert [one.id for one in await claimed(store)] == ["a2"]
 
 
@@ -145,7 +145,7 @@ async def test_a_postponed_delivery_is_due_later_or_after_retry_now(
 ) -> None:
     await store.add_delivery(await kept(store), "a1", b"twelve")
     (owed,) = await claimed(store)
-    await store.settle_delivery(owed.seq, DUE, "not now", clock.now + 100)
+    await store.settle_delivery(owed, DUE, "not now", clock.now + 100)
 
     found, next_at = await store.claim_deliveries(("box",), 60.0, 10)
     assert (list(found), next_at) == ([], 1_100.0)
@@ -160,7 +160,7 @@ async def test_a_dead_delivery_is_visible_to_its_tenant_and_can_be_revived(
 ) -> None:
     await store.add_delivery(await kept(store), "a1", b"twelve")
     (owed,) = await claimed(store)
-    await store.settle_delivery(owed.seq, DEAD, "nobody there")
+    await store.settle_delivery(owed, DEAD, "nobody there")
 
     (dead,) = await store.deliveries("local")
     assert (dead.problem, dead.state) == ("nobody there", DEAD)
@@ -177,7 +177,7 @@ async def test_the_last_delivery_can_be_redelivered(store: ChannelStore) -> None
     for id_ in ("a1", "a2"):
         await store.add_delivery(letter, id_, id_.encode())
         (owed,) = await claimed(store)
-        await store.settle_delivery(owed.seq, SENT)
+        await store.settle_delivery(owed, SENT)
 
     assert await store.redeliver_last(letter)
     assert [one.id for one in await claimed(store)] == ["a2"]
@@ -190,7 +190,7 @@ async def test_where_messages_can_come_again_only_generated_ids_are_forgotten(
         letter = await kept(store, id_)
         await store.add_delivery(letter, f"a {id_}", b"x", message_state=DONE)
     for owed in await claimed(store):
-        await store.settle_delivery(owed.seq, SENT)
+        await store.settle_delivery(owed, SENT)
     clock.now += 400 * 86_400
 
     assert await store.prune(clock.now, ()) == 1
@@ -206,7 +206,7 @@ async def test_only_messages_whose_answers_were_delivered_are_deleted(
         letter = await kept(store, id_)
         await store.add_delivery(letter, f"a {id_}", b"x", message_state=DONE)
     (first, _) = await claimed(store)
-    await store.settle_delivery(first.seq, SENT)
+    await store.settle_delivery(first, SENT)
     clock.now += 100
 
     assert await store.prune(clock.now - 200, ("box",)) == 0
@@ -226,7 +226,7 @@ async def test_more_messages_than_one_transaction_deletes_are_deleted(
         letter = await kept(store, f"m{number}")
         await store.add_delivery(letter, f"a{number}", b"x", message_state=DONE)
     for owed in await claimed(store):
-        await store.settle_delivery(owed.seq, SENT)
+        await store.settle_delivery(owed, SENT)
     clock.now += 100
 
     assert await store.prune(clock.now, ("box",)) == 5
@@ -246,7 +246,7 @@ async def test_looking_for_old_messages_does_not_grow_with_those_that_stay(
                 await store.add_delivery(letter, f"a {id_}", b"x", message_state=DONE)
                 (owed,) = await claimed(store)
                 clock.now = 9_000.0
-                await store.settle_delivery(owed.seq, SENT)
+                await store.settle_delivery(owed, SENT)
         async with steps_of(database) as steps:
             assert await store.prune(5_000.0, ("another",)) == 0
             found.append(steps())

@@ -20,9 +20,36 @@ from evoclaw.store.databases.database import (
     add_checksum,
     verify_checksum,
 )
+from evoclaw.store.databases.steps import Procedure, Step
+from evoclaw.store.databases.write_requests import write_scope
 from tests.support.databases import Place, hold_deferred_commits
 from tests.support.waiting import until
 
+
+def _add_thing(connection: Connection, name: str, value: bytes, most: int) -> int | None:
+    count = connection.execute("SELECT count(*) FROM things").fetchone()[0]
+    if count >= most:
+        return None
+    statement = "INSERT INTO things (name, value) VALUES (?, ?) RETURNING id"
+    return connection.execute(statement, (name, value)).fetchone()[0]
+
+
+ADD_THING = Procedure(
+    name="add_thing",
+    sqlite=_add_thing,
+    postgres="""
+DECLARE
+    number bigint;
+BEGIN
+    IF (SELECT count(*) FROM things) >= (a->>2)::bigint THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO things (name, value) VALUES (a->>0, decode(a->>1, 'base64'))
+    RETURNING id INTO number;
+    RETURN to_jsonb(number);
+END
+""",
+)
 THINGS = Schema(
     "things",
     (
@@ -32,6 +59,7 @@ THINGS = Schema(
         ),
     ),
     checksummed=(("things", ("value",)),),
+    procedures=(ADD_THING,),
 )
 WAIT = 20.0
 
@@ -49,6 +77,10 @@ def add(name: str, n: int = 0) -> Work[int]:
     statement = "INSERT INTO things (name, value, n) VALUES (?, ?, ?) RETURNING id"
     values = (name, add_checksum(name.encode()), n)
     return lambda connection: connection.execute(statement, values).fetchone()[0]
+
+
+def adding(name: str, most: int = 1_000) -> Step:
+    return Step(ADD_THING, (name, add_checksum(name.encode()), most))
 
 
 def names(connection: Connection) -> list[str]:
@@ -143,12 +175,137 @@ async def test_text_is_sorted_by_code_point(place: Place) -> None:
         ]
 
 
-async def test_concurrent_writes_share_a_commit(place: Place) -> None:
+async def test_steps_that_are_ready_together_share_a_commit(place: Place) -> None:
     async with opened(place, durable=True) as database:
         before = database.commits
-        answers = await batch(database, *(add(f"row {n}") for n in range(64)))
-        assert sorted(answers) == answers and len(set(answers)) == 64
+        steps = [database.apply(adding(f"row {n}")) for n in range(60)]
+        numbers = await asyncio.gather(*steps)
+        assert sorted(numbers) == numbers and len(set(numbers)) == 60
         assert database.commits - before <= 4
+
+
+async def test_a_step_that_is_refused_changes_nothing_and_does_not_affect_others(
+    place: Place,
+) -> None:
+    async with opened(place) as database:
+        answers = await asyncio.gather(
+            database.apply(adding("one")),
+            database.apply(adding("refused", most=1)),
+            database.apply(adding("two")),
+        )
+        assert [answer is None for answer in answers] == [False, True, False]
+        assert await seen_by_others(place) == ["one", "two"]
+
+
+async def test_a_step_that_fails_does_not_affect_the_others_in_its_commit(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        steps = ("one", "two", "one", "three")
+        answers = await asyncio.gather(
+            *(database.apply(adding(name)) for name in steps), return_exceptions=True
+        )
+        assert [type(answer) for answer in answers] == [int, int, Conflict, int]
+        assert await seen_by_others(place) == ["one", "two", "three"]
+
+
+async def test_deferred_steps_are_committed_with_the_next_awaited_one_in_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_deferred_commits(monkeypatch)
+    async with opened(place, durable=True) as database:
+        before, answers = database.commits, list[int]()
+        for n in range(5):
+            database.defer(adding(f"record {n}"), on_result=answers.append)
+        await database.apply(adding("command"))
+        assert database.commits - before == 1
+        assert len(answers) == 5 and answers == sorted(answers)
+        assert await seen_by_others(place) == [f"record {n}" for n in range(5)] + ["command"]
+
+
+async def test_a_deferred_step_is_committed_soon_and_seen_by_a_read(place: Place) -> None:
+    async with opened(place, durable=True) as database:
+        database.defer(adding("one"))
+        assert await database.read(names) == ["one"]
+        database.defer(adding("two"))
+        async with asyncio.timeout(WAIT):
+            while await seen_by_others(place) != ["one", "two"]:
+                pass
+
+
+async def test_what_refuses_a_deferred_step_fails_its_scope_and_no_other(place: Place) -> None:
+    def refuse(_: object) -> None:
+        raise StoreError("refused")
+
+    async with opened(place, durable=True) as database:
+        with write_scope():
+            database.defer(adding("one"), on_result=refuse)
+            with pytest.raises(StoreError, match="refused"):
+                await database.flush()
+            database.defer(adding("late"))
+            with pytest.raises(StoreError, match="refused"):
+                await database.apply(adding("later"))
+        with write_scope():
+            await database.apply(adding("two"))
+            await database.flush()
+        await database.flush()
+        assert await seen_by_others(place) == ["one", "two"]
+
+
+async def test_a_write_of_a_scope_never_overtakes_what_the_scope_held_back(place: Place) -> None:
+    async with opened(place) as database:
+        with write_scope() as scope:
+            scope.hold(lambda: database.defer(adding("held 1")))
+            await database.apply(adding("applied"))
+            scope.hold(lambda: database.defer(adding("held 2")))
+            database.defer(adding("deferred"))
+            scope.hold(lambda: database.defer(adding("held 3")))
+            assert (await database.read(names))[-1] == "held 3"
+            scope.hold(lambda: database.defer(adding("held 4")))
+            await database.flush()
+        assert await seen_by_others(place) == [
+            *("held 1", "applied", "held 2", "deferred", "held 3", "held 4")
+        ]
+
+
+async def test_a_shared_step_does_not_send_what_its_scope_held_back(place: Place) -> None:
+    async with opened(place) as database:
+        with write_scope() as scope:
+            sent: list[str] = []
+            scope.hold(lambda: sent.append("held"))
+            shared = ("shared", add_checksum(b"shared"), 1)
+            database.defer(Step(ADD_THING, lambda: shared))
+            assert sent == []
+            await database.flush()
+            assert sent == ["held"]
+
+
+async def test_steps_with_arguments_made_when_they_are_sent_join_each_other(place: Place) -> None:
+    waiting, batches = ["a", "b", "c"], list[int]()
+
+    def arguments() -> tuple[str, bytes, int]:
+        name = "+".join(waiting)
+        waiting.clear()
+        return name, add_checksum(name.encode()), 1_000
+
+    async with opened(place) as database:
+        for _ in ("a", "b", "c"):
+            database.defer(Step(ADD_THING, arguments), on_result=batches.append)
+        await database.flush()
+        assert len(batches) == 1
+        assert await seen_by_others(place) == ["a+b+c"]
+
+
+async def test_a_shared_step_comes_before_what_is_asked_for_after_it(place: Place) -> None:
+    def shared(name: str) -> Step:
+        return Step(ADD_THING, lambda: (name, add_checksum(name.encode()), 1_000))
+
+    async with opened(place) as database:
+        database.defer(shared("one"))
+        database.defer(adding("two"))
+        assert await database.read(names) == ["one", "two"]
+        database.defer(shared("three"))
+        await database.apply(adding("four"))
+        database.defer(shared("five"))
+    assert await seen_by_others(place) == ["one", "two", "three", "four", "five"]
 
 
 async def test_a_failing_write_does_not_affect_the_others_in_its_commit(place: Place) -> None:
@@ -211,19 +368,6 @@ async def test_a_deferred_write_is_visible_at_once_and_committed_soon(place: Pla
         assert database.commits - before == 1
 
 
-async def test_deferred_writes_are_committed_with_the_next_awaited_write(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hold_deferred_commits(monkeypatch)
-    async with opened(place, durable=True) as database:
-        before = database.commits
-        ids = [await database.write(add(f"record {n}"), wait=False) for n in range(5)]
-        ids.append(await database.write(add("command")))
-        assert database.commits - before == 1
-        assert ids == sorted(ids)
-        assert await seen_by_others(place) == [f"record {n}" for n in range(5)] + ["command"]
-
-
 async def test_a_failing_deferred_write_does_not_undo_the_others(place: Place) -> None:
     async with opened(place, durable=True) as database:
         await database.write(add("one"), wait=False)
@@ -239,8 +383,9 @@ async def test_a_failing_deferred_write_does_not_undo_the_others(place: Place) -
 async def test_closing_commits_deferred_writes(place: Place) -> None:
     database = await place.open(THINGS, durable=True)
     await database.write(add("one"), wait=False)
+    database.defer(adding("two"))
     await database.close()
-    assert await seen_by_others(place) == ["one"]
+    assert await seen_by_others(place) == ["one", "two"]
     with pytest.raises(StoreError, match="is closed"):
         await database.write(add("two"))
     await database.close()

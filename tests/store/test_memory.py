@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from evoclaw.core.labels import Label
 from evoclaw.store import memory
+from evoclaw.store.databases.database import Schema
 from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.memory import (
@@ -40,9 +42,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 
 
 @asynccontextmanager
-async def opened(place: Path | str, schema: str = "") -> AsyncGenerator[MemoryStore]:
+async def opened(
+    place: Path | str, schema: str = "", version: Schema = SCHEMA
+) -> AsyncGenerator[MemoryStore]:
     schema = schema or f"m{secrets.token_hex(6)}"
-    database = await open_database(place, (SCHEMA,), schema=schema, durable=False)
+    database = await open_database(place, (version,), schema=schema, durable=False)
     try:
         async with asyncio.timeout(30):
             yield MemoryStore(database)
@@ -197,6 +201,22 @@ async def test_observations_and_deletions_survive_reopening(place: Path | str) -
         assert await store.delete_session("s") == 1
     async with opened(place, "again") as store:
         assert await found(store, "lasts") == []
+
+
+async def test_observations_of_a_database_with_the_word_index_are_still_found(
+    place: Path | str,
+) -> None:
+    first = replace(
+        SCHEMA,
+        migrations=SCHEMA.migrations[:1],
+        postgres_migrations=SCHEMA.postgres_migrations[:1],
+    )
+    async with opened(place, "older", first) as store:
+        await store.add([note("a note from yesterday", "one")])
+    async with opened(place, "older") as store:
+        await store.add([note("a note from today", "two")])
+        assert sorted(await found(store, "note")) == ["a note from today", "a note from yesterday"]
+        assert await found(store, "yesterday") == ["a note from yesterday"]
 
 
 @pytest.mark.parametrize("query", ODD)

@@ -38,7 +38,7 @@ from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import QueuedRun, QueueLimits, RunQueue
 from evoclaw.store.sessions import changes as session_changes
 from evoclaw.store.sessions import tables as session_tables
-from evoclaw.store.sessions.changes import TABLES_BY_RUN_ID, TABLES_BY_SESSION_ID
+from evoclaw.store.sessions.delete_steps import TABLES_BY_RUN_ID, TABLES_BY_SESSION_ID
 from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from tests.support.databases import Place

@@ -10,14 +10,19 @@ from secrets import token_hex
 import psycopg
 import pytest
 
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.events import Record, RunFinished, RunResumed, RunStarted, StopReason
+from evoclaw.core.profile import Profile
 from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.databases.notices import (
+    LISTENER_TTL_S,
     MAX_PAYLOAD_BYTES,
     WATCH_TTL_S,
     Notice,
     NoticeKind,
     Notices,
     encode_payloads,
+    progress_notice,
 )
 from evoclaw.store.databases.postgres_connection import PostgresServer
 from evoclaw.store.databases.postgres_listener import listen
@@ -363,3 +368,37 @@ def test_the_number_of_watched_runs_is_limited(monkeypatch: pytest.MonkeyPatch) 
     hearing.receive(encode_payloads("other", [Notice(NoticeKind.WATCHED, "local", "15")])[0])
     assert hearing.is_watched("local", "15")
     assert len(hearing._watchers) == 1, "the others were forgotten"  # pyright: ignore[reportPrivateUsage]
+
+
+def test_notices_are_sent_only_while_another_process_listens() -> None:
+    now = [100.0]
+    notices = Notices(lambda: now[0])
+    ended = [Notice(NoticeKind.STATE_CHANGED, "t", "r1")]
+    assert notices.outgoing(ended) == ended, "unknown who listens, as this process does not"
+    notices.report_missed(is_live=True)
+    assert notices.outgoing(ended) == ended, "those who listened before were not heard yet"
+    now[0] += LISTENER_TTL_S + 1
+    assert not notices.outgoing(ended)
+    (alive,) = encode_payloads("other", [Notice(NoticeKind.LISTENING, "", "")])
+    notices.receive(alive)
+    assert notices.outgoing(ended) == ended
+    now[0] += LISTENER_TTL_S + 1
+    assert not notices.outgoing(ended)
+    notices.report_missed(is_live=False)
+    assert notices.outgoing(ended) == ended
+
+
+def test_all_are_told_of_a_run_that_waits_or_was_resumed_and_only_watchers_of_the_rest() -> None:
+    settings, profile = LoopSettings(), Profile()
+    started = Record("r1", 1, 0.0, RunStarted("m", (), settings, profile))
+    resumed = Record("r1", 2, 0.0, RunResumed("m", settings, profile))
+    ended = Record("r1", 3, 0.0, RunFinished(StopReason.COMPLETED, "done"))
+    waits = Record("r1", 3, 0.0, RunFinished(StopReason.WAITING, ""))
+    for records, stop, kind in (
+        ([started], None, NoticeKind.RECORDS_STORED),
+        ([ended], StopReason.COMPLETED, NoticeKind.RECORDS_STORED),
+        ([resumed], None, NoticeKind.STATE_CHANGED),
+        ([resumed, ended], StopReason.CANCELLED, NoticeKind.STATE_CHANGED),
+        ([waits], StopReason.WAITING, NoticeKind.STATE_CHANGED),
+    ):
+        assert progress_notice("local", "r1", records, stop) == Notice(kind, "local", "r1")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -16,9 +17,25 @@ from typing import Any
 import pytest
 
 from evoclaw.core.errors import ConfigError, RunSuspended
-from evoclaw.store.databases.database import CommitUnknown, Connection, Database, StoreError
+from evoclaw.store.databases.database import (
+    CommitUnknown,
+    Connection,
+    Database,
+    StoreError,
+    StoreUnavailable,
+    Work,
+)
 from evoclaw.store.databases.migrations import open_database
-from tests.store.test_contract import THINGS, add, names, nothing, seen_by_others
+from evoclaw.store.databases.steps import Step
+from tests.store.test_contract import (
+    ADD_THING,
+    THINGS,
+    add,
+    adding,
+    names,
+    nothing,
+    seen_by_others,
+)
 from tests.support.databases import Place
 from tests.support.ports import free_port
 from tests.support.postgres import Postgres, why_no_postgres
@@ -130,6 +147,62 @@ async def test_a_commit_on_a_cut_connection_is_checked_and_applied_once(
         assert cable.cuts == 1 and len(set(answers)) == 3
         assert await database.read(names) == ["before", "promised", "row 0", "row 1", "row 2"]
         assert await seen_by_others(place) == await database.read(names)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_steps_on_a_cut_connection_are_sent_again_and_applied_once(
+    postgres_server: Postgres, when: str
+) -> None:
+    async with cabled(postgres_server) as (cable, database, place), asyncio.timeout(WAIT):
+        await database.apply(adding("before"))
+        database.defer(adding("deferred"))
+        setattr(cable, f"cut_{when}", b"row 0")
+        answers = await asyncio.gather(*(database.apply(adding(f"row {n}")) for n in range(3)))
+        assert cable.cuts == 1 and len(set(answers)) == 3, "the answers of the first time"
+        assert await seen_by_others(place) == ["before", "deferred", "row 0", "row 1", "row 2"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_step_stays_unknown_while_the_server_is_unreachable_and_is_never_applied_twice(
+    postgres_server: Postgres, when: str
+) -> None:
+    async with cabled(postgres_server, 0.3) as (cable, database, place), asyncio.timeout(WAIT):
+        await database.apply(adding("before"))
+        cable.away = True
+        setattr(cable, f"cut_{when}", b"unknown")
+        database.defer(adding("deferred"))
+        with pytest.raises(CommitUnknown, match="look before asking again"):
+            await database.apply(adding("unknown"))
+        with pytest.raises(StoreUnavailable):
+            await database.apply(adding("not done"))
+        cable.mend()
+        await database.apply(adding("later"))
+        assert await seen_by_others(place) == ["before", "deferred", "unknown", "later"]
+
+
+async def test_a_batch_that_arrives_after_a_later_one_is_not_applied(postgres_url: str) -> None:
+    import psycopg
+
+    place = Place(postgres_url, f"test_{token_hex(6)}")
+    database = await place.open(THINGS)
+    await database.apply(adding("one"))
+    await database.apply(adding("two"))
+    with psycopg.connect(postgres_url, autocommit=True) as raw:
+        raw.execute(f"SET search_path = {place.schema}".encode())
+        find = "SELECT name, batch FROM step_writers"
+        writer, batch = raw.execute(find).fetchone() or ("", 0)
+        (function,) = raw.execute(
+            "SELECT proname FROM pg_proc WHERE proname LIKE 'step\\_run\\_all%%' "
+            "AND pronamespace = %s::regnamespace",
+            (place.schema,),
+        ).fetchone() or ("",)
+        late = '[["add_thing", ["late", "", 9]]]'
+        for number in (batch - 1, batch):
+            raw.execute(
+                f"SELECT * FROM {function}(%s, %s, '{{}}', %s)".encode(), (writer, number, late)
+            )
+    assert await seen_by_others(place) == ["one", "two"]
+    await database.close()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -302,14 +375,51 @@ async def test_work_that_suppresses_a_statement_error_is_rolled_back(postgres_ur
     await database.close()
 
 
-async def test_writes_use_read_committed_whatever_the_server_default(
+async def test_a_function_that_writes_is_a_serializable_transaction_and_is_run_again(
     postgres_url: str,
 ) -> None:
-    strict = f"{postgres_url}?options=-c%20default_transaction_isolation%3Dserializable"
-    database = await open_database(strict, (THINGS,), schema=f"test_{token_hex(6)}")
-    try:
-        show = "SHOW transaction_isolation"
-        found = await database.write(lambda c: c.execute(show).fetchone()[0])
-        assert found == "read committed"
-    finally:
-        await database.close()
+    place = Place(postgres_url, f"test_{token_hex(6)}")
+    one, other = await place.open(THINGS), await place.open(THINGS)
+    loop, runs, both_read = asyncio.get_running_loop(), list[str](), asyncio.Event()
+    release = threading.Event()
+
+    def add_if_few(name: str) -> Work[None]:
+        """Reads all rows, and writes another: two of them must not miss each other's."""
+
+        def work(connection: Connection) -> None:
+            runs.append(name)
+            count = len(names(connection))
+            if len(runs) == 2:
+                loop.call_soon_threadsafe(both_read.set)
+            release.wait(WAIT)
+            if count < 1:
+                add(name)(connection)
+
+        return work
+
+    writes = [
+        asyncio.create_task(database.write(add_if_few(name)))
+        for database, name in ((one, "one"), (other, "other"))
+    ]
+    async with asyncio.timeout(WAIT):
+        await both_read.wait()
+        release.set()
+        await asyncio.gather(*writes)
+    assert len(runs) == 3, "one of them ran again"
+    assert len(await seen_by_others(place)) == 1
+    await one.close()
+    await other.close()
+
+
+async def test_arguments_that_cannot_be_stored_fail_their_step_alone(postgres_url: str) -> None:
+    place = Place(postgres_url, f"test_{token_hex(6)}")
+    database = await place.open(THINGS)
+    answers = await asyncio.gather(
+        database.apply(adding("good")),
+        database.apply(adding("zero \0")),
+        database.apply(Step(ADD_THING, (object(), b"", 1))),
+        return_exceptions=True,
+    )
+    assert [isinstance(answer, Exception) for answer in answers] == [False, True, True]
+    assert await seen_by_others(place) == ["good"]
+    await database.close()

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from secrets import token_hex
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,8 +18,8 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import RunSuspended
 from evoclaw.core.ports import Deny
 from evoclaw.governance.rate_limits import RateLimit, RateLimits, RateSettings
-from evoclaw.store.databases.database import Connection, Database, StoreError
-from evoclaw.store.databases.write_requests import DeferredCommitFailed
+from evoclaw.store.databases.database import Connection, Database
+from evoclaw.store.databases.write_requests import write_scope
 from evoclaw.store.governance.rates import PRUNE_INTERVAL_CALLS, SCHEMA, RateStore
 from tests.governance.test_rate_limits import ANN, Clock, allowed, call
 from tests.support.databases import Place, hold_deferred_commits
@@ -151,11 +150,15 @@ async def test_counting_a_call_needs_no_extra_commit(
 ) -> None:
     hold_deferred_commits(monkeypatch)
     async with counting(on_postgres(postgres_url), wait=False) as (database, counts):
-        before = database.commits
-        for _ in range(10):
-            assert await counts.take([("ann", 99, 99)]) is None
-            await database.write(lambda connection: None)  # as the caller does
-        assert database.commits - before == 10
+        with write_scope():
+            assert await counts.take([("ann", 99, 99)]) is None  # it has not seen the key yet
+            before = database.commits
+            for _ in range(10):
+                assert await counts.take([("ann", 99, 99)]) is None
+                assert await counts.take([("ann", 99, 99)]) is None
+                await database.flush()  # as the caller does
+            assert database.commits - before == 10
+        assert await count(database) == 21
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -246,22 +249,23 @@ async def test_a_call_that_cannot_be_counted_is_not_allowed() -> None:
         server.close()
 
 
-async def test_a_lost_count_taken_by_another_process_fails_the_next_write(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_others_leave_no_room_for_is_not_made_and_the_run_is_suspended(
+    place: Place,
 ) -> None:
-    hold_deferred_commits(monkeypatch)
-    place, limit = on_postgres(postgres_url), [("ann", 1, 0)]
-    async with counting(place) as (_, other):
-        database = await place.open(SCHEMA)
-        assert await RateStore(database, wait=False).take(limit) is None
-        number = await database.read(
-            lambda c: c.execute("SELECT pg_backend_pid()").fetchone()[0]  # in its transaction
-        )
-        with psycopg.connect(postgres_url) as admin:
-            admin.execute("SELECT pg_terminate_backend(%s)", (number,))
-        assert await other.take(limit) is None
-        # Whoever makes the call waits for the disk before: it hears that it must not.
-        with pytest.raises(StoreError):
-            await database.write(lambda connection: None)
-        with pytest.raises(DeferredCommitFailed):
-            await database.close()
+    limit = [("ann", 4, 0)]
+    async with (
+        counting(place, Clock(), wait=False) as (database, counts),
+        counting(place, Clock()) as (_, other),
+    ):
+        with write_scope():
+            assert await counts.take(limit) is None
+            await database.flush()
+            for _ in range(3):
+                assert await other.take(limit) is None
+            # It has seen three of four left.
+            assert await counts.take(limit) is None
+            with pytest.raises(RunSuspended):
+                await database.flush()
+        with write_scope():
+            assert await counts.take(limit) == (60.0, 0), "resumed, it is told"
+        assert await count(database) == 4

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import time as now
+from typing import cast
 
 import pytest
 from bench.growth.measure import steps_of
 
 from evoclaw.core.events import Record, Replied, StopReason
 from evoclaw.core.messages import Reply, user
+from evoclaw.orchestrator.sessions.retention import SessionRetention
+from evoclaw.store.calls.receipts import PRUNE_BATCH_ROWS, ReceiptStore, StoredReceipt
+from evoclaw.store.calls.receipts import SCHEMA as receipt_tables
 from evoclaw.store.databases.database import Database
+from evoclaw.store.governance import approvals
 from evoclaw.store.runs import queue
+from evoclaw.store.runs.queue import RunQueue
 from evoclaw.store.sessions import tables as session_tables
+from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.expired_sessions import BATCH_ROWS, ExpiredSessions
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
 from tests.support.databases import Place
+from tests.support.waiting import until
 
 OLD, NEW, BEFORE = 100.0, 1000.0, 500.0
 DONE = StopReason.COMPLETED
@@ -189,4 +198,48 @@ async def test_finding_expired_sessions_does_not_grow_with_younger_ones(tmp_path
             assert await ExpiredSessions(database).delete(BEFORE) == 0
             found.append(steps())
     assert found[1] <= found[0] + 50, found
+    await database.close()
+
+
+def receipt(chain: str, counter: int, at: float, flaw: str = "") -> StoredReceipt:
+    name = f"{chain}{counter}{flaw}"
+    return StoredReceipt(
+        "pi", chain, counter, name, "", name, "run", "local", at, "{}", "signature", flaw
+    )
+
+
+async def test_old_receipts_are_deleted_except_for_the_last_of_each_chain(place: Place) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA, receipt_tables)
+    store, keep_days = ReceiptStore(database), 1.0
+    chain = [receipt("a", n, OLD) for n in range(1, PRUNE_BATCH_ROWS + 10)]
+    outside = [receipt("", 0, OLD), receipt("a", 3, OLD, "fork")]
+    kept = [receipt("b", 1, OLD), receipt("c", 1, now()), receipt("c", 2, now())]
+    await store.add(*chain, *outside, *kept)
+    retention = SessionRetention(database, cast("StoredCanvases", None), keep_days)
+
+    async def names() -> list[str]:
+        return [one.hash for one in await store.list_receipts()]
+
+    async def all_deleted() -> bool:
+        return await names() == [chain[-1].hash, "b1", "c1", "c2"]
+
+    async with retention.serving():
+        await until(all_deleted)
+    await database.close()
+
+
+async def test_old_idempotency_keys_are_deleted_in_batches(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.runs.queue.PRUNE_BATCH_ROWS", 4)
+    database = await place.open(session_tables.SCHEMA, approvals.SCHEMA, queue.SCHEMA)
+    rows = [("local", "ann", f"k{number}", "", "r", float(number)) for number in range(20)]
+    put = "INSERT INTO queue_keys VALUES (?, ?, ?, ?, ?, ?)"
+    await database.write(lambda c: c.executemany(put, rows))
+    store = RunQueue(SessionStore(database), "holder", clock=lambda: 100.0)
+    before = database.commits
+    await store.delete_old_keys(90.0)
+    assert database.commits == before + 3
+    left = await database.read(lambda c: c.execute("SELECT min(at) FROM queue_keys").fetchone())
+    assert left[0] == 10.0
     await database.close()

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
@@ -10,8 +13,8 @@ from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.profile import Profile
 from evoclaw.store.databases.database import Conflict
 from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, SessionStore
-from evoclaw.store.sessions.tables import SCHEMA
-from tests.support.databases import Place
+from evoclaw.store.sessions.tables import SCHEMA, StoredRun
+from tests.support.databases import Place, hold_deferred_commits
 
 
 async def opened(place: Place) -> SessionStore:
@@ -171,9 +174,8 @@ async def test_fault_10_an_append_with_a_lower_epoch_is_fenced(place: Place) -> 
         await store.database.write(lambda connection: connection.execute(take))
         for epoch in (0, 1):
             with pytest.raises(Fenced, match="epoch 2") as refused:
-                await store.append(
-                    run, [record("r1", 2, "late")], [], RunUsage(9), None, epoch=epoch, wait=False
-                )
+                store.append_later(run, [record("r1", 2, "late")], [], RunUsage(9), epoch=epoch)
+                await store.database.flush()
             assert (refused.value.epoch, refused.value.now) == (epoch, 2)
         await store.append(run, [record("r1", 2, "theirs")], [], RunUsage(2), None, epoch=2)
         assert [one.event for one in await store.records("r1")] == [
@@ -183,6 +185,70 @@ async def test_fault_10_an_append_with_a_lower_epoch_is_fenced(place: Place) -> 
         now = await store.run("r1")
         assert now is not None and now.usage == RunUsage(2)
         assert (now.epoch, now.holder, now.lease_until) == (2, "other", 2000.0)
+
+
+async def test_steps_of_many_runs_in_one_commit_are_stored_or_fenced_each_by_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_deferred_commits(monkeypatch)
+    async with await opened(place) as store:
+        runs: list[StoredRun] = []
+        for number in (1, 2, 3):
+            await store.create(Session(f"s{number}", "a"))
+            runs.append(await store.create_run(f"r{number}", f"s{number}", "hi"))
+        take = "UPDATE runs SET epoch = 2 WHERE id = 'r2'"
+        await store.database.write(lambda connection: connection.execute(take))
+
+        def append(run: StoredRun, seq: int, stop: StopReason | None = None) -> Awaitable[None]:
+            text = f"{run.id} {seq}"
+            return store.append(
+                run,
+                [record(run.id, seq, text)],
+                [(seq // 2, user(text))],
+                RunUsage(seq),
+                stop,
+                epoch=1,
+            )
+
+        first, fenced, third = runs
+        ends = (append(first, 1), append(fenced, 1), append(third, 1), append(first, 2))
+        last = (append(fenced, 2), append(first, 3, StopReason.COMPLETED))
+        found = await asyncio.gather(*ends, *last, return_exceptions=True)
+
+        assert [type(result) for result in found] == [
+            *(type(None), Fenced, type(None), type(None), Fenced, type(None))
+        ]
+        assert [each.seq for each in await store.records("r1")] == [1, 2, 3]
+        assert await store.messages("s1") == [(0, user("r1 1")), (1, user("r1 3"))]
+        assert await store.records("r2") == [] and await store.messages("s2") == []
+        assert await store.messages("s3") == [(0, user("r3 1"))]
+        stored = [await store.run(run.id) for run in runs]
+        assert [run and (run.usage.turns, run.stop, run.ended_at) for run in stored] == [
+            (3, StopReason.COMPLETED, 1000.0),
+            (0, None, None),
+            (1, None, None),
+        ]
+
+
+async def test_a_database_with_the_indexes_of_an_older_version_is_migrated(place: Place) -> None:
+    older = msgspec.structs.replace(
+        SCHEMA,
+        migrations=SCHEMA.migrations[:3],
+        postgres_migrations=SCHEMA.postgres_migrations[:3],
+    )
+    async with SessionStore(await place.open(older)) as store:
+        await store.create(Session("s1", "a"))
+        await store.create_run("r1", "s1", "hi")
+        await store.create_run("r2", "s1", "hi", parent_run="r1", root_run="r1")
+    async with await opened(place) as store:
+        again = await store.create_run("r1", "s1", "again")
+        assert again.message == "hi"
+        await store.append(again, [record("r1", 1, "now")], [], RunUsage(2), None, epoch=1)
+        child = await store.run("r2")
+        assert child is not None
+        await store.append(child, [], [], RunUsage(3), StopReason.COMPLETED, epoch=1)
+        assert await store.usage("r1") == RunUsage(5)
+        assert await store.usage("r2") == RunUsage()
 
 
 async def test_runs_are_listed_newest_first_and_page_by_page(place: Place) -> None:
@@ -210,3 +276,28 @@ async def test_runs_are_listed_newest_first_and_page_by_page(place: Place) -> No
         assert await ids(owner="nobody") == ""
         assert await store.of("other").runs() == []
         assert (await store.run_request("r0"), await store.run_request("r1")) == (None, b"errand")
+
+
+async def test_ended_runs_are_those_that_failed_or_took_long(place: Place) -> None:
+    clock = [1000.0]
+    store = SessionStore(await place.open(SCHEMA), clock=lambda: clock[0])
+    async with store:
+        await store.create(Session("s1", "coder", "ann"))
+        ends = {
+            "quick": (1, StopReason.COMPLETED),
+            "slow": (50, StopReason.COMPLETED),
+            "broken": (1, StopReason.ERROR),
+            "waits": (99, StopReason.WAITING),
+        }
+        for name, (seconds, stop) in ends.items():
+            run = await store.create_run(name, "s1", "hi")
+            clock[0] += seconds
+            await store.append(run, (), (), RunUsage(), stop)
+
+        async def ids(since: float = 0.0, limit: int = 10) -> list[str]:
+            return [run.id for run in await store.ended_runs(since, 50.0, limit)]
+
+        assert await ids() == ["slow", "broken"]
+        assert await ids(limit=1) == ["slow"]
+        assert await ids(since=1052.0) == ["broken"]
+        assert await store.of("other").ended_runs(0.0, 1.0, 10) == []

@@ -17,7 +17,7 @@ from evoclaw.core.errors import RunSuspended
 from evoclaw.core.ledgers import InsufficientFunds, Limit, Reservation
 from evoclaw.store.databases.database import Connection, Database, StoreError
 from evoclaw.store.databases.postgres import PostgresDatabase
-from evoclaw.store.databases.write_requests import DeferredCommitFailed, write_scope
+from evoclaw.store.databases.write_requests import write_scope
 from evoclaw.store.governance import ledger
 from evoclaw.store.governance.ledger import StoredLedger
 from tests.support.budgets import account
@@ -187,7 +187,7 @@ async def cut(database: Database, url: str) -> None:
         admin.execute("SELECT pg_terminate_backend(%s)", (number,))
 
 
-async def test_a_lost_reservation_taken_by_another_process_is_not_spent_twice(
+async def test_a_reservation_outside_a_write_scope_is_committed_when_it_returns(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold_deferred_commits(monkeypatch)
@@ -198,47 +198,172 @@ async def test_a_lost_reservation_taken_by_another_process_is_not_spent_twice(
     await others.open("tenant", {"calls": Limit(1)}, {})
     assert isinstance(await books.reserve(path, {"calls": 1}, "a"), Reservation)
     await cut(here, postgres_url)
-    assert isinstance(await others.reserve(path, {"calls": 1}, "b"), Reservation)
-    with pytest.raises(StoreError):
-        await here.write(lambda connection: None)
-    with pytest.raises(DeferredCommitFailed):
-        await here.close()
+    assert isinstance(await others.reserve(path, {"calls": 1}, "b"), InsufficientFunds)
+    await here.close()
     await there.close()
 
 
-async def test_a_run_that_lost_its_reservation_is_suspended_and_others_continue(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+async def start_run(books: StoredLedger, run: str) -> None:
+    """Let a process see the accounts of a new run."""
+    await books.open(run, {"turns": Limit(9)}, {})
+    assert isinstance(await books.reserve(("tenant", run), {"turns": 1}, f"{run}.0"), Reservation)
+
+
+async def test_a_run_whose_budget_another_process_spent_is_suspended_and_others_continue(
+    place: Place,
 ) -> None:
-    hold_deferred_commits(monkeypatch)
-    place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant",)
     there = await place.open(ledger.SCHEMA)
     here = await place.open(ledger.SCHEMA)
     books, others = StoredLedger(here, wait=False), StoredLedger(there)
-    await others.open("tenant", {"calls": Limit(2), "turns": Limit(9)}, {})
+    await others.open("tenant", {"calls": Limit(8)}, {})
     with write_scope():
-        assert isinstance(await books.reserve(path, {"turns": 1}, "first"), Reservation)
-        assert isinstance(await books.reserve(path, {"calls": 2}, "a"), Reservation)
-        assert isinstance(await books.reserve(path, {"turns": 1}, "last"), Reservation)
+        await start_run(books, "run:a")
+        await here.flush()
+        # This process has seen 8 calls left, so it does not wait for the database.
+        assert isinstance(await others.reserve(("tenant",), {"calls": 6}, "b"), Reservation)
+        found = await books.reserve(("tenant", "run:a"), {"calls": 3}, "a")
+        assert isinstance(found, Reservation) and found.remaining_before[0].left == 8
         barrier = asyncio.Event()
 
         async def go_on() -> None:
             await barrier.wait()
-            await here.write(lambda connection: None)
+            await here.flush()
 
         begun = asyncio.create_task(go_on())
     with write_scope():
-        assert isinstance(await books.reserve(path, {"turns": 5}, "another"), Reservation)
-    await cut(here, postgres_url)
-    assert isinstance(await others.reserve(path, {"calls": 1}, "b"), Reservation)
-    with write_scope():
-        await here.write(lambda connection: None)  # nobody else is in the way of it
+        await start_run(books, "run:b")
+        await here.flush()  # nobody else is in the way of it
     barrier.set()
     with pytest.raises(RunSuspended):
         await begun
-    # What another run had promised is kept; of the one that stands still, nothing is.
-    assert (await account(others, "tenant")).held == {"calls": 1, "turns": 5}
+    assert (await account(others, "tenant")).held == {"calls": 6, "turns": 2}
     with write_scope():
-        again = await books.reserve(path, {"calls": 2}, "a")
-        assert isinstance(again, InsufficientFunds), "taken up again, it is told what is left"
+        again = await books.reserve(("tenant", "run:a"), {"calls": 3}, "a")
+        assert isinstance(again, InsufficientFunds), "resumed, it is told what is left"
+        assert again.left == 2
     await here.close()
     await there.close()
+
+
+async def test_reservations_with_enough_left_wait_for_no_commit_and_share_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_deferred_commits(monkeypatch)
+    database = await place.open(ledger.SCHEMA)
+    books = StoredLedger(database, wait=False)
+    with write_scope():
+        await books.open("tenant", {"calls": Limit(100)}, {})
+        await start_run(books, "run:a")
+        await database.flush()
+        before = database.commits
+        for number in range(20):
+            id = f"run:a.{number + 1}"
+            await books.open("tenant", {"calls": Limit(100)}, {})
+            path = ("tenant", "run:a")
+            assert isinstance(await books.reserve(path, {"calls": 1}, id), Reservation)
+            books.settle(id, {"calls": 1})
+            assert books.remaining(("tenant",))["calls"].left == 99 - number
+        assert database.commits == before
+        await database.flush()
+        assert database.commits == before + 1
+    assert (await account(books, "tenant")).spent == {"calls": 20}
+    await database.close()
+
+
+async def test_one_reservation_id_is_never_reserved_twice_by_one_process(place: Place) -> None:
+    database = await place.open(ledger.SCHEMA)
+    books = StoredLedger(database, wait=False)
+    with write_scope():
+        await books.open("tenant", {"calls": Limit(100)}, {})
+        await start_run(books, "run:a")
+        for is_new in (True, False):
+            found = await books.reserve(("tenant", "run:a"), {"calls": 1}, "a")
+            assert isinstance(found, Reservation) and found.is_new is is_new
+        books.settle("a", {"calls": 1})
+        found = await books.reserve(("tenant", "run:a"), {"calls": 1}, "a")
+        assert isinstance(found, Reservation) and not found.is_new
+        await database.flush()
+    assert (await account(books, "tenant")).spent == {"calls": 1}
+    await database.close()
+
+
+async def test_what_ends_a_reservation_that_is_not_answered_yet_ends_it(place: Place) -> None:
+    there = await place.open(ledger.SCHEMA)
+    database = await place.open(ledger.SCHEMA)
+    books, others = StoredLedger(database, wait=False), StoredLedger(there)
+    path = ("tenant", "run:a")
+    # So much of what others use too is not answered from memory.
+    await others.open("tenant", {"calls": Limit(9)}, {})
+    with write_scope():
+        await start_run(books, "run:a")
+        asked = asyncio.create_task(books.reserve(path, {"calls": 9, "turns": 1}, "a"))
+        await asyncio.sleep(0)
+        books.settle("a", {"calls": 4}, path)
+        assert isinstance(await asked, Reservation)
+        asked = asyncio.create_task(books.reserve(path, {"calls": 5}, "b"))
+        await asyncio.sleep(0)
+        books.close("run:a")
+        assert isinstance(await asked, Reservation)
+        await database.flush()
+    tenant = await account(books, "tenant")
+    assert (tenant.spent, tenant.held) == ({"calls": 9, "turns": 1}, {})
+    await asyncio.gather(database.close(), there.close())
+
+
+async def test_a_run_that_another_process_continues_is_answered_from_memory_there(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_deferred_commits(monkeypatch)
+    place, path = Place(postgres_url, f"test_{token_hex(6)}"), ("tenant", "run:a")
+    there, here = await place.open(ledger.SCHEMA), await place.open(ledger.SCHEMA)
+    first, second = StoredLedger(there, wait=False), StoredLedger(here, wait=False)
+    with write_scope():
+        await start_run(first, "run:a")
+        first.settle("run:a.0", {"turns": 1})
+        assert isinstance(await first.reserve(path, {"turns": 1}, "open"), Reservation)
+        await there.flush()
+    with write_scope():
+        await second.open("run:a", {"turns": Limit(9)}, {})
+        for id, is_new in (("run:a.0", False), ("a", True)):
+            found = await second.reserve(path, {"turns": 1}, id)
+            assert isinstance(found, Reservation) and found.is_new is is_new
+        before = here.commits
+        assert isinstance(await second.reserve(path, {"turns": 1}, "b"), Reservation)
+        second.settle("a", {"turns": 1})
+        second.settle("open", {"turns": 0})
+        assert here.commits == before
+        await here.flush()
+        # The first process does not know that: what it says late changes nothing.
+    with write_scope():
+        first.settle("open", {"turns": 1})
+        with pytest.raises(RunSuspended):
+            await first.reserve(path, {"turns": 1}, "b")
+            await there.flush()
+    with write_scope():
+        second.close("run:a")
+        await here.flush()
+    tenant = await account(second, "tenant")
+    assert (tenant.spent, tenant.held) == ({"turns": 3}, {})
+    await asyncio.gather(here.close(), there.close())
+
+
+async def test_after_an_error_of_the_server_a_ledger_continues_with_what_is_stored(
+    postgres_url: str,
+) -> None:
+    place = Place(postgres_url, f"test_{token_hex(6)}")
+    database = await place.open(ledger.SCHEMA)
+    books = StoredLedger(database, wait=False)
+    path = ("tenant", "run:a")
+    with write_scope():
+        await start_run(books, "run:a")
+        with pytest.raises(StoreError):
+            await books.reserve(path, {"turns": 1}, "a text that PostgreSQL refuses: \0")
+            await database.flush()
+    with write_scope():
+        assert isinstance(await books.reserve(path, {"turns": 1}, "a"), Reservation)
+        books.settle("a", {"turns": 1})
+        books.close("run:a")
+        await database.flush()
+    tenant = await account(books, "tenant")
+    assert (tenant.spent, tenant.held) == ({"turns": 2}, {})
+    await database.close()

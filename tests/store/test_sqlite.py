@@ -25,7 +25,7 @@ from evoclaw.store.databases.database import (
     StoreFull,
 )
 from evoclaw.store.databases.sqlite import SqliteDatabase
-from evoclaw.store.databases.sqlite_file import companion_path
+from evoclaw.store.databases.sqlite_file import MAX_WAL_BYTES, PAGE_BYTES, companion_path
 from tests.support.stores import (
     SCHEMA,
     add,
@@ -338,8 +338,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def garbage(path: Path) -> None:
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size - 4096)
-        file.write(random.Random(1).randbytes(4096))
+        file.seek(path.stat().st_size - PAGE_BYTES)
+        file.write(random.Random(1).randbytes(PAGE_BYTES))
 
 
 def flip_in(text: bytes) -> Callable[[Path], None]:
@@ -445,13 +445,45 @@ async def test_fault_27_a_wal_damaged_throughout_is_reported(tmp_path: Path, kep
     path = await left_by_a_crash(tmp_path, 6)
     wal = companion_path(path, "-wal")
     log, noise = wal.read_bytes(), random.Random(3)
-    start = {"nothing": 0, "its header": 32, "its first commit": 32 + 2 * (4096 + 24)}[kept]
+    start = {"nothing": 0, "its header": 32, "its first commit": 32 + 2 * (PAGE_BYTES + 24)}[kept]
     wal.write_bytes(log[:start] + noise.randbytes(len(log) - start))
     left = contents(tmp_path)
     for _ in range(2):
         with pytest.raises(DamagedStore, match="write-ahead log is damaged"):
             await opened(path)
         assert contents(tmp_path) == left
+
+
+async def test_a_flush_commits_only_what_is_not_committed(tmp_path: Path) -> None:
+    async with await opened(tmp_path / "things.db") as database:
+        await database.write(add("row 0"))
+        commits = database.commits
+        await database.flush()
+        assert database.commits == commits
+        await database.write(add("row 1"), wait=False)
+        await database.flush()
+        assert database.commits == commits + 1
+        with closing(sqlite3.connect(tmp_path / "things.db")) as other:
+            assert names(other) == ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("page_bytes", [PAGE_BYTES, 4096])
+async def test_the_wal_is_checkpointed_at_one_size_whatever_the_pages(
+    tmp_path: Path, page_bytes: int
+) -> None:
+    path = tmp_path / "things.db"
+    async with await opened(path):
+        pass
+    with closing(sqlite3.connect(path)) as old:
+        assert old.execute("PRAGMA page_size").fetchone() == (PAGE_BYTES,)
+        old.execute("PRAGMA journal_mode=DELETE")
+        old.execute(f"PRAGMA page_size={page_bytes}")
+        old.execute("VACUUM")
+        old.execute("PRAGMA journal_mode=WAL")
+    async with await opened(path) as database:
+        (found,) = await database.read(lambda c: c.execute("PRAGMA page_size").fetchone())
+        (pages,) = await database.read(lambda c: c.execute("PRAGMA wal_autocheckpoint").fetchone())
+        assert (found, found * pages) == (page_bytes, MAX_WAL_BYTES)
 
 
 async def test_a_torn_last_commit_of_the_wal_is_dropped(tmp_path: Path) -> None:

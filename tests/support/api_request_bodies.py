@@ -11,6 +11,7 @@ KNOWN: dict[str, JSON] = {
     "sendmessage": {"message": "hello"},
     "renamesession": {"title": "mine now"},
     "forkrun": {"turn": 1},
+    "raterun": {"verdict": "good"},
 }
 
 

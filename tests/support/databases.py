@@ -74,11 +74,7 @@ async def opened_ledger(place: Place, clock: Callable[[], float]) -> AsyncGenera
 
 
 def hold_deferred_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commit only when a caller waits: on a busy machine the timers of both databases are early.
-
-    A PostgreSQL server also ends a transaction that is idle for long; that must be late, too.
-    """
+    """Commit only when a caller waits: on a busy machine the timers of both databases are early."""
     module = "evoclaw.store.databases"
-    monkeypatch.setattr(f"{module}.sqlite.DEFERRED_COMMIT_DELAY_S", 60.0)
-    monkeypatch.setattr(f"{module}.postgres_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
-    monkeypatch.setattr(f"{module}.postgres_connection.STALLED_TRANSACTION_TIMEOUT_S", 60)
+    monkeypatch.setattr(f"{module}.sqlite_worker.DEFERRED_COMMIT_DELAY_S", 60.0)
+    monkeypatch.setattr(f"{module}.postgres_steps.DEFERRED_STEP_DELAY_S", 60.0)

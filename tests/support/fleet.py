@@ -251,7 +251,7 @@ class FleetHarness:
         """Begin an orchestrator on the store that there is."""
         stack = AsyncExitStack()
         path = self.folder / "orchestrator.db"
-        self._store = await self.stores.open(path, durable=False)
+        self._store = await self.stores.open(path, durable=False, defer_outcomes=True)
         await stack.enter_async_context(self._store)
         self._orchestrator = Orchestrator(
             self.link,

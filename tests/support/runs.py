@@ -113,6 +113,7 @@ class RunServiceHarness:
             approvals=self.approvals,
             limits=RunLimits(),
             edges=lambda: self.edges,
+            defer_commits=True,
         )
         self.runs = Runs(self.talks, agent="lead", settings=settings, process_identity=holder)
 

@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from litestar import Litestar
 
 from evoclaw.api.app import create_app
-from evoclaw.api.dependencies import ApiDependencies
+from evoclaw.api.dependencies import ApiDependencies, ReloadResult
 from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent
@@ -33,12 +33,14 @@ from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.people.access import AccessControl, TokenVerifier
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
+from evoclaw.orchestrator.people.ratings import RunRatings
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.store import memory as memory_store
+from evoclaw.store import notifications as notification_store
 from evoclaw.store.calls import receipts as receipt_store
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import ReceiptStore
@@ -55,8 +57,10 @@ from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.metrics.store import MetricsStore
 from evoclaw.store.runs import queue as queue_store
 from evoclaw.store.sessions import canvases as canvas_store
+from evoclaw.store.sessions import ratings as rating_store
 from evoclaw.store.sessions import tables as session_store
 from evoclaw.store.sessions.canvases import StoredCanvases
+from evoclaw.store.sessions.ratings import RatingStore
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.store.workflows import tables as workflow_store
 from evoclaw.store.workflows.workflows import WorkflowStore
@@ -85,6 +89,8 @@ SCHEMAS = (
     workflow_store.SCHEMA,
     metrics_tables.SCHEMA,
     canvas_store.SCHEMA,
+    notification_store.SCHEMA,
+    rating_store.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -179,6 +185,7 @@ class ServiceHarness:
         )
         self.audit = open_audit(folder)
         self.canvases = StoredCanvases(database, "the dashboard")
+        self.ratings = RunRatings(RatingStore(database))
         self.receipts = ReceiptStore(database)
         self.judged = machine_policies(folder, self.ledger, self.audit)
 
@@ -222,6 +229,8 @@ class ServiceHarness:
             skills=SkillRegistry([self.folder / "skills"]),
             stops=StopRegistry(StopFile(self.folder / "stops.json")),
             canvases=self.canvases,
+            ratings=self.ratings,
+            reload=lambda: ReloadResult((), (), ()),
             policies=self.judged.explainer({AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
             memory=self.memory,

@@ -119,7 +119,9 @@ class StubService:
     """How many answers to `POST /v1/runs` get lost on their way."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
-    def asks(self, run: StubRun, id_: str = "a1", **arguments: Any) -> None:
+    def asks(
+        self, run: StubRun, id_: str = "a1", tool: str = "bash", machine: str = "", **arguments: Any
+    ) -> None:
         """Have a call wait for a person, as a run does that ends as waiting."""
         run.emit(CallJudged("c1", "ask", "level", "it writes"))
         run.emit(ApprovalAnswered("c1", "pending", "nobody answered yet"))
@@ -128,10 +130,11 @@ class StubService:
                 "id": id_,
                 "standing": "waiting",
                 "run_id": run.run_id,
-                "tool": "bash",
+                "tool": tool,
+                "machine": machine,
                 "arguments": arguments,
                 "reason": "it writes",
-                "covers": "every call of bash",
+                "covers": f"every call of {tool}",
             }
         )
         run.ends("waiting for a person", StopReason.WAITING)
@@ -314,11 +317,11 @@ async def _authenticate(
 
 @asynccontextmanager
 async def serve_stub(
-    *scripts: Script, more: Sequence[web.RouteDef] = ()
+    *scripts: Script, more: Sequence[web.RouteDef] = (), middlewares: Sequence[Any] = ()
 ) -> AsyncGenerator[StubService]:
     """The service up on a port of its own."""
     fake = StubService(list(scripts))
-    app = web.Application(middlewares=[_authenticate])
+    app = web.Application(middlewares=[_authenticate, *middlewares])
     app.add_routes(
         [
             *more,

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Database, Dialect, StoreError, Work
 from evoclaw.store.databases.notices import Notice, Notices
 from evoclaw.store.databases.sqlite import SqliteDatabase
+from evoclaw.store.databases.steps import OnFailure, OnResult, Step
 from evoclaw.store.workflows.workflows import SCHEMA, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import (
@@ -124,13 +125,29 @@ class Mortal:
         await self.write(lambda connection: None)
 
     async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
+        return await self._survive(lambda: self._inner.write(work, wait=wait))
+
+    async def apply(self, step: Step, *, notices: Sequence[Notice] = ()) -> Any:
+        return await self._survive(lambda: self._inner.apply(step))
+
+    def defer(
+        self,
+        step: Step,
+        *,
+        notices: Sequence[Notice] = (),
+        on_result: OnResult | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    async def _survive(self, write: Callable[[], Awaitable[T]]) -> T:
         self._live()
         self._left -= 1
         if self._left > 0:
-            return await self._inner.write(work, wait=wait)
+            return await write()
         self.dead.set()
         if self._kept:
-            await self._inner.write(work, wait=wait)
+            await write()
         raise StoreError("died")
 
     async def read(self, work: Work[T], *, allow_stale: bool = False) -> T:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ from evoclaw.providers.wrappers import WriteBarrierProvider
 from evoclaw.store.calls import command_tables
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.migrations import open_database
+from evoclaw.store.databases.postgres import PostgresDatabase
+from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.governance import approvals, ledger
 from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.governance.ledger import StoredLedger
@@ -58,7 +60,15 @@ SCHEMAS = (
     queue.SCHEMA,
 )
 EDGE = "pi"
-STEPS: dict[str, type] = {"append": SessionStore, "enqueue": RunQueue, "finish": RunQueue}
+STEPS: dict[str, tuple[tuple[type, str], ...]] = {
+    "append": ((SessionStore, "_append_step"),),
+    "flush": ((SqliteDatabase, "flush"), (PostgresDatabase, "flush")),
+    "enqueue": ((RunQueue, "enqueue"),),
+    "end_run": ((RunQueue, "end_run"),),
+}
+"""The methods in which a service may die; `append` can only die before it."""
+BEGUN: list[str] = []
+"""The runs that this process has begun: steps are counted from the first one on."""
 
 
 class Setting(Struct, frozen=True, omit_defaults=True):
@@ -175,6 +185,7 @@ async def serve(setting: Setting) -> None:
     """Begin what is to be begun, and wait for what is waited for."""
     async with served(setting) as house:
         if setting.begin:
+            BEGUN.append(setting.begin)
             errand = RunRequest(setting.begin)
             starts = [
                 house.runs.start(
@@ -197,23 +208,34 @@ async def serve(setting: Setting) -> None:
 def arm(point: str) -> None:
     """Have this process die at `step:when:count`, the count-th time the step is taken."""
     name, when, count = point.split(":")
-    owner = STEPS[name]
-    step: Callable[..., Coroutine[Any, Any, Any]] = getattr(owner, name)
+    for owner, method in STEPS[name]:
+        step: Callable[..., Any] = getattr(owner, method)
+        setattr(owner, method, _mortal(step, when, int(count)))
+
+
+def _mortal(step: Callable[..., Any], when: str, count: int) -> Callable[..., Any]:
     taken = 0
 
-    @functools.wraps(step)
-    async def mortal(*arguments: Any, **named: Any) -> Any:
+    def is_last() -> bool:
         nonlocal taken
-        taken += 1
-        last = taken == int(count)
-        if last and when == "before":
+        taken += bool(BEGUN)
+        return taken == count
+
+    @functools.wraps(step)
+    def mortal(*arguments: Any, **named: Any) -> Any:
+        if is_last():
             os.kill(os.getpid(), signal.SIGKILL)
+        return step(*arguments, **named)
+
+    @functools.wraps(step)
+    async def mortal_after(*arguments: Any, **named: Any) -> Any:
+        last = is_last()
         result = await step(*arguments, **named)
         if last:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(owner, name, mortal)
+    return mortal if when == "before" else mortal_after
 
 
 def run(setting: Setting) -> None:
