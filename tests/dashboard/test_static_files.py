@@ -62,6 +62,18 @@ def test_static_files_are_served_with_content_type_and_etag(client: TestClient[L
         assert (again.status_code, again.content) == (304, b"")
 
 
+def test_only_the_page_of_push_notifications_may_register_a_worker(
+    client: TestClient[Litestar],
+) -> None:
+    own, push = (
+        client.get(path).headers["content-security-policy"] for path in ("/", "/ui/push.html")
+    )
+
+    assert push and own.startswith(push)
+    assert "script-src 'self'" in push and "form-action 'none'" in push
+    assert "require-trusted-types-for" in own.removeprefix(push)
+
+
 def test_the_canvas_frame_csp_blocks_all_connections(client: TestClient[Litestar]) -> None:
     policy = client.get("/ui/frame.html").headers["content-security-policy"]
 

@@ -37,6 +37,12 @@ id = "careful"
 capabilities = ["*"]
 autonomy = "supervised"
 model = "vllm/qwen2.5-vl-scripted"
+
+[[notify]]
+name = "browsers"
+kind = "webpush"
+[notify.webpush]
+contact = "mailto:ann@example.org"
 """
 SECOND = "garden"
 """The edge that joined."""

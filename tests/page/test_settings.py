@@ -18,7 +18,8 @@ from tests.support.up_process import ok
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 PAGES = [
-    ("settings", name) for name in ("tokens", "budgets", "policy", "stops", "about")
+    ("settings", name)
+    for name in ("notifications", "tokens", "budgets", "policy", "stops", "about")
 ] + [("fleet?show=map", ""), ("fleet", SECOND)]  # fmt: skip
 
 

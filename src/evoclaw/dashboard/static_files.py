@@ -22,13 +22,17 @@ CONTENT_SECURITY_POLICY = (
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """The policy of the dashboard: only its own scripts, and no text can become a script."""
+PUSH_CONTENT_SECURITY_POLICY = CONTENT_SECURITY_POLICY.partition("; require-trusted-types-for")[0]
+"""The policy of the page that adds a browser to the receivers of notifications: that of the
+dashboard, but the page may register its service worker, which the dashboard may not."""
 FRAME_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
     "require-trusted-types-for 'script'; trusted-types default; sandbox allow-scripts"
 )
 """The policy of the canvas frame: it may draw, but not load, send or see the dashboard."""
-FRAME = "frame.html"
+FRAME, PUSH = "frame.html", "push.html"
+_POLICIES = {FRAME: FRAME_CONTENT_SECURITY_POLICY, PUSH: PUSH_CONTENT_SECURITY_POLICY}
 _MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -104,7 +108,7 @@ def _load_files(folder: Traversable, below: str = "") -> list[tuple[str, StaticF
                         data,
                         kind,
                         tag,
-                        FRAME_CONTENT_SECURITY_POLICY if name == FRAME else CONTENT_SECURITY_POLICY,
+                        _POLICIES.get(name, CONTENT_SECURITY_POLICY),
                     ),
                 )
             )

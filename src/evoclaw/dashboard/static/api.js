@@ -123,9 +123,9 @@ export async function patch(path, body, options) {
   return json(await ask("PATCH", path, body, options));
 }
 
-/** Send a DELETE request. */
+/** Send a DELETE request; `options.body` is its body, if it has one. */
 export async function del(path, query, options) {
-  return json(await ask("DELETE", withQuery(path, query), undefined, options));
+  return json(await ask("DELETE", withQuery(path, query), options?.body, options));
 }
 
 /** GET a text that is not JSON, such as a recording of a run. */

@@ -1,10 +1,11 @@
-// Settings: pairing, tokens, budgets, policies and the emergency stop.
+// Settings: pairing, notifications, tokens, budgets, policies and the emergency stop.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { known, may } from "../../live.js";
 import { badge, load } from "../../components.js";
 import { showBudgets } from "./budgets.js";
+import { showNotifications } from "./notifications.js";
 import { showPair } from "./pair.js";
 import { showPolicy } from "./policy.js";
 import { meaningOf } from "./scopes.js";
@@ -15,6 +16,7 @@ export const title = "Settings";
 
 const SECTIONS = {
   pair: ["Pair a device", showPair],
+  notifications: ["Notifications", showNotifications],
   tokens: ["Tokens", showTokens],
   budgets: ["Budgets", showBudgets],
   policy: ["Policies", showPolicy],

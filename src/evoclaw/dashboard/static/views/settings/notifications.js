@@ -1,0 +1,52 @@
+// Notifications: the notifiers of the service, a test message, and this device.
+
+import { get, postEmpty } from "../../api.js";
+import { h, replace } from "../../dom.js";
+import { may } from "../../live.js";
+import { badge, button, empty, load, table, toast } from "../../components.js";
+
+const TONES = { sent: "good", due: "warn", dead: "bad" };
+const STATES = { sent: "sent", due: "is tried again", dead: "given up" };
+
+/** Show the notifiers, and the way to add this device. */
+export function showNotifications(place, signal) {
+  const device = may("approvals:read") && h("section", { class: "card settings-make" },
+    h("h2", null, "This device"),
+    h("p", null, "A browser can tell you that something waits for you, also when the dashboard is "
+      + "closed."),
+    h("p", null, h("a", { href: "/ui/push.html" }, "Notify me on this device")));
+  const list = h("div");
+  replace(place, device, h("h2", null, "Notifiers"), list);
+  if (!may("admin")) {
+    return replace(list, empty("Only an admin sees them: your token lacks the scope 'admin'."));
+  }
+  const again = () => load(list, () => get("/v1/notify", null, { signal }), ({ items }) =>
+    (items.length ? notifiersShown(items, again)
+      : empty("None is configured: add a [[notify]] table to evoclaw.toml.")), signal);
+  return again();
+}
+
+function notifiersShown(items, again) {
+  return table("Notifiers", [
+    { title: "Name", cell: (one) => h("strong", null, one.name) },
+    { title: "Kind", cell: (one) => one.kind },
+    { title: "Reports", cell: (one) => one.on.join(", ") },
+    { title: "Answers", cell: (one) => (one.answers ? "approve and deny" : "no") },
+    { title: "Last message", cell: lastShown },
+    { title: "Test", cell: (one) => testButton(one, again) },
+  ], items);
+}
+
+function lastShown({ last_state: state, last_problem: problem }) {
+  if (!state) return "none yet";
+  return h("span", null, badge(TONES[state] || "quiet", STATES[state] || state),
+    problem && h("span", { class: "soft small" }, ` ${problem}`));
+}
+
+function testButton({ name }, again) {
+  return button("Send a test message", async () => {
+    const { ok, detail } = await postEmpty(`/v1/notify/${encodeURIComponent(name)}/test`);
+    toast(`${name}: ${ok ? "" : "not sent: "}${detail}`, ok ? "good" : "bad");
+    await again();
+  }, { label: `Send a test message with ${name}` });
+}
