@@ -111,3 +111,25 @@ async def test_nothing_is_sent_after_a_failed_send() -> None:
         await line.finish()
     assert line.failed.done()
     await line.close()
+
+
+async def test_frames_that_come_quickly_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_sender, "MIN_SEND_INTERVAL_S", LIMIT)
+    client = Client()
+    line = EventSender(client.send, LIMIT)
+    async with asyncio.timeout(LIMIT):
+        line.put(b"first")
+        await client.told.wait()
+        assert client.sent == [b"first"], "the first one is not held back"
+        line.put(b"a")
+        line.put(b"b")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert client.sent == [b"first"]
+        for _ in range(MAX_BUFFERED_FRAMES - 2):
+            line.put(b".")
+        assert client.sent[1:] == [b"ab" + b"." * (MAX_BUFFERED_FRAMES - 2)], "but never too many"
+        line.put(b"last")
+        await line.finish()
+    assert client.sent[2:] == [b"last", b""]
+    await line.close()

@@ -40,11 +40,15 @@ async def changed(up: RunningService, run_id: str, record: Record) -> None:
 
     def work(connection: Connection) -> None:
         seq, blob = connection.execute(find, (run_id, record.seq)).fetchone()
-        row = unpack_records(open_blob(database, blob))
+        lists = {
+            digest: open_blob(database, tools)
+            for digest, tools in connection.execute("SELECT digest, tools FROM tool_lists")
+        }
+        row = unpack_records(open_blob(database, blob), lists)
         row = [record if one.seq == record.seq else one for one in row]
         connection.execute(
             "UPDATE records SET record = ? WHERE run_id = ? AND seq = ?",
-            (seal_blob(database, pack_records(row)), run_id, seq),
+            (seal_blob(database, pack_records(row).row), run_id, seq),
         )
 
     await database.write(work)

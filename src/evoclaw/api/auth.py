@@ -25,8 +25,11 @@ ANY_CALLER = "any"
 """The scope of a route that any valid token may use."""
 PUBLIC_PATHS = frozenset({"/", "/health/live", "/health/ready", "/openapi.json", "/docs"})
 """Paths that need no token."""
-PUBLIC_PREFIXES = ("/v1/channels/", "/ui/")
-"""Path prefixes that need no token: signed webhooks, and the static files of the dashboard."""
+ANSWER_PATH_PREFIX = "/v1/answers/"
+"""What follows it is a token that approves or denies a call: it must not be logged."""
+PUBLIC_PREFIXES = ("/v1/channels/", ANSWER_PATH_PREFIX, "/ui/")
+"""Path prefixes that need no token: signed webhooks, signed links of notifications, and the static
+files of the dashboard."""
 
 InjectedDependencies: TypeAlias = NamedDependency[SkipValidation[ApiDependencies]]
 """The dependencies, injected into a route."""
@@ -38,6 +41,11 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 def is_public(path: str) -> bool:
     """Whether a path needs no token."""
     return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES)
+
+
+def loggable_path(path: str) -> str:
+    """A path as it may be logged: short, and without a secret."""
+    return f"{ANSWER_PATH_PREFIX}…" if path.startswith(ANSWER_PATH_PREFIX) else path[:200]
 
 
 def provide_caller(request: Request[Any, Any, Any], parts: InjectedDependencies) -> Caller:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
@@ -22,6 +24,7 @@ from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.overview.readiness import ReadinessCheck
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.people.approvals import CallApprovals
+from evoclaw.orchestrator.people.ratings import RunRatings
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
@@ -41,6 +44,17 @@ def ignore_request(method: str, route: str, status: int, seconds: float) -> None
 def no_image_problem(agent: str, model: str) -> str:
     """The default of `image_problem`: every model sees images."""
     return ""
+
+
+class ReloadResult(Struct, frozen=True):
+    """What changed when the settings file was read again."""
+
+    changed: tuple[str, ...]
+    """Tables that new runs use from now on."""
+    needs_restart: tuple[str, ...]
+    """Tables that take effect when `evoclaw up` is started again."""
+    kept_by_edge: tuple[str, ...]
+    """Changed tables that the edge of `evoclaw up` uses as they were until then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +88,10 @@ class ApiDependencies:
     """Why an agent, with a model that replaces its own, cannot see images; empty if it can."""
     skills: SkillRegistry | None = None
     stops: StopRegistry | None = None
+    reload: Callable[[], ReloadResult] | None = None
+    """Reads the settings file again."""
     canvases: Canvases | None = None
+    ratings: RunRatings | None = None
     policies: PolicyExplainer | None = None
     receipts: ReceiptArchive | None = None
     """The signed receipts of devices."""

@@ -17,6 +17,9 @@ from evoclaw.core.eager import start_eagerly
 HEARTBEAT_FRAME = b": still here\n\n"
 MAX_BUFFERED_FRAMES = 64
 """Frames that are buffered before the source is paused."""
+MIN_SEND_INTERVAL_S = 0.01
+"""Seconds between two sends; frames that come faster, such as the tokens of a quick model, are
+sent together."""
 SEND_TIMEOUT_S = 30.0
 """How long a client may read nothing before its stream is closed."""
 
@@ -34,20 +37,29 @@ class EventSender:
         self._send, self._heartbeat_s = send, heartbeat_s
         self._loop = asyncio.get_running_loop()
         self._pieces: list[bytes] = []
-        self._is_flush_scheduled = False
+        self._scheduled_flush: asyncio.Handle | None = None
         self._pending_send: asyncio.Task[None] | None = None
         self._space_available: asyncio.Future[None] | None = None
         self.failed: asyncio.Future[None] = self._loop.create_future()
         """Done when nothing more can be sent: the client reads nothing, or a send failed."""
         self._last_sent_at = self._loop.time()
+        self._next_flush_at = 0.0
         self._timer = self._loop.call_later(heartbeat_s, self._check_heartbeat)
 
     def put(self, piece: bytes) -> None:
-        """Buffer a frame; the next iteration of the event loop sends all buffered frames."""
+        """Buffer a frame; all buffered frames are sent together, at once or a moment later."""
         self._pieces.append(piece)
-        if not self._is_flush_scheduled and self._pending_send is None:
-            self._is_flush_scheduled = True
-            self._loop.call_soon(self._flush)
+        if self._pending_send is not None:
+            return
+        if self.is_full:
+            self._flush()
+        elif self._scheduled_flush is None:
+            is_due = self._loop.time() >= self._next_flush_at
+            self._scheduled_flush = (
+                self._loop.call_soon(self._flush)
+                if is_due
+                else self._loop.call_at(self._next_flush_at, self._flush)
+            )
 
     @property
     def is_full(self) -> bool:
@@ -78,17 +90,24 @@ class EventSender:
     async def close(self) -> None:
         """Cancel the timer and the pending send."""
         self._timer.cancel()
+        self._cancel_scheduled_flush()
         self._pieces.clear()
         if self._pending_send is not None:
             self._pending_send.cancel()
             await asyncio.wait([self._pending_send])
 
+    def _cancel_scheduled_flush(self) -> None:
+        if self._scheduled_flush is not None:
+            self._scheduled_flush.cancel()
+            self._scheduled_flush = None
+
     def _flush(self) -> None:
-        self._is_flush_scheduled = False
+        self._cancel_scheduled_flush()
         if self._pieces and self._pending_send is None and not self.failed.done():
             body = b"".join(self._pieces)
             self._pieces.clear()
             self._last_sent_at = self._loop.time()
+            self._next_flush_at = self._last_sent_at + MIN_SEND_INTERVAL_S
             self._start_send(body)
             self._signal_space()
 

@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from evoclaw.api.auth import PUBLIC_PATHS, is_public, unauthorized
+from evoclaw.api.auth import PUBLIC_PATHS, is_public, loggable_path, unauthorized
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, to_api_error
 from evoclaw.api.limits import BoundedBody, RequestRateLimiter, too_large
@@ -97,7 +97,8 @@ class RequestGate:
 
     def _is_known_origin(self, origin: bytes) -> bool:
         shown = origin.decode("latin-1").lower()
-        return shown in self._origins or shown in own_origins(self.hosts)
+        own = own_origins(self.hosts) | {self._parts.settings.public_origin}
+        return shown in self._origins or shown in own
 
     def _cors_headers(self, headers: dict[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
         origin = headers.get(b"origin")
@@ -140,7 +141,7 @@ class RequestGate:
         refusal = RefusedRequest(
             status,
             scope["method"],
-            scope["path"][:200],
+            loggable_path(scope["path"]),
             _address(scope),
             tenant="" if principal is None else principal.tenant,
             user="" if principal is None else principal.user,

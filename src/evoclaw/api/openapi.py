@@ -48,6 +48,7 @@ TAGS = {
     "approvals": "Tool calls and questions that wait for a person.",
     "workflows": "Multi-step workflows that call agents and tools.",
     "channels": "Webhooks that deliver messages to agents, and failed deliveries.",
+    "notifications": "Notifiers that report to people, and the browsers that receive Web Push.",
     "events": "Changes of edges, runs, approvals and questions, as a stream.",
     "figures": "Metrics of runs and tool calls, from stored records.",
     "fleet": "Edges: status, pairing and tools.",
@@ -58,6 +59,7 @@ TAGS = {
     "budgets": "Limits and spending.",
     "policy": "The policies that judge tool calls.",
     "stops": "The emergency stop.",
+    "settings": "The settings file of the service.",
     "tokens": "API tokens.",
     "health": "Liveness, readiness and Prometheus metrics.",
 }

@@ -38,7 +38,9 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
     """
     listening = listen(settings.host, settings.port)
     port: int = listening.getsockname()[1]
-    app.state["request_gate"].hosts = allowed_hosts(settings.host, port, settings.names)
+    app.state["request_gate"].hosts = allowed_hosts(
+        settings.host, port, settings.names, settings.public_host
+    )
     secure = settings.tls_cert is not None
     if not secure and not is_loopback(settings.host):
         LOG.warning(
@@ -154,14 +156,16 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def allowed_hosts(host: str, port: int, names: Iterable[str]) -> frozenset[str] | None:
+def allowed_hosts(
+    host: str, port: int, names: Iterable[str], public_host: str = ""
+) -> frozenset[str] | None:
     """The accepted `Host` headers; None if they are unknown: then only the token protects."""
     accepted = {name.lower() for name in names}
     if host in ("0.0.0.0", "::", "") and not accepted:
         return None
     if is_loopback(host):
         accepted |= {"127.0.0.1", "localhost", "[::1]"}
-    accepted.add(url_host(host).lower())
+    accepted |= {url_host(host).lower(), *([public_host] if public_host else [])}
     return frozenset(accepted | {f"{name}:{port}" for name in accepted})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
@@ -59,6 +60,9 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The private key file of the certificate."""
     names: tuple[str, ...] = ()
     """Further accepted `Host` headers besides `host`: `name` or `name:port`."""
+    public_url: str = ""
+    """The URL under which people reach the service, such as `https://evoclaw.example.org`: links in
+    notifications start with it, and its host is accepted like those of `names`."""
     origins: tuple[str, ...] = ()
     """Allowed web origins (CORS), such as `https://example.org`."""
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20
@@ -84,3 +88,30 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens: tuple[TokenFile, ...] = ()
     jwt: JwtSettings | None = None
     """Accept JWTs of an external identity provider."""
+
+    @property
+    def public_host(self) -> str:
+        """The `Host` header of requests to `public_url`; empty if it is not set."""
+        return urlsplit(self.public_url).netloc.lower()
+
+    @property
+    def public_origin(self) -> str:
+        """The web origin of `public_url`; empty if it is not set."""
+        parts = urlsplit(self.public_url)
+        return f"{parts.scheme}://{parts.netloc}".lower() if parts.netloc else ""
+
+
+def check_public_url(settings: ServerSettings) -> None:
+    """Raise `ConfigError` unless `public_url` is empty or an HTTP URL without a path."""
+    if not settings.public_url:
+        return
+    try:
+        parts = urlsplit(settings.public_url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid, parts = False, urlsplit("")
+    if not valid or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ConfigError(
+            f"server.public_url: {settings.public_url[:200]!r} is not a URL like "
+            "https://evoclaw.example.org, without a path"
+        )

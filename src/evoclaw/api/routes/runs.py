@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import cache
 from itertools import count
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from litestar import Request, Response, get, post
 from litestar.datastructures import ResponseHeader
@@ -31,6 +31,7 @@ from evoclaw.api.routes.parameters import (
     OptionalId,
     PageLimit,
     PathId,
+    Reason,
     ShortText,
     Text,
 )
@@ -39,6 +40,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
 from evoclaw.core.record_encoding import record_json
 from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.people.ratings import Rating
 from evoclaw.orchestrator.runs.hub import WatcherTooSlow
 from evoclaw.orchestrator.runs.requests import RunRequest, RunStatus, RunView
 
@@ -96,12 +98,26 @@ class SteeringMessage(Struct, frozen=True, forbid_unknown_fields=True):
     message: Annotated[Text, Meta(min_length=1)]
 
 
+class RatingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person says of a run."""
+
+    verdict: Literal["good", "bad"]
+    reason: Reason = ""
+
+
 async def own_run(parts: ApiDependencies, caller: Caller, run_id: str) -> RunView:
     """A run that the caller may see; `ApiError` 404 for any other."""
     view = await require(parts.runs, "runs").get(caller.tenant, run_id)
     if view is None or not is_own(caller, view.owner):
         raise not_found("run")
     return view
+
+
+async def check_own_run(parts: ApiDependencies, caller: Caller, run_id: str) -> None:
+    """`ApiError` 404 unless the caller may see the run."""
+    owner = await require(parts.runs, "runs").owner(caller.tenant, run_id)
+    if owner is None or not is_own(caller, owner):
+        raise not_found("run")
 
 
 def is_own(caller: Caller, owner: str) -> bool:
@@ -237,8 +253,8 @@ async def watch_run(
     ] = False,
 ) -> EventStream:
     """Stream the records of a run: the past ones, then new ones as they happen."""
-    view = await own_run(parts, caller, run_id)
-    frames = _frames(parts, caller.tenant, view.run_id, last_event_id or after, follow)
+    await check_own_run(parts, caller, run_id)
+    frames = _frames(parts, caller.tenant, run_id, last_event_id or after, follow)
     return event_stream(request, frames)
 
 
@@ -283,8 +299,8 @@ async def read_records(
     parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
 ) -> Stream:
     """Read the records of a run as a recording for `evoclaw replay`."""
-    view = await own_run(parts, caller, run_id)
-    records = renumbered_records(parts, caller.tenant, view.run_id)
+    await check_own_run(parts, caller, run_id)
+    records = renumbered_records(parts, caller.tenant, run_id)
 
     async def lines() -> AsyncGenerator[bytes, None]:
         async with aclosing(records):
@@ -312,8 +328,8 @@ async def cancel_run(
     parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
 ) -> CancelResult:
     """Cancel a run and everything that it started."""
-    view = await own_run(parts, caller, run_id)
-    return CancelResult(await require(parts.runs, "runs").cancel(caller.tenant, view.run_id))
+    await check_own_run(parts, caller, run_id)
+    return CancelResult(await require(parts.runs, "runs").cancel(caller.tenant, run_id))
 
 
 @post("/v1/runs/{run_id:str}/messages", scope=TokenScope.RUNS_WRITE, tags=TAGS, status_code=202)
@@ -332,6 +348,32 @@ async def steer_run(
     return await own_run(parts, caller, run_id)
 
 
+@post("/v1/runs/{run_id:str}/rating", scope=TokenScope.HUMAN, tags=TAGS, status_code=200)
+async def rate_run(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: PathId,
+    data: JSONBody[RatingRequest],
+) -> Rating:
+    """Say whether a run was good. Only a person may; the last rating of a run counts."""
+    view = await own_run(parts, caller, run_id)
+    return await require(parts.ratings, "rating").give(
+        caller.tenant, caller.principal.user, view, data.verdict, data.reason
+    )
+
+
+@get("/v1/runs/{run_id:str}/rating", scope=TokenScope.RUNS_READ, tags=TAGS)
+async def show_rating(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+) -> Rating:
+    """Show what a person said of a run."""
+    view = await own_run(parts, caller, run_id)
+    found = await require(parts.ratings, "rating").get(caller.tenant, view.run_id)
+    if found is None:
+        raise not_found("rating of this run")
+    return found
+
+
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     start_run,
     list_runs,
@@ -340,4 +382,6 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     read_records,
     cancel_run,
     steer_run,
+    rate_run,
+    show_rating,
 )

@@ -280,12 +280,15 @@ async def send_message(
 async def delete_session(
     parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
 ) -> None:
-    """Delete a session with its messages, runs, canvas and notes; the audit log stays."""
+    """Delete a session with its messages, runs, ratings, canvas and notes; the audit log stays."""
     session = await own_session(parts, caller, session_id)
     deleted = await _conversations(parts, caller).delete(session_id)
     if parts.canvases is not None:
         for deleted_id in deleted:
             await parts.canvases.of(caller.tenant, deleted_id).clear()
+    if parts.ratings is not None:
+        for deleted_id in deleted:
+            await parts.ratings.forget(caller.tenant, deleted_id)
     if parts.memory is not None:
         memory = parts.memory.of(caller.tenant, session.owner)
         for deleted_id in deleted:

@@ -143,7 +143,7 @@ class AccessControl:
         return await self._authenticate_stored(id_, secret)
 
     async def _authenticate_stored(self, id_: str, secret: str) -> Caller | None:
-        token = await self._store.get(id_)
+        token = await self._store.get_recent(id_)
         expected = self._decoy_hash if token is None else token.hash
         same = hmac.compare_digest(expected, _hash(secret))
         now = self._store.now()
@@ -186,7 +186,10 @@ class AccessControl:
         return [replace(token, hash="") for token in await self._store.list(tenant)]
 
     async def revoke(self, tenant: str, id_: str) -> bool:
-        """Revoke a token, at once; False if the tenant has none with that id."""
+        """Revoke a token, at once in this process; False if the tenant has none with that id.
+
+        Other processes stop accepting it within `TOKEN_CACHE_S` seconds.
+        """
         return await self._store.revoke(id_, tenant)
 
 
