@@ -9,7 +9,7 @@ from pathlib import Path
 from evoclaw.core.events import CallFinished, CallStarted, Prompted, StopReason
 from evoclaw.core.messages import TextBlock, ToolResult, user
 from tests.support.stub_service import StubRun, StubService, serve_stub, shell_for
-from tests.support.terminal import CTRL_C, CTRL_D, terminal
+from tests.support.terminal import ALT_ENTER, CTRL_C, CTRL_D, CTRL_R, terminal
 
 
 async def waits_to_be_cancelled(run: StubRun) -> None:
@@ -50,7 +50,7 @@ async def test_ctrl_c_cancels_the_run_and_the_chat_continues(tmp_path: Path) -> 
         await here.expect("cancelled · ")
         await here.send_line("still there?")
         await here.expect("You said still there?.")
-        await here.expect("> ")
+        await here.until("ready")
         here.type(CTRL_D)
         assert await here.wait_exit() == 0
 
@@ -72,13 +72,16 @@ async def test_a_second_ctrl_c_exits_although_the_run_has_not_ended(tmp_path: Pa
 
 async def test_two_ctrl_c_at_the_prompt_exit_and_one_does_not(tmp_path: Path) -> None:
     async with serve_stub() as fake, terminal(shell_for(fake, tmp_path), "chat") as here:
-        await here.expect("> ")
+        await here.until("ready")
+        here.type("a draft that is discarded")
+        await here.until("> a draft")
+        here.type(CTRL_C)
+        await here.until(">\nready")
         await here.interrupt("again")
         await here.send_line("hello")
         await here.expect("You said hello.")
-        await here.expect("> ")
+        await here.until("ready")
         await here.interrupt("again")
-        await here.expect("> ")
         await here.interrupt("to continue")
         assert await here.wait_exit() == 0
 
@@ -96,7 +99,7 @@ async def test_input_typed_during_a_run_steers_the_run(tmp_path: Path) -> None:
         await here.expect("Working …")
         here.type("in French, please\n")
         await here.expect("Heard: in French, please.")
-        await here.expect("> ")
+        await here.until("ready")
         assert len(fake.runs) == 1
 
 
@@ -128,17 +131,16 @@ async def test_an_approval_is_requested_and_the_run_continues(tmp_path: Path) ->
     async with serve_stub(asks) as fake, terminal(shell_for(fake, tmp_path), "chat") as here:
         fake_.append(fake)
         await here.send_line("go")
-        await here.expect("bash wants to run:")
-        await here.expect("command: touch a b")
-        await here.expect("always: every call of bash")
-        await here.expect("say why not: ")
-        here.type("/approve\n")  # a command is no reason to deny the call
-        await here.expect("answer first, then use /approve")
-        await here.expect("say why not: ")
-        here.type("a\n")
+        await here.until("Allow?")
+        assert "─ bash wants to run ─" in here.screen
+        assert "touch a b" in here.screen
+        assert "why it writes" in here.screen
+        assert "always covers every call of bash" in here.screen
+        here.type("x")  # is no answer
+        here.type("a")
         await here.expect('"decision": "session"')
-        await here.expect("> ")
-        assert "\x1b[2J" not in here.seen
+        await here.until("ready")
+        assert "\x1b[2J" not in here.raw
 
 
 async def test_ctrl_c_at_an_approval_cancels_the_run(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ async def test_ctrl_c_at_an_approval_cancels_the_run(tmp_path: Path) -> None:
     async with serve_stub(asks) as fake, terminal(shell_for(fake, tmp_path), "chat") as here:
         fake_.append(fake)
         await here.send_line("go")
-        await here.expect("say why not: ")
+        await here.until("Allow?")
         here.type(CTRL_C)
         await here.expect("cancelled · ")
         await here.send_line("well?")
@@ -183,24 +185,26 @@ async def test_a_question_is_repeated_until_the_answer_is_valid(tmp_path: Path) 
     async with serve_stub(asks) as fake, terminal(shell_for(fake, tmp_path), "chat") as here:
         fake_.append(fake)
         await here.send_line("paint it")
-        await here.expect("2. blue")
+        await here.until("own words:")
+        assert "2. blue" in here.screen
         here.type("green\n")
         await here.expect("one of the options must be chosen")
-        await here.expect("2. blue")
+        await here.until("own words:")
         here.type("2\n")
         await here.expect("Chosen: ['blue']")
 
 
 async def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
     async with serve_stub() as fake, terminal(shell_for(fake, tmp_path), "chat") as here:
-        await here.expect("> ")
-        here.type("\x1b[200~one\ntwo\nthree\x1b[201~\n")
+        await here.until("ready")
+        here.type("\x1b[200~one\ntwo\nthree\x1b[201~\r")
         await here.expect("You said one\ntwo\nthree.")
-        await here.send_line("four\\")
-        await here.expect("… ")
-        here.type("five\n")
-        await here.expect("You said four\nfive.")
-    assert len(fake.runs) == 2
+        await here.until("ready")
+        here.type("four\\\r")
+        await here.until("> four\n…")
+        here.type(f"five{ALT_ENTER}six\r")
+        await here.expect("You said four\nfive\nsix.")
+    assert [run.asked for run in fake.runs.values()] == ["one\ntwo\nthree", "four\nfive\nsix"]
 
 
 async def test_input_history_is_restored_in_the_next_chat_and_stored_privately(
@@ -219,8 +223,15 @@ async def test_input_history_is_restored_in_the_next_chat_and_stored_privately(
         assert kept.stat().st_mode & 0o777 == 0o600
         assert kept.read_text() == '"remember me"\n"/quit"\n'
         async with terminal(shell, "chat") as here:
-            await here.expect("> ")
-            here.type("\x1b[A\x1b[A\n")
+            await here.until("ready")
+            here.type("\x1b[A\x1b[A")
+            await here.until("> remember me")
+            here.type("\r")
+            await here.expect("You said remember me.")
+            await here.until("ready")
+            here.type(f"{CTRL_R}ember")
+            await here.until("> remember me")
+            here.type("\r\r")
             await here.expect("You said remember me.")
 
 
@@ -228,7 +239,7 @@ async def test_slash_commands_list_rename_branch_and_switch_sessions(tmp_path: P
     async with serve_stub() as fake, terminal(shell_for(fake, tmp_path), "chat") as here:
         await here.send_line("first")
         await here.expect("You said first.")
-        await here.send_line("/title On \x1bfirst things")
+        await here.send_line("/title On first things")
         await here.send_line("/new other")
         await here.send_line("second")
         await here.expect("You said second.")
@@ -255,8 +266,8 @@ async def test_a_brief_service_outage_neither_loses_nor_repeats_output(tmp_path:
             await here.send_line("hello")
             await here.expect("You said hello.\n")
             await here.expect("completed")
-            await here.expect("> ")
-            assert here.seen.count("You said hello.") == 1
+            await here.until("ready")
+            assert here.scrollback.count("You said hello.") == 1
     assert len(fake.runs) == 1, "the key made it one run"
     assert fake.streams == ["", "2", "3"]
 
@@ -278,6 +289,39 @@ async def test_chat_continues_a_session_and_resumes_its_open_run(tmp_path: Path)
             await here.send_line("next")
             await here.expect("You said next.")
     assert {run.session_id for run in fake.runs.values()} == {"s1"}
+
+
+async def test_a_command_during_the_first_run_shows_something_and_keeps_the_session(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serve_stub(waits_to_be_cancelled) as fake,
+        terminal(shell_for(fake, tmp_path), "chat") as here,
+    ):
+        await here.send_line("go")
+        await here.expect("Working …")
+        here.type("/help\r")
+        await here.expect("/quit")
+        here.type("/new\r")
+        await here.expect("during a run:")
+        here.type("/cancel\r")
+        await here.expect("cancelled · ")
+        await here.send_line("next")
+        await here.until("You said next.")
+    assert {run.session_id for run in fake.runs.values()} == {"s1"}
+
+
+async def test_a_terminated_chat_restores_the_terminal(tmp_path: Path) -> None:
+    async with (
+        serve_stub(waits_to_be_cancelled) as fake,
+        terminal(shell_for(fake, tmp_path), "chat") as here,
+    ):
+        await here.send_line("go")
+        await here.expect("Working …")
+        here.process.send_signal(signal.SIGTERM)
+        assert await here.wait_exit() == 128 + signal.SIGTERM
+        assert here.raw.rindex("\x1b[?2004l") > here.raw.rindex("\x1b[?2004h")
+        assert not fake.runs["run00000001"].cancelled.is_set(), "the run continues"
 
 
 async def test_in_a_pipe_each_line_is_a_message_and_stdout_holds_only_answers(

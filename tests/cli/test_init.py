@@ -21,9 +21,26 @@ NEEDED = {
     "broker.ca_file": [_TLS],
     "broker.cert_file": [_TLS],
     "broker.key_file": [_TLS, 'cert_file = "example"'],
+    "[notify.ntfy]": ['topic = "t"'],
+    "[notify.webhook]": ['url = "https://example.org"', 'secret_env = "S"'],
+    "[notify.telegram]": ['chat_id = "1"', 'token_env = "S"'],
+    "[notify.slack]": ['url_env = "S"'],
+    "[notify.discord]": ['url_env = "S"'],
+    "[notify.email]": ['server = "s"', 'sender = "a@b.c"', 'to = ["a@b.c"]'],
+    "notify.email.password_file": ['user = "ann"'],
+    "[notify.mqtt]": [_TLS],
+    "[notify.webpush]": ['contact = "mailto:a@b.c"'],
 }
 """What another setting, or table, needs beside it."""
-NOTHING = {"[[channels]].senders"}
+NOTHING = {
+    "[[channels]].senders",
+    "[[notify]].answers",
+    *(f"[notify.{key}" for key in (
+        "ntfy].topic", "webhook].url", "webhook].secret_env", "telegram].chat_id",
+        "telegram].token_env", "slack].url_env", "discord].url_env", "email].server",
+        "email].sender", "email].to", "mqtt].url", "webpush].contact",
+    )),
+}  # fmt: skip
 """What holds if it is left out, but is refused as such: it must be said."""
 
 
@@ -37,10 +54,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_the_generated_file_loads_as_the_defaults(home: Path) -> None:
+def test_the_generated_file_is_short_and_has_the_defaults_and_the_default_agent(
+    home: Path,
+) -> None:
     assert initialise() == 0
     env = {"EVOCLAW_HOME": str(home)}
-    assert read_evoclaw_toml(home / "evoclaw.toml", env) == read_evoclaw_toml(None, env)
+    found = read_evoclaw_toml(home / "evoclaw.toml", env)
+    assert replace(found, agents=()) == read_evoclaw_toml(None, env)
+    assert [(agent.id, agent.model) for agent in found.agents] == [("evoclaw", "")]
+    assert len((home / "evoclaw.toml").read_text().splitlines()) <= 40
     assert home.stat().st_mode & 0o777 == 0o700
     assert (home / "evoclaw.toml").stat().st_mode & 0o777 == 0o600
 
@@ -90,7 +112,17 @@ def settings(text: str) -> Iterator[tuple[str, str, str, list[str]]]:
             if "# required" in bare:
                 needed[table].append(bare)
     for table, key, line in found:
-        yield table, key, line, [one for one in needed.get(table, []) if one != line]
+        above = [one for one in needed.get(table, []) if _stem(one) != _stem(line)]
+        if table.startswith("[notify."):
+            # The table of a kind has an effect for notifiers of this kind only.
+            kind = table.strip("[]").partition(".")[2]
+            above = [re.sub(r'^kind = "\w+"', f'kind = "{kind}"', one) for one in above]
+        yield table, key, line, above
+
+
+def _stem(line: str) -> str:
+    """The key of a line; a secret may be in a variable or in a file."""
+    return re.sub(r"_(env|file)$", "", line.partition(" = ")[0])
 
 
 def test_every_setting_of_the_generated_file_can_be_uncommented_alone(home: Path) -> None:

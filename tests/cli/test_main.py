@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from evoclaw.cli import exits
+from evoclaw.cli.examples import EXAMPLES
 from evoclaw.cli.main import GROUPS, command_line, main
 from evoclaw.core.events import StopReason
 
@@ -33,7 +35,7 @@ def everything() -> list[click.Context]:
 def test_every_command_is_in_one_group() -> None:
     assert list(GROUPS) == ["Use", "Machines", "Safety", "Look into", "Set up"]
     names = [name for commands in GROUPS.values() for name in commands]
-    assert len(names) == len(set(names)) == 36
+    assert len(names) == len(set(names)) == 38
     leaves = [at for at in everything() if not isinstance(at.command, click.Group)]
     assert len(leaves) > 75
 
@@ -132,3 +134,18 @@ def test_help_version_and_unknown_commands_import_no_command_modules(words: list
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for group in GROUPS.values() for name in group])
+def test_every_command_has_examples_that_it_understands(name: str) -> None:
+    assert EXAMPLES[name]
+    for example in EXAMPLES[name]:
+        program, *arguments = shlex.split(example)
+        assert program == "evoclaw" and arguments[0] == name
+        context = click.Context(command_line)
+        command: click.Command = command_line
+        while isinstance(command, click.Group) and arguments and arguments[0][0] != "-":
+            found = command.get_command(context, arguments[0])
+            assert found is not None, example
+            command, arguments = found, arguments[1:]
+        command.make_context(name, arguments)

@@ -155,3 +155,26 @@ async def test_doctor_reports_a_healthy_installation_as_ok(tmp_path: Path) -> No
         facts = json.loads((await here.type("doctor", "--json")).out)
     found = {one["name"]: one["ok"] for one in facts}
     assert all(found[name] for name in ("settings", "data folder", "disk", "store", "service"))
+
+
+async def test_doctor_checks_the_notifiers(tmp_path: Path) -> None:
+    async with shell(tmp_path) as here:
+        data = here.home / ".evoclaw"
+        data.mkdir(mode=0o700)
+        here.env["EVOCLAW_HOME"] = str(data)
+        (data / "evoclaw.toml").write_text(
+            '[[notify]]\nname = "phone"\nkind = "telegram"\n'
+            '[notify.telegram]\nchat_id = "1"\ntoken_env = "BOT_TOKEN"\n'
+        )
+
+        async def found() -> tuple[bool, str]:
+            facts = json.loads((await here.type("doctor", "--json")).out)
+            return next((one["ok"], one["says"]) for one in facts if one["name"] == "notifiers")
+
+        ok, says = await found()
+        assert not ok
+        assert "the environment variable BOT_TOKEN is empty" in says
+        here.env["BOT_TOKEN"] = "1:abc"
+        ok, says = await found()
+        assert ok
+        assert "evoclaw notify test phone" in says

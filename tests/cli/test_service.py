@@ -60,10 +60,9 @@ async def test_chat_at_a_terminal_answers_approvals_and_questions(tmp_path: Path
     async with up(tmp_path, WORK, asks, says("Done."), rules=rules) as (service, here):
         async with terminal(here, "chat") as seen:
             await seen.send_line("go")
-            await seen.expect("work wants to run:")
-            await seen.expect("say why not: ")
-            seen.type("y\n")
-            await seen.expect("2. blue")
+            assert "─ work wants to run ─" in await seen.until("Allow?")
+            seen.type("y")
+            assert "2. blue" in await seen.until("own words:")
             seen.type("2\n")
             await seen.expect("Done.\n")
             await seen.send_line("/quit")
@@ -76,10 +75,12 @@ async def test_a_denied_call_does_not_run_and_the_model_gets_the_reason(tmp_path
     async with up(tmp_path, WORK, says("As you wish."), rules=rules) as (service, here):
         async with terminal(here, "chat") as seen:
             await seen.send_line("go")
-            await seen.expect("say why not: ")
-            seen.type("not today\n")
+            await seen.until("Allow?")
+            seen.type("n")
+            await seen.until("Why not?")
+            seen.type("not today\r")
             await seen.expect("As you wish.")
-            await seen.expect("> ")
+            await seen.until("ready")
         assert service.house.ran == []
 
 

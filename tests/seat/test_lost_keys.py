@@ -90,7 +90,7 @@ async def _expect_refusals(here: Seat) -> None:
         status.out
     )
     doctor = await here.type("doctor")
-    (line,) = [line for line in doctor.out.splitlines() if line.split()[:2] == ["--", "keys"]]
+    (line,) = [line for line in doctor.out.splitlines() if line.split()[:2] == ["✗", "keys"]]
     assert advice in line
     run = await here.type("run", "hello")
     assert run.code == exits.MISUSED and advice in run.err, run.err

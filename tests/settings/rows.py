@@ -149,7 +149,8 @@ async def built(folder: Path, file: str, text: str) -> AsyncGenerator[Built]:
     await asyncio.to_thread(_write_files, folder, file, text)
     env = {
         "EVOCLAW_HOME": str(folder), "HOME": str(folder), "EVOCLAW_MODEL": "ollama/none",
-        "SECRET": "a-secret-of-sixteen", "OTHER": "another-secret-of-16", "PATH": "/usr/bin:/bin",
+        "SECRET": "a-secret-of-sixteen", "OTHER": "another-secret-of-16",
+        "HOOK_URL": "https://hooks.slack.test/services/three", "PATH": "/usr/bin:/bin",
     }  # fmt: skip
     async with AsyncExitStack() as stack:
         yield Built(folder, env, stack)
@@ -248,6 +249,8 @@ FILES = {
     "prompt.md": "Speak softly.",
     "jwks.json": JWKS,
     "password": "from-a-file-of-thirty-two-bytes-or-more",
+    "slack.url": "https://hooks.slack.test/services/one",
+    "other.url": "https://hooks.slack.test/services/two",
     "token": "a-token-of-forty-three-characters-or-longer-",
     "rules.toml": RULES,
 }

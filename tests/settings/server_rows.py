@@ -135,6 +135,7 @@ SERVER_ROWS: Rows = {
     "server.tls_cert": Row(f'{TLS}tls_key = "FOLDER/server-key.pem"\n', _http(_health)),
     "server.tls_key": Row(f'{TLS}tls_key = "FOLDER/server-key.pem"\n', _http(_health), TLS),
     "server.names": _row('names = ["evo.test"]', _named),
+    "server.public_url": _row('public_url = "https://evo.test"', _named),
     "server.origins": _row('origins = ["https://evo.test"]', _from_origin),
     "server.max_body_bytes": _row("max_body_bytes = 2048", _big_body),
     "server.requests_per_minute": _row(

@@ -22,6 +22,8 @@ from evoclaw.core.ports import Approval, Decision
 
 DEFAULT_EDGE = "default"
 """What the user types for the default edge."""
+DEFAULT_MODEL = "default"
+"""What the user types for the model of the agent."""
 EDGE_SELECTORS = ("any", "*")
 """What the user may type instead of an edge: any that has the tool; those the model names."""
 HELP_HINT = "/help lists the commands; to send a message that starts with /, type //"
@@ -42,6 +44,8 @@ class ChatPosition(Struct, frozen=True):
     """The images of the next message."""
     on: str = ""
     """The edge that the session works on, as far as it was chosen; empty: the default edge."""
+    model: str = ""
+    """The model of the next messages; empty: the agent's own."""
 
     async def enter(self, client: ServiceClient) -> tuple[ChatPosition, dict[str, JSON] | None]:
         """Find the named session, or start a new one with that title; with its unfinished run."""
@@ -49,8 +53,8 @@ class ChatPosition(Struct, frozen=True):
             return self, None
         found = await service_api.find_session(client, self.session)
         if found is None:
-            return ChatPosition(agent=self.agent, title=self.session, on=self.on), None
-        where = _position_in(found)
+            return replace(self, session="", title=self.session), None
+        where = _position_in(found, self)
         if self.on and self.on != where.on:
             await service_api.move_session(client, where.session, self.on)
             where = replace(where, on=self.on)
@@ -64,27 +68,41 @@ class ChatPosition(Struct, frozen=True):
         if not run:
             return self
         return ChatPosition(
-            str(run["session_id"]), str(run.get("agent", "")), run=str(run["run_id"]), on=self.on
+            str(run["session_id"]),
+            str(run.get("agent", "")),
+            run=str(run["run_id"]),
+            on=self.on,
+            model=self.model,
         )
 
 
-def _position_in(session: dict[str, JSON]) -> ChatPosition:
+def _position_in(session: dict[str, JSON], before: ChatPosition) -> ChatPosition:
     """The position in a session that the service listed."""
     return ChatPosition(
         text_of(session, "id"),
         text_of(session, "agent"),
         run=text_of(session, "last_run"),
         on=text_of(session, "on"),
+        model=before.model,
     )
 
 
-async def working_edge(position: ChatPosition) -> str:
-    """The edge that the next message works on; empty if no edge was chosen and none is default."""
-    if position.on:
-        return position.on
-    async with open_client(os.environ) as client:
-        found = await service_api.visible_edges(client)
-    return next((text_of(edge, "agent_id") for edge in found if edge.get("default")), "")
+def run_request(position: ChatPosition, message: str) -> dict[str, JSON]:
+    """The request that sends a message at a position."""
+    is_new = not position.session
+    request: dict[str, JSON] = {
+        "message": message,
+        "session_id": position.session,
+        "agent": position.agent if is_new else "",
+        "title": position.title if is_new else "",
+        "model": position.model,
+        "on": position.on if is_new else "",
+    }
+    if position.attached:
+        request["images"] = [
+            {"media_type": image.media_type, "data": image.data} for image in position.attached
+        ]
+    return request
 
 
 async def run_command(name: str, rest: str, position: ChatPosition) -> ChatPosition:
@@ -103,7 +121,7 @@ async def _help(_client: ServiceClient, _rest: str, where: ChatPosition) -> Chat
 
 async def _new(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     print_err("your next message starts a new session")
-    return ChatPosition(agent=where.agent, title=rest, on=where.on)
+    return ChatPosition(agent=where.agent, title=rest, on=where.on, model=where.model)
 
 
 async def _sessions(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
@@ -121,7 +139,7 @@ async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> Cha
     if found is None:
         raise ConfigError(f"there is no session {rest!r}; see /sessions")
     print_err(f"{text_of(found, 'messages') or 0} earlier messages; /history shows them")
-    return _position_in(found)
+    return _position_in(found, where)
 
 
 async def _on(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
@@ -152,7 +170,19 @@ async def _agent(_client: ServiceClient, rest: str, where: ChatPosition) -> Chat
     if not rest:
         raise ConfigError("name the agent: /agent NAME")
     print_err(f"your next message starts a new session with {clean(rest)}")
-    return ChatPosition(agent=rest, on=where.on)
+    return ChatPosition(agent=rest, on=where.on, model=where.model)
+
+
+async def _model(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    if not rest:
+        print_err(
+            f"your messages use {clean(where.model) or 'the model of the agent'}; "
+            "/model PROVIDER/MODEL uses another, /model default the agent's own"
+        )
+        return where
+    model = "" if rest == DEFAULT_MODEL else rest
+    print_err(f"your next messages use {clean(model) or 'the model of the agent'}")
+    return replace(where, model=model)
 
 
 async def _title(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
@@ -229,7 +259,7 @@ async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> Chat
         raise ConfigError("type the number of the last message to keep: /branch N; see /history")
     made = await service_api.branch_session(client, where.session, int(rest) if rest else None, "")
     print_err(f"this is now session {made}; the previous one is {where.session}")
-    return ChatPosition(made, where.agent, on=where.on)
+    return ChatPosition(made, where.agent, on=where.on, model=where.model)
 
 
 async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
@@ -247,6 +277,43 @@ async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> Cha
     return replace(where, attached=attached)
 
 
+async def _cost(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    runs = await service_api.list_session_runs(client, where.session) if where.session else []
+    figures = [service_api.run_figures(run) for run in runs]
+    tokens, cost = sum(count for count, _ in figures), sum(paid or 0 for _, paid in figures)
+    unknown = sum(paid is None for _, paid in figures)
+    print_err(
+        f"this session: {len(runs)} runs, {tokens} tokens, ${cost:.4f}"
+        + (f" and {unknown} runs without a known price" if unknown else "")
+    )
+    print_err(await service_api.budget_left(client) or "no budget in dollars is set")
+    return where
+
+
+async def _good(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    return await _judge(client, rest, where, "good")
+
+
+async def _bad(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
+    return await _judge(client, rest, where, "bad")
+
+
+async def _judge(
+    client: ServiceClient, reason: str, where: ChatPosition, verdict: str
+) -> ChatPosition:
+    if not where.run:
+        raise ConfigError("there is no run to judge: send a message first")
+    if why := identify_answerer().refusal_reason("local"):
+        raise ConfigError(why)
+    await service_api.rate_run(client, where.run, verdict, reason)
+    print_err(f"noted: the last answer was {verdict}" + (f": {one_line(reason)}" if reason else ""))
+    return where
+
+
+async def _output(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    return where
+
+
 async def _quit(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
     return where
 
@@ -260,9 +327,14 @@ COMMANDS: Mapping[
     "/session": ("Switch to a session: /session ID or its title", _session),
     "/agent": ("Start a new session with another agent: /agent NAME", _agent),
     "/on": ("Work on another edge from now on, or list the edges: /on [NAME or default]", _on),
+    "/model": ("Use another model for the next messages: /model [PROVIDER/MODEL]", _model),
     "/title": ("Rename this session: /title TEXT", _title),
     "/history": ("Show the messages with their numbers", _history),
     "/attach": ("Attach a picture to the next message: /attach FILE", _attach),
+    "/output": ("Show all of the last result, or of the Nth last: /output [N]", _output),
+    "/cost": ("Show the tokens and the cost of this session, and what is left", _cost),
+    "/good": ("Say that the last answer was good: /good [WHY]", _good),
+    "/bad": ("Say that the last answer was bad: /bad [WHY]", _bad),
     "/tools": ("List the tools of the service", _tools),
     "/approve": ("Approve a waiting call: /approve [ID]", _approve),
     "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 import shutil
 import sqlite3
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import click
 import msgspec
@@ -26,13 +28,15 @@ from evoclaw.core.messages import JSON, is_object
 from evoclaw.transport.address import parse_url
 
 CheckResult: TypeAlias = tuple[str, bool, str]
-"""What was checked, whether it works, and a remark."""
+"""What was checked, whether it works, and a remark; a command in `…` fixes what does not work."""
 MIN_FREE_DISK_BYTES = 1 << 30
 """Free bytes on disk below which the check fails."""
 BROKER_LOGIN_FILE = "orchestrator.json"
 """In the data folder: `evoclaw up` writes the login of its broker here."""
 CONNECT_TIMEOUT_S = 3.0
 """Seconds for a connection."""
+_USABLE = "can be used"
+_COMMAND = re.compile(r"`((?:evoclaw|pip|chmod|ollama) [^`]+)`")
 
 
 @click.command(cls=CliCommand)
@@ -44,41 +48,81 @@ def doctor(*, as_json: bool) -> int:
 
 async def _doctor(*, as_json: bool) -> int:
     env, data = os.environ, data_folder(os.environ)
-    found: list[CheckResult] = [
-        ("python", True, platform.python_version()),
-        ("settings", *_settings(env)),
-        ("data folder", *_folder(data)),
-        ("disk", *_disk(data)),
-        ("store", *_stores(data)),
-        ("keys", *_keys(env)),
-        ("service", *await _service(env)),
-        ("broker", *await _broker(data)),
-        ("model", *await _model()),
-        ("git", *_program("git")),
-        ("bash", *_program("bash")),
-    ]
-    if found[1][1]:  # without valid settings, the toolbox cannot be built
-        found += await _tools()
+    settings = _settings(env)
+    found: dict[str, list[CheckResult]] = {
+        "This machine": [
+            ("python", True, platform.python_version()),
+            ("settings", *settings),
+            ("data folder", *_folder(data)),
+            ("disk", *_disk(data)),
+            ("store", *_stores(data)),
+            ("keys", *_keys(env)),
+            ("git", *_program("git")),
+            ("bash", *_program("bash")),
+        ],
+        "Model": [("model", *await _model())],
+        "Service": [
+            ("service", *await _service(env)),
+            ("broker", *await _broker(data)),
+            ("notifiers", *_notifiers(env)),
+        ],
+    }
+    if settings[0]:  # without valid settings, the toolbox cannot be built
+        found |= await _tools()
     if as_json:
-        print_out([{"name": name, "ok": ok, "says": says} for name, ok, says in found])
-        return exits.OK
-    for name, ok, says in found:
-        print_out(f"{'ok ' if ok else '-- '} {name:18} {clean(says)}")
+        print_out(
+            [
+                {"group": group, "name": name, "ok": ok, "says": says, "fix": _fix(ok, says)}
+                for group, checks in found.items()
+                for name, ok, says in checks
+            ]
+        )
+    else:
+        _print(found)
     return exits.OK
 
 
-async def _tools() -> list[CheckResult]:
+def _fix(ok: bool, says: str) -> str:
+    """The command that fixes a problem; empty if none does."""
+    commands = [] if ok else _COMMAND.findall(says)
+    return commands[-1] if commands else ""
+
+
+def _print(found: Mapping[str, Sequence[CheckResult]]) -> None:
+    """Print the checks by group; those with the same result are one line."""
+    is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def styled(text: str, **style: Any) -> str:
+        return click.style(text, **style) if is_coloured else text
+
+    for number, (group, checks) in enumerate(found.items()):
+        print_out(("\n" if number else "") + styled(group, bold=True))
+        by_result: dict[tuple[bool, str], list[str]] = {}
+        for name, ok, says in checks:
+            by_result.setdefault((ok, says), []).append(name)
+        for (ok, says), names in by_result.items():
+            mark = styled("✓", fg="green") if ok else styled("✗", fg="red")
+            first, *more = clean(says).rstrip().splitlines() or [""]
+            what = f"{names[0]:18}" if len(names) == 1 else f"{', '.join(names)}:"
+            print_out(f"  {mark} {what} {first}")
+            for line in more:
+                print_out(f"  {line}")
+            if fix := _fix(ok, says):
+                print_out(f"    {'':18} {styled(f'→ {fix}', fg='yellow')}")
+
+
+async def _tools() -> dict[str, list[CheckResult]]:
     from evoclaw.wiring.toolbox import open_toolbox
 
     async with open_toolbox(Path.cwd(), os.environ) as toolbox:
-        found = [
+        sandboxes = [
             (f"sandbox {name}", ok, says) for name, ok, says in await toolbox.check_sandboxes()
         ]
         offered = [*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()]
-        found += [(tool.name, True, "can be used") for tool in offered]
-        found += [(tool.name, False, tool.why) for tool in toolbox.unavailable]
-        found += [(name, False, why) for name, why in toolbox.problems().items()]
-    return found
+        tools = [(tool.name, True, _USABLE) for tool in offered]
+        tools += [(tool.name, False, tool.why) for tool in toolbox.unavailable]
+        tools += [(name, False, why) for name, why in toolbox.problems().items()]
+    return {"Sandboxes": sandboxes, "Tools": tools}
 
 
 def _settings(env: Mapping[str, str]) -> tuple[bool, str]:
@@ -135,6 +179,19 @@ def _keys(env: Mapping[str, str]) -> tuple[bool, str]:
         return False, str(problem)
 
 
+def _notifiers(env: Mapping[str, str]) -> tuple[bool, str]:
+    """Check the secrets and programs of the notifiers, without sending anything."""
+    from evoclaw.wiring.notifications import check_notifiers
+
+    try:
+        names = check_notifiers(env)
+    except ConfigError as problem:
+        return False, str(problem)
+    if not names:
+        return True, "none: see [[notify]] in evoclaw.toml"
+    return True, f"{', '.join(names)}; try one with `evoclaw notify test {names[0]}`"
+
+
 async def _service(env: Mapping[str, str]) -> tuple[bool, str]:
     try:
         async with open_client(env) as client:
@@ -168,10 +225,12 @@ async def _broker(data: Path) -> tuple[bool, str]:
 
 
 async def _model() -> tuple[bool, str]:
-    from evoclaw.providers.registry import find_model
+    from evoclaw.wiring.settings import model_for_run
 
-    name, how = await find_model(os.environ)
-    return bool(name), name or how
+    try:
+        return True, await model_for_run(None, os.environ)
+    except ConfigError as problem:
+        return False, str(problem)
 
 
 def _program(name: str) -> tuple[bool, str]:

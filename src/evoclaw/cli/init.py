@@ -1,4 +1,4 @@
-"""`evoclaw init`: write a settings file that explains every setting, in a private folder."""
+"""`evoclaw init`: write a short settings file, in a private folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,28 @@ from evoclaw.core.errors import ConfigError
 
 SETTINGS_FILE = "evoclaw.toml"
 """The settings file, in the data folder."""
-_AGENT_TEMPLATE = """\
+_TEMPLATE = """\
+# The settings of EvoClaw. What is not here has its default.
+# All settings: evoclaw config reference. Change one: evoclaw config set server.port 8434
 
 # The default agent.
 [[agents]]
 id = "evoclaw"
-model = {model}
-capabilities = ["*"]
+{model}
+capabilities = ["*"]  # what it may use: all tools; calls that change something ask you first
+
 """
+SHORT_KEYS = (
+    "approvals.nobody",
+    "budget.dollars",
+    "budget.minutes",
+    "budget.user.dollars",
+    "budget.user.per",
+    "broker.host",
+    "network.allow",
+    "server.port",
+)
+"""The settings that most people look for."""
 
 
 @click.command(cls=CliCommand)
@@ -42,8 +56,6 @@ capabilities = ["*"]
 @json_option()
 def init(model: str, *, force: bool, as_json: bool) -> int:
     """Write the file; an existing one is kept, or backed up with `--force`."""
-    from evoclaw.wiring.settings import settings_template
-
     env = dict(os.environ)
     folder = data_folder(env)
     if is_interactive() and not as_json:
@@ -53,11 +65,9 @@ def init(model: str, *, force: bool, as_json: bool) -> int:
     path = folder / SETTINGS_FILE
     if path.exists() and not force:
         raise ConfigError(f"{path} already exists; --force overwrites it and keeps a backup")
-    agent = _AGENT_TEMPLATE.format(model=msgspec.json.encode(model).decode()) if model else ""
-    text = settings_template(env) + agent
     make_private(folder)
     backup = _back_up(path) if path.exists() else None
-    _write(path, text)
+    write_settings(env, model)
     if as_json:
         print_out({"file": str(path), "backup": None if backup is None else str(backup)})
         return exits.OK
@@ -68,6 +78,19 @@ def init(model: str, *, force: bool, as_json: bool) -> int:
         print_out(f"to use this folder: export EVOCLAW_HOME={folder}")
     print_out("check this machine with `evoclaw doctor`, then start with `evoclaw up`")
     return exits.OK
+
+
+def write_settings(env: Mapping[str, str], model: str) -> Path:
+    """Write the settings file, which must not exist, for a model; empty for the first one found."""
+    from evoclaw.providers.registry import DEFAULT_MODELS
+    from evoclaw.wiring.settings import settings_template
+
+    name = msgspec.json.encode(model or next(iter(DEFAULT_MODELS.values()))).decode()
+    line = f"model = {name}" if model else f"#model = {name}  # otherwise the first one found"
+    path = data_folder(env) / SETTINGS_FILE
+    make_private(path.parent)
+    _write(path, _TEMPLATE.format(model=line) + settings_template(env, SHORT_KEYS))
+    return path
 
 
 def _found_model(env: Mapping[str, str]) -> str:

@@ -64,9 +64,11 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "doctor": "Check this machine and say how to fix what does not work",
     },
     "Set up": {
-        "init": "Write a settings file that explains every setting",
+        "init": "Write a short settings file",
+        "config": "Show the settings, and change one",
         "skills": "List, show, check, create and add skills",
         "channels": "List channels, and manage the broker accounts of people",
+        "notify": "List notifiers, and send a test message",
         "keys": "Show the key that encrypts stored runs, and replace a lost one",
         "export": "Export the whole store to one file",
         "import": "Import a file that `evoclaw export` wrote",
@@ -94,7 +96,10 @@ class LazyGroup(CommandGroup):
         """Find the command, or suggest one of a similar name."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=known, ctx=ctx)
+            from difflib import get_close_matches
+
+            similar = get_close_matches(args[0], known, 1)
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=similar, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -105,6 +110,7 @@ class LazyGroup(CommandGroup):
         module = import_module(_MODULES.get(cmd_name, f"evoclaw.cli.{cmd_name}"))
         command: click.Command = getattr(module, _ATTRIBUTES.get(cmd_name, cmd_name))
         command.help = text
+        command.epilog = _examples(cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -127,6 +133,14 @@ class LazyGroup(CommandGroup):
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
+def _examples(name: str) -> str:
+    from evoclaw.cli.examples import EXAMPLES
+
+    found = EXAMPLES.get(name, ())
+    lines = "\n".join(f"  {example}" for example in found)
+    return f"\b\nExample{'s' if len(found) > 1 else ''}:\n{lines}" if found else ""
+
+
 @click.group(
     name="evoclaw",
     cls=LazyGroup,
@@ -145,12 +159,7 @@ def main(arguments: Sequence[str]) -> int:
 
         return shell_complete(command_line, {}, "evoclaw", COMPLETE_VARIABLE, instruction)
     try:
-        with command_line.make_context("evoclaw", list(arguments)) as context:
-            if _uses_data(arguments):
-                from evoclaw.cli.data_folder import prepare_data_folder
-
-                prepare_data_folder(os.environ)
-            return command_line.invoke(context) or exits.OK
+        return _invoke(arguments)
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.UsageError as problem:
@@ -170,6 +179,28 @@ def main(arguments: Sequence[str]) -> int:
         return exits.MISUSED
     finally:
         _flush_stdout()
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    if not arguments and (code := _first_run()) is not None:
+        return code
+    with command_line.make_context("evoclaw", list(arguments)) as context:
+        if _uses_data(arguments):
+            from evoclaw.cli.data_folder import prepare_data_folder
+            from evoclaw.cli.environment_file import load_environment_file
+
+            prepare_data_folder(os.environ)
+            load_environment_file(os.environ)
+        return command_line.invoke(context) or exits.OK
+
+
+def _first_run() -> int | None:
+    """Guide a person who starts EvoClaw for the first time; None if this is not the first time."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    from evoclaw.cli.first_run import first_run, needs_first_run
+
+    return first_run() if needs_first_run() else None
 
 
 def _uses_data(arguments: Sequence[str]) -> bool:

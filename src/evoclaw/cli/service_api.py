@@ -17,6 +17,7 @@ from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused
 from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished
+from evoclaw.core.ledgers import DOLLARS
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import Approval
 from evoclaw.tools.question import Question, UserAnswer
@@ -46,6 +47,19 @@ def api_path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
+class ReloadedTables(Struct, frozen=True):
+    """The tables of the settings file that a running service found changed."""
+
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+    kept_by_edge: tuple[str, ...]
+
+
+async def reload_settings(client: ServiceClient) -> ReloadedTables:
+    """Let the service read its settings file again."""
+    return msgspec.convert(await client.post(api_path("settings", "reload"), {}), ReloadedTables)
+
+
 async def start_run(client: ServiceClient, request: dict[str, JSON]) -> dict[str, JSON]:
     """Start a run exactly once, also if the connection breaks meanwhile."""
     key, body = secrets.token_hex(16), {name: value for name, value in request.items() if value}
@@ -66,6 +80,12 @@ async def cancel_run(client: ServiceClient, run_id: str) -> bool:
 async def steer_run(client: ServiceClient, run_id: str, message: str) -> None:
     """Send a message to an active run."""
     await client.post(api_path("runs", run_id, "messages"), {"message": message})
+
+
+async def rate_run(client: ServiceClient, run_id: str, verdict: str, reason: str) -> None:
+    """Say whether a run was good."""
+    body: JSON = {"verdict": verdict, "reason": reason}
+    await client.post(api_path("runs", run_id, "rating"), body)
 
 
 async def list_pending_approvals(
@@ -224,22 +244,77 @@ async def list_sessions(client: ServiceClient, max_rows: int) -> list[dict[str, 
 
 
 async def list_messages(
-    client: ServiceClient, session_id: str
+    client: ServiceClient, session_id: str, start: int = 0
 ) -> list[tuple[int, dict[str, JSON]]]:
-    """All messages of a session in order, with their numbers."""
+    """The messages of a session in order, without the first ones, with their numbers."""
     found: list[tuple[int, dict[str, JSON]]] = []
-    start: JSON = 0
-    while start is not None:
+    following: JSON = start
+    while following is not None:
         page = as_object(
-            await client.get(api_path("sessions", session_id, "messages"), start=start)
+            await client.get(api_path("sessions", session_id, "messages"), start=following)
         )
         found += [
             (int(row.get("number", 0)), message)
             for row in as_items(page)
             if is_object(message := row.get("message"))
         ]
-        start = page.get("next")
+        following = page.get("next")
     return found
+
+
+MAX_RECALLED_MESSAGES = 20
+"""Messages at the end of a session among which its last exchange is looked for."""
+
+
+async def last_exchange(client: ServiceClient, session_id: str) -> tuple[str, str]:
+    """The last message of the user in a session, and the answer to it; empty if there is none."""
+    session = as_object(await client.get(api_path("sessions", session_id)))
+    count = session.get("messages")
+    start = max(0, count - MAX_RECALLED_MESSAGES) if isinstance(count, int) else 0
+    asked, answer = "", ""
+    for _, message in await list_messages(client, session_id, start):
+        if message.get("role") == "user":
+            asked, answer = message_text(message), ""
+        elif message.get("role") == "assistant":
+            answer = message_text(message) or answer
+    return asked, answer
+
+
+MAX_SUMMED_RUNS = 200
+"""Runs of a session whose tokens and cost are added up."""
+
+
+async def list_session_runs(client: ServiceClient, session_id: str) -> list[dict[str, JSON]]:
+    """The newest runs of a session."""
+    return await fetch_pages(client, api_path("runs"), MAX_SUMMED_RUNS, session_id=session_id)
+
+
+def run_figures(run: dict[str, JSON]) -> tuple[int, float | None]:
+    """The tokens and the cost of a run; None if a price is not known."""
+    tokens = (run.get("tokens_in"), run.get("tokens_out"))
+    cost = run.get("cost", 0.0)
+    return (
+        sum(number for number in tokens if isinstance(number, int)),
+        float(cost) if isinstance(cost, int | float) else None,
+    )
+
+
+async def budget_left(client: ServiceClient) -> str:
+    """The least that an open account has left, in words; empty without a limit in dollars."""
+    try:
+        accounts = as_items(await client.get(api_path("budgets")))
+    except ServiceRefused as problem:
+        if problem.status not in (403, 404, 503):
+            raise
+        return ""
+    left: list[float] = []
+    for account in accounts:
+        kinds = account.get("kinds")
+        spending = kinds.get(DOLLARS) if is_object(kinds) else None
+        amount = spending.get("left") if is_object(spending) else None
+        if isinstance(amount, int | float):
+            left.append(float(amount))
+    return f"${min(left):.2f} left" if left else ""
 
 
 async def rename_session(client: ServiceClient, session_id: str, title: str) -> None:

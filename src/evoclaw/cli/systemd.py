@@ -82,6 +82,8 @@ class UnitOptions(Struct, frozen=True):
     user: str = "evoclaw"
     folder: Path = Path()
     config: Path = Path("agent.toml")
+    with_edge: bool = False
+    """Whether the orchestrator starts an edge too, which runs calls on this machine."""
 
 
 @click.command(cls=CliCommand)
@@ -101,10 +103,26 @@ class UnitOptions(Struct, frozen=True):
     metavar="FILE",
     help="Run the edge of this file",
 )
-def systemd(which: str, *, system: bool, user: str, folder: Path, config: Path) -> int:
+@click.option("--with-edge", is_flag=True, help="Run calls on this machine too, in the same unit")
+def systemd(
+    which: str, *, system: bool, user: str, folder: Path, config: Path, with_edge: bool
+) -> int:
     """Print the unit file."""
-    sys.stdout.write(unit(UnitOptions(which, system, user, folder, config), os.environ))
+    options = UnitOptions(which, system, user, folder, config, with_edge)
+    sys.stdout.write(unit(options, os.environ))
     return exits.OK
+
+
+def install_user_unit(folder: Path) -> Path:
+    """Write the unit of this user's orchestrator and its edge; an existing one is replaced."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    path = Path(base).expanduser() / "systemd" / "user" / _name("orchestrator")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(unit(UnitOptions(folder=folder, with_edge=True), os.environ))
+    except OSError as problem:
+        raise ConfigError(f"cannot write {path}: {problem.strerror}") from None
+    return path
 
 
 def unit(options: UnitOptions, env: Mapping[str, str]) -> str:
@@ -141,7 +159,8 @@ def _name(which: str) -> str:
 
 def _arguments(options: UnitOptions) -> list[str]:
     if options.which == "orchestrator":
-        return ["up", "--no-edge", "--folder", str(options.folder.absolute())]
+        edge = [] if options.with_edge else ["--no-edge"]
+        return ["up", *edge, "--folder", str(options.folder.absolute())]
     return ["edge", "--config", str(options.config.absolute())]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -30,8 +30,6 @@ class TerminalApprover:
     keyboard: int
     """The descriptor of the terminal to read from."""
     screen: TextIO
-    commands: Collection[str] = ()
-    """Commands of a chat, such as `/on`: no answer, and no reason to deny a call."""
 
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Show the whole call and read one line."""
@@ -65,14 +63,9 @@ class TerminalApprover:
                 return Approval(Decision.DENY, f"the user said: {answer}")
 
     async def _read_answer(self) -> str:
-        while True:
-            self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
-            self.screen.flush()
-            answer = (await read_line(self.keyboard)).strip()
-            command = answer.partition(" ")[0]
-            if command not in self.commands:
-                return answer
-            self.screen.write(f"answer first, then use {command}; Ctrl-C cancels the run\n")
+        self.screen.write("Allow? [y]es, [a]lways, [n]o, or say why not: ")
+        self.screen.flush()
+        return (await read_line(self.keyboard)).strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evoclaw.api.settings import ServerSettings
+from evoclaw.api.settings import ServerSettings, check_public_url
 from evoclaw.config.paths import default_data_folder, path_decoder, read_text
 from evoclaw.config.shared_settings import (
     DEFAULT_MAX_RETRIES,
@@ -37,6 +37,7 @@ from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits, RunDefaults
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
+from evoclaw.orchestrator.notifications.settings import NotifySettings, check_notify
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.store.settings import StoreSettings
@@ -225,6 +226,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     memory: MemorySettings = MemorySettings()
     workflows: WorkflowSettings = WorkflowSettings()
     channels: tuple[ChannelSettings, ...] = ()
+    notify: tuple[NotifySettings, ...] = ()
     data: Path
     """The data folder."""
 
@@ -287,7 +289,12 @@ class ReloadedConfig(Struct, frozen=True):
 
 def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:
     """Read an orchestrator's settings; the variable `EVOCLAW_<TABLE>_<KEY>` overrides a key."""
-    name, text = ("the settings", "") if path is None else (str(path), read_text(path))
+    return parse_evoclaw_toml("" if path is None else read_text(path), path, env)
+
+
+def parse_evoclaw_toml(text: str, path: Path | None, env: Mapping[str, str]) -> EvoClawConfig:
+    """The settings in the text of a file; see `read_evoclaw_toml`."""
+    name = "the settings" if path is None else str(path)
     document = TomlDocument(name, _EMPTY_AGENTS_TABLE.sub("", text), password_hint=_PASSWORD_HINT)
     document.move_table("tools", _TOOLS_TABLE_KEYS)
     document.refuse(REMOVED_KEYS)
@@ -310,4 +317,6 @@ def read_evoclaw_toml(path: Path | None, env: Mapping[str, str]) -> EvoClawConfi
         raise document.error(("broker", "host"), problem)
     check_budget(config.budget)
     check_channels(config.channels)
+    check_public_url(config.server)
+    check_notify(config.notify, config.server.public_url)
     return replace(config, agents=check_agents(document, config.agents))

@@ -58,6 +58,23 @@ def template(config: Struct) -> str:
     return "\n".join(_table(type(config), config, (), "")).strip("\n") + "\n"
 
 
+def short_template(config: Struct, keys: Sequence[str]) -> str:
+    """Some settings of single tables, such as `server.port`, with every one commented out."""
+    lines: list[str] = []
+    last = ""
+    for key in keys:
+        *table, name = key.split(".")
+        value: Struct = config
+        for part in table:
+            value = getattr(value, part)
+        entry = next(entry for entry in entries(type(value), value) if entry.name == name)
+        if (head := ".".join(table)) != last:
+            lines += ["", f"[{head}]"]
+            last = head
+        lines += [*_comment_lines(entry.description), f"#{_setting(entry)}"]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
 def entries(kind: type[Struct], config: Struct | None = None) -> list[TemplateEntry]:
     """The keys of a table, with the values of `config` or the defaults."""
     docs = field_docs(kind)

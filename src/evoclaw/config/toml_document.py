@@ -200,7 +200,9 @@ def describe_unknown(kind: str, name: str, names: Iterable[str], where: str = ""
     """The error text for an unknown name, with the most similar name or all known names."""
     known = sorted(names)
     similar = closest_match(name, known)
-    hint = f"did you mean {similar!r}?" if similar else f"known: {', '.join(known)}"
+    hint = f"known: {', '.join(known)}" if known else "there are none"
+    if similar:
+        hint = f"did you mean {similar!r}?"
     return f"unknown {kind} {name[:80]!r}{where}; {hint}"
 
 

@@ -1,0 +1,48 @@
+"""`evoclaw chat` at a real terminal, against a real service with a scripted model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evoclaw.cli import exits
+from tests.support.seat import seat
+from tests.support.terminal import terminal
+from tests.support.up_process import SETTINGS, ok
+
+SUPERVISED = SETTINGS.replace('autonomy = "full"', 'autonomy = "supervised"')
+
+
+async def test_a_person_works_reviews_an_edit_and_judges_the_answer(tmp_path: Path) -> None:
+    async with seat(tmp_path, SUPERVISED, edge=True) as place:
+        await place.wait_online("local")
+        note = place.up.workspace / "note.txt"
+        note.write_text("one\ntwo\n")
+        place.up.models.scripts["change it"] = (
+            'call edit {"path": "note.txt", "old_string": "two", "new_string": "three"}\n'
+            "say **Changed** the note."
+        )
+        async with terminal(place.up.shell, "chat", "--session", "Notes", columns=72) as here:
+            await here.until("on local")
+            await here.send_line("change it")
+            card = await here.until("Allow?")
+            assert "─ edit on local wants to run ─" in card
+            assert "-two" in card and "+three" in card
+            assert note.read_text() == "one\ntwo\n"
+            here.type("y")
+            await here.expect("✔ edit on local")
+            await here.expect("Changed the note.\n")
+            assert note.read_text() == "one\nthree\n"
+            await here.send_line("/cost")
+            await here.expect("this session: 1 runs, 30 tokens")
+            await here.send_line("/bad it should be four")
+            await here.expect("noted: the last answer was bad: it should be four")
+            await here.send_line("/quit")
+            assert await here.wait_exit() == exits.OK
+        client = await place.up.wait_ready()
+        (run,) = ok(await client.get("/v1/runs"))["items"]
+        told = ok(await client.get(f"/v1/runs/{run['run_id']}/rating"))
+        assert (told["verdict"], told["reason"]) == ("bad", "it should be four")
+        async with terminal(place.up.shell, "chat", "--session", "Notes", columns=40) as here:
+            screen = await here.until("ready")
+            assert "> change it\nChanged the note.\n" in screen
+            await here.until("ready · evoclaw")
