@@ -6,6 +6,7 @@ import traceback
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -181,6 +182,34 @@ async def test_a_call_waits_until_its_route_is_ready() -> None:
     pipeline = Pipeline([Route(LocalExecutor([look]), ready=settle)])
     await pipeline.execute(call_of(look.tool), silent)
     assert ready == ["on the disk"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "waits"),
+    [
+        ({"effect": "read"}, False),
+        ({"effect": "read", "outside": True}, True),
+        ({"effect": "read", "sends": True}, True),
+        ({"effect": "read", "acts": True}, True),
+        ({"effect": "write", "idempotent": True}, True),
+    ],
+)
+async def test_a_call_that_only_reads_here_runs_before_its_start_is_stored(
+    flags: dict[str, Any], waits: bool
+) -> None:
+    ready: list[str] = []
+
+    async def settle() -> None:
+        ready.append("on the disk")
+
+    @tool("file_read", **flags)
+    async def peek() -> str:
+        """Peek."""
+        return "seen"
+
+    pipeline = Pipeline([Route(LocalExecutor([peek]), ready=settle)])
+    await pipeline.execute(call_of(peek.tool), silent)
+    assert bool(ready) == waits
 
 
 async def test_executors_nest_at_most_three_deep() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoclaw.core import redaction
 from evoclaw.core.redaction import (
     OMITTED,
     Redactor,
@@ -316,3 +317,18 @@ JSON_VALUES = st.recursive(
 @given(JSON_VALUES)
 def test_any_value_can_be_redacted(value: Any) -> None:
     Redactor(["swordfish9"], key=b"k").value(value, limit=50)
+
+
+def test_the_secret_fields_of_a_schema_are_found_once_while_it_is_in_use() -> None:
+    def schema() -> dict[str, Any]:
+        return {"properties": {"pin": {"type": "string", "writeOnly": True}}}
+
+    first, other = schema(), schema()
+    marks = secret_fields_of(first)
+    assert marks is not None and marks.fields["pin"].is_secret
+    assert secret_fields_of(first) is marks
+    assert secret_fields_of(other) == marks
+    for _ in range(redaction.MAX_KNOWN_SCHEMAS + 1):
+        secret_fields_of(schema())
+    known = redaction._secret_fields_of.cache_info()  # pyright: ignore[reportPrivateUsage]
+    assert known.currsize == known.maxsize == redaction.MAX_KNOWN_SCHEMAS

@@ -13,6 +13,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RecordingError
 from evoclaw.core.events import (
     CallDelayed,
+    CallFinished,
     CallJudged,
     CallOutput,
     CallStarted,
@@ -22,7 +23,7 @@ from evoclaw.core.events import (
     TextDelta,
 )
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import Reply, ToolCall, user
+from evoclaw.core.messages import ErrorKind, Reply, ToolCall, user
 from evoclaw.core.ports import (
     ALLOW,
     Ask,
@@ -140,6 +141,23 @@ async def test_a_cancelled_run_replays(at: type) -> None:
     assert isinstance(records[-1].event, RunFinished)
     assert records[-1].event.stop is StopReason.CANCELLED
     await assert_replays(records)
+
+
+async def test_a_run_cancelled_after_a_crash_reports_started_calls_as_unknown_and_replays() -> None:
+    executor = Table((tool("slow"), Gate(9)))
+    asked = calls(("slow", {"n": 1}), ("slow", {"n": 2}))
+    whole = await record(asked, executor=executor, cancel_at=CallStarted)
+    started = next(n for n, r in enumerate(whole, 1) if isinstance(r.event, CallStarted))
+    crashed = whole[:started]
+    deadline = Deadline()
+    deadline.cancel()
+    rest = await record(
+        state=fold(crashed), executor=executor, deadline=deadline, seq=crashed[-1].seq
+    )
+    results = [r.event.result for r in rest if isinstance(r.event, CallFinished)]
+    assert [result.error for result in results] == [ErrorKind.UNKNOWN, ErrorKind.CANCELLED]
+    assert "outcome is unknown" in results[0].text and "Not executed" in results[1].text
+    await assert_replays([*crashed, *rest])
 
 
 async def test_a_run_that_exceeded_its_deadline_replays() -> None:

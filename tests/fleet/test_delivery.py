@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -277,10 +278,27 @@ class FullDisk(CommandStore):
         outcome: bytes,
         state: CommandState = CommandState.SETTLED,
     ) -> SettleResult:
+        self._fail()
+        return await super().settle(request_id, agent_id, outcome, state)
+
+    def settle_soon(
+        self,
+        request_id: str,
+        agent_id: str,
+        outcome: bytes,
+        *,
+        on_result: Callable[[SettleResult], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> bool:
+        self._fail()
+        return super().settle_soon(
+            request_id, agent_id, outcome, on_result=on_result, on_failure=on_failure
+        )
+
+    def _fail(self) -> None:
         if FullDisk.failures > 0:
             FullDisk.failures -= 1
             raise StoreError("no room")
-        return await super().settle(request_id, agent_id, outcome, state)
 
 
 async def test_fault_26_a_result_that_could_not_be_stored_is_resent_by_the_edge(

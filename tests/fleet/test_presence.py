@@ -13,7 +13,7 @@ import pytest
 from evoclaw.core.messages import ErrorKind
 from evoclaw.edge.device import OrchestratorClock
 from evoclaw.orchestrator.fleet.fleet import Fleet, PresenceChange
-from evoclaw.orchestrator.fleet.members import MAX_IGNORED_OLD_BOOT_SIGNS
+from evoclaw.orchestrator.fleet.members import MAX_IGNORED_OLD_BOOT_SIGNS, Member
 from evoclaw.transport.clocks import monotonic_clock, monotonic_wall_clock
 from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import (
@@ -121,6 +121,33 @@ def test_an_edge_silent_for_three_heartbeats_is_offline() -> None:
     assert not fleet.is_online("pi")
     assert fleet.on_heartbeat("pi", Heartbeat("one", 1))
     assert fleet.is_online("pi")
+
+
+def test_only_edges_that_may_be_silent_are_looked_at() -> None:
+    now = 0.0
+    fleet = Fleet(heartbeat_s=30, clock=lambda: now)
+    names = [f"edge-{n:03}" for n in range(200)]
+    for name in names:
+        fleet.on_life_sign(name, "one", 1)
+    now = 70.0
+    for name in names[1:]:
+        fleet.on_heartbeat(name, Heartbeat("one", 1))
+    looked: list[str] = []
+
+    def silent_at(member: Member) -> float:
+        looked.append(member.agent_id)
+        return Fleet.silent_at(fleet, member)
+
+    fleet.silent_at = silent_at
+    fleet.mark_silent_offline()
+    assert looked == []
+    now = 91.0
+    fleet.mark_silent_offline()
+    assert not fleet.is_online(names[0])
+    assert all(fleet.is_online(name) for name in names[1:])
+    looked.clear()
+    fleet.mark_silent_offline()
+    assert looked == [], "each is looked at again when it may be silent"
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,10 @@ async def test_the_index_finds_what_a_look_at_all_edges_finds(
     for change in (*map(online, EDGES), *(offers(name, [LOOK, WRITE]) for name in EDGES), *made):
         await change(fleet)
         for tool in TOOLS:
+            here = [find_tool(member, tool.name) for member in fleet.members()]
+            named = fleet.tools_named(tool.name)
+            assert all(found in named for found in here if found is not None)
+            assert all(found in here for found in named)
             able = [member.agent_id for member in with_tool(fleet, tool)]
             assert fleet.choose_edge(tool) == next(iter(able), "")
             for name in EDGES:
@@ -123,6 +127,7 @@ async def test_choosing_an_edge_does_not_look_at_all_of_them() -> None:
             assert fleet.choose_edge(tool, ("unknown",)) == "edge-0"
             assert [member.agent_id for member in fleet.online_offering()] == ["edge-0"]
             assert len(fleet.page("edge-1", 5)) == 5
+            assert len(fleet.tools_named(tool.name)) == 1
 
         calls.append(await count_calls(choose))
     assert calls[1] <= calls[0] + 20, calls

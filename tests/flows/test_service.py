@@ -312,3 +312,23 @@ async def test_settings_are_reloaded_on_sighup_and_invalid_ones_change_nothing(h
     here.up.signal(signal.SIGHUP)
     here.models.gates["reload"].set()
     assert (await wait_for_state(here.owner, goes_on))["stop"] == "completed"
+
+
+@module
+async def test_config_set_changes_the_settings_of_a_running_service(here: Here) -> None:
+    file = here.up.home / "evoclaw.toml"
+    before = file.read_text()
+    file.write_text(f"{before}\n[[agents]]\nid = 'set'\n")
+    typed = await here.up.shell.type("config", "set", "agents.set.prompt", "You were set.")
+    assert "the running service uses it from the next run on" in typed.err
+    run_id = await start_run(here.owner, "say I was set", agent="set")
+    assert (await wait_for_state(here.owner, run_id))["text"] == "I was set"
+    (asked,) = [one for one in here.models.asked if one.said == "say I was set"]
+    assert "You were set." in str(asked.body["messages"][0]["content"])
+    typed = await here.up.shell.type("config", "set", "runs.lease_s", "21")
+    assert "it takes effect when you restart `evoclaw up`" in typed.err
+    refused = await here.up.shell.type("config", "set", "agents.set.autonomy", "boundless")
+    assert refused.code == 2 and "allowed: " in refused.err
+    file.write_text(before)
+    reloaded = await here.owner.post("/v1/settings/reload", {})
+    assert "agents" in ok(reloaded)["changed"]

@@ -336,7 +336,8 @@ def announced(monkeypatch: pytest.MonkeyPatch, method: str) -> asyncio.Event:
 async def test_memory_stores_notes_while_serving_and_on_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = announced(monkeypatch, "add")
+    stored = announced(monkeypatch, "add_rows")
+    monkeypatch.setattr("evoclaw.orchestrator.agents.memory.FLUSH_INTERVAL_S", 0.0)
     async with remembering(tmp_path) as memory:
         ann = memory.of("local", "ann")
         async with memory.serving():
@@ -347,6 +348,28 @@ async def test_memory_stores_notes_while_serving_and_on_shutdown(
                 memory, Scripted(says("second kettle")), user("kettle"), session=session_of("b")
             )
         assert len(await ann.search("second")) == 1
+
+
+async def test_the_notes_of_several_users_are_stored_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    add_rows = MemoryStore.add_rows
+
+    async def counted(store: MemoryStore, rows: Sequence[Sequence[Any]]) -> None:
+        stored.append(len(rows))
+        await add_rows(store, rows)
+
+    monkeypatch.setattr(MemoryStore, "add_rows", counted)
+    async with remembering(tmp_path) as memory:
+        async with memory.serving():
+            await talk(memory, Scripted(says("first kettle")), user("kettle"))
+            await talk(
+                memory, Scripted(says("second kettle")), user("kettle"), session=session_of("b")
+            )
+            assert stored == [], "they are gathered for a while"
+        assert len(stored) == 1
+        assert stored[0] > 1
 
 
 async def test_notes_are_buffered_when_the_store_fails_and_dropped_ones_counted(
@@ -379,6 +402,14 @@ class Full:
     notices = Notices()
 
     async def write(self, work: Any, *, wait: bool = True, notices: Any = ()) -> Any:
+        raise StoreError("no room")
+
+    async def apply(self, step: Any, *, notices: Any = ()) -> Any:
+        raise StoreError("no room")
+
+    def defer(
+        self, step: Any, *, notices: Any = (), on_result: Any = None, on_failure: Any = None
+    ) -> None:
         raise StoreError("no room")
 
     def time(self) -> float:

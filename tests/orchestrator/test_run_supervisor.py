@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Dialect, StoreFull, T, Work
 from evoclaw.store.databases.notices import Notice, Notices
+from evoclaw.store.databases.steps import OnFailure, OnResult, Step
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from tests.support.runs import QUICK
 
@@ -36,6 +38,19 @@ class FullDisk:
         self._left -= 1
         if self._left <= 0:
             self.tried.set()
+        raise StoreFull("here")
+
+    async def apply(self, step: Step, *, notices: Sequence[Notice] = ()) -> Any:
+        await self.flush()
+
+    def defer(
+        self,
+        step: Step,
+        *,
+        notices: Sequence[Notice] = (),
+        on_result: OnResult | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
         raise StoreFull("here")
 
     def time(self) -> float:

@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw.core.events import RunFinished, StopReason
+from evoclaw.core.ledgers import Limit
 from evoclaw.core.messages import Reply, ToolResult
 from evoclaw.core.ports import Request
 from evoclaw.core.replay import Replay
+from evoclaw.governance.budget.options import run_account
 from evoclaw.orchestrator.runs.driver import ActiveRun
 from evoclaw.orchestrator.runs.runs import RunRequest, RunStatus
 from evoclaw.orchestrator.runs.scheduler import current_process_identity, is_process_dead
@@ -205,3 +207,20 @@ async def test_a_run_interrupted_before_its_waiting_state_was_stored_is_recovere
         ((_, question),) = await other.questions.waiting()
         await other.questions.answer(question.id, UserAnswer(text="x"))
         assert (await other.wait_for_state(view.run_id, RunStatus.ENDED)).text == "fine"
+
+
+async def test_a_run_that_another_process_ends_holds_nothing_of_the_budget(place: Place) -> None:
+    async with open_run_service(place, serve=False) as house:
+        view = await house.start("first")
+        path, turns = (run_account(view.run_id),), Limit(9)
+        ledger = house.talks.ledger
+        # What the process that drove it had reserved when it died.
+        await ledger.open("tenant:local", {"turns": turns}, {})
+        await ledger.open(path[0], {"turns": turns}, {})
+        await ledger.reserve(("tenant:local", *path), {"turns": 2}, f"{view.run_id}.turn.1")
+        assert await house.runs.cancel("local", view.run_id)
+        async with house.runs.serving():
+            ended = await house.wait_ended(view.run_id)
+        assert ended.stop is StopReason.CANCELLED
+        (tenant,) = [one for one in await ledger.accounts() if one.name == "tenant:local"]
+        assert (tenant.held.get("turns", 0), tenant.spent["turns"]) == (0, 2)

@@ -236,6 +236,29 @@ async def test_a_watched_run_is_announced_once_and_again_to_a_new_orchestrator()
         assert len(asked) == 4, "nobody asks about what is over"
 
 
+async def test_an_end_that_was_stored_before_its_watcher_was_known_is_found_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.NOTIFIED_POLL_INTERVAL_S", 60.0)
+    monkeypatch.setattr("evoclaw.orchestrator.runs.hub.ANNOUNCED_POLL_INTERVAL_S", 0.01)
+    notices, shelf, asked = Notices(), Shelf(), list[Notice]()
+    notices.is_live = True
+
+    async def announce(told: Sequence[Notice]) -> None:
+        asked.extend(told)
+        shelf.stopped = StopReason.COMPLETED  # before the driver hears of the watcher
+
+    async def has_stopped() -> bool:
+        return shelf.stopped is not None
+
+    hub = Hub(notices=notices, announce=announce)
+    async with asyncio.timeout(20):
+        assert await watch(hub, shelf, 0, 0, [0]) == []
+        shelf.stopped = None
+        await hub.wait_until(KEY, has_stopped, notified=True)
+    assert asked == [Notice(NoticeKind.WATCHED, *KEY)] * 2
+
+
 async def test_repeated_watch_announcements_of_many_runs_are_batched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

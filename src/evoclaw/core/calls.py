@@ -126,6 +126,12 @@ def _unknown_if_started(refused: ToolResult, state: RunState) -> ToolResult:
     return failure(refused.call_id, refused.name, ErrorKind.UNKNOWN, text)
 
 
+def unanswered_result(call: ToolCall, state: RunState) -> ToolResult:
+    """The result of a call that is open when its run ends."""
+    why = not_executed("the run has ended")
+    return _unknown_if_started(failure(call.id, call.name, ErrorKind.CANCELLED, why), state)
+
+
 def _skip_call(
     state: RunState, index: int, tool_call: ToolCall, settings: LoopSettings
 ) -> ToolResult | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from evoclaw.core import evidence, wording
 from evoclaw.core.agent import LoopSettings
-from evoclaw.core.calls import Turn, run_calls
+from evoclaw.core.calls import Turn, run_calls, unanswered_result
 from evoclaw.core.context import TRIM_ABOVE_SHARE, max_history_chars, trim
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.endings import ending, follow_up
@@ -31,7 +31,7 @@ from evoclaw.core.events import (
     ToolsChanged,
     TurnStarted,
 )
-from evoclaw.core.messages import ErrorKind, Reply, user
+from evoclaw.core.messages import Reply, user
 from evoclaw.core.output import parse_output
 from evoclaw.core.ports import Ports, Request
 from evoclaw.core.profile import CallStyle
@@ -43,7 +43,7 @@ from evoclaw.core.replies import (
     without_calls,
 )
 from evoclaw.core.state import RunState
-from evoclaw.core.tools import Tool, failure
+from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 
 
@@ -184,8 +184,7 @@ class _Loop:
         state, reply = self.state, self.state.last
         if end.stop is not StopReason.WAITING:
             for _, call in state.unanswered:
-                why = wording.not_executed("the run has ended")
-                yield CallFinished(failure(call.id, call.name, ErrorKind.CANCELLED, why))
+                yield CallFinished(unanswered_result(call, state))
         empty = isinstance(reply, Reply) and not reply.text.strip()
         needs_reply = end.stop is StopReason.MAX_ITERATIONS or (
             end.stop is StopReason.COMPLETED and empty

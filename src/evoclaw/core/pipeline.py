@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from functools import cache, cached_property
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -68,12 +69,18 @@ class ResultStep(Protocol):
 
 
 Step: TypeAlias = OfferStep | Policy | AroundStep | ResultStep
+S = TypeVar("S", bound=Step)
 
 
 def kind_of(step: Step) -> type:
     """The class that a step is declared as; a wrapper names the class it stands for."""
     declared = getattr(step, "kind", None)
     return declared if isinstance(declared, type) else type(step)
+
+
+@cache
+def _has_method(kind: type, method: str) -> bool:
+    return hasattr(kind, method)
 
 
 class DeclaredStep(Struct, frozen=True):
@@ -129,39 +136,52 @@ class Pipeline:
         """
         self.routes = routes if isinstance(routes, Routes) else Routes(routes)
         self.spec, self._clock, self.steps = spec, clock, tuple(steps)
-        kinds = {kind_of(step) for step in self.steps}
+        kinds = {kind_of(step): step for step in self.steps}
         if len(kinds) < len(self.steps):
             # The second would replace the first, and its policy would silently be skipped.
             raise ConfigError(
                 "two steps of a pipeline are of one kind; combine two policies in a Chain"
             )
         if spec is not None and (
-            unknown := kinds - {*spec.offer, *spec.before, *spec.around, *spec.after}
+            unknown := kinds.keys() - {*spec.offer, *spec.before, *spec.around, *spec.after}
         ):
             names = ", ".join(sorted(kind.__name__ for kind in unknown))
             raise ConfigError(f"the pipeline {spec.name!r} does not declare the step {names}")
+        self._by_kind = kinds
         self.offer: tuple[OfferStep, ...] = self._in_order("offer", "offer")
         self.before: tuple[Policy, ...] = self._in_order("before", "judge")
         self.around: tuple[AroundStep, ...] = self._in_order("around", "around")
         self.after: tuple[ResultStep, ...] = self._in_order("after", "finish")
-        chain = Chain(self.before)
-        self.policy: Policy = _RoutePolicy(chain, self.routes) if self.routes.direct else chain
-        """Judges calls by `before`, or by the policies of the route if it has its own."""
         self._seen: tuple[object, ...] = ()
         self._tools = NO_TOOLS
         self._names: frozenset[str] = frozenset()
 
+    @cached_property
+    def policy(self) -> Policy:
+        """Judges calls by `before`, or by the policies of the route if it has its own."""
+        chain = Chain(self.before)
+        return _RoutePolicy(chain, self.routes) if self.routes.direct else chain
+
     def _in_order(self, stage: str, method: str) -> tuple[Any, ...]:
         """The steps of a stage: those that have its method, in the order of the spec."""
-        found = {kind_of(step): step for step in self.steps if hasattr(step, method)}
+        found = self._by_kind
         declared = found if self.spec is None else getattr(self.spec, stage)
-        return tuple(found[kind] for kind in declared if kind in found)
+        return tuple(
+            step
+            for kind in declared
+            if (step := found.get(kind)) is not None and _has_method(type(step), method)
+        )
+
+    def step_of(self, kind: type[S]) -> S | None:
+        """The step of a class, if there is one."""
+        found = self._by_kind.get(kind)
+        return found if type(found) is kind else None
 
     def with_steps(self, *steps: Step, routes: Iterable[Executor | Route] = ()) -> Pipeline:
         """The same pipeline with more steps and routes; a step replaces the one of its class."""
         added = tuple(routes)
         all_routes = (*self.routes, *added) if added else self.routes
-        found = {kind_of(step): step for step in (*self.steps, *steps)}
+        found = self._by_kind | {kind_of(step): step for step in steps}
         return Pipeline(all_routes, found.values(), spec=self.spec, clock=self._clock)
 
     @classmethod
@@ -227,7 +247,7 @@ class Pipeline:
 
     async def _run(self, execution: Execution) -> None:
         call, route = execution.call, execution.route
-        if route.ready is not None:
+        if route.ready is not None and not call.only_reads_here:
             await route.ready()
         execution.started = self._clock()
         try:

@@ -28,6 +28,8 @@ LOOKAHEAD_CHARS = 8_192
 """Characters scanned beyond a length limit, to recognise a secret that starts before it."""
 MIN_SECRET_CHARS = 6
 """Characters of a known secret; a shorter one would match in ordinary words."""
+MAX_KNOWN_SCHEMAS = 1_024
+"""Schemas whose secret fields are remembered: those of the tools in use."""
 MAX_VALUE_CHARS = 4_096
 """Characters of a value after a name, such as in `password = "…"`."""
 OMITTED = "[left out]"
@@ -246,7 +248,27 @@ class _JsonRedactor:
 
 def secret_fields_of(schema: Mapping[str, JSON]) -> SecretFields | None:
     """The fields with `writeOnly` or `format: password` in a JSON Schema; None if it has none."""
-    return _secret_fields(schema, schema, 0)
+    return _secret_fields_of(_SameSchema(schema))
+
+
+class _SameSchema:
+    """A key for what is found once in a schema: equal if it is the same object."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self, schema: Mapping[str, JSON]) -> None:
+        self.schema = schema
+
+    def __hash__(self) -> int:
+        return id(self.schema)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameSchema) and other.schema is self.schema
+
+
+@lru_cache(MAX_KNOWN_SCHEMAS)
+def _secret_fields_of(same: _SameSchema) -> SecretFields | None:
+    return _secret_fields(same.schema, same.schema, 0)
 
 
 def _secret_fields(node: JSON, root: Mapping[str, JSON], depth: int) -> SecretFields | None:

@@ -76,6 +76,8 @@ class Replay:
         self._events = [record.event for record in records]
         self._records = records
         self._at = 0
+        self._segment_at = 0
+        """Where the current segment begins."""
         self._segments = 0
         """How many starts and resumptions were replayed so far."""
         self._opening: RunStarted | RunResumed = records[0].event
@@ -96,7 +98,7 @@ class Replay:
         while (opening := self._next) is not None:
             if not isinstance(opening, RunStarted | RunResumed):
                 raise RecordingError(f"record {self._at + 1} comes after the end of the run")
-            self._opening = opening
+            self._opening, self._segment_at = opening, self._at
             self._segments += 1
             bus.seq = self._records[self._at].seq - 1  # an interrupted run may skip numbers
             async with aclosing(self._segment(state)) as events:
@@ -134,20 +136,23 @@ class Replay:
             if ending.stop is StopReason.CANCELLED and ending.reason:
                 return  # a policy refused the turn, such as an emergency stop: see `admit`
             last = ending
-        elif not (isinstance(ending, CallFinished) and self._only_unstarted_calls_left()):
+        elif not (isinstance(ending, CallFinished) and self._only_open_calls_left()):
             return
         if isinstance(last, RunFinished) and last.stop is StopReason.CANCELLED:
             deadline.cancel()
         elif isinstance(last, RunFinished) and last.stop is StopReason.DURATION_EXCEEDED:
             deadline.expire()
 
-    def _only_unstarted_calls_left(self) -> bool:
-        """Whether only calls that never ran are left before the end."""
-        rest = self._events[self._at : -1]
+    def _only_open_calls_left(self) -> bool:
+        """Whether only calls that were not started since the last opening are left."""
+        rest, here = self._events[self._at : -1], self._events[self._segment_at : self._at]
+        started_here = {e.call_id for e in here if isinstance(e, CallStarted)}
         return isinstance(self._events[-1], RunFinished) and all(
             isinstance(e, CallFinished)
-            and e.result.error is ErrorKind.CANCELLED
-            and e.result.call_id not in self._started
+            and e.result.call_id not in started_here
+            # One that was started before has an unknown outcome.
+            and e.result.error
+            is (ErrorKind.UNKNOWN if e.result.call_id in self._started else ErrorKind.CANCELLED)
             for e in rest
         )
 

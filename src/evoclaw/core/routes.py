@@ -31,7 +31,8 @@ class Route(Struct, frozen=True, eq=False):
     executor: Executor
     place: Place = Place.HERE
     ready: Callable[[], Awaitable[None]] | None = None
-    """Awaited before each call: returns when the records that led to the call are durable."""
+    """Returns when the records that led to a call are durable; awaited before each call that does
+    more than read on this machine."""
     before: tuple[Policy, ...] | None = None
     """Policies of its own, instead of the pipeline's. Its tools bypass the offer steps, and replace
     tools of the same name."""

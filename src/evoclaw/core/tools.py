@@ -140,6 +140,16 @@ class Call(Struct, frozen=True):
         """Whether the call may be run twice: it only reads, or is idempotent."""
         return self.tool.effect is Effect.READ or self.tool.idempotent
 
+    @property
+    def only_reads_here(self) -> bool:
+        """Whether it changes nothing, and reaches nothing outside the machine that it runs on.
+
+        Then it may run before its start is stored: after a crash it would be repeated anyway.
+        """
+        tool = self.tool
+        reaches_out = tool.outside or tool.sends or tool.has_side_effects
+        return tool.effect is Effect.READ and not reaches_out
+
     def ok(self, text: str, **details: JSON) -> ToolResult:
         """A successful result of plain text."""
         return ToolResult(self.id, self.tool.name, (TextBlock(text),), details=details)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -292,20 +292,41 @@ async def find_default_model(env: Mapping[str, str], probe: Probe | None = None)
     Raises:
         ConfigError: `OPENAI_BASE_URL` names a server, and which of its models to use is not clear.
     """
-    get, own_server = probe or http_get, env.get("OPENAI_BASE_URL", "").strip()
+    async with aclosing(_models_here(env, probe or http_get)) as found:
+        async for name, _ in found:
+            return name
+    return None
+
+
+async def found_models(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """All models that this machine can use without further setup, the best first, and why."""
+    found: list[tuple[str, str]] = []
+    if name := env.get("EVOCLAW_MODEL"):
+        found.append((name, "EVOCLAW_MODEL names it"))
+    # A server with several models has none that is the obvious one.
+    with suppress(ConfigError):
+        found += [one async for one in _models_here(env, http_get)]
+    return found
+
+
+async def _models_here(env: Mapping[str, str], get: Probe) -> AsyncGenerator[tuple[str, str], None]:
+    """The models of `find_default_model` in its order, and how each was found."""
+    own_server = env.get("OPENAI_BASE_URL", "").strip()
     for variable, name in DEFAULT_MODELS.items():
         if env.get(variable, "").strip() and not (own_server and variable == "OPENAI_API_KEY"):
-            return name
+            yield name, f"the key {variable} is set"
     if own_server:
-        return await _model_of_server(own_server, get, has_key="OPENAI_API_KEY" in env)
+        model = await _model_of_server(own_server, get, has_key="OPENAI_API_KEY" in env)
+        yield model, f"served by {own_server}"
+        return
     address = ollama_url(env.get("OLLAMA_HOST", "").strip() or "127.0.0.1:11434")
     answer = await get(f"{address}/api/tags")
-    model = _largest_with_tools(answer) if answer else None
-    if model:
-        return f"ollama/{model}"
+    if model := _largest_with_tools(answer) if answer else None:
+        yield f"ollama/{model}", f"Ollama runs at {address}"
     from evoclaw.providers.embedded import installed
 
-    return EMBEDDED_MODEL if installed() else None
+    if installed():
+        yield EMBEDDED_MODEL, "a small model on this machine, to try EvoClaw; it is often wrong"
 
 
 async def _model_of_server(url: str, get: Probe, *, has_key: bool) -> str:

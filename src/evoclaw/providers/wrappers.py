@@ -18,24 +18,30 @@ class WriteBarrierProvider:
     """Waits for earlier writes to be durable before each request."""
 
     def __init__(self, inner: Provider, flush: Flush) -> None:
-        self._inner, self._flush = inner, flush
+        self.inner, self._flush = inner, flush
 
     @property
     def model(self) -> str:
         """The wrapped provider's model."""
-        return self._inner.model
+        return self.inner.model
 
     @property
     def profile(self) -> Profile:
         """The wrapped provider's profile."""
-        return self._inner.profile
+        return self.inner.profile
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         """Wait for durability, then request the reply."""
         await self._flush()
-        async with aclosing(self._inner.stream(request)) as pieces:
+        async with aclosing(self.inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+def with_write_barrier(provider: Provider, flush: Flush) -> WriteBarrierProvider:
+    """The provider with this barrier, instead of the one that it has."""
+    inner = provider.inner if isinstance(provider, WriteBarrierProvider) else provider
+    return WriteBarrierProvider(inner, flush)
 
 
 @runtime_checkable

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from evoclaw.wiring.store import Stores
 
 ORCHESTRATOR_USERNAME = "orchestrator"
-EDGE_TABLES = frozenset({"flow", "network", "policy"})
-"""Tables that the edge on this machine judges calls by too; it reads them at its start."""
 
 
 class Application(Struct, frozen=True):
@@ -81,9 +79,9 @@ class Application(Struct, frozen=True):
         text = f"settings reloaded: {changed}" if changed else "settings unchanged"
         if done.needs_restart:
             text += f"; needs a restart: {', '.join(done.needs_restart)}"
-        edge, kept = self.orchestrator.default_edge, EDGE_TABLES.intersection(done.changed)
-        if edge and kept:
-            text += f"; the edge {edge} keeps its copy of {', '.join(sorted(kept))} until a restart"
+        if done.kept_by_edge:
+            edge, kept = self.orchestrator.default_edge, ", ".join(done.kept_by_edge)
+            text += f"; the edge {edge} keeps its copy of {kept} until a restart"
         return text
 
 

@@ -76,7 +76,9 @@ async def open_fleet(
         )
         # Stops must be known before the first command is sent.
         await stack.enter_async_context(sync_stops(stop_board(env, connected)))
-        store = CommandStore(connected)
+        # The file of the service belongs to it alone.
+        alone = database is not None and database.dialect == "sqlite"
+        store = CommandStore(connected, defer_outcomes=alone)
         settings = orchestrator_settings(env)
         broker = settings.broker
         link = MqttLink(address, keep_alive=broker.keep_alive_s, qos=broker.qos)
@@ -115,12 +117,12 @@ async def fleet_ports(
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
-    from evoclaw.providers.registry import choose_model, open_provider
+    from evoclaw.providers.registry import open_provider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
-    from evoclaw.wiring.settings import provider_options
+    from evoclaw.wiring.settings import model_for_run, provider_options
 
-    name = await choose_model(model, env)
+    name = await model_for_run(model, env)
     capabilities = capabilities_for_level(level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))

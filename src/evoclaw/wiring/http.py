@@ -141,16 +141,20 @@ def _api_dependencies(
 ) -> ApiDependencies:
     from evoclaw.api.dependencies import ApiDependencies, ignore_refusal
     from evoclaw.api.routes.channels import channel_routes
+    from evoclaw.api.routes.notifications import notification_routes
     from evoclaw.dashboard.static_files import dashboard_routes
     from evoclaw.observe.audit.service import AuditService
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.damage import DamageReports
     from evoclaw.orchestrator.overview.metrics import MetricsReader
     from evoclaw.orchestrator.overview.readiness import readiness_checks
+    from evoclaw.orchestrator.people.ratings import RunRatings
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
+    from evoclaw.store.sessions.ratings import RatingStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.pairing import edge_pairing
+    from evoclaw.wiring.settings_reload import reload_settings
 
     run_factory, writer = runtime.run_factory, runtime.governance.audit
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
@@ -189,7 +193,9 @@ def _api_dependencies(
         image_problem=image_problem,
         skills=run_factory.toolbox.skill_registry,
         stops=stop_board(env, runtime.stores.database),
+        reload=lambda: reload_settings(runtime, env),
         canvases=run_factory.canvases,
+        ratings=RunRatings(RatingStore(runtime.stores.database)),
         policies=policy_explainer(run_factory, runtime.agents),
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=runtime.memory,
@@ -200,5 +206,9 @@ def _api_dependencies(
         metrics_reader=MetricsReader(MetricsStore(runtime.stores.database)),
         checks=checks,
         on_refused=ignore_refusal if audit is None else audit.record_refusal,
-        extra_routes=[*channel_routes(runtime.channel_dispatcher, webhooks), *dashboard_routes()],
+        extra_routes=[
+            *channel_routes(runtime.channel_dispatcher, webhooks),
+            *notification_routes(runtime.notifications),
+            *dashboard_routes(),
+        ],
     )

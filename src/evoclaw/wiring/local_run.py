@@ -29,15 +29,15 @@ async def local_ports(
     """The ports of a run on this machine; closed, with every process, when the block ends."""
     from evoclaw.executors.call_steps import SignReceipt
     from evoclaw.orchestrator.agents.offer_steps import tools_for_model
-    from evoclaw.providers.registry import choose_model, open_provider
+    from evoclaw.providers.registry import open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.receipts import open_signer
-    from evoclaw.wiring.settings import provider_options
+    from evoclaw.wiring.settings import model_for_run, provider_options
     from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes, vision_dependency
 
     capabilities = capabilities_for_level(level, env)
-    name = await choose_model(model, env)
+    name = await model_for_run(model, env)
     tools = tools_for_model(name, tools)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))

@@ -15,10 +15,10 @@ from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Provider, Sink
 from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
 from evoclaw.orchestrator.agents.offer_steps import tools_for_model
-from evoclaw.providers.registry import choose_model, open_provider
+from evoclaw.providers.registry import open_provider
 from evoclaw.tools.question import UserPrompter
 from evoclaw.wiring.local_run import capabilities_for_level
-from evoclaw.wiring.settings import provider_options
+from evoclaw.wiring.settings import model_for_run, provider_options
 from evoclaw.wiring.toolbox import (
     open_toolbox,
     toolbox_routes,
@@ -63,7 +63,7 @@ async def open_conversations(
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.store import open_sessions
 
-    name = await choose_model(model, env)
+    name = await model_for_run(model, env)
     capabilities = capabilities_for_level(level, env)
     agent = Agent(DEFAULT_AGENT, name, capabilities=capabilities, settings=settings)
     async with AsyncExitStack() as stack:

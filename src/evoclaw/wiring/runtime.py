@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
+    from evoclaw.orchestrator.notifications.service import Notifications
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.people.approvals import CallApprovals
@@ -55,6 +56,7 @@ class Runtime:
     workflows: Workflows
     channel_dispatcher: ChannelDispatcher
     channels: Sequence[Channel]
+    notifications: Notifications
     metrics: Metrics
     gauges: GaugeReader
 
@@ -95,6 +97,7 @@ async def open_runtime(
         alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(runtime.workflows.serving(alone=alone))
         await stack.enter_async_context(runtime.channel_dispatcher.serving())
+        await stack.enter_async_context(runtime.notifications.serving())
         retention = SessionRetention(
             stores.database, runtime.run_factory.canvases, runtime.settings.store.keep_days
         )
@@ -117,6 +120,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.governance import open_governance
+    from evoclaw.wiring.notifications import open_notifications
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.settings import orchestrator_settings
 
@@ -144,11 +148,15 @@ async def _build_runtime(
     runs = Runs(conversations, settings=settings.runs)
     workflows = _workflows(settings, stores, runs, conversations, run_factory, approvals)
     dispatcher, channels = _channels(settings, stores, runs, conversations, env)
+    notifications = await open_notifications(
+        settings, stores, runs, conversations, approvals, workflows, env
+    )
     return Runtime(
         settings=settings, home=home, stores=stores, orchestrator=orchestrator, agents=agents,
         governance=governance, providers=providers, run_factory=run_factory, approvals=approvals,
         conversations=conversations, runs=runs, memory=memory, workflows=workflows,
-        channel_dispatcher=dispatcher, channels=channels, metrics=metrics, gauges=gauges,
+        channel_dispatcher=dispatcher, channels=channels, notifications=notifications,
+        metrics=metrics, gauges=gauges,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,22 @@ def loop_settings(env: Mapping[str, str]) -> LoopSettings:
     )
 
 
+async def model_for_run(asked: str | None, env: Mapping[str, str]) -> str:
+    """The model that the caller asked for, `EVOCLAW_MODEL`, the default agent's, or one found here.
+
+    Raises:
+        ConfigError: There is none; the message says how to get one.
+    """
+    from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
+    from evoclaw.providers.registry import choose_model
+
+    if not (asked or env.get("EVOCLAW_MODEL")):
+        agents = orchestrator_settings(env).agents
+        models = next((agent.model for agent in agents if agent.id == DEFAULT_AGENT), "")
+        asked = models if isinstance(models, str) else ",".join(models)
+    return await choose_model(asked, env)
+
+
 def provider_options(settings: EvoClawConfig) -> ProviderOptions:
     """What the settings say about all providers; loads the packages that they name."""
     from evoclaw.providers.registry import ProviderOptions
@@ -37,14 +53,15 @@ def provider_options(settings: EvoClawConfig) -> ProviderOptions:
     return ProviderOptions(general.max_retries, package_providers(general.provider_packages))
 
 
-def settings_template(env: Mapping[str, str]) -> str:
-    """Every setting of `evoclaw.toml` with its default, explained and commented out."""
+def settings_template(env: Mapping[str, str], only: Sequence[str] = ()) -> str:
+    """Every setting of `evoclaw.toml`, or some, with the default, explained and commented out."""
     from evoclaw.config import read_evoclaw_toml
-    from evoclaw.config.template import template
+    from evoclaw.config.template import short_template, template
 
     # The defaults, independent of the current file and variables.
     home = {name: env[name] for name in ("EVOCLAW_HOME", "HOME") if name in env}
-    return template(read_evoclaw_toml(None, home))
+    defaults = read_evoclaw_toml(None, home)
+    return short_template(defaults, only) if only else template(defaults)
 
 
 def orchestrator_settings(env: Mapping[str, str]) -> EvoClawConfig:

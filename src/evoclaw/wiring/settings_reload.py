@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from evoclaw.api.dependencies import ReloadResult
     from evoclaw.config import EvoClawConfig
-    from evoclaw.config.evoclaw_toml import ReloadedConfig
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.runtime import Runtime
 
+EDGE_TABLES = frozenset({"flow", "network", "policy"})
+"""Tables that the edge on this machine judges calls by too; it reads them at its start."""
 
-def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
+
+def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadResult:
     """Reload the settings; raises `ConfigError` and changes nothing if they are wrong."""
+    from evoclaw.api.dependencies import ReloadResult
     from evoclaw.orchestrator.agents.definitions import agents_of, level_of
     from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.wiring.mcp_connections import mcp_definitions
@@ -38,7 +42,8 @@ def reload_settings(runtime: Runtime, env: Mapping[str, str]) -> ReloadedConfig:
     names = settings.orchestrator.cheaper_models
     runtime.conversations.cheaper = tuple(runtime.providers.get(name) for name in names)
     runtime.approvals.settings = settings.approvals.for_service()
-    return reloaded
+    kept = EDGE_TABLES.intersection(reloaded.changed) if runtime.orchestrator.default_edge else ()
+    return ReloadResult(reloaded.changed, reloaded.needs_restart, tuple(sorted(kept)))
 
 
 def _governance_with(runtime: Runtime, settings: EvoClawConfig) -> Governance:

@@ -31,15 +31,15 @@ async def ssh_ports(
     from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
     from evoclaw.executors.ssh.files import SshFiles
     from evoclaw.executors.ssh.processes import SshProcesses
-    from evoclaw.providers.registry import choose_model, open_provider
+    from evoclaw.providers.registry import open_provider
     from evoclaw.tools.sets import coding
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
-    from evoclaw.wiring.settings import provider_options
+    from evoclaw.wiring.settings import model_for_run, provider_options
 
     target = parse_ssh_url(url)
     capabilities = capabilities_for_level(level, env)
-    name = await choose_model(model, env)
+    name = await model_for_run(model, env)
     connection = SshConnection(target.host, port=target.port, user=target.user)
     files = SshFiles(connection, target.path)
     try:

@@ -117,12 +117,12 @@ async def open_metrics(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
 
 def all_schemas() -> tuple[Schema, ...]:
     """The schema of every store of an orchestrator."""
-    from evoclaw.store import channels, memory
+    from evoclaw.store import channels, memory, notifications
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.governance import approvals, devices, ledger, rates, stops, tokens
     from evoclaw.store.metrics import tables as metrics_tables
     from evoclaw.store.runs import queue
-    from evoclaw.store.sessions import canvases
+    from evoclaw.store.sessions import canvases, ratings
     from evoclaw.store.sessions import tables as session_tables
     from evoclaw.store.workflows import tables as workflow_tables
 
@@ -139,9 +139,11 @@ def all_schemas() -> tuple[Schema, ...]:
         channels.SCHEMA,
         metrics_tables.SCHEMA,
         canvases.SCHEMA,
+        ratings.SCHEMA,
         rates.SCHEMA,
         devices.SCHEMA,
         stops.SCHEMA,
+        notifications.SCHEMA,
     )
 
 

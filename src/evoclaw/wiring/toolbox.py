@@ -180,14 +180,13 @@ def use_network(toolbox: Toolbox, settings: NetworkSettings) -> None:
 
 def with_dependencies(toolbox: Toolbox, dependencies: Mapping[type, object]) -> Toolbox:
     """The same toolbox with further dependencies, and the tools that only lacked them."""
-    from evoclaw.tools.catalogue import CATALOGUE, load
+    from evoclaw.tools.catalogue import CATALOGUE, load, with_program
     from evoclaw.tools.sets import usable
 
     found = {**toolbox.dependencies, **dependencies}
-    lacking = load(
-        tool.name for tool in toolbox.unavailable if not CATALOGUE[tool.name].missing_program()
-    )
-    by_name = {bound.name: bound for bound in (*toolbox.tools, *usable(lacking, found))}
+    # Programs are looked for last: that reads folders, and most tools lack something else.
+    added = with_program(usable(load(tool.name for tool in toolbox.unavailable), found))
+    by_name = {bound.name: bound for bound in (*toolbox.tools, *added)}
     return replace(
         toolbox,
         tools=tuple(by_name[name] for name in CATALOGUE if name in by_name),

@@ -50,8 +50,10 @@ MAX_LINE_CHARS = 240
 """Of the line of a note."""
 MAX_UNSTORED_NOTES = 5_000
 """Further notes are dropped, and counted."""
-FLUSH_BATCH_SIZE = 16
-"""Notes in one transaction, so that it stays short."""
+FLUSH_BATCH_SIZE = 32
+"""Notes in one step, so that it stays short: runs may wait for the same commit."""
+FLUSH_INTERVAL_S = 1.0
+"""Seconds in which the notes of all runs are gathered, to be stored together."""
 MAX_PRIVATE_NOTES, MAX_PRIVATE_SESSIONS = 100, 500
 """Private notes of one session, and sessions with private notes; kept in memory only."""
 CLEANUP_INTERVAL_S = 3_600.0
@@ -169,6 +171,8 @@ class Memory:
             agent: Only notes of this agent.
             session_id: Only notes of this session, including its private ones.
         """
+        if self._shared.unstored:  # also the notes of a moment ago
+            await self._try_flush()
         found = await self._store.find(query, top_k, MemoryFilter(agent, session_id))
         if level == "timeline":
             return await self._timeline(found)
@@ -238,18 +242,15 @@ class Memory:
             storing.cancel()
             with suppress(asyncio.CancelledError):
                 await storing
-            await self._try_flush(wait=True)
+            await self._try_flush()
 
-    async def flush(self, *, wait: bool = True) -> None:
-        """Store all unstored notes; raise `StoreError` if that fails, and keep them.
-
-        Args:
-            wait: Whether to wait for the disk.
-        """
+    async def flush(self) -> None:
+        """Store all unstored notes; raise `StoreError` if that fails, and keep them."""
         waiting = self._shared.unstored
         async with self._shared.lock:
             while batch := tuple(islice(waiting, FLUSH_BATCH_SIZE)):
-                await self._store_all(batch, wait=wait)
+                rows = [self._store.of(*owner).row(note) for owner, note in batch]
+                await self._store.add_rows(rows)
                 for _ in batch:
                     waiting.popleft()
             self._shared.problem = ""
@@ -266,14 +267,15 @@ class Memory:
         shared = self._shared
         while True:
             shared.unstored_added.clear()
-            await self._try_flush(wait=False)
+            await self._try_flush()
             await shared.unstored_added.wait()
+            await asyncio.sleep(FLUSH_INTERVAL_S)
 
-    async def _try_flush(self, *, wait: bool) -> None:
+    async def _try_flush(self) -> None:
         """Store notes; what fails is tried again with the next note."""
         shared = self._shared
         try:
-            await self.flush(wait=wait)
+            await self.flush()
             if self._store.now() - shared.cleaned_at >= CLEANUP_INTERVAL_S:
                 await self.clean_up()
                 shared.cleaned_at = self._store.now()
@@ -281,22 +283,18 @@ class Memory:
             shared.problem = str(problem)
             logger.warning("storing %d notes failed: %s", len(shared.unstored), problem)
 
-    async def _store_all(self, some: Sequence[tuple[Owner, Observation]], *, wait: bool) -> None:
-        by_owner: dict[Owner, list[Observation]] = {}
-        for owner, observation in some:
-            by_owner.setdefault(owner, []).append(observation)
-        for owner, observations in by_owner.items():
-            await self._store.of(*owner).add(observations, wait=wait)
-
     def _add(self, observation: Observation) -> None:
         if not self.settings.enabled:
             return
-        if PRIVATE_TAG in observation.tags:
+        is_private, content = PRIVATE_TAG in observation.tags, observation.content
+        if not is_private:
+            content = without_private(content)
+        content = self._redactor.text(content, self.settings.most_chars)
+        if content != observation.content:
+            observation = replace(observation, content=content)
+        if is_private:
             self._add_private(observation)
             return
-        public = self._redactor.text(without_private(observation.content), self.settings.most_chars)
-        if public != observation.content:
-            observation = replace(observation, content=public)
         shared = self._shared
         if len(shared.unstored) >= MAX_UNSTORED_NOTES:
             shared.dropped += 1

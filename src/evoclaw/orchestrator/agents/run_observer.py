@@ -75,9 +75,9 @@ class RunObserver:
         Args:
             session_id: The session of the run.
             agent: The agent of the run.
-            keep: Called with each observation; it must not block.
-            redactor: Removes secrets.
-            max_chars: Of one observation.
+            keep: Called with each observation; it must not block. It removes secrets.
+            redactor: Removes secrets where a text is cut before that.
+            max_chars: Of one observation, about.
             records: The records before the run was resumed.
         """
         self._session_id, self._agent, self._keep = session_id, agent, keep
@@ -175,7 +175,7 @@ class RunObserver:
                 self._session_id,
                 self._agent,
                 kind,
-                self._redactor.text(content, self._max_chars),
+                content[: 4 * self._max_chars],
                 {"run_id": record.run_id, **metadata},
                 (PRIVATE_TAG,) if self._private else (),
                 record.at,

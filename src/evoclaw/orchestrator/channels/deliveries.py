@@ -1,4 +1,4 @@
-"""Delivers answers with exponential backoff; those that fail for too long are dead letters."""
+"""Delivers stored messages with exponential backoff; those that fail for too long are given up."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-
-import msgspec
+from typing import Generic, Protocol, TypeVar
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.orchestrator.channels.inbound import (
-    ChannelAnswer,
-    InboundMessage,
-    Undelivered,
-)
+from evoclaw.orchestrator.channels.inbound import Undelivered
 from evoclaw.orchestrator.sanitizing import one_line
-from evoclaw.store.channels import DEAD, DUE, SENT, ChannelStore, StoredDelivery
+from evoclaw.store.channels import DEAD, DUE, SENT
 
 logger = logging.getLogger(__name__)
 FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 600.0
@@ -30,26 +25,64 @@ DELIVERY_CONCURRENCY = 16
 MAX_PROBLEM_CHARS = 500
 
 
-class DeliveryWorker:
-    """Delivers the answers of one channel: a slow channel does not delay the others."""
+class PendingDelivery(Protocol):
+    """A stored message that is to be delivered."""
+
+    @property
+    def attempts(self) -> int:
+        """How often it was tried before."""
+        ...
+
+    @property
+    def made_at(self) -> float:
+        """When it was stored, in Unix seconds."""
+        ...
+
+
+D = TypeVar("D", bound=PendingDelivery)
+
+
+class DeliveryStore(Protocol[D]):
+    """Where messages are stored until they are delivered; shared by several processes."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Unix seconds."""
+        ...
+
+    async def claim_deliveries(
+        self, channels: Sequence[str], lease_s: float, limit: int
+    ) -> tuple[Sequence[D], float | None]:
+        """Claim due deliveries for a time; and when the next one is due."""
+        ...
+
+    async def settle_delivery(
+        self, delivery: D, state: str, problem: str = "", next_at: float = 0.0
+    ) -> None:
+        """Record the result of an attempt: `SENT`, `DEAD`, or `DUE` again at `next_at`."""
+        ...
+
+
+class DeliveryWorker(Generic[D]):
+    """Delivers the messages of one channel: a slow channel does not delay the others."""
 
     def __init__(
         self,
-        store: ChannelStore,
+        store: DeliveryStore[D],
         channel: str,
-        send: Callable[[InboundMessage, ChannelAnswer], Awaitable[None]],
+        send: Callable[[D], Awaitable[None]],
         timeout_s: float,
         counts: Counter[str],
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Prepare to deliver the answers of a channel.
+        """Prepare to deliver the messages of a channel.
 
         Args:
-            store: Where undelivered answers are stored.
+            store: Where undelivered messages are stored.
             channel: The name of the channel.
-            send: Delivers an answer, or raises `Undelivered`.
-            timeout_s: After which an answer that cannot be delivered becomes a dead letter.
+            send: Delivers a message, or raises `Undelivered`.
+            timeout_s: After which a message that cannot be delivered is given up.
             counts: Counters of the results.
             jitter: Gives numbers from 0 to 1, which spread the retries.
         """
@@ -60,7 +93,7 @@ class DeliveryWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
-        """Look for due answers now."""
+        """Look for due messages now."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -89,7 +122,7 @@ class DeliveryWorker:
                 (self._channel,), DELIVERY_LEASE_S, free
             )
         except EvoClawError:
-            # Nothing is lost: the answers are still stored, and the store is asked again soon.
+            # Nothing is lost: the messages are still stored, and the store is asked again soon.
             self._counts["the store failed"] += 1
             return FIRST_RETRY_DELAY_S
         for delivery in claimed:
@@ -105,17 +138,15 @@ class DeliveryWorker:
             if task.done():
                 self._tasks.discard(task)
                 if (error := task.exception()) is not None:
-                    # Its answer is due again when the lease expires; the others continue.
+                    # Its message is due again when the lease expires; the others continue.
                     logger.error("a delivery on channel %s crashed", self._channel, exc_info=error)
                     self._counts["not delivered"] += 1
 
-    async def _deliver(self, delivery: StoredDelivery) -> None:
-        message = msgspec.json.decode(delivery.message, type=InboundMessage)
-        answer = msgspec.json.decode(delivery.answer, type=ChannelAnswer)
+    async def _deliver(self, delivery: D) -> None:
         problem: Undelivered | None = None
         try:
             async with asyncio.timeout(DELIVERY_LEASE_S / 2):
-                await self._send(message, answer)
+                await self._send(delivery)
         except Undelivered as error:
             problem = error
         except TimeoutError:
@@ -123,12 +154,12 @@ class DeliveryWorker:
         try:
             await self._settle(delivery, problem)
         except EvoClawError:
-            self._counts["the store failed"] += 1  # the answer is delivered once more later
+            self._counts["the store failed"] += 1  # the message is delivered once more later
 
-    async def _settle(self, delivery: StoredDelivery, problem: Undelivered | None) -> None:
+    async def _settle(self, delivery: D, problem: Undelivered | None) -> None:
         if problem is None:
             self._counts["delivered"] += 1
-            return await self._store.settle_delivery(delivery.seq, SENT)
+            return await self._store.settle_delivery(delivery, SENT)
         self._counts["not delivered"] += 1
         reason, now = one_line(str(problem), MAX_PROBLEM_CHARS), self._store.clock()
         # The stored count does not include this attempt.
@@ -139,5 +170,5 @@ class DeliveryWorker:
             wait = max(wait, min(problem.retry_after, MAX_RETRY_DELAY_S))
         if problem.final or now + wait > delivery.made_at + self._timeout_s:
             self._counts["given up"] += 1
-            return await self._store.settle_delivery(delivery.seq, DEAD, reason)
-        return await self._store.settle_delivery(delivery.seq, DUE, reason, now + wait)
+            return await self._store.settle_delivery(delivery, DEAD, reason)
+        return await self._store.settle_delivery(delivery, DUE, reason, now + wait)

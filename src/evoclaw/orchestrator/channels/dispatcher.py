@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Protocol
@@ -41,6 +41,7 @@ from evoclaw.store.channels import (
     TAKEN,
     ChannelStore,
     NewInboundMessage,
+    StoredDelivery,
     StoredInboundMessage,
 )
 from evoclaw.tools.question import Question, parse_answer
@@ -135,7 +136,7 @@ class ChannelDispatcher:
             name: DeliveryWorker(
                 store,
                 name,
-                channel.send,
+                _sender(channel),
                 timeouts.get(name, DEFAULT_DELIVERY_TIMEOUT_S),
                 self.counts,
             )
@@ -392,3 +393,15 @@ def _idempotency_key(stored: StoredInboundMessage) -> str:
     """The idempotency key of a message: it starts one run."""
     source = msgspec.json.encode([stored.channel, stored.sender, stored.id])
     return f"channel-{sha256(source).hexdigest()}"
+
+
+def _sender(channel: Channel) -> Callable[[StoredDelivery], Awaitable[None]]:
+    """Sends a stored answer on a channel."""
+
+    async def send(delivery: StoredDelivery) -> None:
+        await channel.send(
+            msgspec.json.decode(delivery.message, type=InboundMessage),
+            msgspec.json.decode(delivery.answer, type=ChannelAnswer),
+        )
+
+    return send

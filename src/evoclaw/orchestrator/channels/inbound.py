@@ -66,10 +66,16 @@ class Undelivered(EvoClawError):
         problem: Why.
         final: Whether it is not retried.
         retry_after: Seconds after which the receiver wants the next attempt.
+        status: The HTTP status of the response, if there was one.
     """
 
     def __init__(
-        self, problem: str, *, final: bool = False, retry_after: float | None = None
+        self,
+        problem: str,
+        *,
+        final: bool = False,
+        retry_after: float | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(problem)
-        self.final, self.retry_after = final, retry_after
+        self.final, self.retry_after, self.status = final, retry_after, status

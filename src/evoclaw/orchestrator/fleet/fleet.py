@@ -11,6 +11,7 @@ import math
 import time
 from bisect import bisect_right, insort
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from evoclaw.core.errors import DuplicateTool, SchemaError
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.fleet.tool_index import ToolIndex
+from evoclaw.orchestrator.fleet.tool_index import ToolIndex, ToolsByName
 from evoclaw.orchestrator.sanitizing import one_line, plain_text
 from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.wire import Advert, Heartbeat, Status
@@ -78,7 +79,11 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._by_name: list[Member] = []
         """The members sorted by name; members are never removed."""
+        self._silence_checks: list[tuple[float, str]] = []
+        """A heap: when an online edge is silent unless it is heard before, and the edge. A later
+        sign of life moves its entry only when it is due."""
         self._tool_index = ToolIndex()
+        self._tools_by_name = ToolsByName()
         self.version = 0
         """Incremented by every change that affects the offered tools."""
         self.revision = 0
@@ -141,6 +146,10 @@ class Fleet:
         chosen = (name for name in preferred if index.has(name, tool))
         return next(chosen, "") or index.least_loaded(tool)
 
+    def tools_named(self, name: str) -> Sequence[Tool]:
+        """The different tools with a name or alias that edges have, online or not."""
+        return self._tools_by_name.named(name)
+
     def online_offering(self, excluded: str = "") -> list[Member]:
         """The online edges, by name, that have a tool which no edge before them has."""
         return [self._members[name] for name in self._tool_index.first_edges(excluded)]
@@ -182,9 +191,10 @@ class Fleet:
     def set_heartbeat_interval(self, agent_id: str, interval_s: float | None) -> None:
         """Set the heartbeat interval that an edge announced."""
         interval = interval_s if interval_s is not None and math.isfinite(interval_s) else 0.0
-        self.member(agent_id).heartbeat_interval_s = min(
-            max(interval, 0.0), MAX_HEARTBEAT_INTERVAL_S
-        )
+        member = self.member(agent_id)
+        member.heartbeat_interval_s = min(max(interval, 0.0), MAX_HEARTBEAT_INTERVAL_S)
+        if member.online:
+            self._check_silence_later(member)
 
     def on_advert(self, advert: Advert) -> None:
         """Take in an edge's advert."""
@@ -235,24 +245,42 @@ class Fleet:
 
     def _offer(self, member: Member, permitted: UsableTools) -> None:
         usable, member.problem = permitted
-        member.tools = Toolset([_sanitized(tool) for tool in usable], like=member.offered or ())
-        self._bump_version(member)
+        tools = Toolset([_sanitized(tool) for tool in usable], like=member.offered or ())
+        self._set_tools(member, tools)
 
     def quarantine(self, agent_id: str, problem: str, advertised: Mapping[str, str]) -> None:
         """Offer none of an edge's tools, for this reason."""
         member = self.member(agent_id)
-        member.fetched_hashes, member.tools, member.offered = dict(advertised), Toolset(), None
+        member.fetched_hashes, member.offered = dict(advertised), None
         member.problem = one_line(problem)
+        self._set_tools(member, Toolset())
+
+    def _set_tools(self, member: Member, tools: Toolset) -> None:
+        self._tools_by_name.replace(member.tools, tools)
+        member.tools = tools
         self._bump_version(member)
 
     def mark_silent_offline(self) -> None:
         """Mark edges as offline that missed too many heartbeats."""
         now = self._clock()
-        for member in self.online():
-            if member.seen_at < now - MAX_MISSED_HEARTBEATS * max(
-                self._heartbeat_s, member.heartbeat_interval_s
-            ):
+        while self._silence_checks and self._silence_checks[0][0] < now:
+            due, agent_id = heappop(self._silence_checks)
+            member = self._members[agent_id]
+            if not member.online or member.silence_check_at != due:
+                continue  # there is a newer entry, or there will be one
+            if self.silent_at(member) < now:
                 self._set_online(member, online=False)
+            else:
+                self._check_silence_later(member)
+
+    def silent_at(self, member: Member) -> float:
+        """When an edge counts as offline unless it is heard before, by the steady clock."""
+        interval = max(self._heartbeat_s, member.heartbeat_interval_s)
+        return member.seen_at + MAX_MISSED_HEARTBEATS * interval
+
+    def _check_silence_later(self, member: Member) -> None:
+        member.silence_check_at = self.silent_at(member)
+        heappush(self._silence_checks, (member.silence_check_at, member.agent_id))
 
     def mark_offline(self, agent_id: str) -> None:
         """Mark an edge as offline until its next sign of life."""
@@ -283,6 +311,8 @@ class Fleet:
             member.seen_at, member.last_seen = self._clock(), round(self._wall_clock(), 3)
         if member.online is not online:
             member.online = online
+            if online:
+                self._check_silence_later(member)
             self._bump_version(member)
             self._on_presence_change(PresenceChange(member.agent_id, online))
 

@@ -20,7 +20,7 @@ def forwarded_calls(fleet: Fleet) -> ForwardedCallsOf:
         name, params = forwarded_tool(call)
         if not name:
             return ()
-        found = _tools_named(name, fleet.members())
+        found = fleet.tools_named(name)
         calls = [replace(call, tool=tool, arguments=params) for tool in found]
         if call.tool.name == "nodes":
             # As `nodes` asks for a sense of the device where no tool has the name.

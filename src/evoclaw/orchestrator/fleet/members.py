@@ -32,6 +32,8 @@ class Member:
         self.boot_id, self.counter = "", 0
         self.seen_at = 0.0
         """The last sign of life, by the steady clock."""
+        self.silence_check_at = 0.0
+        """When the fleet checks next whether it is silent, by the steady clock."""
         self.last_seen = 0.0
         """The last sign of life in Unix seconds, for people."""
         self.revision = 0

@@ -210,8 +210,10 @@ class ReportReceiver:
 
     async def _inspect(self, receipts: ReceiptVerifier, report: Report) -> None:
         try:
-            command = await self._commands.get(report.request_id)
-            report = await receipts.inspect(report, command)
+            asked = self._requests.asked(report.agent_id, report.request_id)
+            if asked is None:
+                asked = await self._commands.get(report.request_id)
+            report = await receipts.inspect(report, asked)
         except EvoClawError:
             self.counts["the store failed"] += 1  # not acknowledged, so the edge reports it again
             return

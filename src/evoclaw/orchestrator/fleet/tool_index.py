@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -111,3 +112,30 @@ class ToolIndex:
             if not ids:
                 del self._ids[tool.name]
         del self._edges[agent_id]
+
+
+class ToolsByName:
+    """The different tools that edges have, online or not, by name and alias."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[tuple[Tool, int]]] = {}
+        """Each with the number of edges that have it."""
+
+    def named(self, name: str) -> list[Tool]:
+        """The different tools with a name or alias."""
+        return [tool for tool, _ in self._found.get(name, ())]
+
+    def replace(self, old: Iterable[Tool], new: Iterable[Tool]) -> None:
+        """Update the tools of one edge."""
+        for tools, change in ((old, -1), (new, 1)):
+            for tool in tools:
+                for name in (tool.name, *tool.aliases):
+                    self._count(name, tool, change)
+
+    def _count(self, name: str, tool: Tool, change: int) -> None:
+        found = self._found.setdefault(name, [])
+        number = next((n for n, (known, _) in enumerate(found) if known == tool), len(found))
+        count = found[number][1] + change if number < len(found) else change
+        found[number : number + 1] = [(tool, count)] if count > 0 else []
+        if not found:
+            del self._found[name]

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evoclaw.core import wording
+from evoclaw.core.calls import unanswered_result
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.events import (
     CallFinished,
@@ -33,30 +34,39 @@ from evoclaw.core.events import (
     ToolsChanged,
 )
 from evoclaw.core.hidden_text import mark_hidden_text
-from evoclaw.core.messages import ErrorKind, TextBlock, UserMessage
+from evoclaw.core.messages import TextBlock, UserMessage
 from evoclaw.core.output import parse_output
 from evoclaw.core.run import Bus
 from evoclaw.core.state import RunState, fold
-from evoclaw.core.tools import failure
 from evoclaw.core.tracing import enter_run_trace
+from evoclaw.governance.budget.options import run_account
 from evoclaw.orchestrator.runs.hub import Hub
 from evoclaw.orchestrator.runs.requests import RunRequest, SessionNotFound, decode_run_request
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
 from evoclaw.orchestrator.sessions.run_records import last_used_seq, steering_count
-from evoclaw.orchestrator.sessions.session_run import DriverContext, SessionRun
+from evoclaw.orchestrator.sessions.session_run import (
+    DriverContext,
+    EndRun,
+    SessionRun,
+    close_requests,
+)
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice, NoticeKind
 from evoclaw.store.databases.write_requests import write_scope
 from evoclaw.store.runs.inbox import Inbox
-from evoclaw.store.runs.queue import Claim, CreatedRun, QueuedRun, RunQueue, adopt_subrun
+from evoclaw.store.runs.queue import (
+    Claim,
+    CreatedRun,
+    QueuedRun,
+    RunEnd,
+    RunQueue,
+    adopt_subrun,
+)
 from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, StoredRun
 
 PARENT_ENDED_REASON = "the parent run has ended"
 """Why a sub-run without a driver is closed."""
-UNKNOWN_OUTCOME_TEXT = (
-    "Error: The call was started, and the run ended before its outcome was known."
-)
 
 
 async def close_run(
@@ -66,8 +76,9 @@ async def close_run(
     reason: str = "",
     *,
     epoch: int | None = None,
+    end_run: EndRun | None = None,
 ) -> Sequence[Record]:
-    """Answer all open calls, record how the run ended, and close its questions and approvals.
+    """Answer all open calls, record how the run ended, and close its requests and its account.
 
     No model and no tool is called. Returns the stored records.
 
@@ -77,6 +88,7 @@ async def close_run(
         stop: The stop reason.
         reason: The explanation for people.
         epoch: The epoch of the claim, if several processes may drive the run.
+        end_run: Stores the end and releases the run, if it is claimed.
     """
     store = conversations.store
     before = await store.records(stored.id)
@@ -95,10 +107,13 @@ async def close_run(
     history, usage = state.history, state.usage
     messages = [(number, history[number]) for number in range(known, len(history))]
     spent = RunUsage(state.turn, state.calls, usage.input, usage.output, state.cost)
+    # What the process that drove it had reserved may be spent; it is committed with the end.
+    conversations.ledger.close(run_account(stored.id))
+    if end_run is not None:
+        await end_run(RunEnd(records, messages, spent, stop))
+        return records
     await store.append(stored, records, messages, spent, stop, epoch=epoch)
-    await store.questions.close_waiting(stored.id)
-    if conversations.approvals is not None:
-        await conversations.approvals.close_waiting(stored.id, store.tenant)
+    await close_requests(store, conversations.approvals, stored.id)
     return records
 
 
@@ -114,10 +129,7 @@ def _closing_events(
         offered = [record.event for record in before if isinstance(record.event, ToolsChanged)]
         events.extend(offered[-1:])  # as the loop would, so that it replays
     for _, call in state.unanswered:
-        kind, why = ErrorKind.CANCELLED, wording.not_executed("the run has ended")
-        if call.id in state.running:
-            kind, why = ErrorKind.UNKNOWN, UNKNOWN_OUTCOME_TEXT
-        events.append(CallFinished(failure(call.id, call.name, kind, why)))
+        events.append(CallFinished(unanswered_result(call, state)))
     text = wording.ending(stop, reason)
     end = RunFinished(
         stop, text, parse_output(text, fields), reason, state.turn, state.calls,
@@ -166,8 +178,12 @@ class ActiveRun:
     """The claim is released, or about to be."""
     interrupted: bool = False
     """This process stopped driving the run before it ended."""
+    messages_left: bool = False
+    """The run has ended before it read all its steering messages."""
     deadline: Deadline | None = None
     steering: SteeringMessages | None = None
+    owner: str | None = None
+    """The user of the run, once that is known."""
     task: asyncio.Task[None] = field(init=False)
 
     @property
@@ -220,6 +236,7 @@ class RunDriver:
             created: Of a run that this process has just stored, so that it is not read again.
         """
         active = ActiveRun(claim, cancelled, created)
+        active.owner = None if created is None else created.run.owner
         if active.key in self.active:
             return None
         stack = ExitStack()
@@ -229,7 +246,7 @@ class RunDriver:
 
         def ended(_: object) -> None:
             topic.is_local = topic.began_here = False
-            topic.unstored.clear()
+            topic.discard_unstored()
             topic.notify()
             stack.close()
             del self.active[active.key]
@@ -305,8 +322,11 @@ class RunDriver:
         # found by polling.
         created, active.created = active.created, None
         stored = await self._stored(active) if created is None else created.run
-        if stored is None or not stored.is_open:
-            await self._queue.finish(active.claim)
+        if stored is None:
+            return None
+        active.owner = stored.owner
+        if not stored.is_open:
+            active.messages_left = await self._queue.end_run(active.claim, stored)
             return None
         if active.cancelled or (created is None and await self._inbox.is_cancelled(*active.key)):
             return await self._close(active, stored, StopReason.CANCELLED)
@@ -315,8 +335,9 @@ class RunDriver:
             await self._notify_continued(active)
         with self._hub.topic(active.key) as topic:
             async with aclosing(conversations.drive(run)) as records:
+                run.on_committed = topic.release
                 async for record in records:
-                    topic.publish(record)
+                    topic.publish(record, committed=run.is_committed)
         return await self._park_or_finish(active, run)
 
     async def _prepare(
@@ -333,7 +354,8 @@ class RunDriver:
         if session is None:
             raise SessionNotFound(stored.session_id)
         steering = SteeringMessages()
-        driver = DriverContext(active.claim.epoch, steering)
+        end_run = partial(self._end_run, active, stored)
+        driver = DriverContext(active.claim.epoch, steering, end_run)
         loaded = None if created is None else created.loaded
         run = await conversations.prepare(session, stored, None, None, None, driver, loaded)
         steering.received = run.steering_taken
@@ -347,7 +369,7 @@ class RunDriver:
     async def _park_or_finish(self, active: ActiveRun, run: SessionRun) -> None:
         state, claim = run.state, active.claim
         if state.stop is not StopReason.WAITING:
-            return await self._finish(active, run.stored, state.stop)
+            return await self._on_ended(active, run.stored, state.stop)
         if active.resume_requested:
             active.resume_requested = False
             return await self._continue(active)
@@ -356,11 +378,16 @@ class RunDriver:
         call_keys = [f"{claim.run_id}.{state.turn}.{index}" for index in pending]
         return await self._queue.park(claim, call_keys)
 
-    async def _finish(self, active: ActiveRun, stored: StoredRun, stop: StopReason | None) -> None:
+    async def _end_run(self, active: ActiveRun, stored: StoredRun, end: RunEnd) -> None:
+        """Store the end of a run and release it, in one commit."""
         active.released = True
-        messages_left = await self._queue.finish(active.claim)
+        active.messages_left = await self._queue.end_run(active.claim, stored, end)
+
+    async def _on_ended(
+        self, active: ActiveRun, stored: StoredRun, stop: StopReason | None
+    ) -> None:
         await self._notify_continued(active)
-        if messages_left:
+        if active.messages_left:
             await self.queue_follow_up(active.claim.tenant, stored, stop)
 
     async def _notify_continued(self, active: ActiveRun) -> None:
@@ -382,6 +409,7 @@ class RunDriver:
                 before = decode_run_request(await store.run_request(stored.id))
                 entry = _follow_up_run(session, before, [_decode_text(blob) for blob in unread])
         await self._inbox.move_to_next_run(tenant, stored.id, entry)
+        await self._queue.offer_session(tenant, stored.session_id)
         self._on_capacity()
 
     async def _close(
@@ -390,9 +418,10 @@ class RunDriver:
         conversations, epoch = self._conversations.of(active.claim.tenant), active.claim.epoch
         await self._close_subruns(conversations, stored, epoch)
         with self._hub.topic(active.key) as topic:
-            for record in await close_run(conversations, stored, stop, reason, epoch=epoch):
+            end_run = partial(self._end_run, active, stored)
+            for record in await close_run(conversations, stored, stop, reason, end_run=end_run):
                 topic.publish(record)
-        await self._finish(active, stored, stop)
+        await self._on_ended(active, stored, stop)
 
     async def _close_subruns(
         self, conversations: Conversations, parent: StoredRun, epoch: int

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.events import Record, RunFinished, StopReason
+from evoclaw.core.events import CallFinished, Record, RunFinished, StopReason
 from evoclaw.orchestrator.runs.views import StoredRecords
 from evoclaw.orchestrator.sessions.run_ids import TenantKey
 from evoclaw.orchestrator.sessions.run_records import MAX_BUFFERED_RECORDS, TRANSIENT_EVENTS
@@ -76,6 +76,9 @@ NOTIFIED_POLL_INTERVAL_S = 5.0
 MAX_WAITING_POLL_INTERVAL_S = 10.0
 """Most seconds between two polls of a run that waits for a person: there may be thousands of them,
 for days. Records of runs in this process are delivered at once."""
+ANNOUNCED_POLL_INTERVAL_S = 0.5
+"""Seconds until the first poll after other processes were notified that a run is watched: the run
+may have ended before its driver knew."""
 WATCH_NOTICE_INTERVAL_S = 15.0
 """Seconds between two notices that a run is watched; well before such a notice expires."""
 
@@ -109,8 +112,11 @@ class Topic:
         """How often all watchers were notified to check."""
         self.announced_at: float | None = None
         """When other processes were last notified that the run is watched."""
-        self.unstored: deque[Record] = deque(maxlen=MAX_BUFFERED_RECORDS)
-        """Records that may not be stored yet: deltas of a reply or an output."""
+        self.unstored: deque[Record] = deque(maxlen=2 * MAX_BUFFERED_RECORDS)
+        """Records that may not be stored yet: deltas of a reply or an output, and those whose
+        commit is deferred."""
+        self._held: list[Record] = []
+        """Records that are published when they are committed, and those that came after them."""
         self.is_local = False
         """This process drives the run."""
         self.began_here = False
@@ -118,26 +124,48 @@ class Topic:
         self.users = 0
         self.single_flight: SingleFlight[RecordPage] = SingleFlight()
 
-    def publish(self, record: Record) -> None:
-        """Deliver a record to all watchers; it must be stored already unless it is transient."""
+    def publish(self, record: Record, *, committed: bool = True) -> None:
+        """Deliver a record to all watchers; the result of a call only once it is committed.
+
+        Args:
+            record: The record.
+            committed: Whether it is on disk; if not, `release` is called when it is.
+        """
+        is_transient = isinstance(record.event, TRANSIENT_EVENTS)
+        if not committed and (self._held or isinstance(record.event, CallFinished)):
+            self._held.append(record)
+            return
+        if committed and self._held:
+            self.release()
         self.unstored.append(record)
-        if not isinstance(record.event, TRANSIENT_EVENTS):
+        if committed and not is_transient:
             self.unstored.clear()
         self._recent.append(record)
         self.published_count += 1
         self._wake_waiters()
-        if not isinstance(record.event, TRANSIENT_EVENTS):
+        if not is_transient:
             self._on_change()
+
+    def release(self) -> None:
+        """Deliver the records that are committed by now."""
+        held, self._held = self._held, []
+        for record in held:
+            self.publish(record)
+
+    def discard_unstored(self) -> None:
+        """Forget records that may not be stored: this process no longer drives the run."""
+        self.unstored.clear()
+        self._held.clear()
+
+    def _wake_waiters(self) -> None:
+        self._published.set()
+        self._published.clear()
 
     def notify(self) -> None:
         """Have all watchers check the run."""
         self.notify_count += 1
         self._wake_waiters()
         self._on_change()
-
-    def _wake_waiters(self) -> None:
-        self._published.set()
-        self._published.clear()
 
     def since(self, position: int) -> Sequence[Record] | None:
         """The records after a position; None if they are no longer in the buffer."""
@@ -249,19 +277,20 @@ class Hub:
         # Thousands may watch: spread their polls.
         return least * random.uniform(0.8, 1.2) if self._notices.is_live else least
 
-    async def _announce_watch(self, key: TenantKey, topic: Topic) -> None:
-        """Notify the other processes that a run is watched."""
+    async def _announce_watch(self, key: TenantKey, topic: Topic) -> bool:
+        """Notify the other processes that a run is watched; whether they may not have known."""
         if self._announce is None or topic.is_local:
-            return
-        now, keys = asyncio.get_running_loop().time(), [key]
+            return False
+        now, keys, is_new = asyncio.get_running_loop().time(), [key], topic.announced_at is None
         if topic.announced_at is not None:
             if now < topic.announced_at + WATCH_NOTICE_INTERVAL_S:
-                return
+                return False
             # Repeated for many runs at once, so that it costs next to nothing.
             keys = [due for due, other in self._topics.items() if other.is_announcement_due(now)]
         for due in keys:
             self._topics[due].announced_at = now
         await self._announce([Notice(NoticeKind.WATCHED, *due) for due in keys])
+        return is_new
 
     async def watch(
         self, key: TenantKey, source: StoredRecords, after: int = 0, *, follow: bool = False
@@ -292,8 +321,8 @@ class Hub:
                     continue
                 if not (topic.is_local or recent):
                     delay = self._poll_delay(delay, is_waiting=reader.is_waiting)
-                    if not reader.is_waiting:
-                        await self._announce_watch(key, topic)
+                    if not reader.is_waiting and await self._announce_watch(key, topic):
+                        delay = min(delay, ANNOUNCED_POLL_INTERVAL_S)
                     if topic.notify_count == notified:
                         await topic.wait(delay)
                     continue
@@ -319,12 +348,13 @@ class Hub:
                 before = topic.published_count, topic.notify_count
                 if await condition():
                     return
+                delay = self._poll_interval_s
+                if notified:
+                    delay = self._poll_delay(0.0, is_waiting=False)
+                    if await self._announce_watch(key, topic):
+                        delay = min(delay, ANNOUNCED_POLL_INTERVAL_S)
                 if (topic.published_count, topic.notify_count) == before:
-                    await topic.wait(
-                        self._poll_delay(0.0, is_waiting=False)
-                        if notified
-                        else self._poll_interval_s
-                    )
+                    await topic.wait(delay)
 
 
 class _RecordReader:

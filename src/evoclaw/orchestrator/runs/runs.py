@@ -223,7 +223,8 @@ class Runs:
             if placed.epoch:
                 claim = Claim(tenant, entry.run_id, placed.epoch)
                 self._driver.start(claim, created=placed.created)
-        self._trigger_scheduler()
+        if not placed.epoch:
+            self._trigger_scheduler()
         return placed
 
     def _raise_if_rejected(self, placed: EnqueueResult, entry: QueuedRun) -> None:
@@ -249,6 +250,17 @@ class Runs:
         store = self._conversations.store.of(tenant)
         stored = await store.run(run_id)
         return None if stored is None else await RunViews(store).view(stored)
+
+    async def owner(self, tenant: str, run_id: str) -> str | None:
+        """The user of a run; None if the tenant has no run of that id.
+
+        It is not read for a run that this process drives.
+        """
+        active = self._driver.active.get((tenant, run_id))
+        if active is not None and active.owner is not None:
+            return active.owner
+        stored = await self._conversations.store.of(tenant).run(run_id)
+        return None if stored is None else stored.owner
 
     async def list(
         self,
@@ -365,10 +377,9 @@ class Runs:
         stored = await self._inbox.add_message(tenant, run_id, encode_user_message(message))
         if stored is None:
             raise RunNotFound(run_id)
-        if not stored.is_open:
-            raise SessionBusy(
-                stored.session_id, "has ended that run; send the text as a new message"
-            )
+        session_id, is_stored = stored
+        if not is_stored:
+            raise SessionBusy(session_id, "has ended that run; send the text as a new message")
         if (active := self._driver.active.get((tenant, run_id))) is not None:
             await self._driver.deliver_steering(active)
 

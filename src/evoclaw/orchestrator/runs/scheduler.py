@@ -92,7 +92,8 @@ class RunSlots:
     @contextmanager
     def reserve(self, tenant: str) -> Generator[bool]:
         """Whether a tenant may start another run; its slot is reserved while the block lasts."""
-        if self.free <= 0 or self.in_use[tenant] >= self._settings.per_tenant:
+        in_use = self.in_use
+        if in_use.total() >= self._settings.at_once or in_use[tenant] >= self._settings.per_tenant:
             yield False
             return
         with self.hold(tenant):

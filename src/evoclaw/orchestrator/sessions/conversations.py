@@ -81,6 +81,7 @@ from evoclaw.orchestrator.sessions.steps import (
     inherited_policies,
 )
 from evoclaw.providers.budget_fallback import BudgetFallback
+from evoclaw.providers.wrappers import with_write_barrier
 from evoclaw.store.governance.approvals import ApprovalStore
 from evoclaw.store.sessions import changes as session_changes
 from evoclaw.store.sessions.sessions import LoadedRun, Session, SessionStore, StoredRun
@@ -128,8 +129,8 @@ class Conversations:
             prompt: The system prompt of a new session of an agent.
             recall: Finds notes in the memory for a run.
             approvals: Where calls wait for approval; closed when the run ends.
-            defer_commits: Commit a reply together with what follows; models and tools then wait for
-                the store.
+            defer_commits: Wait for the store only before a paid request, before the effect of a
+                call, and at the end of a run; tools then wait for the store themselves.
         """
         self.store, self.agents, self.edges = store, agents, edges
         self.limits = limits or RunLimits()
@@ -145,7 +146,9 @@ class Conversations:
         """Active runs of all tenants in this process, by tenant and session id."""
 
     def of(self, tenant: str) -> Conversations:
-        """The sessions of another tenant, with the same agents."""
+        """The sessions of a tenant, with the same agents."""
+        if tenant == self.store.tenant:
+            return self
         other = copy.copy(self)
         other.store, other.questions = self.store.of(tenant), self.questions.of(tenant)
         return other
@@ -435,11 +438,12 @@ class Conversations:
             spent=spent,
         )
         parking = PendingQuestions(self.questions, session.id, ports.approver)
-        pipeline = self._pipeline(run, parent, ports, request)
-        counted = count_forwarded_calls(pipeline, run.budget)
-        pipeline = pipeline.with_steps(parking, counted, BudgetNotice(run.budget))
-        run.pipeline = pipeline
-        provider = BudgetFallback(ports.provider, run.budget.remaining_share, self.cheaper)
+        run.pipeline = pipeline = self._pipeline(run, parent, ports, request, parking)
+        provider, cheaper = ports.provider, self.cheaper
+        if self._defer_commits:
+            provider = with_write_barrier(provider, run.flush)
+            cheaper = [with_write_barrier(other, run.flush) for other in cheaper]
+        provider = BudgetFallback(provider, run.budget.remaining_share, cheaper)
         steering = run.driver.steering
         made = Ports(provider, pipeline, pipeline.policy, parking, principal, steering=steering)
         allow_nested_calls(made, run.budget)
@@ -447,28 +451,32 @@ class Conversations:
         return with_caller_tools(made, request.tools, callers, session.id, run.budget)
 
     def _pipeline(
-        self, run: SessionRun, parent: SessionRun | None, ports: Ports, request: RunRequest
+        self,
+        run: SessionRun,
+        parent: SessionRun | None,
+        ports: Ports,
+        request: RunRequest,
+        parking: PendingQuestions,
     ) -> Pipeline:
-        """The call pipeline of the agent, narrowed to this run."""
-        session = run.session
+        """The call pipeline of the agent, narrowed to this run, with its budget."""
+        session, base = run.session, Pipeline.of(ports.executor, ports.policy)
+        above = None if parent is None else parent.pipeline
         is_deepest = session.depth >= self.limits.max_depth
         names = frozenset[str]() if request.single else session.tools
-        pipeline = Pipeline.of(ports.executor, ports.policy).with_steps(
+        inherited = () if above is None else inherited_policies(above, base)
+        pipeline = base.with_steps(
             PermittedTools(run.capabilities),
             Permissions(run.capabilities),
             SessionLabels(self.store, SESSION_READING_TOOLS),
-            RunTools(
-                None if parent is None else parent.pipeline,
-                names,
-                SUBRUN_STARTING_TOOLS if is_deepest else frozenset(),
-            ),
-        )
-        pipeline = pipeline.with_steps(
-            *forwarded_tools(pipeline, None if parent is None else parent.pipeline, names)
+            RunTools(above, names, SUBRUN_STARTING_TOOLS if is_deepest else frozenset()),
+            *forwarded_tools(base, above, names),
+            *((ParentRules(Chain(inherited)),) if inherited else ()),
+            parking,
+            count_forwarded_calls(base, run.budget),
+            BudgetNotice(run.budget),
         )
         narrow_edge_calls(pipeline, run.capabilities)
-        inherited = () if parent is None else inherited_policies(parent.pipeline, pipeline)
-        return pipeline.with_steps(ParentRules(Chain(inherited))) if inherited else pipeline
+        return pipeline
 
 
 def _agent_for(agent: Agent, request: RunRequest) -> Agent:

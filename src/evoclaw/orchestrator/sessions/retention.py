@@ -1,4 +1,4 @@
-"""Deletes sessions past their retention time while the service runs."""
+"""Deletes sessions and receipts past their retention time while the service runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from evoclaw.store.calls.receipts import ReceiptStore
 from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.expired_sessions import ExpiredSessions
+from evoclaw.store.sessions.ratings import RatingStore
 
 logger = logging.getLogger(__name__)
 RETENTION_INTERVAL_S = 3_600.0
@@ -20,7 +22,10 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SessionRetention:
-    """Deletes sessions that ended more than so many days ago, with their canvases."""
+    """Deletes sessions that ended more than so many days ago, with their canvases and ratings.
+
+    Receipts that are as old are deleted, too, except for the last one of each chain.
+    """
 
     database: Database
     canvases: StoredCanvases
@@ -41,14 +46,17 @@ class SessionRetention:
             await asyncio.wait([task])
 
     async def _keep_deleting(self) -> None:
-        expired = ExpiredSessions(self.database)
+        expired, receipts = ExpiredSessions(self.database), ReceiptStore(self.database)
         while True:
             before = time.time() - self.keep_days * DAY_S
             try:
-                await expired.delete(before, self._clear_canvas)
+                await expired.delete(before, self._delete_rest)
+                await receipts.prune(before)
             except (StoreError, OSError) as problem:
                 logger.warning("retention failed, trying again in an hour: %s", problem)
             await asyncio.sleep(RETENTION_INTERVAL_S)
 
-    async def _clear_canvas(self, tenant: str, session_id: str) -> None:
+    async def _delete_rest(self, tenant: str, session_id: str) -> None:
+        """Delete what belongs to a session and is stored elsewhere."""
         await self.canvases.of(tenant, session_id).clear()
+        await RatingStore(self.database).forget(tenant, session_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,8 @@ class RecordBuffer:
             is_watched: Whether another process watches the run.
         """
         self._store, self._is_watched = store, is_watched
+        self._context = copy_context()
+        """Of the run, in whose write scope the records are stored."""
         self._records: list[Record] = []
         self._flush_delay_s = MIN_FLUSH_DELAY_S
         self._timer: asyncio.TimerHandle | None = None
@@ -85,7 +88,15 @@ class RecordBuffer:
             raise self._problem
 
     def drain(self) -> list[Record]:
-        """Return and remove all records, for the caller to store; call `wait_flushed` first."""
+        """Return and remove all records, for the caller to store at once.
+
+        Raises the error of an earlier flush: records before these are missing.
+        """
+        if self._problem is not None:
+            raise self._problem
+        return self._remove_all()
+
+    def _remove_all(self) -> list[Record]:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,7 +105,7 @@ class RecordBuffer:
 
     async def close(self) -> None:
         """Drop the records and cancel a flush that is under way."""
-        self.drain()
+        self._remove_all()
         if self._flushing is not None:
             self._flushing.cancel()
             await asyncio.wait([self._flushing])
@@ -103,10 +114,14 @@ class RecordBuffer:
         self._timer = None
         if self._flushing is not None or self._problem is not None:
             return  # `_flushed` flushes the rest
-        records, self._records = self._records, []
         started = asyncio.get_running_loop().time()
-        self._flushing = asyncio.create_task(self._store(records))
+        self._flushing = asyncio.create_task(self._store_all(), context=self._context)
         self._flushing.add_done_callback(partial(self._flushed, started))
+
+    async def _store_all(self) -> None:
+        # Taken only now: nothing is sent between this and the write.
+        records, self._records = self._records, []
+        await self._store(records)
 
     def _flushed(self, started: float, saving: asyncio.Task[None]) -> None:
         self._flushing = None

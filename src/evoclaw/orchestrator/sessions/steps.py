@@ -131,10 +131,8 @@ class ParentRules(Policy):
 
 def count_forwarded_calls(pipeline: Pipeline, budget: RunBudget) -> Policy:
     """The budget of a run; it counts the calls that the run forwards to edges as their own."""
-    for policy in pipeline.before:
-        if isinstance(policy, ForwardedCalls):
-            return ForwardedBudget(budget, policy.forwarded)
-    return budget
+    calls = pipeline.step_of(ForwardedCalls)
+    return budget if calls is None else ForwardedBudget(budget, calls.forwarded)
 
 
 def forwarded_tools(
@@ -144,16 +142,17 @@ def forwarded_tools(
 
     The lists of the agent, of its skills and of its session, and those of the parent run.
     """
-    lists: list[OfferStep] = [RunTools(None, names)]
-    kinds = AgentTools | AgentSkills | ActiveSkillTools
-    lists += [step for step in pipeline.offer if isinstance(step, kinds)]
-    for policy in () if parent is None else parent.before:
-        if isinstance(policy, ForwardedTools):
-            lists += policy.lists
-    for policy in pipeline.before:
-        if isinstance(policy, ForwardedCalls):
-            return (ForwardedTools(tuple(lists), policy.forwarded),)
-    return ()
+    calls = pipeline.step_of(ForwardedCalls)
+    if calls is None:
+        return ()
+    found = [pipeline.step_of(kind) for kind in (AgentTools, AgentSkills, ActiveSkillTools)]
+    above = None if parent is None else parent.step_of(ForwardedTools)
+    lists: tuple[OfferStep, ...] = (
+        RunTools(None, names),
+        *(step for step in found if step is not None),
+        *(() if above is None else above.lists),
+    )
+    return (ForwardedTools(lists, calls.forwarded),)
 
 
 def inherited_policies(parent: Pipeline, own: Pipeline) -> tuple[Policy, ...]:
