@@ -116,6 +116,7 @@ async def stored(folder: str):
     from evoclaw.core.routes import Route
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.providers.wrappers import WriteBarrierProvider
+    from evoclaw.store.databases.write_requests import write_scope
     from evoclaw.store.sessions.sessions import SessionStore
 
     Fake, executor, policy, scripts = fake_provider(), local_executor(), policies(), {}
@@ -123,13 +124,11 @@ async def stored(folder: str):
     agent = Agent("bench", "", capabilities=frozenset({"file_read"}), settings=settings)
 
     async with await SessionStore.open(Path(folder) / "evoclaw.db") as store:
-
-        async def settle() -> None:
-            await store.database.write(lambda connection: None)
+        flush = store.database.flush
 
         def make_ports(agent, session, given) -> Ports:
-            provider = WriteBarrierProvider(Fake(scripts[session.id]), settle)
-            return Ports(provider, Pipeline([Route(executor, ready=settle)]), policy)
+            provider = WriteBarrierProvider(Fake(scripts[session.id]), flush)
+            return Ports(provider, Pipeline([Route(executor, ready=flush)]), policy)
 
         conversations = Conversations(store, {"bench": agent}, make_ports, defer_commits=True)
 
@@ -139,8 +138,9 @@ async def stored(folder: str):
 
             async def start() -> None:
                 await conversations.open("bench", session_id=id)
-                async for _ in conversations.send(id, "go"):
-                    pass
+                with write_scope():  # as the driver of a run does
+                    async for _ in conversations.send(id, "go"):
+                        pass
 
             return start
 

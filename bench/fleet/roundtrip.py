@@ -101,8 +101,9 @@ async def _wait_echo(trip: Trip) -> None:
 
 @asynccontextmanager
 async def calling(port: int, folder: Path, durable: bool) -> AsyncGenerator[Trip]:
-    """A function that calls the edge."""
-    async with await CommandStore.open(folder / "orchestrator.db", durable=durable) as store:
+    """A function that calls the edge, as the service does: the file belongs to it alone."""
+    path = folder / "orchestrator.db"
+    async with await CommandStore.open(path, durable=durable, defer_outcomes=True) as store:
         orchestrator = Orchestrator(MqttLink(Address("127.0.0.1", port)), store)
         async with orchestrator.connected():
             await orchestrator.wait_for("pi", 30)

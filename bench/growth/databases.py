@@ -34,6 +34,7 @@ from evoclaw.store.metrics import tables as metrics_tables
 from evoclaw.store.runs import queue
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.sessions import Session, SessionStore
+from evoclaw.store.sessions.statements import REQUEST_COLUMN
 from evoclaw.tools.define import tool
 
 SCHEMAS = (
@@ -63,9 +64,11 @@ FILL = (
     FROM n JOIN sessions s ON s.tenant = 'local' AND s.id = ?3""",
     f"""{NUMBERS}
     INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, stop, turns,
-        calls, tokens_in, tokens_out, cost, began_at, ended_at, label, epoch, errand, owner)
+        calls, tokens_in, tokens_out, cost, began_at, ended_at, label, epoch,
+        {REQUEST_COLUMN}, owner)
     SELECT r.tenant, 'f' || n.i, 'f' || n.i, r.asked, '', 'f' || n.i, 0, r.stop, r.turns, r.calls,
-        r.tokens_in, r.tokens_out, r.cost, 1000.0 + n.i, 1001.0 + n.i, r.label, 1, r.errand, s.owner
+        r.tokens_in, r.tokens_out, r.cost, 1000.0 + n.i, 1001.0 + n.i, r.label, 1,
+        r.{REQUEST_COLUMN}, s.owner
     FROM n JOIN runs r ON r.tenant = 'local' AND r.id = ?3
     JOIN sessions s ON s.tenant = r.tenant AND s.id = 'f' || n.i""",
     f"""{NUMBERS}

@@ -26,6 +26,7 @@ from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.databases.database import Connection, Database
 from evoclaw.store.memory import EventType, MemoryStore, Observation
 from evoclaw.store.runs.claims import Claims
+from evoclaw.store.sessions.statements import REQUEST_COLUMN
 
 ANN = Principal(user="ann")
 SIZES = {True: (10, 100, 1_000), False: (10, 100, 1_000, 10_000)}
@@ -38,8 +39,9 @@ SELECT s.tenant, 'f' || n.i, s.owner, '', CASE WHEN n.i < 5 THEN 'rare' ELSE s.a
 FROM n JOIN sessions s ON s.tenant = 'local' AND s.id = ?3"""
 QUEUED = f"""{NUMBERS}
 INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, began_at,
-    errand, owner)
-SELECT r.tenant, 'f' || n.i, 'f' || n.i, r.asked, '', 'f' || n.i, 0, 1.0, r.errand, r.owner
+    {REQUEST_COLUMN}, owner)
+SELECT r.tenant, 'f' || n.i, 'f' || n.i, r.asked, '', 'f' || n.i, 0, 1.0,
+    r.{REQUEST_COLUMN}, r.owner
 FROM n JOIN runs r ON r.tenant = 'local' AND r.id = ?3"""
 COMMANDS = f"""{NUMBERS}
 INSERT INTO commands (request_id, agent_id, run_id, payload, expires_at, state, tenant)

@@ -221,7 +221,7 @@ id = "evoclaw"
 capabilities = ["*"]
 autonomy = "full"
 on = "*"
-tools = ["edge_call", "task", "todoread"]
+tools = ["bash", "edge_call", "task", "todoread"]
 limits = {{ max_turns = 25, tool_error_limit = 100 }}
 """
 

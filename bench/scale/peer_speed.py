@@ -1,7 +1,7 @@
 """Peers that store each step in PostgreSQL, over the same delay: two replies and a call in a run.
 
-Their model and their tool are functions in their own process, and nobody watches their runs. A peer
-that cannot be installed or measured is listed with the reason.
+Their model and their tool are functions in their own process, and their runs have no watchers. A
+peer that cannot be installed or measured is listed with the reason.
 """
 
 from __future__ import annotations

@@ -68,9 +68,8 @@ THROUGHPUT = """
 streamed in fifty pieces (*streamed*) or sent in one (*short*). The CPU time of each process comes
 from /proc. All processes share the cores of this machine, so three orchestrators cannot be three
 times as fast here: compare the cost of a turn as orchestrators are added, and look at what is
-saturated first. *Writer thread busy*: the share of wall-clock time in which the thread of an
-orchestrator that sends one statement after the other to PostgreSQL was busy or waited for a core,
-by the orchestrator's own metric.
+saturated first. *Store busy*: by the orchestrator's own
+metric, the time in which statements were under way, on all its connections together.
 """
 DELAYS = """
 ## PostgreSQL over a network
@@ -83,7 +82,7 @@ that wrote to the WAL; the others only read.
 PEERS = """
 The peers run the same workload over the same proxy: two replies and a call, each step stored before
 the next one starts. Their model and tool are functions in their own process; they serve no HTTP
-and nobody watches their runs.
+and their runs have no watchers.
 """
 SQLITE = """
 ## One orchestrator on SQLite
@@ -209,7 +208,7 @@ def _near_rows(rows: list[dict[str, Any]]) -> str:
     head = ["orchestrators", "fsync", "replies", "runs/s", "turns/s"]
     head += ["orchestrator CPU ms per turn", "PostgreSQL CPU ms per turn"]
     head += ["model and client CPU ms per turn", "commits per run"]
-    head += ["cores in use", "writer thread busy", "saturated"]
+    head += ["cores in use", "store busy", "saturated"]
     lines = [
         [
             str(row["orchestrators"]),

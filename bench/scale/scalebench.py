@@ -109,8 +109,13 @@ class Result:
         if self.options.page:
             save(self.plan.broker, figures)
         print(json.dumps(figures), flush=True)
-        illegal = self.porcupine.get("illegal")
-        bad = any(self.found.counts().values()) or self.late() or self.injector.unready or illegal
+        bad = (
+            any(self.found.counts().values())
+            or self.late()
+            or self.injector.unready
+            or self.porcupine.get("illegal")
+            or not figures["calls"]  # nothing was tried
+        )
         return int(bool(bad))
 
 

@@ -138,6 +138,8 @@ async def count_statements(options: argparse.Namespace) -> dict[str, Any]:
         f"fsync={options.fsync[0]}",
         "shared_preload_libraries=pg_stat_statements",
         "pg_stat_statements.max=10000",
+        "pg_stat_statements.track=all",
+        "track_functions=all",
     )
     found: dict[str, Any] = {"postgres": [], "sqlite": []}
     every = loads(options, options.orchestrators[0])

@@ -21,9 +21,10 @@ from bench.scale.deployment import Deployment
 from bench.scale.speed_row import Load, StoreCounts, per_run, run_client, start_client
 
 STATEMENTS = """
-SELECT query, calls, total_exec_time, rows, wal_bytes
+SELECT query, calls, total_exec_time, rows, wal_bytes, toplevel
 FROM pg_stat_statements WHERE calls > 0 ORDER BY calls DESC, query
 """
+FUNCTIONS = "SELECT funcname, calls, self_time FROM pg_stat_user_functions ORDER BY self_time DESC"
 TRANSACTION_WORDS = frozenset({"BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"})
 """Statements that the proxy counts: PostgreSQL counts only the first use of a prepared one."""
 WRITE_VERBS = re.compile(r"\b(INSERT INTO|UPDATE|DELETE FROM)\s+(?:ONLY\s+)?([\w.\"]+)", re.I)
@@ -32,6 +33,8 @@ READ_SOURCE = re.compile(r"\bFROM\s+(?:ONLY\s+)?([\w.\"]+)", re.I)
 CALLED = re.compile(r"SELECT\s+([\w.\"]+)\(", re.I)
 COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.S)
 MAX_PRINTED_STATEMENTS = 60
+STATISTICS_DELAY_S = 1.2
+"""Seconds until an idle PostgreSQL process has reported the calls of its functions."""
 SYSTEM_CALL = re.compile(
     r"(?P<call>write|pwrite64|writev|pwritev|fsync|fdatasync|sync_file_range)"
     r"\(\d+<(?P<file>/[^>]*)>.*?(?:\s=\s(?P<result>-?\d+)| <unfinished \.\.\.>)"
@@ -71,14 +74,17 @@ async def postgres_statements(deployment: Deployment, admin: str, load: Load) ->
     before = await StoreCounts.before_load(deployment)
     with psycopg.connect(deployment.postgres.url, autocommit=True) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
-        connection.execute("SELECT pg_stat_statements_reset()")
+        connection.execute("SELECT pg_stat_statements_reset(), pg_stat_reset()")
         found = await run_client(client)
         rows = connection.execute(STATEMENTS).fetchall()
+        await asyncio.sleep(STATISTICS_DELAY_S)
+        functions = connection.execute(FUNCTIONS).fetchall()
     after = await StoreCounts.after_load(deployment)
     assert before is not None
     assert after is not None
     runs = found["runs"]
-    rows = [row for row in rows if "pg_stat_statements" not in row[0]]
+    every = [row for row in rows if "pg_stat_statements" not in row[0]]
+    rows = [row[:5] for row in every if row[5]]
     calls, spent_ms = Counter[str](), Counter[str]()
     for query, count, total_ms, _, _ in rows:
         calls[kind_of(query)] += count
@@ -102,7 +108,22 @@ async def postgres_statements(deployment: Deployment, admin: str, load: Load) ->
         },
     }
     _print_statements(figures, rows)
+    _print_functions(runs, [row[:5] for row in every if not row[5]], functions)
     return figures
+
+
+def _print_functions(runs: int, statements: list[Any], functions: list[Any]) -> None:
+    """Print what the server functions do: their own time, and the statements inside them."""
+    print("\n  per run  ms per run  function, without its statements")
+    for name, calls, self_ms in functions:
+        print(f"{calls / runs:>9.2f} {self_ms / runs:>11.3f}  {name}")
+    print("\n  per run  ms per run  WAL bytes per run  statement inside a function")
+    statements.sort(key=lambda row: -row[2])
+    for query, calls, total_ms, _, wal_bytes in statements[:MAX_PRINTED_STATEMENTS]:
+        text = " ".join(query.split())[:120]
+        line = f"{calls / runs:>9.2f} {total_ms / runs:>11.3f} {float(wal_bytes) / runs:>18.0f}"
+        print(f"{line}  {text}")
+    sys.stdout.flush()
 
 
 def _print_statements(figures: dict[str, Any], rows: list[Any]) -> None:

@@ -137,8 +137,9 @@ LOOP_ROWS = (
         "lower",
         "stored",
         "The run of `turn`, stored in a file while it runs, including the time for the disk."
-        " EvoClaw uses a session in the store of `evoclaw up`: a reply is on the disk before its"
-        " call starts, and a result before the next model request. The floor inserts one row for"
+        " EvoClaw uses a session in the store of `evoclaw up`: a reply and the result of its call,"
+        " which only reads, are on the disk before the next model request; before a call that does"
+        " more, the reply would be. The floor inserts one row for"
         " each message with a bare `sqlite3` (WAL, `synchronous=FULL`), one commit per turn."
         " `langgraph` and `langchain` use their SQLite checkpointer with `durability=sync`;"
         " `openai-agents` uses its `SQLiteSession`, once per turn after the call; `google-adk` its"
