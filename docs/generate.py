@@ -69,6 +69,17 @@ from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
 from evoclaw.orchestrator.fleet.fleet import MAX_MISSED_HEARTBEATS
 from evoclaw.orchestrator.fleet.join_handler import JoinRequest
+from evoclaw.orchestrator.notifications.settings import (
+    DiscordSettings,
+    EmailSettings,
+    NotifyMqttSettings,
+    NotifySettings,
+    NotifyWebhookSettings,
+    NtfySettings,
+    SlackSettings,
+    TelegramSettings,
+    WebPushSettings,
+)
 from evoclaw.orchestrator.people.jwt_access import JwtSettings
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.providers.http import RetryPolicy
@@ -459,6 +470,15 @@ _SERVICE: dict[str, type] = {
     "workflows": WorkflowSettings,
     "[channels]": ChannelSettings,
     "channels.webhook": WebhookSettings,
+    "[notify]": NotifySettings,
+    "notify.ntfy": NtfySettings,
+    "notify.webhook": NotifyWebhookSettings,
+    "notify.telegram": TelegramSettings,
+    "notify.slack": SlackSettings,
+    "notify.discord": DiscordSettings,
+    "notify.email": EmailSettings,
+    "notify.mqtt": NotifyMqttSettings,
+    "notify.webpush": WebPushSettings,
 }
 
 _ENVIRONMENT = (
