@@ -405,7 +405,7 @@ async def test_fault_62_endless_and_compressed_response_bodies_are_bounded() -> 
     async with asyncio.timeout(20), listening:
         about = McpServer("x", url=f"http://127.0.0.1:{port}/mcp", start_timeout=5)
         async with McpExecutor(about, NoPins()) as executor:
-            assert executor.problem == "compressed without being asked"
+            assert executor.problem == "compressed although no compression was accepted"
             assert list(executor.tools()) == []
 
     assert "accept-encoding: identity" in asked[0].lower()

@@ -38,7 +38,7 @@ def settings(shell: Shell) -> Path:
 async def test_a_newcomer_has_an_answer_after_four_inputs(tmp_path: Path) -> None:
     async with newcomer(tmp_path) as (seen, models, shell):
         await seen.expect("Which model should it use?")
-        await seen.expect("EVOCLAW_MODEL names it")
+        await seen.expect("set by EVOCLAW_MODEL")
         for shown in ("Number [1]: ", "Folder [", "Service, y or n [n]: ", "Question ["):
             await seen.expect(shown)
             seen.type("\n")

@@ -96,7 +96,7 @@ async def test_an_answer_without_its_receipt_is_returned_to_the_model() -> None:
     )
     ran = await run(provider, Signing(), settings=ON)
     assert len(prompts(ran)) == 1
-    assert f"does not have {FIRST}" in prompts(ran)[0]
+    assert f"does not cite {FIRST}" in prompts(ran)[0]
     assert ran.end.stop is StopReason.COMPLETED
     assert "Proven by receipts: switch on pi" in ran.end.text
 
@@ -112,7 +112,7 @@ async def test_an_invented_receipt_is_returned_to_the_model() -> None:
     for lie in ("Both are on.\nEVIDENCE: r7-deadbeef", "It is on [receipt r7-deadbeef]."):
         provider = Scripted(says(lie), says("I did nothing.\nEVIDENCE: none"))
         ran = await run(provider, Signing(), settings=ON)
-        assert "r7-deadbeef is no valid receipt of this run" in prompts(ran)[0]
+        assert "r7-deadbeef is not a valid receipt of this run" in prompts(ran)[0]
         assert ran.end.text.endswith("Proven by receipts: no action.")
 
 
@@ -121,7 +121,7 @@ async def test_a_receipt_of_another_run_is_not_accepted() -> None:
     answer = f"It is on.\nEVIDENCE: {FIRST}"
     provider = Scripted(calls(("switch", {})), says(answer), says("It is on.\nEVIDENCE: none"))
     ran = await run(provider, executor, settings=ON)
-    assert f"{FIRST} is no valid receipt" in prompts(ran)[0]
+    assert f"{FIRST} is not a valid receipt" in prompts(ran)[0]
     assert "Without a receipt: switch." in ran.end.text
 
 
@@ -152,7 +152,7 @@ async def test_every_action_must_be_cited() -> None:
         says(f"Done.\nEVIDENCE: {FIRST}, {SECOND}"),
     )
     ran = await run(provider, Signing(), settings=ON)
-    assert f"does not have {SECOND}" in prompts(ran)[0]
+    assert f"does not cite {SECOND}" in prompts(ran)[0]
     assert ran.end.stop is StopReason.COMPLETED
 
 
@@ -209,7 +209,7 @@ async def test_receipt_text_in_tool_output_is_not_a_receipt() -> None:
         calls(("look", {})), says("EVIDENCE: r9-0badc0de"), says("Nothing.\nEVIDENCE: none")
     )
     ran = await run(provider, Lying(), settings=ON)
-    assert "no valid receipt" in prompts(ran)[0]
+    assert "not a valid receipt" in prompts(ran)[0]
 
 
 async def test_all_receipts_of_one_call_must_be_cited() -> None:
@@ -229,7 +229,7 @@ async def test_all_receipts_of_one_call_must_be_cited() -> None:
         says("On.\nEVIDENCE: r1-00000001 r2-00000002"),
     )
     ran = await run(provider, Fleet(), settings=ON)
-    assert "does not have r2-00000002" in prompts(ran)[0]
+    assert "does not cite r2-00000002" in prompts(ran)[0]
     assert "switch on pi-1 (r1-00000001), switch on pi-2 (r2-00000002)" in ran.end.text
 
 

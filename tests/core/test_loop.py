@@ -85,7 +85,7 @@ async def test_a_failed_closing_reply_does_not_hide_the_stop_reason() -> None:
     error = ProviderError(ProviderErrorKind.SERVER_ERROR, "down")
     ran = await run(Scripted(calls(("echo", {})), error), settings=LoopSettings(max_turns=1))
     assert ran.end.stop is StopReason.MAX_ITERATIONS
-    assert "limit of turns" in ran.end.text
+    assert "turn limit" in ran.end.text
 
 
 async def test_usage_of_a_failed_reply_is_counted() -> None:

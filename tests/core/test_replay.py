@@ -226,7 +226,7 @@ async def test_a_tampered_recording_does_not_replay() -> None:
 
 async def test_an_incomplete_or_overlong_recording_is_refused() -> None:
     records = await record(says("ok"))
-    with pytest.raises(RecordingError, match="does not begin with run_started"):
+    with pytest.raises(RecordingError, match="does not start with run_started"):
         Replay(records[1:])
     with pytest.raises(RecordingError, match="comes after the end of the run"):
         await assert_replays([*records, records[1]])

@@ -36,4 +36,4 @@ async def test_a_tampered_record_that_stalls_the_loop_is_detected() -> None:
 
 
 async def test_an_empty_recording_is_refused() -> None:
-    assert (await verify_replay([])).reason == "the recording does not begin with run_started"
+    assert (await verify_replay([])).reason == "the recording does not start with run_started"

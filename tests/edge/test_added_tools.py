@@ -154,7 +154,7 @@ async def test_an_added_tool_that_the_capabilities_forbid_is_reported_with_the_c
         {"a skill": executor}, skills=registry, capabilities=frozenset({"file_read"})
     )
     assert added.problems() == {
-        "weather (a skill)": "it needs 'shell'; add that to `capabilities` in agent.toml"
+        "weather (a skill)": "it needs 'shell'; add it to `capabilities` in agent.toml"
     }
 
 

@@ -148,7 +148,9 @@ async def test_a_strategy_nested_too_deeply_is_refused() -> None:
 @pytest.mark.parametrize("key", ["version", "restored", "promt", ""])
 async def test_unknown_genome_keys_are_refused_with_the_known_keys(key: str) -> None:
     genomes = await opened(Shelf())
-    with pytest.raises(ToolFailure, match=f"'{key}' is not part of the genome; it has prompt, "):
+    with pytest.raises(
+        ToolFailure, match=f"'{key}' is not part of the genome; its keys are prompt, "
+    ):
         await genomes.update({"max_turns": 3, key: 1})
     assert genomes.current() == Genome()
 
@@ -198,7 +200,7 @@ async def test_repeated_rollbacks_step_back_one_version_at_a_time() -> None:
 
 async def test_rolling_back_to_an_unknown_version_is_refused() -> None:
     genomes = await opened(Shelf())
-    with pytest.raises(ToolFailure, match="no version 1 of the genome; there are none but 0"):
+    with pytest.raises(ToolFailure, match="no version 1; available versions: only 0"):
         await genomes.roll_back(1)
     await genomes.update({"max_turns": 3})
     with pytest.raises(ToolFailure, match="there are 0 and 1 to 1"):
@@ -249,7 +251,7 @@ async def test_the_edge_journal_stores_genomes_and_deletes_the_oldest(tmp_path: 
     again = await opened(journal)
     assert again.current() == genomes.current()
     assert [genome.version for genome in await again.history()] == [0, *range(3, 103)]
-    with pytest.raises(ToolFailure, match="no version 2 of the genome; there are 0 and 3 to 102"):
+    with pytest.raises(ToolFailure, match="no version 2; available versions: 0 and 3 to 102"):
         await again.roll_back(2)
     assert (await again.roll_back(3)).max_turns == 3
     assert (await again.roll_back()).version == 104

@@ -16,7 +16,7 @@ class RefusingLink(MemoryLink):
     """A link to a broker that does not know the account."""
 
     async def run(self, party: Party) -> None:
-        party.disconnected("the broker refused us: not authorised (code 5)")
+        party.disconnected("the broker refused the connection: not authorised (code 5)")
         await asyncio.Event().wait()
 
 
@@ -35,7 +35,9 @@ async def test_a_refused_device_is_told_that_its_name_may_be_taken(
     monkeypatch.setattr(joining, "JOIN_TIMEOUT_S", 0.2)
 
     refused = await failure(RefusingLink(MemoryBroker()))
-    assert refused.startswith("could not join as 'garage': the broker refused us: not authorised")
+    assert refused.startswith(
+        "could not join as 'garage': the broker refused the connection: not authorised"
+    )
     assert "another edge has the name" in refused
     assert "evoclaw edges invite NAME" in refused
 

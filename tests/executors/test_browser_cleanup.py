@@ -206,5 +206,5 @@ def test_find_browser_explains_a_missing_browser(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     assert find_browser(env={"PATH": str(tmp_path)}) == program
-    assert find_browser("no-such-browser") == "there is no program 'no-such-browser'"
+    assert find_browser("no-such-browser") == "no such program: 'no-such-browser'"
     assert find_browser(str(program)) == program

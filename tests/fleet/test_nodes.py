@@ -90,7 +90,9 @@ async def test_a_notification_is_shown_on_the_edge(tmp_path: Path) -> None:
 async def test_an_unknown_node_fails_with_the_names_of_online_nodes(tmp_path: Path) -> None:
     async with open_fleet(tmp_path) as here:
         for action in ("describe", "run", "notify"):
-            with pytest.raises(ToolFailure, match="'attic' is not there. There are: pi") as failed:
+            with pytest.raises(
+                ToolFailure, match="'attic' is not online. Devices online: pi"
+            ) as failed:
                 await use(here, action=action, node="attic")
             assert failed.value.kind is ErrorKind.AGENT_OFFLINE
         with pytest.raises(ToolFailure, match="Say `what`"):

@@ -208,7 +208,7 @@ async def test_an_artifact_is_read_on_the_edge_by_offset_tail_or_grep(
     outputs = executor(tmp_path)
     handle = about(await run(outputs, "bash", command="seq 1 100000"))["handle"]
     part = await read(outputs, handle, offset=100, length=20)
-    assert "[bytes 100 to 120 of 588,895; read on at offset 120]" in part.text
+    assert "[bytes 100 to 120 of 588,895; continue at offset 120]" in part.text
     end = await read(outputs, handle, offset=588_890)
     assert end.text.endswith("this is the end]")
     tail = await read(outputs, handle, action="tail", lines=2)

@@ -43,7 +43,7 @@ async def test_fault_56_a_job_of_another_tenant_is_neither_listed_nor_read_nor_c
         begun = await here.orchestrator.start_job("pi", "hold", {"text": "a"}, principal=ACME)
         job_id = str(begun.details["job_id"])
         assert job_id in (await use(here, ACME, action="list")).text
-        assert (await use(here, UMBRELLA, action="list")).text == "No job goes on there."
+        assert (await use(here, UMBRELLA, action="list")).text == "No job is running there."
         for action in ("read", "wait", "cancel"):
             guessed = await use(here, UMBRELLA, action=action, job_id=job_id)
             unknown = await use(here, UMBRELLA, action=action, job_id="never")

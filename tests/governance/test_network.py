@@ -126,12 +126,12 @@ async def test_tools_without_network_access_are_not_judged() -> None:
     ["", "https://x.test", "x.test/path", "x.test:80", "*x.test", "a.*.test", "**", "bücher.test"],
 )
 def test_an_invalid_host_pattern_is_refused_at_load(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="no host"):
+    with pytest.raises(ConfigError, match="not a host"):
         NetworkPolicy(NetworkSettings(deny=(pattern,)))
 
 
 def test_an_invalid_port_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no port"):
+    with pytest.raises(ConfigError, match="not a port"):
         NetworkPolicy(NetworkSettings(ports=(0,)))
 
 

@@ -69,7 +69,7 @@ async def test_a_denied_call_states_the_wait_time_and_is_not_counted() -> None:
         verdict = await rates.judge(call())
         assert isinstance(verdict, Deny)
         assert verdict.code == "rate"
-        assert "Ask again in 45 s" in verdict.reason
+        assert "Try again in 45 s" in verdict.reason
     clock.now += 45.01
     assert await allowed(rates, 1) == 1
 
@@ -134,7 +134,7 @@ async def test_no_window_ever_exceeds_its_limit(
             passed.append(clock.now)
             continue
         assert isinstance(verdict, Deny)
-        found = re.search(r"Ask again in ([\d.]+) s", verdict.reason)
+        found = re.search(r"Try again in ([\d.]+) s", verdict.reason)
         assert found is not None
         assert float(found[1]) <= 60
     for end in passed:

@@ -123,7 +123,7 @@ TABLE: Mapping[str, Row] = {
     ),
     "sessions_spawn": row(
         {"task": "do it", "agent": "help"},
-        "was begun with 'help'",
+        "started with agent 'help'",
         leaves="sessions",
         needs=Sessions,
     ),

@@ -130,7 +130,7 @@ async def test_session_status_in_a_sub_run_reports_the_remaining_shared_budget(
     async with open_session_harness(tmp_path, limits=limits, lead=lead, help=help_) as home:
         await home.send("go")
         told = str(help_.requests[1].messages[-1])
-        assert "left for all together: turns 48, calls 8" in told
+        assert "left in the shared budget: turns 48, calls 8" in told
 
 
 async def test_a_tenant_budget_survives_restarts_and_limits_every_session(

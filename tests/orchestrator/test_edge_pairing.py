@@ -106,7 +106,7 @@ async def test_a_device_whose_token_the_broker_refuses_is_told_what_to_do(
         """A broker that lets nobody in."""
 
         async def run(self, party: Party) -> None:
-            party.disconnected("the broker refused us: not authorised (code 5)")
+            party.disconnected("the broker refused the connection: not authorised (code 5)")
             await asyncio.Event().wait()
 
     async def keep(reply: joining.JoinReply) -> None:

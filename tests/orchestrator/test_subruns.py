@@ -279,11 +279,11 @@ async def test_a_spawned_sub_run_runs_in_background_and_its_answer_is_fetched(
     lead, help_ = Scripted(spawn, fetch, says("dug")), Scripted(work(), says("a hole"))
     async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
         spawned, status = results(await home.send("go"))
-        assert "was begun with 'help'" in spawned.text
+        assert "started with agent 'help'" in spawned.text
         assert spawned.details["state"] == "running"
         assert "'digging': help, ended (completed)" in status.text
-        assert status.text.endswith("its last text:\na hole")
-        assert "left for all together: turns 96, calls 197" in status.text
+        assert status.text.endswith("its last answer:\na hole")
+        assert "left in the shared budget: turns 96, calls 197" in status.text
 
 
 async def test_a_spawned_sub_run_is_cancelled_when_its_parent_ends(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ async def test_an_invalid_model_name_is_refused_with_advice(
 async def test_a_custom_base_url_needs_no_key_and_must_be_an_http_url(http: Http) -> None:
     env = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/", "VLLM_BASE_URL": "nowhere"}
     assert provider_for("openai/x", http=http, env=env).model == "openai/x"
-    with pytest.raises(ConfigError, match="VLLM_BASE_URL must begin with http"):
+    with pytest.raises(ConfigError, match="VLLM_BASE_URL must start with http"):
         provider_for("vllm/x", http=http, env=env)
 
 

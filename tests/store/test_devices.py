@@ -73,7 +73,7 @@ async def test_approving_tools_that_changed_since_they_were_shown_is_refused(pla
         await two.compare_tools("pi", [*TOOLS, ("rm", "!")], NOW)
         with pytest.raises(PairingRefused, match="have changed since you looked"):
             await one.approve("pi", NOW, seen=seen)
-        with pytest.raises(ConfigError, match="no edge 'nobody' has joined; known: pi"):
+        with pytest.raises(ConfigError, match="unknown edge 'nobody'; known edges: pi"):
             await one.revoke("nobody", NOW)
 
 

@@ -92,7 +92,7 @@ async def test_rate_limits_are_shared_between_two_processes(place: Place) -> Non
         assert isinstance(verdict, Deny) and "bash was called too often" in verdict.reason
         assert await allowed(two, 3, tool="read") == 1  # what was refused did not count
         verdict = await one.judge(call(tool="read"))
-        assert isinstance(verdict, Deny) and "Ask again in 1.0 s" in verdict.reason
+        assert isinstance(verdict, Deny) and "Try again in 1.0 s" in verdict.reason
         clock.now += 1
         assert await allowed(one, 3, tool="read") == 1
         clock.now += 59

@@ -275,7 +275,7 @@ def sound(x: int) -> int:
     [
         (undocumented, {}, "docstring"),
         (unannotated, {}, "'x' has no annotation"),
-        (starred, {}, "'x' must be given by name"),
+        (starred, {}, "'x' must be a keyword parameter"),
         (unsupported, {}, "complex"),
         (endless, {}, "contains itself"),
         (unresolved, {}, "Nowhere"),

@@ -27,7 +27,7 @@ async def test_read_shows_a_line_range_and_the_next_offset(tmp_path: Path) -> No
     last = await use(read, tmp_path, path="f", offset=9, limit=2)
 
     assert whole.text == "\n".join(f"line {n}" for n in range(1, 11))
-    assert part.text == "line 3\nline 4\n\n[Lines 3-4; there is more: go on with offset=5.]"
+    assert part.text == "line 3\nline 4\n\n[Lines 3-4; there is more: continue with offset=5.]"
     assert last.text == "line 9\nline 10"
 
 

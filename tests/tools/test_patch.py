@@ -607,7 +607,7 @@ async def test_a_git_commit_diff_is_applied_with_its_renames(tmp_path: Path, see
         ops = FakeOps({**before})
         done = await use(apply_patch, ops, patch=patch)
         assert ops.files == tree_of(tmp_path)
-        assert "R old name -> new/näme +1 -0 (it has the rights of a new file)" in done.text
+        assert "R old name -> new/näme +1 -0 (it has the file mode of a new file)" in done.text
 
 
 @pytest.mark.process

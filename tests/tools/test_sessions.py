@@ -85,7 +85,7 @@ async def test_sessions_list_is_paged_and_filtered_by_agent_and_state(tmp_path: 
         assert (await ask(home, "sessions_list", state="running")).text.startswith("main:")
         assert (await ask(home, "sessions_list", agent="help", state="ended")).text.count("\n") == 1
         none = await ask(home, "sessions_list", agent="nobody")
-        assert none.text == "There are no such sessions."
+        assert none.text == "No session matches."
 
 
 async def test_sessions_history_is_paged_and_long_messages_are_truncated(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_sessions_history_is_paged_and_long_messages_are_truncated(tmp_pat
         assert last.text.startswith("[messages 0 to 3 are before these: use start]\n[4] assistant")
         assert "characters left out" in last.text and len(last.text) < 25_000
         beyond = await ask(home, "sessions_history", session_id=made, start=99)
-        assert beyond.text == "There are no messages from there on."
+        assert beyond.text == "There are no messages from this number on."
 
 
 async def test_session_status_reports_state_usage_and_remaining_budget(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_session_status_reports_state_usage_and_remaining_budget(tmp_path:
         made = await child(home, says("one"))
         status = await ask(home, "session_status", session_id=made)
         assert "used: 1 turns, 0 calls, 15 tokens, $0.0000" in status.text
-        assert status.text.endswith("its last text:\none")
+        assert status.text.endswith("its last answer:\none")
 
 
 async def test_a_sub_run_sees_only_itself_and_its_descendants(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ async def test_todoread_filters_by_status_and_priority() -> None:
     assert (await use(todoread, todos, status="pending")).text == "1 pending:\n[ ] test"
     assert "build" in (await use(todoread, todos, priority="high")).text
     none = await use(todoread, todos, status="cancelled")
-    assert none.text == "None of the 3 todos is like that."
+    assert none.text == "None of the 3 todos match."
     assert (await use(todoread, InMemoryTodoList())).text == "The list is empty."
 
 

@@ -317,7 +317,7 @@ def test_fault_62_only_the_start_of_a_page_with_very_many_tags_is_read() -> None
     began = time.process_time()
     page = extract_text(b"<html><body>" + b"<td>a" * 500_000, "text/html", "https://a.example/")
     assert time.process_time() - began < 20
-    assert page.note == "Only the first 199,997 characters of the page's source were looked at."
+    assert page.note == "Only the first 199,997 characters of the page's source were read."
 
 
 # websearch and codesearch

@@ -17,8 +17,8 @@ QUICK = 20.0
 """Seconds: less than it takes to give up on a broker that says nothing."""
 
 RUBBISH = {
-    "an endless length": b"\x30\xff\xff\xff\xff\xff",
-    "an endless length of nothing": b"\x30\x80\x80\x80\x80\x00" + bytes(9),
+    "an unterminated length": b"\x30\xff\xff\xff\xff\xff",
+    "an unterminated length of nothing": b"\x30\x80\x80\x80\x80\x00" + bytes(9),
     "a packet of 200 MB": b"\x30\x80\x80\x80\x64" + bytes(100),
     "a packet that does not exist": b"\x00\x00",
     "another that does not exist": b"\xf0\x00",
@@ -47,7 +47,7 @@ async def test_malformed_packets_end_the_connection_and_the_link_reconnects(
         reason = await party.wait_disconnected(1, QUICK)
         await party.wait_connected(2)
 
-    assert reason.startswith(("the broker sent what is not MQTT", "the broker ended"))
+    assert reason.startswith(("the broker sent data that is not MQTT", "the broker ended"))
     assert party.messages == []
     assert capfd.readouterr().err == ""
 
@@ -116,7 +116,7 @@ async def test_the_brokers_disconnect_reason_is_reported() -> None:
     async with bad_broker(behave) as address, running_link(MqttLink(address), party):
         reason = await party.wait_disconnected(1, QUICK)
 
-    assert reason == "the broker ended the connection: another party of this name came"
+    assert reason == "the broker ended the connection: another client connected with the same name"
 
 
 @pytest.mark.parametrize(("codes", "word"), [(b"\x87", "listen to a"), (b"\1\1", "not MQTT")])

@@ -302,7 +302,7 @@ async def test_an_unknown_device_error_lists_the_known_devices(devices: Devices)
     await devices.compare_tools("a", [], NOW)
 
     for use in (devices.approve, devices.revoke):
-        with pytest.raises(ConfigError, match="no edge 'pi' has joined; known: a, b"):
+        with pytest.raises(ConfigError, match="unknown edge 'pi'; known edges: a, b"):
             await use("pi", NOW)
     assert [one.agent_id for one in devices.all()] == ["a", "b"]
 

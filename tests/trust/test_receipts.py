@@ -106,7 +106,7 @@ def test_long_and_short_texts_are_encoded_alike(text: str, many: int) -> None:
 
 
 def test_values_that_are_not_json_are_refused() -> None:
-    with pytest.raises(TypeError, match="object is no JSON"):
+    with pytest.raises(TypeError, match="object is not JSON"):
         canonical({"a": object()})
     with pytest.raises(ValueError, match="unpaired surrogate"):
         canonical("\ud800")

@@ -57,5 +57,5 @@ def _unique(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise BadArguments(f"the key {duplicate!r} stands twice")
+        raise BadArguments(f"ambiguous: the key {duplicate!r} appears twice")
     return members

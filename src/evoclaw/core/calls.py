@@ -232,7 +232,7 @@ async def judge(call: Call, turn: Turn) -> Verdict:
     try:
         return await turn.deadline.bound(turn.ports.policy.judge(call))
     except TimeoutError:
-        return Deny("interrupted", "the run ended before it was judged")
+        return Deny("interrupted", "the run ended before the policies judged the call")
     except RunSuspended:
         raise
     except Exception as error:
@@ -247,11 +247,11 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
     try:
         approval = await turn.deadline.bound(turn.ports.approver.approve(call, ask))
     except TimeoutError:
-        approval = Approval(Decision.DENY, "the run ended before it was approved")
+        approval = Approval(Decision.DENY, "the run ended before a person answered")
     except RunSuspended:
         raise
     except Exception as error:
-        approval = Approval(Decision.DENY, f"asking failed ({type(error).__name__})")
+        approval = Approval(Decision.DENY, f"the approval request failed ({type(error).__name__})")
     match approval.decision:
         case Decision.PENDING:
             reason, verdict = approval.reason or ask.reason, ask
@@ -385,7 +385,7 @@ async def perform(call: Call, turn: Turn, emit: Callable[[Event], None]) -> Tool
         if task is not None and task.cancelling():
             raise
         # The tool cancelled itself; this task was not cancelled.
-        result = call.failed(ErrorKind.CANCELLED, "The tool gave up before it was done.")
+        result = call.failed(ErrorKind.CANCELLED, "The tool was cancelled before it finished.")
     except Exception as error:
         result = call.failed(
             ErrorKind.INTERNAL, crashed(call.name, error), traceback=_format_traceback(error)

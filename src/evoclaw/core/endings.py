@@ -23,7 +23,7 @@ def ending(
         return RunEnded(StopReason.WAITING, "; ".join(state.pending.values()))
     if state.repeated >= settings.repeat_limit:
         names = ", ".join(dict.fromkeys(name for name, _ in state.last_calls))
-        reason = f"{names} was asked {state.repeated} times in a row"
+        reason = f"{names} was called {state.repeated} times in a row with the same arguments"
         return RunEnded(StopReason.LOOP_DETECTED, reason)
     if state.denied:
         name, _ = key = max(state.denied, key=state.denied.__getitem__)
@@ -32,7 +32,7 @@ def ending(
     if state.open_reply is not None:
         return None
     if state.failed_turns >= settings.tool_error_limit:
-        reason = f"{state.failed_turns} turns in a row failed; the last said: {state.last_error}"
+        reason = f"{state.failed_turns} turns in a row failed; last error: {state.last_error}"
         return RunEnded(StopReason.ERROR, reason)
     return _answered(state, settings, tools)
 
@@ -51,7 +51,7 @@ def _answered(state: RunState, settings: LoopSettings, tools: Toolset) -> RunEnd
         why = "the answer was cut off at the output limit" if cut else ""
         return RunEnded(StopReason.COMPLETED, why)
     if state.turn >= settings.max_turns:
-        return RunEnded(StopReason.MAX_ITERATIONS, f"{state.turn} turns were used")
+        return RunEnded(StopReason.MAX_ITERATIONS, f"the run used all of its {state.turn} turns")
     return None
 
 

@@ -31,7 +31,9 @@ def fork_messages(records: Sequence[Record], turn: int, message: str = "") -> tu
     messages = before_turn(records, turn)
     if message:
         if _unanswered(messages):
-            raise RecordingError("calls of the last turn have no result yet; fork at that turn")
+            raise RecordingError(
+                "the calls of the last turn have no results yet; fork at that turn"
+            )
         return with_message(messages, message)
     if _is_finished(messages):
         raise RunAlreadyEnded(turn)
@@ -44,7 +46,7 @@ def before_turn(records: Sequence[Record], turn: int) -> tuple[Message, ...]:
     One more than the number of turns gives all messages, also calls that have no result yet.
     """
     if not records or not isinstance(records[0].event, RunStarted):
-        raise RecordingError("the recording does not begin with run_started")
+        raise RecordingError("the recording does not start with run_started")
     state = RunState(records[0].run_id)
     prompts = 0
     """Prompts of the loop at the end of the history: they belong to a reply that is dropped."""

@@ -72,7 +72,7 @@ class Replay:
 
     def __init__(self, records: Sequence[Record]) -> None:
         if not records or not isinstance(records[0].event, RunStarted):
-            raise RecordingError("the recording does not begin with run_started")
+            raise RecordingError("the recording does not start with run_started")
         self._events = [record.event for record in records]
         self._records = records
         self._at = 0

@@ -58,7 +58,7 @@ async def _approve(ports: Ports, deadline: Deadline, request_id: str, ask: Ask) 
     except RunSuspended:
         raise
     except Exception as error:
-        text = f"{ask.reason}, and asking failed ({type(error).__name__})"
+        text = f"{ask.reason}, and the approval request failed ({type(error).__name__})"
         raise RunEnded(StopReason.BUDGET_EXCEEDED, text) from error
     if approval.decision is Decision.PENDING:
         raise RunEnded(StopReason.WAITING, approval.reason or ask.reason)

@@ -55,7 +55,7 @@ def receipt(id: str, *, done: bool, acts: bool) -> str:
 
 def not_receipts(ids: Sequence[str]) -> str:
     """Word receipts that this run has not."""
-    return f"{_some(ids)} is no valid receipt of this run."
+    return f"{_some(ids)} is not a valid receipt of this run."
 
 
 def not_done(ids: Sequence[str]) -> str:
@@ -65,12 +65,12 @@ def not_done(ids: Sequence[str]) -> str:
 
 def not_cited(ids: Sequence[str]) -> str:
     """Word receipts that are missing in an answer."""
-    return f"its EVIDENCE line does not have {_some(ids)}, which was done."
+    return f"its EVIDENCE line does not cite {_some(ids)}, which was done."
 
 
 def unproven(problem: str) -> str:
     """Tell the user that an answer was not accepted."""
-    return f"I do not pass on the model's answer, because it lacks evidence: {problem}"
+    return f"I withheld the model's answer because it lacks evidence: {problem}"
 
 
 def proven(done: Sequence[str], failed: Sequence[str], unproven: Sequence[str]) -> str:
@@ -85,7 +85,7 @@ def proven(done: Sequence[str], failed: Sequence[str], unproven: Sequence[str]) 
 
 def go_on(left: str) -> str:
     """Answer a CONTINUE."""
-    return f"Go on: {left}" if left else "Go on with what is left."
+    return f"Continue: {left}" if left else "Continue with what is left to do."
 
 
 def tool_not_found(name: str, available: Iterable[str]) -> str:
@@ -156,16 +156,16 @@ def receipt_refused(name: str, problem: str) -> str:
 def crashed(name: str, error: BaseException) -> str:
     """Word a fault of ours inside a tool; the traceback goes to the details, not to the model."""
     return (
-        f"Error: Tool {name!r} failed inside ({type(error).__name__}).\n"
+        f"Error: Tool {name!r} failed with an internal error ({type(error).__name__}).\n"
         "Try another way or explain to the user."
     )
 
 
 _ENDINGS = {
-    StopReason.MAX_ITERATIONS: "I reached the limit of turns before the task was done",
+    StopReason.MAX_ITERATIONS: "I reached the turn limit before the task was done",
     StopReason.ERROR: "I could not finish the task",
     StopReason.BUDGET_EXCEEDED: "I stopped because the budget is used up",
-    StopReason.DURATION_EXCEEDED: "I stopped because the time for this task is over",
+    StopReason.DURATION_EXCEEDED: "I stopped because the time for this task is used up",
     StopReason.LOOP_DETECTED: "I stopped because I was repeating myself",
     StopReason.CANCELLED: "The run was cancelled",
     StopReason.WAITING: "I am waiting for an answer from a person",

@@ -99,7 +99,7 @@ class AddedTools:
             for tool in executor.tools():
                 if missing := missing_permissions(tool, self._capabilities):
                     needs = ", ".join(map(repr, missing))
-                    reason = f"it needs {needs}; add that to `capabilities` in agent.toml"
+                    reason = f"it needs {needs}; add it to `capabilities` in agent.toml"
                     found[f"{tool.name} ({source})"] = reason
         return found
 

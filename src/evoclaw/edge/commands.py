@@ -73,9 +73,7 @@ BROADCAST_COMMANDS = frozenset({"hello", "ping"})
 """Commands that may be broadcast to every device."""
 ORDERED_COMMANDS = frozenset({"update_genome", "update_strategy"})
 """Signed commands that must not be carried out after a newer one of them."""
-NO_REQUEST_ID = (
-    "The command has no request_id, so it was not run: add a short text that no other command has."
-)
+NO_REQUEST_ID = "The command has no request_id, so it was not run: add a short unique text."
 MAX_TOOLS_PAGE_BYTES = 100_000
 """Size of one page of `tools_list`."""
 
@@ -174,7 +172,7 @@ async def _get_metrics(edge: EdgeDevice, command: Command) -> JSON:
 async def _cancel(edge: EdgeDevice, command: Command) -> JSON:
     wanted = command.payload.get("request_id") or command.payload.get("job_id")
     if not isinstance(wanted, str):
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Name the call as `request_id`.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Set `request_id` to the call.")
     if edge.calls.cancel(wanted):
         return {"request_id": wanted, "cancelled": True, "state": "cancelling"}
     row = await edge.calls.cancel_unseen(wanted)
@@ -189,7 +187,7 @@ async def _job(edge: EdgeDevice, command: Command) -> JSON:
     if action == "list":
         return {"jobs": [live.describe() for live in edge.calls.live if live.is_job]}
     if action not in ("read", "cancel") or not isinstance(wanted, str):
-        text = "`action` is list, read or cancel; read and cancel need a `job_id`."
+        text = "`action` must be list, read or cancel; read and cancel need a `job_id`."
         raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
     row = await edge.parts.journal.get(wanted)
     if row is None:
@@ -209,7 +207,7 @@ async def _job(edge: EdgeDevice, command: Command) -> JSON:
 async def _update_genome(edge: EdgeDevice, command: Command) -> JSON:
     patch = command.payload.get("genome", command.payload)
     if not is_object(patch):
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "The genome is an object of tunables.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "The genome must be an object of tunables.")
     patch = {key: value for key, value in patch.items() if key != "request_id"}
     return await _in_force(edge, await edge.parts.genomes.update(patch))
 
@@ -234,10 +232,12 @@ async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
         version = command.payload.get("version")
         if not isinstance(version, int):
             # "The previous version" would be another one when the command is repeated.
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, "Name the `version` to roll back to.")
+            raise ToolFailure(
+                ErrorKind.INVALID_PARAMS, "Set `version` to the version to roll back to."
+            )
         await _in_force(edge, await genomes.roll_back(version))
     elif action != "status":
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` is status or roll_back.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` must be status or roll_back.")
     return {
         "genome": msgspec.to_builtins(genomes.current()),
         "history": msgspec.to_builtins(await genomes.history()),

@@ -133,8 +133,8 @@ class Genomes:
             last = _Change(0.0, "") if kept is None else msgspec.json.decode(kept, type=_Change)
             if issued_at < last.issued_at and request_id != last.request_id:
                 text = (
-                    "A newer change of the genome was carried out before this one arrived, so "
-                    "nothing was changed. Look at the genome, and send the change again."
+                    "A newer change of the genome arrived before this one, so nothing "
+                    "was changed. Read the genome, and send the change again."
                 )
                 raise ToolFailure(ErrorKind.CONFLICT, text)
             if request_id != last.request_id:
@@ -158,7 +158,7 @@ class Genomes:
             kept = await self._kept()
             number = self._before(kept) if to is None else to
             if number != 0 and number not in kept:
-                text = f"There is no version {number} of the genome; there are {_named(kept)}."
+                text = f"The genome has no version {number}; available versions: {_named(kept)}."
                 raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
             old = _read(number, kept[number]) if number else self._first
             now = self._current
@@ -191,7 +191,7 @@ class Genomes:
         if now is not None:
             here = now.version if now.restored is None else now.restored
         if here == 0:
-            text = "There is no earlier version of the genome to go back to."
+            text = "There is no earlier version of the genome to roll back to."
             raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
         return max((number for number in kept if number < here), default=0)
 
@@ -209,7 +209,7 @@ def merged(genome: Genome, patch: Mapping[str, JSON], first: Genome) -> Genome:
     for key, value in patch.items():
         if key not in kinds:
             raise _refused(
-                f"{key[:80]!r} is not part of the genome; it has {', '.join(GENOME_RULES)}."
+                f"{key[:80]!r} is not part of the genome; its keys are {', '.join(GENOME_RULES)}."
             )
         if value is None:
             changes[key] = getattr(first, key)
@@ -236,7 +236,7 @@ def _same(one: Genome, other: Genome) -> bool:
 
 
 def _named(kept: Mapping[int, bytes]) -> str:
-    return f"0 and {min(kept)} to {max(kept)}" if kept else "none but 0"
+    return f"0 and {min(kept)} to {max(kept)}" if kept else "only 0"
 
 
 def _read(number: int, value: bytes) -> Genome:

@@ -93,7 +93,7 @@ def _compare(command: Command, grant: Grant) -> None:
     if grant.fields is None or not grant.payload_sha256:
         raise GrantRefused(GrantRefusal.OUTDATED, OUTDATED_TEXT)
     if (grant.run_id, grant.epoch) != (command.run_id, command.epoch):
-        raise GrantRefused(GrantRefusal.OTHER_REQUEST, "it was given for another run or epoch")
+        raise GrantRefused(GrantRefusal.OTHER_REQUEST, "the grant is for another run or epoch")
     try:
         changed = changed_fields(command, grant.fields)
     except WireError as problem:

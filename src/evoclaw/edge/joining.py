@@ -67,7 +67,9 @@ class JoiningEdge:
                 await keep(reply)
                 await self._ask(kept=True)
         except TimeoutError:
-            why = self._reason or "no orchestrator answered; is `evoclaw up` running there?"
+            why = (
+                self._reason or "no orchestrator answered; check that `evoclaw up` is running there"
+            )
             raise JoinFailed(
                 f"could not join as {self._agent_id!r}: {why}{self._advice()}"
             ) from None
@@ -112,9 +114,9 @@ class JoiningEdge:
         if self._up.is_set() or not self._reason:
             return ""
         return (
-            ". If the broker can be reached, the token is not valid for this name: it was used, "
-            "has expired or was replaced, or another edge has the name. Have a new one made with "
-            "`evoclaw edges invite NAME`"
+            ". If the broker is reachable, the token is not valid for this name: it was "
+            "used, has expired or was replaced, or another edge has the name. Create a "
+            "new one with `evoclaw edges invite NAME`"
         )
 
     async def _ask(self, *, kept: bool) -> JoinReply:
@@ -206,7 +208,7 @@ def is_fingerprint(text: str) -> bool:
 
 def _damaged() -> ConfigError:
     return ConfigError(
-        "this is no whole invitation; copy all of the link, in quotes, or have a new one made"
+        "this is not a complete invitation; copy all of the link, in quotes, or create a new one"
     )
 
 

@@ -74,7 +74,11 @@ class PendingNestedCalls:
     async def ask(self, call: NestedCall) -> Outcome:
         """Send a call until its result comes."""
         if self.send is None:
-            raise ToolFailure(ErrorKind.AGENT_OFFLINE, "This device is not connected.")
+            raise ToolFailure(
+                ErrorKind.AGENT_OFFLINE,
+                "This device is not connected to its orchestrator. Continue without the "
+                "tool, or explain to the user.",
+            )
         key = (call.prompt_id, call.number)
         answer = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:

@@ -171,7 +171,7 @@ class KeepLargeOutput(AroundStep):
 def _how_to_read(kept: Artifact, size: int) -> str:
     cut = "" if kept.kept >= size else f", the first {kept.kept:,} of them kept"
     return (
-        f"{size:,} bytes in all{cut}; read on with the tool `{TOOL_NAME}` and the handle "
+        f"{size:,} bytes in all{cut}; read more with the tool `{TOOL_NAME}` and the handle "
         f"{kept.handle}: "
         "action read with offset and length, tail, or grep with a pattern."
     )
@@ -212,7 +212,7 @@ def artifact_tool(artifacts: ArtifactStore) -> BoundTool:
         pattern: str = "",
         ignore_case: bool = False,
     ) -> ToolOutput:
-        """Read on in a big output that was kept on the device.
+        """Read more of a large output that is stored on the device.
 
         Args:
             handle: The output's handle, as its result gave it.
@@ -221,7 +221,7 @@ def artifact_tool(artifacts: ArtifactStore) -> BoundTool:
             length: For read and fetch, how many bytes, 32000 at most for read.
             lines: For tail and grep, how many lines, 500 at most.
             pattern: For grep, a regular expression of RE2's syntax.
-            ignore_case: For grep, whether capital letters are the same as small ones.
+            ignore_case: For grep, whether upper and lower case match each other.
         """
         try:
             match action:
@@ -238,7 +238,7 @@ def artifact_tool(artifacts: ArtifactStore) -> BoundTool:
                 case "fetch":
                     return await _fetch(artifacts, handle, offset, min(length, MAX_FETCHED_BYTES))
         except ArtifactNotFound as problem:
-            text = f"{problem}. Run what made it again, if that does no harm."
+            text = f"{problem}. Run the call again, if that is safe."
             raise ToolFailure(ErrorKind.NOT_FOUND, text) from None
         except ConfigError as problem:
             raise ToolFailure(ErrorKind.INVALID_PARAMS, f"{problem}.") from None
@@ -250,7 +250,7 @@ async def _read(artifacts: ArtifactStore, handle: str, offset: int, length: int)
     about = await artifacts.get(handle)
     data = await artifacts.read(handle, offset, length)
     end = offset + len(data)
-    more = f"; read on at offset {end}" if end < about.kept else "; this is the end"
+    more = f"; continue at offset {end}" if end < about.kept else "; this is the end"
     note = f"[bytes {offset:,} to {end:,} of {about.kept:,}{more}]"
     details: dict[str, JSON] = {"offset": offset, "end": end, "kept": about.kept}
     return ToolOutput((TextBlock(f"{_text(data)}\n{note}"),), details)
@@ -275,5 +275,5 @@ def _text(data: bytes) -> str:
 def _lines(found: GrepResult) -> str:
     lines = [f"{line.number}: {_text(line.text)}" for line in found.lines]
     if found.more:
-        lines.append("[there are more; be more precise, or ask for more lines]")
+        lines.append("[there are more lines; use a more precise pattern, or a larger `lines`]")
     return "\n".join(lines) or "(no line matches)"

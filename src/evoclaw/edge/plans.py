@@ -151,7 +151,9 @@ class ToolPlans:
         found = tools.find(asked.tool)
         needed = frozenset[str]() if found is None else found[0].permissions
         if command.args_sha256 and command.args_sha256 != json_digest(asked.parameters):
-            raise ToolFailure(ErrorKind.CONFLICT, "The arguments are not those that were hashed.")
+            raise ToolFailure(
+                ErrorKind.CONFLICT, "The arguments do not match their hash. Send the call again."
+            )
         self._check(command, asked.tool, asked.parameters, needed)
         principal, tenant = self._ports.principal, command.tenant or LOCAL_PRINCIPAL.tenant
         if principal.tenant != tenant:

@@ -95,7 +95,7 @@ class PromptPlans:
         values = [command.payload.get(key) for key in _WORDS]
         text = next((value for value in values if isinstance(value, str) and value.strip()), None)
         if text is None:
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, "A prompt needs its text as `prompt`.")
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "Set `prompt` to the text of the prompt.")
         self._check(command)
         if self._ports is None:
             why = "This agent has no model of its own; call its tools instead."

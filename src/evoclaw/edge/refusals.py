@@ -19,13 +19,13 @@ def check(command: Command, now: float, window: float) -> None:
         text = f"The call may wait longer than the {window:g}s that this device remembers calls."
         raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
     if command.hops > MAX_HOPS:
-        text = f"The command was passed on by more than {MAX_HOPS} agents."
+        text = f"The command was delegated by more than {MAX_HOPS} agents."
         raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
 
 
 def expired(command: Command) -> ToolResult:
     """It arrived, or got its slot, too late."""
-    text = "The call reached the device after its time, so it was not run."
+    text = "The call reached the device after its deadline, so it was not run."
     return refused(command, ErrorKind.EXPIRED, text)
 
 
@@ -36,25 +36,25 @@ def cancelled(command: Command) -> ToolResult:
 
 def conflict(command: Command) -> ToolResult:
     """Its id belongs to another call."""
-    text = "Another call with the same id and other arguments was here before; nothing was run."
+    text = "An earlier call had the same id and other arguments; nothing was run."
     return refused(command, ErrorKind.CONFLICT, text)
 
 
 def fenced(command: Command) -> ToolResult:
     """Its run belongs to another orchestrator by now."""
-    text = "Another orchestrator has taken this run over; commands of this one are refused."
+    text = "Another orchestrator has taken over this run; commands of this one are refused."
     return refused(command, ErrorKind.CONFLICT, text, fenced=True)
 
 
 def queue_full(command: Command, waiting: int) -> ToolResult:
     """There are too many."""
-    text = f"The device has {waiting} calls waiting already. Try again later."
+    text = f"The device already has {waiting} waiting calls. Try again later."
     return refused(command, ErrorKind.QUEUE_FULL, text)
 
 
 def too_many_jobs(command: Command, running: int) -> ToolResult:
     """There are too many jobs."""
-    text = f"The device runs {running} jobs already. Wait for one to end, or cancel one."
+    text = f"The device already runs {running} jobs. Wait for one to end, or cancel one."
     return refused(command, ErrorKind.QUEUE_FULL, text)
 
 
@@ -68,14 +68,14 @@ def reported_before(command: Command, row: JournalRow) -> ToolResult:
     """It ended, its result was acknowledged, and it is no longer stored."""
     if row.digest == NEVER_STARTED_DIGEST:
         return cancelled(command)
-    text = "This call ended before, and its result was acknowledged and is no longer kept."
+    text = "This call ended earlier; its result was acknowledged and is no longer stored."
     return refused(command, ErrorKind.UNKNOWN, text, state=str(row.state))
 
 
 def silent(live: RunningCall) -> ToolResult:
     """It ran, and was ended because it wrote no output for too long."""
     idle = 0.0 if live.plan is None or live.plan.idle is None else live.plan.idle
-    text = f"The job wrote no output for {idle:g}s and was ended. Its last output:\n{live.said}"
+    text = f"The job wrote no output for {idle:g}s and was stopped. Its last output:\n{live.said}"
     return refused(live.command, ErrorKind.TIMEOUT, text, idle=True)
 
 

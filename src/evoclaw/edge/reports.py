@@ -256,7 +256,7 @@ class EdgeReports:
 def _too_large(payload: dict[str, JSON], size: int) -> dict[str, JSON]:
     message = f"The call ran, but its result of {size} bytes is too large to be sent."
     return _kept(payload) | {
-        "error": message + " Ask for less at a time; do not repeat what changes something.",
+        "error": message + " Ask for less at a time; do not repeat calls that change something.",
         "error_type": str(ErrorKind.TOO_LARGE),
     }
 
@@ -264,7 +264,7 @@ def _too_large(payload: dict[str, JSON], size: int) -> dict[str, JSON]:
 def _not_encodable(payload: dict[str, JSON], problem: Exception) -> dict[str, JSON]:
     message = f"The call ran, but its answer cannot be encoded ({type(problem).__name__})."
     return _kept(payload) | {
-        "error": message + " Do not repeat what changes something; explain to the user.",
+        "error": message + " Do not repeat calls that change something; explain to the user.",
         "error_type": str(ErrorKind.INTERNAL),
     }
 

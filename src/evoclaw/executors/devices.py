@@ -74,7 +74,7 @@ class LocalDevice:
     async def _temperature(self) -> ToolOutput:
         found = await asyncio.to_thread(self._temperatures)
         if not found:
-            raise _unknown("its temperature any more")
+            raise _unknown("its temperature")
         text = "; ".join(f"{name}: {degrees:.1f} °C" for name, degrees in found.items())
         return _said(text, celsius={**found})
 
@@ -106,7 +106,7 @@ class LocalDevice:
             used = round(100 * (1 - free / total))
             lines.append(f"{path}: {free / 1e9:.1f} of {total / 1e9:.1f} GB free ({used} %)")
             disks[path] = {"total": total, "free": free}
-        return _said("\n".join(lines) or "no disk is to be seen", disks=disks)
+        return _said("\n".join(lines) or "no disk was found", disks=disks)
 
     async def _processes(self) -> ToolOutput:
         heaviest = await asyncio.to_thread(machine.heaviest_processes, MAX_LISTED_PROCESSES)

@@ -136,19 +136,19 @@ def git_settings(text: str) -> Iterator[GitSetting]:
         elif text[at] == "[":
             found = _SECTION.match(text, at)
             if found is None:
-                raise ValueError("a section that cannot be read")
+                raise ValueError("a malformed section")
             section, _, old_style = found[1].lower().partition(".")
             middle, at = found[2] or old_style, found.end()
         else:
             found = _NAME.match(text, at)
             if found is None or not section:
-                raise ValueError("a setting that cannot be read")
+                raise ValueError("a malformed setting")
             at = found.end()
             value = "true"
             if text[at : at + 1] == "=":
                 value, at = _value(text, at + 1)
             elif "\n" not in found[0] and text[at : at + 1] not in ("", "#", ";"):
-                raise ValueError("a setting that cannot be read")
+                raise ValueError("a malformed setting")
             yield GitSetting(section, found[1].lower(), value, middle)
 
 
@@ -164,12 +164,12 @@ def _value(text: str, at: int) -> tuple[str, int]:
         character = text[at]
         if character == "\n":
             if quoted:
-                raise ValueError("a quote that is not closed")
+                raise ValueError("an unclosed quote")
             break
         if character == "\\":
             following = text[at + 1 : at + 2]
             if not following or following not in '\n"\\ntb':
-                raise ValueError("an escape that cannot be read")
+                raise ValueError("an invalid escape")
             parts.append({"\n": "", "n": "\n", "t": "\t", "b": "\b"}.get(following, following))
             at += 2
             continue
@@ -182,7 +182,7 @@ def _value(text: str, at: int) -> tuple[str, int]:
             parts.append(character)
         at += 1
     if quoted:
-        raise ValueError("a quote that is not closed")
+        raise ValueError("an unclosed quote")
     return "".join(parts).strip(), at
 
 

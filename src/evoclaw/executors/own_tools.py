@@ -125,7 +125,7 @@ class OwnToolFiles:
 
     def _source(self, file: Path) -> str:
         if file.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError("others may change it; run chmod go-w")
+            raise ConfigError("other users may change it; run `chmod go-w` on it")
         return file.read_text()
 
     def _checked(self, tools: Sequence[BoundTool]) -> _LoadedFile:
@@ -141,7 +141,7 @@ def _run_file(file: Path) -> list[BoundTool]:
     """Run a file in this process; its tools."""
     spec = importlib.util.spec_from_file_location(f"evoclaw_own_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigError("it is no Python file")
+        raise ConfigError("it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = [value for value in vars(module).values() if isinstance(value, BoundTool)]

@@ -194,14 +194,14 @@ class LocalProcesses:
         for text in (*argv, *environment.keys(), *environment.values()):
             _check_text(text)
         if not argv or not argv[0]:
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, "No program was named.")
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "The command names no program.")
         name = argv[0]
         program = str(Path(folder, name)) if "/" in name else name
         found = shutil.which(program, path=environment.get("PATH", DEFAULT_PATH))
         if found is None:
             raise ToolFailure(
                 ErrorKind.NOT_FOUND,
-                f"There is no program '{name}' on this machine. Use another one.",
+                f"The program '{name}' is not installed on this machine. Use another one.",
             )
         return CommandSpec((str(Path(folder, found)), *argv[1:]), folder, environment, stdin)
 
@@ -247,7 +247,8 @@ def _limited(met: list[str], code: int, watch: ProcessWatch, isolation: str) -> 
     return ToolFailure(
         ErrorKind.RESOURCE,
         f"The command reached the limit on {what} and was stopped or failed. Do it in smaller "
-        f"pieces, or tell the user that it needs more. Exit code {code}; its last output:\n"
+        f"pieces, or tell the user that it needs a higher limit. Exit code {code}; its "
+        "last output:\n"
         f"{_tail(watch)}",
         limits=list(met),
         exit_code=code,

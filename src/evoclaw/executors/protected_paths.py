@@ -30,26 +30,26 @@ PROFILE_NAMES = frozenset(
 )  # fmt: skip
 """Files that programs run or obey by themselves, in lower case."""
 PROTECTED_FOLDERS = {
-    ".git": "git runs and obeys what is in it",
-    ".hg": "Mercurial runs and obeys what is in it",
-    ".jj": "Jujutsu runs and obeys what is in it",
-    ".sl": "Sapling runs and obeys what is in it",
+    ".git": "git runs or reads what is in it",
+    ".hg": "Mercurial runs or reads what is in it",
+    ".jj": "Jujutsu runs or reads what is in it",
+    ".sl": "Sapling runs or reads what is in it",
     ".husky": "git runs what is in it",
-    ".ssh": "it says who may log in",
+    ".ssh": "it decides who may log in",
     ".gnupg": "it holds keys",
-    ".evoclaw": "it holds our own settings and skills",
-    ".vscode": "an editor runs and obeys what is in it",
-    ".idea": "an editor runs and obeys what is in it",
-    ".fleet": "an editor runs and obeys what is in it",
-    ".zed": "an editor runs and obeys what is in it",
+    ".evoclaw": "it holds EvoClaw's own settings and skills",
+    ".vscode": "an editor runs or reads what is in it",
+    ".idea": "an editor runs or reads what is in it",
+    ".fleet": "an editor runs or reads what is in it",
+    ".zed": "an editor runs or reads what is in it",
     ".vim": "an editor runs what is in it",
     ".emacs.d": "an editor runs what is in it",
     ".devcontainer": "an editor runs what is in it",
-    ".claude": "another agent runs and obeys what is in it",
-    ".cursor": "another agent runs and obeys what is in it",
-    ".codex": "another agent runs and obeys what is in it",
-    ".gemini": "another agent runs and obeys what is in it",
-    ".mise": "a shell obeys what is in it",
+    ".claude": "another agent runs or reads what is in it",
+    ".cursor": "another agent runs or reads what is in it",
+    ".codex": "another agent runs or reads what is in it",
+    ".gemini": "another agent runs or reads what is in it",
+    ".mise": "a shell runs what is in it",
 }
 PROTECTED_INNER_NAMES = {
     ".config": frozenset(
@@ -83,9 +83,9 @@ def _protection_reason(parts: list[str]) -> str:
         below in PROTECTED_INNER_NAMES.get(part, ())
         for part, below in zip(parts, parts[1:], strict=False)
     ):
-        return "programs run or obey it by themselves"
+        return "programs run or read it automatically"
     if parts[-1] in PROFILE_NAMES:
-        return "a program runs or obeys it by itself"
+        return "a program runs or reads it automatically"
     if parts[-1] == "head":
-        return "git takes a folder with this file for a repository, and obeys what is in it"
-    return "it is our own settings" if parts[-1] in OWN_SETTINGS_NAMES else ""
+        return "git treats a folder with this file as a repository, and runs what is in it"
+    return "it holds EvoClaw's own settings" if parts[-1] in OWN_SETTINGS_NAMES else ""

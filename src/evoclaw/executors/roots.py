@@ -96,7 +96,7 @@ class Roots:
             if write and not root.writable:
                 raise ToolFailure(
                     ErrorKind.PERMISSION_DENIED,
-                    f"'{path}' is in a folder that may only be read. Write inside the workspace.",
+                    f"'{path}' is in a read-only folder. Write inside the workspace.",
                 )
             if root is self.workspace:
                 return LocatedPath(root, inside, posixpath.normpath(inside))

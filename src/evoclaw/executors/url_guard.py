@@ -114,8 +114,8 @@ class UrlGuard:
         if self._may is not None and not self._may(host):
             raise ToolFailure(
                 ErrorKind.PERMISSION_DENIED,
-                f"'{host}' was not contacted: it may not be reached from here, by rule. Do not try "
-                "another way to it; use another source or explain this to the user.",
+                f"'{host}' was not contacted: the network settings do not allow it. Do "
+                "not try another way; use another source, or explain this to the user.",
             )
         literal = _literal(host)
         found = [str(literal)] if literal else await self._look_up(host, port)
@@ -147,7 +147,7 @@ class UrlGuard:
         if not found:
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
-                f"The host '{host}' is not known: no address was found for it. Check the URL.",
+                f"The host '{host}' is unknown: it has no address. Check the URL.",
             )
         return found
 
@@ -174,7 +174,7 @@ def read_url(url: str) -> URL:
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     path = rest[len(authority) :]
     if "@" in authority:
-        raise _invalid(text, "must not hold a user name or a password")
+        raise _invalid(text, "must not contain a user name or a password")
     if "%" in authority:
         raise _invalid(text, "must not have '%' in its host")
     try:
@@ -206,7 +206,9 @@ def _check_host(text: str, authority: str, host: str) -> None:
             IPv4Address(host)
         except ValueError:
             # `127.1`, `2130706433`, `0x7f.1`: an address to the system, a name to a parser.
-            raise _invalid(text, "spells an address oddly: write it as 4 decimal numbers") from None
+            raise _invalid(
+                text, "has an IP address in an unusual form: write it as 4 decimal numbers"
+            ) from None
 
 
 def _literal(host: str) -> Address | None:
@@ -221,7 +223,7 @@ def _address(text: str) -> Address:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         raise ToolFailure(
-            ErrorKind.EXECUTION_FAILED, f"The host has an address that is none: {text[:80]!r}."
+            ErrorKind.EXECUTION_FAILED, f"The host has an invalid address: {text[:80]!r}."
         ) from None
 
 
@@ -240,7 +242,7 @@ def _network(text: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError as problem:
-        raise ConfigError(f"{text!r} is no address or network: {problem}") from None
+        raise ConfigError(f"{text!r} is not an IP address or network: {problem}") from None
 
 
 def _refused(host: str, address: Address, why: str) -> ToolFailure:

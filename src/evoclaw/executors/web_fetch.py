@@ -96,7 +96,7 @@ class WebFetcher:
         except TimeoutError:
             raise ToolFailure(
                 ErrorKind.TIMEOUT,
-                f"'{url}' was given up: the whole answer had not come within {limit:g} s "
+                f"'{url}' was aborted: the whole answer did not arrive within {limit:g} s "
                 f"(or no connection within {self._limits.connect_seconds:g} s). "
                 "Try another source, or again later.",
             ) from None
@@ -180,8 +180,9 @@ class WebFetcher:
                 if size > limits.small and size > limits.ratio * wire:
                     raise ToolFailure(
                         ErrorKind.TOO_LARGE,
-                        f"'{url}' was given up: its body unpacks to more than {limits.ratio} times "
-                        "its size, as only a trap does. Do not fetch it again.",
+                        f"'{url}' was aborted: its body unpacks to more than "
+                        f"{limits.ratio} times its size, like a decompression bomb. Do "
+                        "not fetch it again.",
                     )
                 yield piece
         unpack.end()
@@ -208,7 +209,8 @@ def pinned(target: UrlTarget, tls: ssl.SSLContext | None = None) -> TCPConnector
         # The last check before a connection, whatever the code path.
         if ipaddress.ip_address(where[0]) not in allowed:
             raise ToolFailure(
-                ErrorKind.PERMISSION_DENIED, f"{where[0]} was not contacted: it was not judged."
+                ErrorKind.PERMISSION_DENIED,
+                f"{where[0]} was not contacted: no policy has checked it.",
             )
         return socket.socket(kind, how, proto)
 
@@ -283,7 +285,7 @@ def _unpacker(url: str, said: str) -> _Unpacker:
     if encoding not in ("", "identity", *_WINDOWS):
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED,
-            f"'{url}' is packed as {encoding[:40]!r}, which was not asked for and is not unpacked. "
+            f"'{url}' is compressed as {encoding[:40]!r}, which is not supported. "
             "Try another source.",
         )
     return _Unpacker(url, encoding)
@@ -295,7 +297,7 @@ def _joined(url: str, location: str) -> str:
     try:
         return str(URL(url).join(URL(location)))
     except (ValueError, UnicodeError):
-        raise _gone_astray(f"'{url}' redirects to something that is no URL.") from None
+        raise _gone_astray(f"'{url}' redirects to something that is not a URL.") from None
 
 
 def _gone_astray(said: str) -> ToolFailure:
@@ -306,7 +308,7 @@ def _too_large(url: str, response: ClientResponse, what: str, limit: int) -> Too
     kind = response.headers.get("Content-Type", "unknown type").partition(";")[0][:80]
     return ToolFailure(
         ErrorKind.TOO_LARGE,
-        f"'{url}' ({kind}) was given up: {what} than the {limit:,} bytes allowed. "
+        f"'{url}' ({kind}) was aborted: {what} than the {limit:,} bytes allowed. "
         "Ask for a smaller page, or download it with a program, if you may run one.",
     )
 
@@ -322,11 +324,11 @@ def _broken(url: str, error: Exception) -> ToolFailure:
 
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, aiohttp.ClientPayloadError):
-        what = f"sent less than it had promised, or something garbled: {reason}"
+        what = f"sent an incomplete or malformed answer: {reason}"
     elif isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
         what = f"cannot be trusted: {reason}"
     elif isinstance(error, aiohttp.ClientConnectorError):
         what = f"cannot be reached: {reason}"
     else:
-        what = f"gave no proper answer: {reason}"
+        what = f"gave no valid answer: {reason}"
     return ToolFailure(ErrorKind.EXECUTION_FAILED, f"The server of '{url}' {what}.")

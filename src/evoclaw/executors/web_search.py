@@ -266,7 +266,7 @@ def _read(page: FetchedPage, shape: type[T], who: str) -> T:
     except (msgspec.DecodeError, RecursionError):
         raise ToolFailure(
             ErrorKind.EXECUTION_FAILED,
-            f"{who} answered with something that is no list of results "
+            f"{who} did not answer with a list of results "
             f"({page.content_type[:80] or 'no content type'}, {len(page.body):,} bytes). "
             "Try again later, or explain this to the user.",
         ) from None
@@ -275,7 +275,7 @@ def _read(page: FetchedPage, shape: type[T], who: str) -> T:
 def _refusal(page: FetchedPage, who: str) -> ToolFailure:
     code, detail = _complaint(page.body)
     if page.status in (401, 403) or code == "SUBSCRIPTION_TOKEN_INVALID":
-        what = "does not accept the key that is set. Searching is not possible; tell the user"
+        what = "does not accept the configured key. Searching is not possible; tell the user"
     elif page.status == 429:
         wait = f" for {page.retry_after[:40]} s" if page.retry_after.isdecimal() else " a while"
         what = f"has had too many requests. Wait{wait} before you search again"
@@ -316,7 +316,7 @@ def _plain(text: str) -> str:
 
 def _one_line(secret: str) -> str:
     if not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise ConfigError("the key of a search service has a space or a strange character in it")
+        raise ConfigError("the key of a search service contains a space or an invalid character")
     return secret
 
 

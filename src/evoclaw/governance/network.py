@@ -79,7 +79,7 @@ class NetworkPolicy(Policy):
         allow, deny, commands = map(Hosts, (settings.allow, settings.deny, settings.commands))
         for port in settings.ports:
             if not 0 < port < 65536:
-                raise ConfigError(f"`ports` of [network]: {port} is no port; use 1 to 65535.")
+                raise ConfigError(f"`ports` of [network]: {port} is not a port; use 1 to 65535")
         self._allow, self._deny, self._commands = allow, deny, commands
         self._ports = frozenset(settings.ports)
         self.commands_have_network = bool(settings.commands)
@@ -105,12 +105,13 @@ class NetworkPolicy(Policy):
             hosts = [_host(url) for url in _urls(call.arguments)]
         except ValueError as problem:
             reason = f"the address {problem}. Write it as http(s)://host/path."
-            return Deny("network_address", reason, f"an address cannot be judged: {problem}")
+            return Deny("network_address", reason, f"the address {problem}")
         for host in hosts:
             if not self.allows(host):
                 reason = (
-                    f"'{host}' may not be reached from here, by rule. Do not try another way to "
-                    "it; use another source or explain this to the user."
+                    f"the network settings do not allow '{host}'. Do not try to reach it "
+                    "in another "
+                    "way; use another source, or explain this to the user."
                 )
                 return Deny("network_domain", reason, f"the host {host} is not allowed")
         return ALLOW
@@ -121,8 +122,8 @@ def _validated_host(pattern: str) -> str:
     if text == ANY_HOST or _HOST.fullmatch(text) or _is_address(text):
         return text
     raise ConfigError(
-        f"{pattern!r} is no host: write example.org, *.example.org for all below it, or an "
-        "address; names in other alphabets in their xn-- form; no scheme, port or path."
+        f"{pattern!r} is not a host: write example.org, *.example.org for its subdomains, or an IP "
+        "address; names in other alphabets in their xn-- form; no scheme, port or path"
     )
 
 
@@ -137,7 +138,7 @@ def _is_address(text: str) -> bool:
 def _urls(value: JSON, depth: int = 0) -> Iterator[str]:
     """Every web address in the arguments."""
     if depth > MAX_ARGUMENT_DEPTH:
-        raise ValueError("lies too deep in the arguments to be judged")
+        raise ValueError("is nested too deeply in the arguments to be checked")
     if isinstance(value, str):
         if _WEB.match(value):
             yield value.strip(" \t\r\n")
@@ -157,10 +158,10 @@ def _host(url: str) -> str:
     authority = _PATH.split(url.partition("://")[2], maxsplit=1)[0]
     host = (split.hostname or "").removesuffix(".")
     if "@" in authority or "%" in authority or not host:
-        raise ValueError("has no plain host")
+        raise ValueError("has no plain host name")
     if host.isascii():
         return host
     try:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
-        raise ValueError("has a host that is no name") from None
+        raise ValueError("has an invalid host name") from None

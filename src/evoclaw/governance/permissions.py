@@ -64,7 +64,7 @@ class ToolStatus(Policy):
         name = call.tool.name
         for glob, why in self._off:
             if fnmatchcase(name, glob):
-                because = why or "it is switched off here"
+                because = why or "it is disabled here"
                 reason = f"the tool {name!r} cannot be used: {because}. Continue without it."
-                return Deny("tool_off", reason, f"{name} is switched off: {because}")
+                return Deny("tool_off", reason, f"{name} is disabled: {because}")
         return ALLOW

@@ -295,15 +295,15 @@ def _write(path: Path, window: array[float]) -> None:
 
 def _rate_denial(limits: Sequence[tuple[RateLimit, Key]], refusal: RateRefusal) -> Deny:
     if refusal.problem:
-        why = "calls cannot be counted now, so none is made"
+        why = "calls cannot be counted at the moment, so none are allowed"
     elif refusal.limit is None:
-        why = "too many others are calling at once"
+        why = "too many other callers are active"
     else:
         rate, (_, tool) = limits[refusal.limit]
         each = ((rate.per_minute, "a minute"), (rate.burst, "a second"))
         allowed = ", ".join(f"{count} {span}" for count, span in each if count)
         why = f"{f'{tool} was' if tool else 'tools were'} called too often ({allowed})"
     seconds = f"{refusal.wait:.1f} s" if refusal.wait < 10 else f"{refusal.wait:.0f} s"
-    reason = f"{why}. Ask again in {seconds}, for less at once, or answer with what you have."
-    detail = refusal.problem or f"free again in {seconds}"
+    reason = f"{why}. Try again in {seconds} with fewer calls, or answer with what you have."
+    detail = refusal.problem or f"available again in {seconds}"
     return Deny("rate", reason, f"{why}; {detail}")

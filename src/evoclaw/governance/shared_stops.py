@@ -81,7 +81,8 @@ class StopRegistry:
         except EvoClawError as problem:
             raise StopNotShared(
                 f"stopped on this machine only; the shared store cannot be reached ({problem}). "
-                "Stop it on the other machines too, or repeat this when the store is back"
+                "Stop it on the other machines too, or repeat this when the store is "
+                "reachable again"
             ) from None
         # The stop is shared now: a release on another machine must not leave it here.
         self._local.release(stop.kind, stop.name)

@@ -78,11 +78,11 @@ _KIND_BY_STATUS = {
 
 _ADVICE = {
     Kind.QUOTA_EXHAUSTED: "Add credit or raise this account's limit, or use another model.",
-    Kind.RATE_LIMITED: "Wait a little and try again, or use another model.",
+    Kind.RATE_LIMITED: "Wait a moment and try again, or use another model.",
     Kind.TIMEOUT: "Try again, allow it more time, or use another model.",
     Kind.SERVER_ERROR: "Check that the server is up and try again, or use another model.",
     Kind.AUTH_ERROR: "Check the API key and its permissions.",
-    Kind.MODEL_NOT_FOUND: "Check the name of the model, that the server has it, and the base URL.",
+    Kind.MODEL_NOT_FOUND: "Check the model name, the base URL, and that the server has it.",
     Kind.CONTEXT_TOO_LONG: "Shorten the conversation, or use a model with a larger context.",
     Kind.UNKNOWN: "Check the base URL and the request.",
 }

@@ -256,7 +256,7 @@ def _address(prefix: str, endpoint: Endpoint, env: Mapping[str, str]) -> tuple[s
         return endpoint.base_url, False
     url = ollama_url(value) if endpoint.dialect is Dialect.OLLAMA else value
     if urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"{variable} must begin with http:// or https://, but is {value!r}")
+        raise ConfigError(f"{variable} must start with http:// or https://, but is {value!r}")
     return url.rstrip("/"), True
 
 
@@ -302,7 +302,7 @@ async def found_models(env: Mapping[str, str]) -> list[tuple[str, str]]:
     """All models that this machine can use without further setup, the best first, and why."""
     found: list[tuple[str, str]] = []
     if name := env.get("EVOCLAW_MODEL"):
-        found.append((name, "EVOCLAW_MODEL names it"))
+        found.append((name, "set by EVOCLAW_MODEL"))
     # A server with several models has none that is the obvious one.
     with suppress(ConfigError):
         found += [one async for one in _models_here(env, http_get)]
@@ -314,7 +314,7 @@ async def _models_here(env: Mapping[str, str], get: Probe) -> AsyncGenerator[tup
     own_server = env.get("OPENAI_BASE_URL", "").strip()
     for variable, name in DEFAULT_MODELS.items():
         if env.get(variable, "").strip() and not (own_server and variable == "OPENAI_API_KEY"):
-            yield name, f"the key {variable} is set"
+            yield name, f"{variable} is set"
     if own_server:
         model = await _model_of_server(own_server, get, has_key="OPENAI_API_KEY" in env)
         yield model, f"served by {own_server}"

@@ -57,7 +57,7 @@ class Scripted:
         if step is None:
             turns = len(self.requests) - 1
             raise ProviderError(
-                ProviderErrorKind.UNKNOWN, f"the script is over after {turns} replies; add a step"
+                ProviderErrorKind.UNKNOWN, f"the script has only {turns} replies; add a step"
             )
         outcome = step(snapshot) if callable(step) else step
         if isinstance(outcome, ProviderError):

@@ -269,7 +269,10 @@ class LocalSandboxes:
         if name == NO_ENGINE:
             return ""
         if name not in self._engines:
-            return f"there is no engine '{name}' here, only {', '.join(sorted(self._engines))}"
+            return (
+                f"the sandbox engine '{name}' is not available here, only "
+                f"{', '.join(sorted(self._engines))}"
+            )
         if self._policy.hidden and name != HIDING_ENGINE:
             hidden = ", ".join(self._policy.hidden)
             return (
@@ -322,7 +325,7 @@ class LocalSandboxes:
             await self.exec_in().run(("true",))
         except ToolFailure as failure:
             reason = failure.details.get("reason", failure.message)
-            return False, f"{reason}. Until this is fixed, no command runs"
+            return False, f"{reason}. No command runs until this is fixed"
         return True, "in use; it passed the self-test: every known escape was tried and blocked"
 
     def _sandbox(self, name: str, tenant: str, trusted: bool) -> EngineSandbox:

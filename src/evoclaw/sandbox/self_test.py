@@ -86,7 +86,7 @@ class SandboxSelfTest:
             return
         if escapes := await self.find_escapes(policy, exec):
             rows = "; ".join(f"{row}: {what}" for row, what in escapes.items())
-            reason = f"{engine.name} does not isolate commands here, the self-test got out: {rows}"
+            reason = f"{engine.name} does not isolate commands here; the self-test escaped: {rows}"
             raise _refused(reason, escapes)
 
         self._passed.add(key)
@@ -239,11 +239,12 @@ def _shared_folder(policy: SandboxPolicy) -> str:
         if home != folder and is_below(home, folder) and Path(home).is_dir():
             found = f"your home folder '{home}'"
         elif is_below(temporary, folder):
-            found = f"the folder of temporary files '{temporary}'"
+            found = f"the temporary folder '{temporary}'"
         if found:
             return (
-                f"commands could change {found}, because '{folder}' contains it. Start EvoClaw in "
-                "the folder of a project, and name no such folder in writable of [sandbox]"
+                f"commands could change {found}, because '{folder}' contains it. Start "
+                "EvoClaw in a project folder, and do not list such a folder in "
+                "`writable` of [sandbox]"
             )
     return ""
 

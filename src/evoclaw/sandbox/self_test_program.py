@@ -375,7 +375,7 @@ def io_uring(plan: dict[str, Any]) -> str:
     if ring < 0:
         return ""
     os.close(ring)
-    return "made an io_uring, by which system calls pass the filter"
+    return "made an io_uring, which bypasses the system call filter"
 
 
 def numbers() -> dict[str, int]:

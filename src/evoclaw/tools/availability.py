@@ -45,7 +45,7 @@ _TERMS: Mapping[str, Mapping[Surface, str]] = {
         _SESSION_TOOLS,
         {
             Surface.RUN: "yes, with `--session NAME`",
-            Surface.MCP: "no: a client of MCP has no session here",
+            Surface.MCP: "no: an MCP client has no session here",
         },
     ),
     **dict.fromkeys(

@@ -93,8 +93,8 @@ async def browser(
 ) -> ToolOutput:
     """Use a web browser: open a page, read it, click, fill in forms. For plain reading, webfetch.
 
-    `snapshot` shows the page as text; elements have refs such as [ref=e5], which hold until the
-    page changes. `type` fills a field or chooses an option. `close` forgets everything.
+    `snapshot` shows the page as text; elements have refs such as [ref=e5], valid until the
+    page changes. `type` fills a field or chooses an option. `close` discards the session.
 
     Args:
         web: The browser of this session.
@@ -103,7 +103,7 @@ async def browser(
         action: What to do.
         url: For `open`: where to go; http or https.
         ref: For `click` and `type`: the element, from the last snapshot.
-        text: For `type`: what the field shall hold.
+        text: For `type`: the text to enter.
         submit: For `type`: press Enter afterwards.
         path: For `pdf`, and to keep a `screenshot`: a new .pdf or .jpg file in the workspace.
         full_page: For `screenshot`: the whole page, not only what is in view.
@@ -152,7 +152,7 @@ async def _refuse_existing_file(ops: FileOps, path: str) -> None:
         raise
     raise ToolFailure(
         ErrorKind.CONFLICT,
-        f"'{path}' exists already, and the browser replaces no files. Choose another name.",
+        f"'{path}' already exists, and the browser does not overwrite files. Choose another name.",
     )
 
 
@@ -208,7 +208,7 @@ def _page_output(web: Browser, seen: PageView, offset: int = 1) -> ToolOutput:
     last = offset + len(shown) - 1
     if last < len(lines):
         parts.append(
-            f"[Lines {offset}-{last} of {len(lines)}: go on with action 'snapshot' and "
+            f"[Lines {offset}-{last} of {len(lines)}: continue with action 'snapshot' and "
             f"offset={last + 1}.]"
         )
     # Notes quote the page, so they come after the notice.

@@ -26,7 +26,7 @@ async def canvas(
 ) -> ToolOutput:
     """Show the user a page: a table, a chart, a form of your own making.
 
-    `show` replaces what is there, `snapshot` gives back what is shown, `clear` empties it. The page
+    `show` replaces what is there, `snapshot` returns what is shown, `clear` empties it. The page
     may use inline styles and scripts; it cannot load anything or reach the network.
 
     Args:
@@ -39,7 +39,7 @@ async def canvas(
     match action:
         case "show":
             if not content.strip():
-                raise ToolFailure(ErrorKind.INVALID_PARAMS, "Give the `content` to show.")
+                raise ToolFailure(ErrorKind.INVALID_PARAMS, "Set `content` to the page to show.")
             where = await board.show(CanvasSheet(content, format, title))
             return _text_output(f"shown at {where}", where=where)
         case "clear":

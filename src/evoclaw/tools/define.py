@@ -157,7 +157,11 @@ def _annotation(title: str, parameter: inspect.Parameter, hints: Mapping[str, An
         inspect.Parameter.VAR_KEYWORD,
         inspect.Parameter.POSITIONAL_ONLY,
     ):
-        raise SchemaError(title, f"parameter {parameter.name!r} must be given by name")
+        raise SchemaError(
+            title,
+            f"parameter {parameter.name!r} must be a keyword parameter, not *args, **kwargs "
+            "or before /",
+        )
     if parameter.name not in hints:
         raise SchemaError(title, f"parameter {parameter.name!r} has no annotation")
     return hints[parameter.name]

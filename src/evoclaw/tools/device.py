@@ -29,11 +29,11 @@ class DeviceSensors(Protocol):
 async def device(
     machine: DeviceSensors, what: str, pin: Annotated[int, Meta(ge=0, le=1023)] | None = None
 ) -> ToolOutput:
-    """Look at this device: temperature, cpu, memory, disk, processes, camera or gpio.
+    """Read a sensor of this device: temperature, cpu, memory, disk, processes, camera or gpio.
 
     Args:
         machine: The device's sensors.
-        what: Which of them; not every device has all.
+        what: The sensor to read; not every device has all of them.
         pin: For `gpio`: the number of the pin to read.
     """
     sensors = machine.sensor_names()
@@ -42,7 +42,7 @@ async def device(
         text = f"This device has no {what[:40]!r}. It has: {known}."
         raise ToolFailure(ErrorKind.NOT_FOUND, text)
     if what == "gpio" and pin is None:
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say which `pin` to read.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Set `pin` to the number of the pin to read.")
     return await machine.read_sensor(what, pin)
 
 
@@ -80,10 +80,10 @@ class Notifier(Protocol):
 async def notify(
     person: Notifier, message: Annotated[str, Meta(min_length=1, max_length=500)]
 ) -> str:
-    """Show a short message to whoever is at this device.
+    """Show a short message to the people at this device.
 
     Args:
         person: The way to them.
-        message: What to say.
+        message: The text to show.
     """
     return await person.notify(message)

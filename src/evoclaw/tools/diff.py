@@ -24,7 +24,9 @@ def unified_diff(path: str, old: str, new: str) -> str:
     else:
         lines = _one_hunk(path, before, after)
     text = "\n".join(lines)
-    return text if len(text) <= MAX_DIFF_CHARS else text[:MAX_DIFF_CHARS] + "\n[… the diff goes on]"
+    return (
+        text if len(text) <= MAX_DIFF_CHARS else text[:MAX_DIFF_CHARS] + "\n[… the diff continues]"
+    )
 
 
 def _one_hunk(path: str, before: list[str], after: list[str]) -> list[str]:
@@ -100,7 +102,9 @@ def diff_bytes(path: str, old: bytes, new: bytes) -> str:
         *_prefixed_lines(" ", old, end, below),
     ]
     text = "\n".join(pieces)
-    return text if len(text) <= MAX_DIFF_CHARS else text[:MAX_DIFF_CHARS] + "\n[… the diff goes on]"
+    return (
+        text if len(text) <= MAX_DIFF_CHARS else text[:MAX_DIFF_CHARS] + "\n[… the diff continues]"
+    )
 
 
 def _first_difference(old: bytes, new: bytes) -> int:

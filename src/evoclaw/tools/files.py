@@ -182,7 +182,7 @@ def _window_text(window: _LineWindow, offset: int) -> str:
         parts.append(REPLACED_BYTES_NOTICE)
     if window.more:
         last = offset + len(window.lines) - 1
-        parts.append(f"[Lines {offset}-{last}; there is more: go on with offset={last + 1}.]")
+        parts.append(f"[Lines {offset}-{last}; there is more: continue with offset={last + 1}.]")
     return "\n\n".join(parts)
 
 
@@ -196,7 +196,7 @@ def _window_text(window: _LineWindow, offset: int) -> str:
     acts=False,
 )
 async def write(ops: FileOps, path: str, content: str) -> ToolOutput:
-    """Create a file or replace all of it. Missing folders are made. To change a part, use edit.
+    """Create a file or replace all of it. Missing folders are created. To change a part, use edit.
 
     Args:
         ops: The machine's files.
@@ -225,11 +225,11 @@ async def edit(
         ops: The machine's files.
         path: The file, relative to the workspace.
         old_string: The exact text to replace, with enough around it to be the only one.
-        new_string: What to put in its place.
+        new_string: The text that replaces it.
         replace_all: Replace every occurrence instead.
     """
     if not old_string or old_string == new_string:
-        problem = "is empty: use write to make a file" if not old_string else "equals new_string"
+        problem = "is empty: use write to create a file" if not old_string else "equals new_string"
         raise ToolFailure(ErrorKind.INVALID_PARAMS, f"old_string {problem}.")
     text = await _read_utf8(ops, path)
     # Lone surrogates occur in no UTF-8 text, so they are not found.

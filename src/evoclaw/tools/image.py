@@ -32,8 +32,8 @@ MAX_ANSWER_CHARS = 20_000
 """Of a description."""
 MAX_ANSWER_TOKENS = 2_000
 NO_VISION_MESSAGE = (
-    "This picture cannot be looked at: neither you nor anyone who could be asked can see "
-    "pictures. Continue without it, and explain this to the user."
+    "This picture cannot be shown: neither you nor any configured model can read images. "
+    "Continue without it, and explain this to the user."
 )
 
 
@@ -146,7 +146,7 @@ def _answer(answer: str) -> str:
     text = answer.strip()
     if not text:
         raise ToolFailure(
-            ErrorKind.EXECUTION_FAILED, "The model that looked at the picture said nothing."
+            ErrorKind.EXECUTION_FAILED, "The model that looked at the picture gave no answer."
         )
     if len(text) <= MAX_ANSWER_CHARS:
         return text

@@ -96,7 +96,7 @@ def _open(name: str, data: bytes) -> Image:
     except UnidentifiedImageError:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"'{name}' is no picture that can be shown: only PNG, JPEG, GIF and WebP can.",
+            f"'{name}' is not a supported picture: use PNG, JPEG, GIF or WebP.",
         ) from None
 
 

@@ -43,11 +43,11 @@ async def nodes(
     params: dict[str, JSON] | None = None,
     message: Annotated[str, Meta(max_length=500)] = "",
 ) -> ToolResult:
-    """See the devices of the fleet and use what they have.
+    """List the devices of the fleet, and use their sensors and tools.
 
-    `list` names them, `describe` tells what one is and has, `notify` shows a message to whoever is
-    there, `run` asks for temperature, cpu, memory, disk, processes, camera or gpio, or uses any
-    other tool that the device has.
+    `list` lists them, `describe` shows what a device is and has, `notify` shows a message to the
+    people there, `run` reads temperature, cpu, memory, disk, processes, camera or gpio, or calls
+    any other tool of the device.
 
     Args:
         fleet: The devices.
@@ -55,16 +55,16 @@ async def nodes(
         progress: Told the output as it comes.
         action: What to do.
         node: The device; needed for all but `list`.
-        what: For `run`: what to look at, or the name of a tool of the device.
+        what: For `run`: the sensor to read, or the name of a tool of the device.
         params: For `run`: the arguments, such as {"pin": 17} for gpio.
-        message: For `notify`: what to say.
+        message: For `notify`: the text to show.
     """
     if action == "list":
         online = [fleet.describe(name, fully=False) for name in fleet.names()]
-        return call.ok("\n".join(map(_line, online)) or "No device is there.", nodes=list(online))
+        return call.ok("\n".join(map(_line, online)) or "No device is online.", nodes=list(online))
     if node not in fleet.names():
         online = ", ".join(fleet.names()) or "none"
-        text = f"Device {node[:80]!r} is not there. There are: {online}."
+        text = f"Device {node[:80]!r} is not online. Devices online: {online}."
         raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
     if action == "describe":
         about = fleet.describe(node, fully=True)
@@ -72,7 +72,7 @@ async def nodes(
     if action == "notify":
         return await fleet.run(node, "notify", {"message": message}, call, progress)
     if not what:
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Say `what` to look at, or which tool to use.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "Set `what` to a sensor or a tool.")
     return await fleet.run(node, what, params or {}, call, progress)
 
 
@@ -105,10 +105,10 @@ async def jobs(
     job_id: Annotated[str, Meta(max_length=200)] = "",
     timeout_ms: Annotated[int, Meta(ge=1)] = 600_000,
 ) -> ToolResult:
-    """See to jobs: calls that were begun on a device with `background` and go on by themselves.
+    """Manage jobs: calls that were started on a device with `background`.
 
-    `list` names those that go on, `read` tells how one stands, `wait` waits until it has ended and
-    gives its result, `cancel` ends it.
+    `list` lists the running jobs, `read` shows the status of a job, `wait` waits for its end and
+    returns its result, `cancel` stops it.
 
     Args:
         fleet: The jobs.
@@ -116,12 +116,12 @@ async def jobs(
         action: What to do.
         node: The device.
         job_id: The job; needed for all but `list`.
-        timeout_ms: For `wait`: how many milliseconds at most, a day's worth at most.
+        timeout_ms: For `wait`: how many milliseconds to wait, one day at most.
     """
     if action == "list":
         found = await fleet.list_running(node, call)
         lines = [", ".join(f"{key}: {value}" for key, value in job.items()) for job in found]
-        return call.ok("\n".join(lines) or "No job goes on there.", jobs=list(found))
+        return call.ok("\n".join(lines) or "No job is running there.", jobs=list(found))
     if action == "cancel":
         return await fleet.cancel(node, job_id, call)
     return await fleet.status(node, job_id, call, wait=action == "wait")

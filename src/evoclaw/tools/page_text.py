@@ -86,7 +86,7 @@ def extract_text(body: bytes, content_type: str, url: str, wanted: Format = "mar
     end, note = _source_end(text), ""
     if end < len(text):
         text = text[:end]
-        note = f"Only the first {end:,} characters of the page's source were looked at."
+        note = f"Only the first {end:,} characters of the page's source were read."
     article, why = _article(text, url, wanted)
     if article:
         return PageText(article, title, note)
@@ -144,7 +144,7 @@ def _article(text: str, url: str, wanted: Format) -> tuple[str, str]:
     try:
         import trafilatura
     except ImportError:
-        return "", "Nothing that finds a page's article is installed (`pip install evoclaw[web]`)."
+        return "", "No article extractor is installed (`pip install 'evoclaw[web]'`)."
     extract = cast("Any", trafilatura).extract
     try:
         found = extract(
@@ -156,7 +156,7 @@ def _article(text: str, url: str, wanted: Format) -> tuple[str, str]:
             include_comments=False,
         )
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
-        return "", f"The page is too odd to find its article ({type(problem).__name__})."
+        return "", f"The article of the page could not be extracted ({type(problem).__name__})."
     return (found or "").strip(), "No article was found on the page."
 
 

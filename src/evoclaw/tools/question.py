@@ -91,7 +91,7 @@ def _option(options: Sequence[str], typed: str) -> str | None:
 def answer_problem(question: Question, answer: UserAnswer) -> str:
     """Why an answer is not valid, so that the interface asks again; empty if it is valid."""
     if unknown := [option for option in answer.chosen if option not in question.options]:
-        return f"{unknown[0]!r} is none of the options"
+        return f"{unknown[0]!r} is not one of the options"
     if len(answer.chosen) > 1 and not question.multiple:
         return "only one option may be chosen"
     if answer.text and question.options and not question.own_words:
@@ -130,15 +130,15 @@ async def question(
     multiple: bool = False,
     own_words: bool = True,
 ) -> ToolOutput:
-    """Ask the user, and wait for the answer. Ask only what you cannot find out by yourself.
+    """Ask the user, and wait for the answer. Ask only what you cannot find out yourself.
 
     Args:
         person: Who is asked.
         call: Which call this is.
         question: What to ask, in one or two sentences.
-        options: What the user may choose from; none asks for their own words.
+        options: What the user may choose from; none: the user answers in free text.
         multiple: Whether several options may be chosen.
-        own_words: Whether the user may answer something that is none of the options.
+        own_words: Whether the user may give an answer that is not one of the options.
     """
     prompt = question_for_call(call)
     if fault := question_problem(prompt):
@@ -147,7 +147,7 @@ async def question(
     if answer is None:
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, NO_USER_MESSAGE)
     if problem := answer_problem(prompt, answer):
-        text = f"Error: The answer cannot be used: {problem}. Ask again, in other words."
+        text = f"Error: The answer cannot be used: {problem}. Ask again with a clearer question."
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
     parts = [", ".join(answer.chosen), answer.text.strip()]
     text = "; ".join(part for part in parts if part)

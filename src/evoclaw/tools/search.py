@@ -51,7 +51,7 @@ async def glob(
 ) -> ToolOutput:
     """Find files by name, such as `*.py`, `src/**/*.{ts,tsx}` or `./*` (one folder only).
 
-    What .gitignore leaves out is not found. A pattern without a slash is looked for at any depth.
+    Files that .gitignore excludes are not found. A pattern without a slash matches at any depth.
 
     Args:
         ops: The machine's files.
@@ -93,7 +93,7 @@ async def grep(
 ) -> ToolOutput:
     r"""Search file contents for a regular expression (RE2 syntax), line by line.
 
-    What .gitignore leaves out and files that are not text are not searched.
+    Files that .gitignore excludes, and files that are not text, are not searched.
 
     Args:
         ops: The machine's files.
@@ -121,7 +121,7 @@ async def grep(
     else:
         await _walk_lines(ops, about, wanted, query, output, budget)
     if not output.remaining:
-        budget.stopped = budget.stopped or f"the limit of {limit} was met"
+        budget.stopped = budget.stopped or f"the limit of {limit} was reached"
     hint = "Try another pattern, ignore_case, or another path; .gitignore is respected."
     return _list_output(output.lines, budget.stopped, f"Nothing matches '{pattern}'. {hint}")
 
@@ -237,7 +237,8 @@ def _glob_regex(pattern: str) -> Regex:
     if source is None:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"The pattern '{pattern}' can match nothing: a `[` is not closed, or it ends in `\\`.",
+            f"The pattern '{pattern}' cannot match anything: a `[` is not closed, or it "
+            "ends in `\\`.",
         )
     return Regex(source if anchored else ANY_FOLDERS + source)
 

@@ -38,12 +38,12 @@ async def bash(
     workdir: str = ".",
     timeout_ms: Annotated[int, Meta(ge=1)] = 30_000,
 ) -> ToolOutput:
-    """Run a command with bash. It gets no input and no terminal; what it leaves running is ended.
+    """Run a command with bash. It gets no input and no terminal; leftover processes are killed.
 
     Args:
         ops: The machine's processes.
         progress: Told the output as it comes.
-        command: What to run, as you would type it.
+        command: The command line, as you would type it.
         workdir: The folder to run it in, relative to the workspace.
         timeout_ms: How many milliseconds it may take, 300000 at most.
     """

@@ -28,19 +28,19 @@ class SkillReader(Protocol):
 
 @tool("file_read", timeout=5, max_timeout=30, effect="read", resources=())
 async def skill(texts: SkillReader, name: str = "", reference: str = "") -> ToolOutput:
-    """Load the instructions of a skill before you begin a task that it fits, or read its files.
+    """Load the instructions of a skill before you start a task that it fits, or read its files.
 
     Args:
         texts: The skills.
-        name: The skill's name; leave it out to see which there are.
-        reference: A file of the skill to read, such as 'references/api.md'; leave it out to load
+        name: The skill's name; omit it to list the skills.
+        reference: A file of the skill to read, such as 'references/api.md'; omit it to load
             the instructions.
     """
     details: dict[str, JSON] = {"skill": name, "reference": reference}
     if not name:
         if reference:
             raise ToolFailure(
-                ErrorKind.INVALID_PARAMS, "Say which skill 'reference' is a file of: give 'name'."
+                ErrorKind.INVALID_PARAMS, "Set 'name' to the skill that has the file 'reference'."
             )
         listed = await texts.catalogue()
         return ToolOutput((TextBlock(listed or "There are no skills here."),), details)

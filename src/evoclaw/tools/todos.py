@@ -73,11 +73,10 @@ class InMemoryTodoList:
 async def todowrite(
     notes: TodoList, todos: Annotated[list[Todo], Meta(max_length=MAX_TODOS)]
 ) -> ToolOutput:
-    """Write down what is to be done in this session, as a list that outlives this run.
+    """Write the todo list of this session; it is kept after this run.
 
-    The list you give replaces the one there is: give all of it, with what changed. Mark one thing
-    `in_progress` before you begin it and `completed` as soon as it is done. An empty list clears
-    it.
+    The new list replaces the old one: send all of it. Mark one todo `in_progress` before you
+    start it, and `completed` as soon as it is done. An empty list clears it.
 
     Args:
         notes: The list of this session.
@@ -91,18 +90,18 @@ async def todowrite(
 async def todoread(
     notes: TodoList, status: Status | None = None, priority: Priority | None = None
 ) -> ToolOutput:
-    """Read what is to be done in this session.
+    """Read the todo list of this session.
 
     Args:
         notes: The list of this session.
-        status: Only those that stand so.
-        priority: Only those of this priority.
+        status: Only todos with this status.
+        priority: Only todos with this priority.
     """
     todos = await notes.read()
     found = [todo for todo in todos if status in (None, todo.status)]
     found = [todo for todo in found if priority in (None, todo.priority)]
     if todos and not found:
-        return _todos_output(found, f"None of the {len(todos)} todos is like that.")
+        return _todos_output(found, f"None of the {len(todos)} todos match.")
     return _todos_output(found, "The list is empty.")
 
 

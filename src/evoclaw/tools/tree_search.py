@@ -130,15 +130,15 @@ class SearchBudget:
         """Count visited entries; False once the budget is exhausted."""
         self._left -= entries
         if self._left < 0:
-            self.stopped = f"{MAX_ENTRIES:,} entries were looked at"
+            self.stopped = f"{MAX_ENTRIES:,} entries were visited"
         elif time.monotonic() > self._end:
-            self.stopped = "the time was up"
+            self.stopped = "the time limit was reached"
         return not self.stopped
 
     def is_expired(self) -> bool:
         """Whether the search has to end."""
         if time.monotonic() > self._end:
-            self.stopped = "the time was up"
+            self.stopped = "the time limit was reached"
         return bool(self.stopped)
 
 

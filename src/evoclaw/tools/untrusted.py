@@ -58,7 +58,7 @@ async def read_untrusted(
         reader: Who reads it.
         call: This call.
         handle: The handle, such as 'q-1f00aa-2-0'.
-        question: What you want to know of the text.
+        question: What you want to know about the text.
         fields: The answer's fields, each 'boolean', 'integer', 'number', 'text', or a list of words
             to choose one from. Prefer anything to 'text': text from outside stays untrusted.
     """

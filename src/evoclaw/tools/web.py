@@ -115,7 +115,7 @@ async def webfetch(
 
 
 def _page_text(found: FetchedPage, media_type: str, page: PageText) -> str:
-    about = f"{found.url} (status {found.status}, {media_type or 'type not said'})"
+    about = f"{found.url} (status {found.status}, {media_type or 'unknown type'})"
     if page.title:
         about += f"\nTitle: {page.title}"
     text, notes = page.text, [page.note] if page.note else []
@@ -156,11 +156,11 @@ async def _http_error(found: FetchedPage, media_type: str, details: dict[str, JS
 def _advice(found: FetchedPage) -> str:
     match found.status:
         case 401 | 403:
-            return ": it is not for everybody. Try another source"
+            return ": access is restricted. Try another source"
         case 404 | 410:
             return ": there is no such page. Check the URL or search for it"
         case 429:
-            return ": too many requests. Wait before you ask it again"
+            return ": too many requests. Wait before you try again"
         case status if status >= 500:
             return ": the server has a problem. Try again later, or another source"
         case _:
@@ -196,7 +196,7 @@ async def websearch(
     count: Count = 10,
     timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS,
 ) -> ToolOutput:
-    """Search the web. It answers with titles, addresses and snippets; read a page with webfetch.
+    """Search the web. Returns titles, URLs and snippets; read a page with webfetch.
 
     Args:
         searcher: Who searches.
@@ -229,7 +229,7 @@ async def codesearch(
     Args:
         searcher: Who searches.
         query: What to search for: names, an error message, a few technical words.
-        language: A programming language or library to stay with, such as python.
+        language: Restrict the search to a programming language or library, such as python.
         count: How many results to show at most.
         timeout_ms: How many milliseconds it may take, 120000 at most.
     """

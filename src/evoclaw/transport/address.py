@@ -56,7 +56,9 @@ class Address(Struct, frozen=True):
 
 def parse_url(url: str, *, password: str = "", tls: TlsSettings | None = None) -> Address:
     """Read `mqtt://user@host:1883` or `mqtts://host:8883`; raise `ConfigError`."""
-    wrong = ConfigError("the broker's address must be like mqtt://user@host:1883 or mqtts://host")
+    wrong = ConfigError(
+        "the broker's address must have the form mqtt://user@host:1883 or mqtts://host"
+    )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -76,5 +78,7 @@ def parse_url(url: str, *, password: str = "", tls: TlsSettings | None = None) -
     if parts.scheme == "mqtts":
         return Address(host, port or 8883, tls or TlsSettings(), user, password)
     if tls is not None:
-        raise ConfigError("TLS is set up, but the broker's address begins with mqtt:, not mqtts:")
+        raise ConfigError(
+            "TLS is configured, but the broker's address starts with mqtt:, not mqtts:"
+        )
     return Address(host, port or 1883, None, user, password)

@@ -264,7 +264,9 @@ class EmbeddedBroker:
             raise ConfigError(f"{self.port} is not a port; use 0 for any free port, or 1 to 65535")
         tls = () if self._tls is None else (self._tls.cert, self._tls.key)
         if not all(str(path).isprintable() for path in (self.folder, *tls)):
-            raise ConfigError(f"the name of the folder {str(self.folder)!r} cannot be used")
+            raise ConfigError(
+                f"the folder name {str(self.folder)!r} has control characters; rename the folder"
+            )
         if self._tls is None and not loopback:
             logger.warning(
                 "the broker on %s has no certificate: passwords are sent unencrypted; start with "
@@ -296,7 +298,7 @@ class EmbeddedBroker:
         if problem is not None:
             raise ConfigError(
                 f"the broker cannot listen on {self.host}, port {self.port}: "
-                f"{os.strerror(problem)}; end what uses it, or name another port"
+                f"{os.strerror(problem)}; stop the program that uses it, or choose another port"
             )
 
 
@@ -313,7 +315,7 @@ def _alone(folder: Path) -> int:
     except OSError:
         os.close(file)
         raise ConfigError(
-            f"a broker is running in {folder} already; use that one, or give this one another "
+            f"a broker is already running in {folder}; use that one, or give this one another "
             "folder"
         ) from None
     return file

@@ -96,8 +96,8 @@ class BrokerAccounts:
             return ()
         except (OSError, msgspec.DecodeError) as problem:
             raise ConfigError(
-                f"the accounts in {self.path} cannot be read ({problem}); put a copy back, or "
-                "move the file to another folder and give every edge a new account"
+                f"the accounts in {self.path} cannot be read ({problem}); restore the "
+                "file from a backup, or move it away and give every edge a new account"
             ) from None
 
     def valid(self, now: float) -> tuple[BrokerAccount, ...]:
@@ -139,7 +139,7 @@ class BrokerAccounts:
             known = self.all()
             kept = tuple(account for account in known if account.name != name)
             if len(kept) == len(known):
-                raise ConfigError(f"there is no account {name!r}; {_listed(known)}")
+                raise ConfigError(f"unknown account {name!r}; {_listed(known)}")
             write_private(self.path, msgspec.json.encode(kept))
 
     def renew_user(self, name: str) -> str:
@@ -171,12 +171,12 @@ class BrokerAccounts:
             if before is not None and (new or before.role is not role):
                 owner = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
                 raise ConfigError(
-                    f"there is an account {name!r} already, of {owner}; choose another "
+                    f"the account {name!r} already exists, of {owner}; choose another "
                     "name, or remove that account first"
                 )
             if before is not None and expires and not before.expires:
                 raise ConfigError(
-                    f"the edge {name!r} has joined already; choose another name, or remove it "
+                    f"the edge {name!r} has already joined; choose another name, or remove it "
                     f"first with `evoclaw edges revoke {name}`"
                 )
             password = password or token_urlsafe(24)

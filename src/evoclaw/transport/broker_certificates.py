@@ -52,7 +52,7 @@ def fetch_authority(address: Address, fingerprint: str) -> str:
             return ssl.DER_cert_to_PEM_cert(certificate)
     raise ConfigError(
         f"the broker at {where} does not show the certificate authority that the invitation names: "
-        "it may be another machine. Check the address and have a new invitation made, or copy the "
+        "it may be another machine. Check the address and create a new invitation, or copy the "
         "CA file here and use --ca-file"
     )
 

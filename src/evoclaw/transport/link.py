@@ -39,7 +39,7 @@ class TooLarge(EvoClawError):
     """The payload exceeds the link's limit; it was not sent."""
 
     def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"{size} bytes are more than the {limit} that the broker takes")
+        super().__init__(f"{size} bytes are more than the {limit} that the broker accepts")
         self.size, self.limit = size, limit
 
 
@@ -101,7 +101,7 @@ def topic_bytes(topic: str) -> bytes:
     """The encoded topic; raise `ValueError` if the broker would close the connection for it."""
     data = topic.encode()
     if not 0 < len(data) <= MAX_TOPIC_BYTES or _NOT_IN_TOPICS.search(topic) is not None:
-        raise ValueError(f"no message can go to the topic {topic[:80]!r}")
+        raise ValueError(f"no message can be published to the topic {topic[:80]!r}")
     return data
 
 

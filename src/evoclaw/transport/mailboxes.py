@@ -67,7 +67,7 @@ class OutboxMessage(Struct, frozen=True, omit_defaults=True):
 def read_inbox(data: bytes) -> InboxMessage:
     """Parse an inbox payload: a JSON object, or plain text."""
     if len(data) > MAX_TEXT_CHARS:
-        problem = f"{len(data):,} bytes are more than the {MAX_TEXT_CHARS:,} that are taken"
+        problem = f"{len(data):,} bytes are more than the {MAX_TEXT_CHARS:,} that are accepted"
         raise WireError(ErrorKind.TOO_LARGE, problem)
     try:
         text = data.decode()
@@ -100,7 +100,7 @@ def _checked(message: InboxMessage) -> InboxMessage:
     if message.session and not is_agent_id(message.session):
         raise WireError(ErrorKind.INVALID_PARAMS, f"the session's name must be {ID_RULE}", id_)
     if not message.message.strip():
-        raise WireError(ErrorKind.INVALID_PARAMS, "it has no text", id_)
+        raise WireError(ErrorKind.INVALID_PARAMS, "the message has no text", id_)
     return message
 
 

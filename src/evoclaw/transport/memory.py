@@ -63,7 +63,7 @@ class MemoryBroker:
         """Start a session; an older one of that client id ends."""
         older = self._sessions.get(session.client_id)
         if older is not None:
-            self.drop(older, "another party of this name came")
+            self.drop(older, "another client connected with the same name")
         self._sessions[session.client_id] = session
         for topic, payload in self._retained.items():
             session.take(Incoming(topic, payload, retained=True))
@@ -155,14 +155,14 @@ class MemoryLink:
 
     async def _reachable(self, party: Party) -> None:
         if not self._may_connect:
-            party.disconnected("the broker cannot be reached")
+            party.disconnected("the broker is unreachable")
         while not self._may_connect:
             await self._plugged.wait()
             await self._broker.reachable()
 
     async def _open(self, session: _Session, party: Party) -> None:
         if not self._may_connect:
-            return session.lost.set_result("the broker cannot be reached")
+            return session.lost.set_result("the broker is unreachable")
         self._broker.join(session)
         self._session = session
         return await party.connected()

@@ -118,7 +118,7 @@ def packet_bounds(data: bytes | bytearray, start: int) -> tuple[int, int]:
             first = start + index + 2
             return first, first + size
     if len(data) - start >= 5:
-        raise MalformedPacket("an endless length")
+        raise MalformedPacket("an unterminated length")
     return len(data) + 1, len(data) + 1
 
 
@@ -151,7 +151,7 @@ def read_publish(head: int, body: bytes, version: int) -> Publish:
     if head & _QOS_BITS:
         packet_id, at = int.from_bytes(body[end : end + 2], "big"), end + 2
         if head & _QOS_BITS != 0x02 or not packet_id:
-            raise MalformedPacket("a QoS that was not asked for, or no packet id")
+            raise MalformedPacket("an unexpected QoS, or no packet id")
     if end == 2 or at > len(body):
         raise MalformedPacket("no topic, or a topic that is longer than its message")
     if version == V5:
@@ -187,7 +187,7 @@ def _read_length(body: bytes, start: int) -> tuple[int, int]:
         size |= (byte & 127) << (7 * index)
         if byte < 128:
             return size, start + index + 1
-    raise MalformedPacket("a length that does not end")
+    raise MalformedPacket("an unterminated length")
 
 
 def _read_properties(body: bytes, start: int) -> tuple[dict[int, int], int]:

@@ -69,7 +69,10 @@ def failed(request_id: str, tool: str, kind: ErrorKind, text: str, **details: JS
 
 def job_started(request_id: str, name: str) -> Outcome:
     """The answer to a call that continues in the background."""
-    text = f"Job {request_id} has started and runs in the background. Ask for it later by that id."
+    text = (
+        f"Job {request_id} has started and runs in the background. Use that id to read its "
+        "result later."
+    )
     details: dict[str, JSON] = {"job_id": request_id, "state": "running"}
     return Outcome(request_id, "success", name, text, details=details)
 
@@ -91,8 +94,8 @@ def read_outcome(report: Report) -> Outcome:
         return failed(report.request_id, "", ErrorKind.INTERNAL, text)
     if outcome.status == "success" and not found and not outcome.blocks:
         text = (
-            "The agent's answer has no text: it must have `result` or `content`. The call may "
-            "have happened; look before you repeat it."
+            "The agent's answer has no text: it must have `result` or `content`. The "
+            "call may have happened; check before you repeat it."
         )
         return failed(report.request_id, outcome.tool, ErrorKind.INTERNAL, text)
     return outcome

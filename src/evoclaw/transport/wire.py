@@ -344,11 +344,11 @@ def _read_lenient_command(data: bytes) -> Command:
     inner = payload.get("request_id") if is_object(payload) else None
     request_id = raw.get("request_id") or inner or ""
     if not isinstance(request_id, str) or len(request_id) > MAX_REQUEST_ID_CHARS:
-        raise WireError(ErrorKind.INVALID_PARAMS, "the request_id is no short text")
+        raise WireError(ErrorKind.INVALID_PARAMS, "the request_id must be a short text")
     version = raw.get("v", WIRE_VERSION)
     if version != WIRE_VERSION:
         problem = (
-            f"protocol version {version!r} is not spoken here; this edge speaks {WIRE_VERSION}"
+            f"protocol version {version!r} is not supported; this edge supports {WIRE_VERSION}"
         )
         raise WireError(ErrorKind.VERSION_MISMATCH, problem, request_id)
     raw["expires_at"] = _seconds(raw.get("expires_at"))
@@ -384,7 +384,9 @@ def read_status(agent_id: str, data: bytes) -> Status:
     """Read a birth or a will."""
     status = convert({"agent_id": agent_id, "status": "online", **_object(data)}, Status)
     if status.agent_id != agent_id:
-        raise WireError(ErrorKind.CONFLICT, f"a status on {agent_id!r}'s topic is another's")
+        raise WireError(
+            ErrorKind.CONFLICT, f"a status on {agent_id!r}'s topic is from another agent"
+        )
     return status
 
 
@@ -404,7 +406,9 @@ def read_advert(agent_id: str, data: bytes) -> Advert:
     defaults: dict[str, JSON] = {"agent_id": agent_id, "llm": "v" not in raw}
     advert = convert({**defaults, **raw}, Advert)
     if advert.agent_id != agent_id:
-        raise WireError(ErrorKind.CONFLICT, f"an advert on {agent_id!r}'s topic is another's")
+        raise WireError(
+            ErrorKind.CONFLICT, f"an advert on {agent_id!r}'s topic is from another agent"
+        )
     return advert
 
 
@@ -498,5 +502,5 @@ def _seconds(value: JSON) -> float | None:
         try:
             return datetime.fromisoformat(value).timestamp()
         except ValueError:
-            raise WireError(ErrorKind.INVALID_PARAMS, f"{value!r} is no time") from None
+            raise WireError(ErrorKind.INVALID_PARAMS, f"{value!r} is not a time") from None
     return value

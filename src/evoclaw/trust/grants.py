@@ -109,7 +109,7 @@ class Verifier:
             self._keys = [b""]
         if any(len(key) != ed25519.KEY_BYTES for key in self._keys):
             raise ConfigError(
-                "invalid public key for grants: it has 43 characters, as the orchestrator shows it"
+                "invalid public key for grants; copy all 43 characters from the orchestrator"
             )
 
     def verify(
@@ -167,7 +167,8 @@ class Verifier:
         signed = _SIGNATURE_CONTEXT + payload
         if not any(ed25519.verify(key, signature, signed) for key in self._keys):
             raise GrantRefused(
-                GrantRefusal.BAD_SIGNATURE, "the grant was not signed by an orchestrator known here"
+                GrantRefusal.BAD_SIGNATURE,
+                "the grant was not signed by an orchestrator that this edge knows",
             )
         try:
             return msgspec.json.decode(payload, type=Grant)

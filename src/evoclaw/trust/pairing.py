@@ -93,7 +93,9 @@ class Invitations:
         with self._file.update() as known:
             found = [key for key, value in known.items() if value.id == id and value.used is None]
             if not found:
-                raise ConfigError(f"no unused invitation {id!r}; list the invitations to see them")
+                raise ConfigError(
+                    f"no unused invitation {id!r}: it was used, has expired or never existed"
+                )
             for key in found:
                 del known[key]
 
@@ -279,7 +281,7 @@ class Devices:
         def change(device: Device | None) -> Device:
             if device is None:
                 names = ", ".join(sorted(self._repository.read())) or "none"
-                raise ConfigError(f"no edge {agent_id!r} has joined; known: {names}")
+                raise ConfigError(f"unknown edge {agent_id!r}; known edges: {names}")
             done.append(work(device))
             return done[-1]
 

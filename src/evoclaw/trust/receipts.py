@@ -145,7 +145,7 @@ def _canonical_text(value: JSON) -> str:
         )
     if is_array(value):
         return "[" + ",".join(map(_canonical_text, value)) + "]"
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _utf16_order(name: str) -> bytes:
@@ -319,7 +319,7 @@ def read_receipt(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Sign
     if receipt.v != 1 or encode_receipt(receipt) != body:
         raise ReceiptRefused(ReceiptFlaw.MALFORMED, "the receipt is not in canonical form")
     if key is not None and receipt.key != key:
-        text = "the receipt was signed with another key than the pinned key of this device"
+        text = "the receipt was signed with a key other than the pinned key of this device"
         raise ReceiptRefused(ReceiptFlaw.OTHER_KEY, text)
     if not _signature_valid(receipt.key, signature, SIGNATURE_CONTEXT + body):
         text = "the receipt was not signed with the key that it names"

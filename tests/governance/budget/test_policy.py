@@ -104,7 +104,7 @@ async def test_fault_50_of_fifty_calls_in_one_reply_a_budget_of_one_runs_one() -
     )
     assert len(executor.started) == 1
     assert sum(result.error is None for result in results(records)) == 1
-    assert "used up" in results(records)[0].text
+    assert "used all of their calls" in results(records)[0].text
 
 
 async def test_tokens_are_reserved_for_the_longest_reply_and_settled_by_usage() -> None:

@@ -259,7 +259,7 @@ def test_nested_arguments_of_unknown_tools_are_checked() -> None:
         ('[[rules]]\nname = "r"\nthen = "deny"\nprogram = ["x"]', "rule r"),
         ('[[rules]]\nname = "r"\nthen = "deny"\narguments = ["x"]\ndenies = ["x"]', "`programs`"),
         ('[[rules]]\nname = "r"\nthen = "deny"\npaths = ["../x"]\ndenies = ["x"]', "`..`"),
-        ('[[rules]]\nname = "r"\nthen = "deny"\ndomains = ["a b"]\ndenies = ["x"]', "no domain"),
+        ('[[rules]]\nname = "r"\nthen = "deny"\ndomains = ["a b"]\ndenies = ["x"]', "not a domain"),
     ],
 )
 def test_an_error_in_a_rules_file_is_named_clearly(text: str, says: str) -> None:

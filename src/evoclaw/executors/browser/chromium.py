@@ -141,7 +141,7 @@ class Chromium:
         if session not in self._active and len(self._active) >= self._room:
             raise ToolFailure(
                 ErrorKind.QUEUE_FULL,
-                f"{self._room} sessions use the browser already. Try again later.",
+                f"{self._room} sessions already use the browser. Try again later.",
             )
         self._active.add(session)
         browser = await self._browser()
@@ -235,8 +235,8 @@ class Chromium:
         if self._sandbox and "sandbox" in message.lower():
             return ToolFailure(
                 ErrorKind.SANDBOX_UNAVAILABLE,
-                "Chromium cannot make its sandbox on this machine, and is not started without "
-                "it. Do without the browser; explain this to the user.",
+                "Chromium cannot create its sandbox on this machine, and is not started "
+                "without it. Continue without the browser; explain this to the user.",
             )
         return ToolFailure(
             ErrorKind.EXECUTION_FAILED,
@@ -341,7 +341,7 @@ class SessionBrowser:
             return ToolFailure(ErrorKind.EXECUTION_FAILED, BROWSER_ENDED_MESSAGE)
         message = " ".join(str(problem).split())[:300]
         return ToolFailure(
-            ErrorKind.EXECUTION_FAILED, f"The browser could not do it: {message}. Take a snapshot."
+            ErrorKind.EXECUTION_FAILED, f"The browser failed: {message}. Take a snapshot."
         )
 
     async def _drop(self) -> None:
@@ -371,6 +371,6 @@ def _is_up(start: asyncio.Task[_Running]) -> bool:
 def _late(seconds: float) -> ToolFailure:
     return ToolFailure(
         ErrorKind.TIMEOUT,
-        f"The browser did not get it done within {seconds:g} seconds. Take a snapshot to see how "
-        "far it came; if that fails too, close the browser and open the page again.",
+        f"The browser did not finish within {seconds:g} seconds. Take a snapshot to see "
+        "the current page; if that fails too, close the browser and open the page again.",
     )

@@ -146,7 +146,7 @@ def find_browser(named: str = "", *, env: Mapping[str, str] | None = None) -> Pa
     path = (os.environ if env is None else env).get("PATH", os.defpath)
     if named:
         found = shutil.which(named, path=path)
-        return Path(found) if found else f"there is no program {named!r}"
+        return Path(found) if found else f"no such program: {named!r}"
     for name in (*PROGRAM_NAMES, *PROGRAM_PATHS):
         if found := shutil.which(name, path=path):
             return Path(found)

@@ -162,6 +162,6 @@ def refused(url: str, reason: str) -> ToolFailure:
 def _too_much() -> ToolFailure:
     return ToolFailure(
         ErrorKind.TOO_LARGE,
-        f"The pages of this session have brought in more than {MAX_PROXY_BYTES:,} bytes. Close the "
+        f"The pages of this session have loaded more than {MAX_PROXY_BYTES:,} bytes. Close the "
         "browser and open only what you need.",
     )

@@ -185,7 +185,7 @@ class SessionPages:
         except Error as problem:
             raise self._unreached("the page before", problem) from None
         if came is None and not others:
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, "There is no page before this one.")
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "There is no previous page.")
         if came is None:
             await page.close()
             self._page = others[-1]
@@ -279,7 +279,8 @@ class SessionPages:
         if "Download is starting" in message:
             return ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
-                f"'{url[:200]}' is a download, and downloads are off. Use webfetch, if you can.",
+                f"'{url[:200]}' is a download, and downloads are disabled. Use webfetch, "
+                "if you can.",
             )
         if "Timeout" in message:
             return ToolFailure(
@@ -327,7 +328,9 @@ class SessionPages:
         self._later(dialog.accept() if leaving else dialog.dismiss())
 
     def _download(self, download: Download) -> None:
-        self._notes.append("The page began a download, which was refused: downloads are off.")
+        self._notes.append(
+            "The page started a download, which was refused: downloads are disabled."
+        )
 
     def _crash(self, page: Page) -> None:
         self.crashed = True

@@ -114,7 +114,7 @@ class McpConnection:
             reason = _told(task.exception())
         if not reason:
             waited = f"it did not answer within {self._server.start_timeout:g}s"
-            reason = "it ended" if self._ready.is_set() else waited
+            reason = "the connection ended" if self._ready.is_set() else waited
         return one_line(reason, MAX_NOTE_CHARS)
 
     @property
@@ -163,7 +163,7 @@ class McpConnection:
                     if cursor is None or len(found) > MAX_SERVER_TOOLS:
                         break
         except (MCPError, ValidationError, TimeoutError) as problem:
-            reason = str(problem).partition("\n")[0] or "it takes too long"
+            reason = str(problem).partition("\n")[0] or "it took too long"
             why = self.why() if not self.alive else one_line(reason, MAX_NOTE_CHARS)
             raise McpUnreachable(f"it does not list its tools: {why}") from None
         return found
@@ -190,14 +190,14 @@ class McpConnection:
         except ValidationError:
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
-                f"Error: The MCP server {self._server.name!r} gave an answer that is not valid. "
-                "The call may have happened all the same; look first.",
+                f"Error: The MCP server {self._server.name!r} sent an invalid answer. The "
+                "call may still have happened; check before you repeat it.",
             ) from None
         if isinstance(answer, types.InputRequiredResult):
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
-                f"Error: The MCP server {self._server.name!r} wants to be asked back for input, "
-                "which is not done here. Continue without this tool or explain to the user.",
+                f"Error: The MCP server {self._server.name!r} asked for more input, which "
+                "is not supported here. Continue without this tool or explain to the user.",
             )
         return answer
 
@@ -213,7 +213,7 @@ class McpConnection:
             case types.INVALID_PARAMS:
                 kind, text = ErrorKind.INVALID_PARAMS, f"refused the arguments: {message}"
             case types.METHOD_NOT_FOUND:
-                kind, text = ErrorKind.NOT_FOUND, f"does not know this tool any more: {message}"
+                kind, text = ErrorKind.NOT_FOUND, f"no longer has this tool: {message}"
             case _:
                 kind, text = ErrorKind.EXECUTION_FAILED, f"answered with an error: {message}"
         return ToolFailure(kind, f"Error: The MCP server {name!r} {text}", mcp_server=name)
@@ -277,7 +277,9 @@ async def _bound(response: httpx2.Response) -> None:
     assert isinstance(stream, httpx2.AsyncByteStream)
     if response.headers.get("content-encoding", "identity") != "identity":
         await stream.aclose()
-        raise httpx2.DecodingError("compressed without being asked", request=response.request)
+        raise httpx2.DecodingError(
+            "compressed although no compression was accepted", request=response.request
+        )
     if not kind.lower().startswith("text/event-stream"):
         response.stream = _Bounded(stream)
 

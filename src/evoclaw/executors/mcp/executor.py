@@ -121,8 +121,8 @@ class McpExecutor:
         try:
             answer = await connection.call(offered.remote, call.arguments, call.timeout, progress)
         except CallNotRun:
-            await self._drop_connection(connection, "it forgot our session")
-            raise self._offline("It did not run this call; ask again.") from None
+            await self._drop_connection(connection, "the server lost our session")
+            raise self._offline("It did not run this call; call the tool again.") from None
         except McpConnectionLost as lost:
             await self._drop_connection(connection, str(lost))
             raise self._lost(call) from None
@@ -134,7 +134,7 @@ class McpExecutor:
         if offered is None:
             raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._offers))
         if offered.tool.parameters != call.tool.parameters:
-            text = f"Error: Tool {call.name!r} has changed since it was offered; ask again."
+            text = f"Error: Tool {call.name!r} has changed since it was offered; call it again."
             raise ToolFailure(ErrorKind.CONFLICT, text)
         return offered
 
@@ -150,7 +150,7 @@ class McpExecutor:
                 self._give_up(connection, connection.why())
             wait = self._not_before - asyncio.get_running_loop().time()
             if wait > 0:
-                raise self._offline(f"It is tried again in {wait:.0f}s, not before.")
+                raise self._offline(f"The next attempt is in {wait:.0f}s.")
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(mark_retrieved)
         return await asyncio.shield(self._connecting)
@@ -160,7 +160,9 @@ class McpExecutor:
             # Imported only here: the SDK is an optional dependency.
             from evoclaw.executors.mcp.connection import McpConnection, McpUnreachable
         except ImportError as missing:
-            raise ConfigError(f"MCP needs more: pip install 'evoclaw[mcp]' ({missing})") from None
+            raise ConfigError(
+                f"MCP support is not installed ({missing}); run: pip install 'evoclaw[mcp]'"
+            ) from None
         connection = McpConnection(self.server, self.list_again)
         try:
             await connection.open()
@@ -228,14 +230,14 @@ class McpExecutor:
         why = f" ({self._reason})" if self._reason else ""
         return ToolFailure(
             ErrorKind.AGENT_OFFLINE,
-            f"Error: The MCP server {self.server.name!r} is not there{why}. {what_now}",
+            f"Error: The MCP server {self.server.name!r} is unreachable{why}. {what_now}",
             mcp_server=self.server.name,
         )
 
     def _lost(self, call: Call) -> ToolFailure:
         if call.safe_to_repeat:
             return self._offline(
-                "It disconnected during the call; ask again if it is still needed."
+                "It disconnected during the call; call the tool again if it is still needed."
             )
         return ToolFailure(
             ErrorKind.UNKNOWN,

@@ -226,12 +226,14 @@ class McpServer(Struct, frozen=True):
         """Raise `ConfigError` for an invalid configuration."""
         if not SERVER_NAME.fullmatch(self.name):
             raise ConfigError(
-                f"the MCP server name {self.name[:80]!r} must be letters, digits and `-`, with "
-                "single `_` between them, at most 32"
+                f"the MCP server name {self.name[:80]!r} must be at most 32 letters, "
+                "digits and `-`, with single `_` between them"
             )
         if bool(self.command) == bool(self.url):
-            raise ConfigError(f"the MCP server {self.name!r} needs either a command or a url")
+            raise ConfigError(f"the MCP server {self.name!r} needs either a `command` or a `url`")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"the url of the MCP server {self.name!r} must be http or https")
         if not 0 < self.timeout <= self.max_timeout or self.start_timeout <= 0:
-            raise ConfigError(f"the timeouts of the MCP server {self.name!r} make no sense")
+            raise ConfigError(
+                f"the timeouts of the MCP server {self.name!r} must be above 0 seconds"
+            )

@@ -83,11 +83,13 @@ class PinFile:
         def approve(pinned: ServerPins | None) -> ServerPins:
             if pinned is None:
                 known = ", ".join(sorted(self.all())) or "none"
-                raise ConfigError(f"no MCP server {server!r} was seen yet; seen: {known}")
+                raise ConfigError(f"unknown MCP server {server!r}; known servers: {known}")
             waits = pinned.waiting
             chosen = waits if names is None else {name: waits.get(name, "") for name in names}
             if missing := [name for name, found in chosen.items() if not found]:
-                raise ConfigError(f"nothing waits under the name {', '.join(sorted(missing))}")
+                raise ConfigError(
+                    f"no tool waits for approval under the name {', '.join(sorted(missing))}"
+                )
             remaining = {name: found for name, found in waits.items() if name not in chosen}
             return ServerPins({**pinned.approved, **chosen}, remaining)
 

@@ -84,7 +84,7 @@ class ServerProcess:
     async def _start(self) -> tuple[asyncio.subprocess.Process, int]:
         program = shutil.which(self._command[0], path=self._env["PATH"])
         if program is None:
-            raise ConfigError(f"there is no program {self._command[0]!r} on this machine")
+            raise ConfigError(f"the program {self._command[0]!r} is not installed on this machine")
         control_read, control = os.pipe()
         script = str(Path(__file__).parent.with_name("supervisor_program.py"))
         try:
@@ -123,7 +123,9 @@ class ServerProcess:
                 except ValueError:
                     rubbish += bool(line.strip())
                     if rubbish > MAX_GARBAGE_LINES:
-                        self.fault = "it writes rubbish to its standard output"
+                        self.fault = (
+                            "it wrote lines to its standard output that are not MCP messages"
+                        )
                         break
                     continue
                 await to_us.send(SessionMessage(message))

@@ -37,7 +37,7 @@ def to_result(call: Call, answer: types.CallToolResult, server: str) -> ToolResu
     details: dict[str, JSON] = {"mcp_server": server}
     if answer.is_error:
         reason = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-        text = f"Error: Tool {call.name!r} failed: {reason or 'the server does not say why'}"
+        text = f"Error: Tool {call.name!r} failed: {reason or 'the server gave no reason'}"
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, text, **details)
     return ToolResult(call.id, call.name, blocks or (TextBlock("(no output)"),), details=details)
 

@@ -50,17 +50,17 @@ def parse_ssh_url(url: str) -> SshTarget:
         parts = urlsplit(url)
         port = SSH_PORT if parts.port is None else parts.port
     except ValueError as problem:
-        raise ConfigError(f"{url!r} is no address: {problem}") from None
+        raise ConfigError(f"{url!r} is not an ssh address: {problem}") from None
     path = unquote(parts.path)
     wrong = None
     if parts.scheme != "ssh" or not parts.hostname:
         wrong = "write it as ssh://user@host:port/path"
     elif parts.password is not None:
-        wrong = "leave the password out, use a key or an agent"
+        wrong = "leave out the password; use a key or ssh-agent"
     elif parts.query or parts.fragment or "\0" in path:
         wrong = "leave out what follows the path"
     elif parts.hostname.startswith("-") or port == 0:
-        wrong = "the host or the port cannot be"
+        wrong = "the host or the port is invalid"
     elif path in ("", "/"):
         wrong = "name the folder to work in, such as /srv/project or /~/project"
     if wrong is not None or parts.hostname is None:
@@ -164,7 +164,7 @@ class SshConnection:
                 raise
             raise ToolFailure(
                 ErrorKind.AGENT_OFFLINE,
-                f"The connection to {self.name} broke twice. Explain this to the user.",
+                f"The connection to {self.name} was lost twice. Explain this to the user.",
             ) from None
 
     async def once(self, action: Callable[[SFTPClient], Awaitable[T]]) -> T:
@@ -188,8 +188,8 @@ class SshConnection:
         reason = f" ({problem})" if problem is not None and str(problem) else ""
         return ToolFailure(
             ErrorKind.UNKNOWN,
-            f"The connection to {self.name} broke{reason}. What was asked may have happened. "
-            "It was not tried again. Look first, then decide, or ask the user.",
+            f"The connection to {self.name} was lost{reason}. The call may have happened. "
+            "It was not repeated. Check first, then decide, or ask the user.",
         )
 
     async def _session(self) -> SFTPClient:
@@ -238,7 +238,8 @@ class SshConnection:
             raise ConfigError(self._untrusted(offered, problem)) from None
         except asyncssh.PermissionDenied:
             raise ConfigError(
-                f"{self.name} refused the login of {self._user or 'this user'}; add the public key "
+                f"{self.name} rejected the login of {self._user or 'this user'}; add the "
+                "public key "
                 "to ~/.ssh/authorized_keys there, or name another key or user"
             ) from None
         except asyncssh.KeyImportError as problem:
@@ -284,7 +285,7 @@ class SshConnection:
     def _trusted(self) -> bytes:
         """The content of the known-hosts file; never empty: asyncssh would use its default file."""
         if missing := [key for key in self._keys if not Path(key).is_file()]:
-            raise ConfigError(f"there is no key file {missing[0]!r}")
+            raise ConfigError(f"the key file {missing[0]!r} does not exist")
         try:
             return self._known_hosts.read_bytes() + b"\n"
         except FileNotFoundError:

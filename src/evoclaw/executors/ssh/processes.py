@@ -40,10 +40,10 @@ REFUSAL_MESSAGES = {
     "closed": (ErrorKind.PERMISSION_DENIED, "'{cwd}' may not be entered. Explain to the user."),
     "file": (ErrorKind.INVALID_PARAMS, "'{cwd}' is not a folder."),
     "missing": (ErrorKind.NOT_FOUND, "'{cwd}' does not exist. Use glob to see what there is."),
-    "root": (ErrorKind.NOT_FOUND, "The workspace is not there. Explain this to the user."),
+    "root": (ErrorKind.NOT_FOUND, "The workspace does not exist. Explain this to the user."),
     "program": (
         ErrorKind.NOT_FOUND,
-        "There is no program '{program}' on this machine. Use another one.",
+        "The program '{program}' is not installed on this machine. Use another one.",
     ),
 }
 
@@ -282,7 +282,7 @@ class SshProcesses:
                 "An argument contains a NUL character or is not valid text. Leave it out.",
             )
         if not argv or not argv[0]:
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, "No program was named.")
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, "The command names no program.")
         if any(not name or "=" in name or "\n" in name for name in env):
             raise ToolFailure(ErrorKind.INVALID_PARAMS, "An environment variable has no name.")
         sizes = [len(text) for text in texts]

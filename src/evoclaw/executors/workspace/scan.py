@@ -118,8 +118,8 @@ class WorkspaceScanner:
     def _too_large(self, max_folders: int) -> ConfigError:
         return ConfigError(
             f"the workspace '{self._files.roots[0]}' has more than {max_folders:,} folders, which "
-            "must all be checked after each command. Start EvoClaw in the folder of a project, or "
-            "raise max_folders in [sandbox]"
+            "must all be checked after each command. Start EvoClaw in a project folder, "
+            "or raise max_folders in [sandbox]"
         )
 
     def _read_folder(self, folder: str, role: str, above: str, update: _Update) -> None:

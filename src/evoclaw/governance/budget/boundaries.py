@@ -92,7 +92,7 @@ class Boundaries:
 
     def check_file_write(self, path: str) -> BoundaryFinding:
         """EF-02: may this be written?"""
-        return _check_path(self._write, path, "EF-02", "written")
+        return _check_path(self._write, path, "EF-02", "write")
 
     def check_command(self, command: str) -> BoundaryFinding:
         """EF-03: may this command run?"""
@@ -101,7 +101,7 @@ class Boundaries:
         if self._read is self._write is self._domains is None:
             return WITHIN_BOUNDARIES
         # A command may reach any path or host; this check cannot tell that it stays inside.
-        text = "a command is not bound by the paths and hosts of this budget"
+        text = "the paths and hosts of this budget cannot be checked for a command"
         return BoundaryFinding(EnforcementResult.ESCALATED, "EF-03", text)
 
     def check_network(self, domain: str) -> BoundaryFinding:
@@ -121,7 +121,7 @@ class Boundaries:
             return
         hosts = list(_hosts(call.arguments))
         if not hosts:
-            text = f"{call.name} does not say which host it reaches"
+            text = f"{call.name} does not name the host that it connects to"
             yield BoundaryFinding(EnforcementResult.ESCALATED, "EF-04", text)
         yield from (self.check_network(host) for host in hosts)
 
@@ -134,14 +134,14 @@ def _read_paths(call: Call) -> tuple[str, ...]:
 
 
 def _check_path(
-    patterns: tuple[re.Pattern[str], ...] | None, path: str, point: str, done: str
+    patterns: tuple[re.Pattern[str], ...] | None, path: str, point: str, access: str
 ) -> BoundaryFinding:
     if patterns is None:
         return WITHIN_BOUNDARIES
     clean = clean_path(path)
     if any(pattern.fullmatch(clean) for pattern in patterns):
         return WITHIN_BOUNDARIES
-    text = f"{path[:200]!r} is outside of what may be {done} in this run; name a path inside"
+    text = f"{path[:200]!r} is outside the paths that this run may {access}; use a path inside them"
     return BoundaryFinding(EnforcementResult.BLOCKED, point, text)
 
 

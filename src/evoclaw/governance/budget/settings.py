@@ -128,7 +128,7 @@ def check_budget(settings: BudgetSettings) -> None:
     for name, action in settings.actions.items():
         where = f"budget.actions.{name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-            raise ConfigError(f"{where}: a name has letters, digits, _ and -, at most 64")
+            raise ConfigError(f"{where}: a name has only letters, digits, _ and -, at most 64")
         if not action.tools:
             raise ConfigError(f"{where}: tools is empty, so nothing is limited; name a tool")
         parse_duration(action.per, where)
@@ -137,7 +137,9 @@ def check_budget(settings: BudgetSettings) -> None:
         if kinds.per:
             parse_duration(kinds.per, f"budget.{where}")
     if settings.ask_at < settings.warn_at:
-        raise ConfigError("budget: ask_at is below warn_at; ask_at must be the larger one")
+        raise ConfigError(
+            "budget: ask_at is below warn_at; set ask_at to the same share or a larger one"
+        )
 
 
 def parse_duration(text: str, where: str = "budget") -> float:
@@ -145,7 +147,7 @@ def parse_duration(text: str, where: str = "budget") -> float:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not seconds:
-        raise ConfigError(f"{where}: {text[:40]!r} is no duration; write 30s, 10m, 1h or 7d")
+        raise ConfigError(f"{where}: {text[:40]!r} is not a duration; write 30s, 10m, 1h or 7d")
     return seconds
 
 

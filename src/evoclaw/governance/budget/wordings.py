@@ -36,14 +36,17 @@ def refusal_for_model(refusal: InsufficientFunds) -> str:
     kind = refusal.kind
     if kind.startswith(ACTION_PREFIX):
         name = kind.removeprefix(ACTION_PREFIX)
-        text = f"{name} may not be done more often within {refusal.per:,.0f} seconds"
+        text = f"{name} has reached its limit within {refusal.per:,.0f} seconds"
         return f"{text}. Do not try again now; tell the user."
     if not refusal.left:
-        what = f"the {'time' if kind == SECONDS else kind} that this run and its sub-runs have "
-        return f"{what}together are used up. Answer with what you have."
+        what = (
+            "this run and its sub-runs have used all of their "
+            f"{'time' if kind == SECONDS else kind}"
+        )
+        return f"{what}. Answer with what you have."
     left = format_amount(kind, refusal.left)
     wanted = format_amount(kind, refusal.wanted)
-    return f"only {left} left, and it takes up to {wanted}. Do less at once."
+    return f"only {left} left, and this may need {wanted}. Do less in one step."
 
 
 def refusal_for_people(refusal: InsufficientFunds) -> str:

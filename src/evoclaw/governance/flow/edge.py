@@ -22,8 +22,8 @@ class EdgeFlow(Policy):
         if not (tool.has_side_effects or (tool.sends and label.private)):
             return ALLOW
         reason = (
-            f"this device runs nothing that acts once text from {untrusted_sources(call)} "
-            "was read. "
+            "this device refuses calls that act once the model has read text from "
+            f"{untrusted_sources(call)}. "
             "Continue without it, and tell the user what you would have done."
         )
         return Deny("untrusted", reason, f"{call.name} in a context with {untrusted_sources(call)}")

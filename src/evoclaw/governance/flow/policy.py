@@ -156,11 +156,11 @@ class Flow(Policy):
             return ALLOW
         sources = untrusted_sources(call)
         reason = (
-            "untrusted input, private data and acting may not come together in one run without a "
+            "untrusted input, private data and actions may not be combined in one run without a "
             f"person's approval. Untrusted or private text came through {sources}. "
             "Continue without this call and tell the user what you would have done."
         )
-        people = f"{call.name} would be the third of: untrusted input, private data, acting"
+        people = f"{call.name} would combine untrusted input, private data and an action"
         return Ask("rule_of_two", reason, f"{people} (through {sources})")
 
     def _grounded(self, call: Call, tool: Tool, index: ConversationIndex) -> Verdict:
@@ -189,7 +189,7 @@ class Flow(Policy):
             and not mentions_any(kinds, index.user_stems)
         ):
             # No value of the call is the user's own: then the user must have named its object.
-            return UngroundedValue("", tool.name, "the user did not speak of such a thing")
+            return UngroundedValue("", tool.name, "the user did not mention such a thing")
         return problem
 
 
@@ -296,7 +296,7 @@ def _leaked_value(call: Call, index: ConversationIndex) -> UngroundedValue | Non
                 _is_trusted_token(token, index) for token in tokenize(normalize(leaf))
             ):
                 continue
-            return UngroundedValue(name, leaf, "private data was read, and this would carry it out")
+            return UngroundedValue(name, leaf, "private data was read, and this could send it out")
     return None
 
 

@@ -254,7 +254,7 @@ class CompiledRule:
 
 def _shown(resolved: ResolvedPath) -> str:
     effect = resolved.effect
-    path = effect.pattern.replace(chr(92), "") or "a path only known later"
+    path = effect.pattern.replace(chr(92), "") or "a path that is known only at run time"
     return f"{effect.access.value} {path}"
 
 

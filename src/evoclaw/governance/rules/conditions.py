@@ -277,7 +277,7 @@ class DomainPatterns:
         name = canonical(text.removeprefix("*."))
         if not name or "*" in name:
             raise ConfigError(
-                f"{text!r} is no domain; write example.org, *.example.org or an address"
+                f"{text!r} is not a domain; write example.org, *.example.org or an IP address"
             )
         if text.startswith("*."):
             self._suffixes.append(f".{name}")

@@ -160,7 +160,7 @@ def _check(found: RuleDocument, name: str) -> None:
     for rule in found.rules:
         where = f"{name}, rule {rule.name!r}"
         if not rule.name or not rule.name.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError(f"{where}: a name has letters, digits and hyphens")
+            raise ConfigError(f"{where}: a name has only letters, digits and hyphens")
         if rule.name in seen:
             raise ConfigError(f"{where}: another rule has this name; rename one of them")
         seen.add(rule.name)

@@ -99,7 +99,7 @@ def _refuse(rule: Rule, key: str, example: str | CallExample, judged: Judgement)
     if key == "allows" and rule.then is not RuleAction.ALLOW and not _mentions(judged, rule):
         outcome = "the rule matches it"
     raise ConfigError(
-        f"rule {rule.name!r}: its example {shown!r} under `{key}` does not hold: {outcome}; "
+        f"rule {rule.name!r}: its example {shown!r} under `{key}` fails: {outcome}; "
         "change the rule or the example"
     )
 

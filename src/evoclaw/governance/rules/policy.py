@@ -141,8 +141,8 @@ class RulePolicy(Policy):
                 )
             else:
                 code, why = f"maybe:{rule.name}", f"{rule.name}: perhaps {by}"
-                people = f"it may be what {rule.name} is about: {by}"
-                reason = f"the rule {rule.name!r} may be about {by}. Say it in a plainer way."
+                people = f"the rule {rule.name} may match: {by}"
+                reason = f"the rule {rule.name!r} may match: {by}. Write a simpler command."
             findings.append(RuleFinding(then, code, why, reason, people))
         return findings
 
@@ -150,7 +150,7 @@ class RulePolicy(Policy):
         document, effects = self.document, seen.effects
         if effects.unreadable:
             why = effects.unreadable
-            reason = f"the command cannot be judged: {why}. Write it in a plainer way."
+            reason = f"the command cannot be analysed: {why}. Write a simpler command."
             findings.append(RuleFinding(document.unreadable, "unreadable", why, reason))
         rules = [rule for rule in self._allowing if rule.applies_to(seen.call)]
         covered = {
@@ -161,12 +161,12 @@ class RulePolicy(Policy):
         if document.code is not RuleAction.ALLOW:
             for name in effects.code:
                 if name not in covered:
-                    why = f"{name} is given code that is not looked into"
-                    reason = f"{why}. Use plain commands, or a tool for files."
+                    why = f"{name} runs code that the rules cannot analyse"
+                    reason = f"{why}. Use plain commands, or the file tools."
                     findings.append(RuleFinding(document.code, "code", why, reason))
         for setting in effects.settings if document.environment is not RuleAction.ALLOW else ():
             if setting.dangerous and not any(rule.allows_setting(setting) for rule in rules):
-                why = f"it sets {setting.name}, by which programs load or run something else"
+                why = f"it sets {setting.name}, which makes programs load or run other code"
                 findings.append(RuleFinding(document.environment, "environment", why, f"{why}."))
         if document.default is not RuleAction.ALLOW:
             self._judge_allowlist(seen, rules, findings)

@@ -138,13 +138,15 @@ class EgressGateway:
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             head = await reader.readuntil(END_OF_HEAD)
         if len(self._serving) > self._limits.connections:
-            await tunnels.answer(writer, "503 Service Unavailable", "Too many connections at once.")
+            await tunnels.answer(
+                writer, "503 Service Unavailable", "Too many concurrent connections."
+            )
             return
         try:
             request = read_head(head)
         except MalformedRequest as problem:
             self._report(EgressConnection("", 0, refused=str(problem)))
-            await tunnels.answer(writer, "400 Bad Request", f"Not passed on: {problem}.")
+            await tunnels.answer(writer, "400 Bad Request", f"Request rejected: {problem}.")
             return
         connection = _OpenConnection(request, self._limits)
         try:
@@ -154,7 +156,7 @@ class EgressGateway:
             connection.refused = failure.message
             await tunnels.answer(writer, "403 Forbidden", failure.message)
         except OSError as problem:
-            connection.refused = f"no connection: {problem}"
+            connection.refused = f"connection failed: {problem}"
             await tunnels.answer(writer, "502 Bad Gateway", f"'{connection.host}': {problem}")
         else:
             try:
@@ -170,7 +172,9 @@ class EgressGateway:
         if not self._may_use_port(port):
             raise _denied(f"{host}:{port}", "commands may not connect to this port")
         if not self._may(host):
-            raise _denied(host, "it is not on the list of hosts that commands may reach")
+            raise _denied(
+                host, "it is not in `commands` of [network], the hosts that commands may reach"
+            )
         if self._total >= self._limits.total_bytes:
             raise _denied(host, f"the limit of {self._limits.total_bytes:,} bytes is used up")
         return await self._guard.target(request.url)
@@ -210,7 +214,7 @@ class EgressGateway:
             self._total += size
             connection.add(size, out=out)
             if self._total > self._limits.total_bytes:
-                connection.cut("too many bytes in all")
+                connection.cut("too many bytes in total")
             return not connection.refused
 
         return count

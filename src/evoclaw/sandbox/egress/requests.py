@@ -50,7 +50,7 @@ def read_head(head: bytes) -> ProxyRequest:
             raise MalformedRequest("CONNECT needs a host and a port")
         return ProxyRequest(f"https://{place}/", tunnel=True)
     if not place.lower().startswith("http://"):
-        raise MalformedRequest("this is a proxy: ask for a whole http:// URL, or CONNECT")
+        raise MalformedRequest("this is a proxy: request a complete http:// URL, or use CONNECT")
     authority = re.split(r"[/?#]", place[7:], maxsplit=1)[0]
     _check_host(authority, [value for name, value in pairs if name == b"host"])
     return ProxyRequest(place, tunnel=False, length=_length(pairs))
@@ -61,7 +61,7 @@ def _check_host(authority: str, said: list[bytes]) -> None:
     if len(said) > 1:
         raise MalformedRequest("there are two Host headers")
     if said and _plain(said[0].decode("latin-1")) != _plain(authority):
-        raise MalformedRequest("the Host header names another host than the URL")
+        raise MalformedRequest("the Host header and the URL name different hosts")
 
 
 def _plain(authority: str) -> str:

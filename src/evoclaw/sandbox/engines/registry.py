@@ -107,7 +107,7 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         for name in (self.engine, *self.tools.values()):
             if name not in ENGINE_NAMES:
                 known = ", ".join(ENGINE_NAMES)
-                raise ConfigError(f"there is no sandbox engine '{name}': choose one of {known}")
+                raise ConfigError(f"unknown sandbox engine '{name}': choose one of {known}")
         for name in (
             "memory",
             "processes",
@@ -121,10 +121,10 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
                 raise ConfigError(f"sandbox.{name} must be at least 1")
         for path in (*self.writable, *self.readable):
             if not Path(path).expanduser().is_absolute():
-                raise ConfigError(f"sandbox folders are absolute paths, not '{path}'")
+                raise ConfigError(f"sandbox folders must be absolute paths, not '{path}'")
         if self.preset not in ("", *PRESETS):
             known = ", ".join(PRESETS)
-            raise ConfigError(f"there is no sandbox preset '{self.preset}': choose one of {known}")
+            raise ConfigError(f"unknown sandbox preset '{self.preset}': choose one of {known}")
         for path in self.devices:
             _check_device(path)
         if (self.devices or self.preset) and FIREJAIL in (self.engine, *self.tools.values()):
@@ -150,7 +150,7 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if root == "/" or root.split("/")[1] in SYSTEM_FOLDERS:
             raise ConfigError(
                 f"'{root}' cannot be the workspace of a sandbox: commands could change the system. "
-                "Choose a folder of its own, for example below your home"
+                "Choose a separate folder, for example in your home folder"
             )
         preset = PRESETS.get(self.preset, SandboxPreset())
         present = (path for path in preset.devices if Path(path).exists())
@@ -179,8 +179,8 @@ def _check_device(path: str) -> None:
     real = Path(_real(path))
     if not real.is_char_device() or real.parts[:2] != ("/", "dev") or real.name in MEMORY_DEVICES:
         raise ConfigError(
-            f"'{path}' cannot be used in a sandbox: name device nodes of this machine such as "
-            "/dev/gpiomem, and neither disks nor memory"
+            f"'{path}' cannot be used in a sandbox: name device nodes of this machine "
+            "such as /dev/gpiomem, but no disk or memory"
         )
 
 

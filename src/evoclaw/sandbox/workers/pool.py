@@ -347,7 +347,8 @@ def sandbox_unavailable(reason: str, **details: JSON) -> ToolFailure:
     """
     return ToolFailure(
         ErrorKind.SANDBOX_UNAVAILABLE,
-        f"Commands must run in a sandbox here, and it cannot be used: {reason}. Nothing was run. "
+        "Commands must run in a sandbox here, and the sandbox is not available: "
+        f"{reason}. Nothing was run. "
         "Explain this to the user.",
         reason=reason,
         **details,

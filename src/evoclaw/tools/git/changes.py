@@ -92,7 +92,7 @@ def branch_line(about: Mapping[str, str]) -> str:
     line += ", no commit yet" if oid == "(initial)" else f" at {oid[:10]}"
     if upstream := about.get("branch.upstream"):
         ahead, _, behind = about.get("branch.ab", "").partition(" ")
-        distance = f"{ahead[1:]} ahead, {behind[1:]} behind" if behind else "which is gone"
+        distance = f"{ahead[1:]} ahead, {behind[1:]} behind" if behind else "which no longer exists"
         line += (
             f"; follows {upstream}: {distance}" if behind else f"; follows {upstream}, {distance}"
         )

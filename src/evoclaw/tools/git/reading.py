@@ -174,7 +174,7 @@ async def git_log(
         exec: The machine's processes.
         files: The machine's files.
         max_count: How many to show at most.
-        commit: Where to begin: a hash, a branch or a tag.
+        commit: Where to start: a hash, a branch or a tag.
         paths: Only commits that changed these files or folders, relative to `workdir`.
         workdir: A folder of the repository, relative to the workspace.
         timeout_ms: How many milliseconds it may take, 300000 at most.
@@ -199,7 +199,7 @@ async def git_log(
     fitting = _fitting(entries, MAX_SHOWN_BYTES)
     lines = entries[:fitting] or ["No commit changed these files."]
     if fitting < len(entries) or complete is not done.stdout:
-        lines.append(f"[There are more; go on with commit={commits[fitting - 1][1]}~1.]")
+        lines.append(f"[There are more; continue with commit={commits[fitting - 1][1]}~1.]")
     hashes: list[JSON] = [fields[0].strip() for fields in commits[:fitting]]
     return text_output(["\n\n".join(lines)], {"commits": hashes})
 

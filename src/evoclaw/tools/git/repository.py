@@ -332,7 +332,7 @@ async def _check_path(files: FileOps, path: str) -> None:
             return
         raise ToolFailure(
             ErrorKind.PERMISSION_DENIED,
-            f"The repository uses '{path}', which lies outside the workspace. Only repositories "
+            f"The repository uses '{path}', which is outside the workspace. Only repositories "
             "wholly inside it may be used; explain this to the user.",
         ) from None
 
@@ -356,7 +356,7 @@ def git_failure(what: str, done: CompletedProcess) -> ToolFailure:
     output = to_text(done.stderr[-MAX_STDERR_BYTES:] or done.stdout[-MAX_STDERR_BYTES:])[0].strip()
     hint = ""
     if ".lock': File exists" in output:
-        hint = " Another git may be at work here: try again later, or ask the user."
+        hint = " Another git process may be running here: try again later, or ask the user."
     reason = output or f"exit code {done.exit_code}"
     return ToolFailure(
         ErrorKind.EXECUTION_FAILED,
@@ -370,7 +370,8 @@ def _no_repository(workdir: str, done: CompletedProcess) -> ToolFailure:
     if "not a git repository" in stderr:
         return ToolFailure(
             ErrorKind.NOT_FOUND,
-            f"'{workdir}' is not in a git repository. Use a `workdir` that is, or do without git.",
+            f"'{workdir}' is not in a git repository. Use a `workdir` that is, or "
+            "continue without git.",
         )
     if "dubious ownership" in stderr:
         return _refused("it belongs to another user of this machine")
@@ -382,7 +383,7 @@ def _no_repository(workdir: str, done: CompletedProcess) -> ToolFailure:
 def _refused(why: str) -> ToolFailure:
     return ToolFailure(
         ErrorKind.PERMISSION_DENIED,
-        f"This repository is not opened: {why}. Explain this to the user.",
+        f"This repository cannot be used: {why}. Explain this to the user.",
     )
 
 
@@ -393,5 +394,5 @@ def _invalid(problem: str) -> ToolFailure:
 def _git_not_installed() -> ToolFailure:
     return ToolFailure(
         ErrorKind.NOT_FOUND,
-        "git is not installed on this machine. Do without it, or ask the user to install it.",
+        "git is not installed on this machine. Continue without it, or ask the user to install it.",
     )

@@ -65,14 +65,14 @@ async def git_commit(
     Args:
         exec: The machine's processes.
         files: The machine's files.
-        message: What to say about the change: a short first line, then more if needed.
-        paths: Only these files or folders, new ones too. If not given: what is staged, and every
-            change of files that git knows already.
+        message: The commit message: a short first line, then more if needed.
+        paths: Only these files or folders, new ones too. If omitted: what is staged, and every
+            change of tracked files.
         workdir: A folder of the repository, relative to the workspace.
         timeout_ms: How many milliseconds it may take, 300000 at most.
     """
     if not message.strip():
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, "The message is empty: say what changed.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, "The message is empty: describe what changed.")
     repository = await open_repository(exec, files, workdir)
     named = repository.paths(paths)
     untracked = "--untracked-files=all" if named else "--untracked-files=no"
@@ -115,13 +115,13 @@ def _check_commit(found: Changes, named: Sequence[str]) -> None:
     if not found.files and not named:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            "Nothing to commit: no file that git knows is changed. Name new files in `paths`.",
+            "Nothing to commit: no tracked file is changed. Name new files in `paths`.",
         )
     unchanged = [name for name in named if not any(change.is_below(name) for change in found.files)]
     if unchanged:
         raise ToolFailure(
             ErrorKind.INVALID_PARAMS,
-            f"Nothing to commit in {name_some(unchanged)}: unchanged, ignored, or not there.",
+            f"Nothing to commit in {name_some(unchanged)}: unchanged, ignored, or missing.",
         )
     nested = [change.path for change in found.files if change.path.endswith("/")]
     if nested:
@@ -138,7 +138,7 @@ def _check_commit(found: Changes, named: Sequence[str]) -> None:
         raise ToolFailure(
             ErrorKind.CONFLICT,
             f"In conflict: {name_some(conflicted)}. "
-            "Put these files in order, then name them in `paths`.",
+            "Resolve the conflicts, then name these files in `paths`.",
         )
 
 
@@ -182,7 +182,7 @@ async def git_branch(
         files: The machine's files.
         action: What to do.
         name: The branch to create, switch to or delete.
-        start: The commit, branch or tag at which a new branch begins.
+        start: The commit, branch or tag at which a new branch starts.
         workdir: A folder of the repository, relative to the workspace.
         timeout_ms: How many milliseconds it may take, 300000 at most.
     """
@@ -209,7 +209,7 @@ async def _check_name(repository: Repository, name: str) -> None:
         valid = done.exit_code == 0
     if not valid:
         raise ToolFailure(
-            ErrorKind.INVALID_PARAMS, f"'{name}' cannot be the name of a branch. Give `name`."
+            ErrorKind.INVALID_PARAMS, f"'{name}' is not a valid branch name. Set `name`."
         )
 
 

@@ -94,7 +94,7 @@ async def _plan(ops: FileOps, changes: Sequence[FileChange]) -> list[_FileStep]:
 
 async def _step(ops: FileOps, change: FileChange, budget: HunkSearchBudget) -> _FileStep:
     name = quote(change.path)
-    notes = ["its rights were not changed"] if change.changes_mode else []
+    notes = ["its file mode was not changed"] if change.changes_mode else []
     if change.action is Action.ADD:
         await _refuse_existing(ops, change.path)
         return _FileStep(change, None, b"".join(hunk.new for hunk in change.hunks), notes)
@@ -103,7 +103,7 @@ async def _step(ops: FileOps, change: FileChange, budget: HunkSearchBudget) -> _
         return _FileStep(change, before, None)
     if change.target:
         await _refuse_existing(ops, change.target)
-        notes.append("it has the rights of a new file")
+        notes.append("it has the file mode of a new file")
     done = PatchedFile(before)
     if change.hunks:
         done = await asyncio.to_thread(apply_hunks, before, change.hunks, name, budget)
@@ -129,7 +129,7 @@ async def _refuse_existing(ops: FileOps, path: str) -> None:
         raise
     what = "a folder" if about.kind == "dir" else "a file"
     raise invalid_patch(
-        f"{quote(path)} is to be made, but there is {what} of that name. Read it, and update it "
+        f"{quote(path)} is to be created, but {what} of that name exists. Read it, and update it "
         "instead of adding it."
     )
 
@@ -183,7 +183,7 @@ class _Transaction:
 
     async def _change(self, path: str, before: bytes | None, after: bytes | None) -> None:
         if self.cancelled:
-            raise ToolFailure(ErrorKind.CANCELLED, "The call was given up.")
+            raise ToolFailure(ErrorKind.CANCELLED, "The call was cancelled.")
         if after is None:
             await self._ops.remove(path)
         else:
@@ -220,11 +220,11 @@ def _in_order(steps: Sequence[_FileStep]) -> list[tuple[str, bytes | None, bytes
 def _rolled_back_failure(problem: ToolFailure, done: int, failures: Sequence[str]) -> ToolFailure:
     if failures:
         text = (
-            f"{problem.message} The patch was broken off, and these files could NOT be put back "
-            f"as they were: {'; '.join(failures[:MAX_LISTED_FILES])}. Tell the user."
+            f"{problem.message} The patch was aborted, and these files could NOT be restored: "
+            f"{'; '.join(failures[:MAX_LISTED_FILES])}. Tell the user."
         )
         return ToolFailure(ErrorKind.EXECUTION_FAILED, text, notput_back=list(failures))
-    back = f" What was written before ({done} files) was put back." if done else ""
+    back = f" The {done} files written so far were restored." if done else ""
     return ToolFailure(problem.kind, f"{problem.message} Nothing of the patch was kept.{back}")
 
 
@@ -315,7 +315,7 @@ def _check(changes: list[FileChange]) -> None:
         for path in {change.path, change.target} - {""}:
             if path in seen:
                 raise invalid_patch(
-                    f"{quote(path)} is in the patch twice. Put all that changes in a file into "
+                    f"{quote(path)} is in the patch twice. Put all changes of a file into "
                     "one section, or make two patches."
                 )
             seen.add(path)

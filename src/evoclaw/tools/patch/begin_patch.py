@@ -74,7 +74,7 @@ class _BeginPatchParser:
                 body.add(line)
             elif line.strip():
                 raise invalid_patch(
-                    f"{quote(path)} is a new file: each of its lines must begin with '+', "
+                    f"{quote(path)} is a new file: each of its lines must start with '+', "
                     f"but line {self._at + 1} of the patch is {quote(line)}."
                 )
             self._at += 1
@@ -91,7 +91,7 @@ class _BeginPatchParser:
         while not self._section_ends():
             hunks.append(self._hunk(path, len(hunks) + 1))
         if not hunks and not target:
-            raise invalid_patch(f"The patch says nothing that changes {quote(path)}.")
+            raise invalid_patch(f"The patch changes nothing in {quote(path)}.")
         return FileChange(Action.MOVE if target else Action.UPDATE, path, tuple(hunks), target)
 
     def _section_ends(self) -> bool:
@@ -121,7 +121,7 @@ class _BeginPatchParser:
             if not body.add(line):
                 raise invalid_patch(
                     f"Line {self._at + 1} of the patch, in hunk {number} of {quote(path)}, is "
-                    f"{quote(line)}: it must begin with ' ', '-', '+' or '@@'."
+                    f"{quote(line)}: it must start with ' ', '-', '+' or '@@'."
                 )
             self._at += 1
         if self._line().rstrip() == END_OF_FILE:

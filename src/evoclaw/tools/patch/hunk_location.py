@@ -33,8 +33,8 @@ class HunkSearchBudget:
         self.left -= amount
         if self.left < 0:
             raise invalid_patch(
-                f"{name}, {hunk.label}: finding its place takes too long, for the lines repeat "
-                "or the line numbers are far off. Read the file again and make the patch anew."
+                f"{name}, {hunk.label}: locating it takes too long, because the lines repeat "
+                "or the line numbers are far off. Read the file again and write a new patch."
             )
 
 
@@ -206,8 +206,9 @@ class _HunkLocator:
             below = down >= 0 and data.startswith(old, down)
             if above and below:
                 raise invalid_patch(
-                    f"{self._name}, {hunk.label}: its lines are {distance} lines above and as far "
-                    "below of where the patch says. Add lines around them or correct the numbers."
+                    f"{self._name}, {hunk.label}: its lines occur {distance} lines above "
+                    f"and {distance} "
+                    "below the stated line. Add lines around them or correct the numbers."
                 )
             if above or below:
                 return (up, -distance) if above else (down, distance)
@@ -266,8 +267,8 @@ class _HunkLocator:
         if not hunk.anchors:
             if self._data:
                 raise invalid_patch(
-                    f"{self._name}, {hunk.label}: it has only new lines, so that their place is "
-                    "not known. Add some lines of the file around them."
+                    f"{self._name}, {hunk.label}: it has only new lines, so their "
+                    "position is unknown. Add some lines of the file around them."
                 )
             return 0, b"", new
         if again >= 0:
@@ -283,7 +284,7 @@ class _HunkLocator:
 
     def _ambiguous(self, hunk: Hunk, first: int, second: int) -> ToolFailure:
         return invalid_patch(
-            f"{self._name}, {hunk.label}: its place is not clear: it can be at line "
+            f"{self._name}, {hunk.label}: its position is ambiguous: it fits at line "
             f"{self._number(first)} and at line {self._number(second)}. Add lines of the file "
             "around the change, or an '@@' line with the line that opens the part it is in."
         )

@@ -134,7 +134,7 @@ def patch_path(name: bytes) -> str:
     except UnicodeDecodeError:
         raise invalid_patch(f"The file name {quote(name)} is not UTF-8.") from None
     if not path.strip() or path.endswith("/") or len(path) > MAX_PATH_CHARS:
-        raise invalid_patch(f"The patch has no proper name for a file: {quote(path)}.")
+        raise invalid_patch(f"The patch has an invalid file name: {quote(path)}.")
     if any(ord(character) < 32 or ord(character) == 127 for character in path):
         raise invalid_patch(f"The file name {quote(path)} has control characters.")
     if path.startswith("/"):

@@ -74,8 +74,8 @@ class _UnifiedDiffParser:
                 found.append(self._file())
             elif HUNK_HEADER.match(line):
                 raise invalid_patch(
-                    f"Line {self._at + 1} of the patch, {quote(line)}, begins a hunk, but no "
-                    "'--- ' and '+++ ' lines above it say of which file."
+                    f"Line {self._at + 1} of the patch, {quote(line)}, starts a hunk, but "
+                    "no '--- ' and '+++ ' lines above it name the file."
                 )
             else:
                 self._at += 1
@@ -105,7 +105,7 @@ class _UnifiedDiffParser:
             self._at += 2
             if not HUNK_HEADER.match(self._peek() or b""):
                 raise invalid_patch(
-                    f"No hunk follows {quote(b'+++ ' + headers.new)}: it must begin with "
+                    f"No hunk follows {quote(b'+++ ' + headers.new)}: it must start with "
                     "'@@ -line,count +line,count @@'."
                 )
         above = 0
@@ -203,9 +203,9 @@ def _change(headers: _FileHeaders, hunks: tuple[Hunk, ...]) -> FileChange:
     patch_path(old)
     if not hunks:
         raise invalid_patch(
-            f"The patch only changes the rights of {quote(path)}, which a patch cannot do here."
+            f"The patch only changes the file mode of {quote(path)}, which is not supported here."
             if rights
-            else f"The patch says nothing that changes {quote(path)}."
+            else f"The patch changes nothing in {quote(path)}."
         )
     return FileChange(Action.UPDATE, path, hunks, changes_mode=rights)
 
@@ -214,7 +214,7 @@ def _check_modes(headers: _FileHeaders) -> None:
     for key, value in (headers.known or {}).items():
         mode = value.rpartition(b" ")[2] if key == b"index" else value
         if mode == LINK_MODE:
-            raise forbidden_patch(f"{_show_name(headers)}: a patch may not make or change links.")
+            raise forbidden_patch(f"{_show_name(headers)}: a patch may not create or change links.")
         if mode == SUBMODULE_MODE:
             raise forbidden_patch(f"{_show_name(headers)}: a patch may not change submodules.")
 
@@ -227,7 +227,7 @@ def _names(headers: _FileHeaders) -> tuple[bytes | None, bytes | None]:
         new = None if EPOCH_TIMESTAMP.search(headers.new) else _plain(headers.new)
         old, new = _stripped(None if old == DEV_NULL else old, None if new == DEV_NULL else new)
         if (created is not None and old is not None) or (deleted is not None and new is not None):
-            raise invalid_patch(f"{_show_name(headers)}: the lines above its hunks do not agree.")
+            raise invalid_patch(f"{_show_name(headers)}: its header lines contradict each other.")
     else:
         old, new = _halves(headers)
         old, new = (None if created else old), (None if deleted else new)
@@ -238,7 +238,7 @@ def _names(headers: _FileHeaders) -> tuple[bytes | None, bytes | None]:
         raise invalid_patch(f"{_show_name(headers)}: the patch names only one side of a rename.")
     moved = _plain(source), _plain(target)
     if headers.old is not None and moved != (old, new):
-        raise invalid_patch(f"{_show_name(headers)}: the lines above its hunks do not agree.")
+        raise invalid_patch(f"{_show_name(headers)}: its header lines contradict each other.")
     return moved
 
 
@@ -253,7 +253,7 @@ def _halves(headers: _FileHeaders) -> tuple[bytes | None, bytes | None]:
     middle = len(text) // 2
     old, new = _stripped(text[:middle], text[middle + 1 :])
     if old != new or text[middle : middle + 1] != b" ":
-        raise invalid_patch(f"The line {quote(GIT + text)} does not tell which file it is about.")
+        raise invalid_patch(f"The line {quote(GIT + text)} does not say which file it changes.")
     return old, new
 
 
@@ -284,5 +284,5 @@ def _letter(escaped: re.Match[bytes]) -> bytes:
         return bytes([int(escaped[1], 8) & 255])
     code = ESCAPED_BYTES.get(escaped[2])
     if code is None:
-        raise invalid_patch(f"A file name has the escape {quote(escaped[0])}, which means nothing.")
+        raise invalid_patch(f"A file name has the escape {quote(escaped[0])}, which is not valid.")
     return bytes([code])

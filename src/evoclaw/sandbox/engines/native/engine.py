@@ -87,7 +87,8 @@ class NativeEngine:
         if self.how() is NativeMode.NAMESPACES:
             return ""
         return (
-            "Without namespaces: that files and processes exist can be seen, though not opened; "
+            "Without namespaces, commands can see that files and processes exist, but "
+            "not open them; "
             "file modes, owners and times cannot be set, no socket can be made, temporary files "
             "go where TMPDIR says, and a workspace that holds protected paths is refused."
         )
@@ -212,11 +213,11 @@ def _check(policy: SandboxPolicy, argv: Sequence[str], cwd: str) -> None:
     paths = (*_writable(policy), *policy.readable, *policy.devices, *policy.protected, cwd)
     for path in (*paths, policy.proxy or "/"):
         if not path.startswith("/") or "\0" in path or f"{path}/".find("/../") >= 0:
-            raise ConfigError(f"A sandbox's paths are absolute and real; {path!r} is not.")
+            raise ConfigError(f"Sandbox paths must be absolute and free of links; {path!r} is not.")
     if not argv or any("\0" in argument for argument in argv):
         raise ConfigError("A sandbox needs a command line without NUL characters.")
     if "/" in (*_writable(policy), *policy.readable):
-        raise ConfigError("A sandbox cannot be given the whole file system: name folders.")
+        raise ConfigError("A sandbox cannot have the whole file system: name folders.")
     for own in (str(PACKAGE_FOLDER), *_interpreter()):
         if any(_below(f"{folder}/", (own,)) for folder in _writable(policy)):
             raise ConfigError(

@@ -128,7 +128,9 @@ def call_filter(how: NativeMode, *, network: bool, machine: str) -> bytes:
         machine: The output of `uname -m`.
     """
     if machine not in ARCHITECTURES:
-        raise ConfigError(f"The native sandbox knows no machine of the kind {machine!r}.")
+        raise ConfigError(
+            f"The native sandbox does not support {machine!r} machines; choose another engine."
+        )
     audited, column = ARCHITECTURES[machine]
     steps = [
         FilterStep(LOAD, 0, 0, 4),

@@ -123,13 +123,14 @@ def _by_rules_alone(
     """Without namespaces: nothing is hidden, but nothing can be opened either."""
     if arguments.all("proxy"):
         raise SandboxRefused(
-            "a way to the network needs a network namespace, and none can be made here"
+            "network access needs a network namespace, and none can be created here"
         )
     if held := arguments.all("protect"):
         # Landlock rules allow whole trees and cannot exclude a path below them.
         raise SandboxRefused(
-            f"'{held[0]}' may not be changed though it lies in a folder that may, which needs a "
-            "mount namespace, and none can be made here. Allow user namespaces or choose another "
+            f"'{held[0]}' must stay unchanged inside a writable folder, which needs a "
+            "mount namespace, and none can be created here. Allow user namespaces or "
+            "choose another "
             "engine"
         )
     user.become(kernel)
