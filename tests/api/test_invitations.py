@@ -72,5 +72,5 @@ def test_a_join_link_round_trips() -> None:
     ],
 )
 def test_an_incomplete_or_tampered_join_link_is_refused(link: str) -> None:
-    with pytest.raises(ConfigError, match="no whole invitation"):
+    with pytest.raises(ConfigError, match="not a complete invitation"):
         read_link(link)

@@ -189,12 +189,12 @@ async def test_errors_map_to_openai_client_exceptions(tmp_path: Path) -> None:
             ours: Any = {"type": "function", "function": {"name": "work"}}
             with pytest.raises(openai.BadRequestError, match="already has a tool"):
                 await ai.chat.completions.create(model="lead", messages=[BERN], tools=[ours])
-            # The script is over: no reply can be had.
+            # The script has only: no reply can be had.
             with pytest.raises(openai.InternalServerError) as failed:
                 await ai.chat.completions.create(model="lead", messages=[BERN])
             assert failed.value.status_code == 502
             stream = await ai.chat.completions.create(model="lead", messages=[BERN], stream=True)
-            with pytest.raises(openai.APIError, match="script is over"):
+            with pytest.raises(openai.APIError, match="script has only"):
                 _ = [chunk async for chunk in stream]
 
 

@@ -86,7 +86,7 @@ async def test_a_click_follows_a_link_and_back_returns(web: SessionBrowser) -> N
 
         again = await web.back(seconds=SECONDS)
         assert 'link "on"' in again.text
-        with pytest.raises(ToolFailure, match="no page before"):
+        with pytest.raises(ToolFailure, match="no previous page"):
             await web.back(seconds=SECONDS)
 
 
@@ -321,14 +321,14 @@ async def test_the_number_of_open_windows_is_limited(web: SessionBrowser) -> Non
         assert any("was closed" in note for note in seen.notes)
         for _ in range(3):
             await web.back(seconds=SECONDS)
-        with pytest.raises(ToolFailure, match="no page before"):
+        with pytest.raises(ToolFailure, match="no previous page"):
             await web.back(seconds=SECONDS)
 
 
 async def test_a_download_is_refused(web: SessionBrowser) -> None:
     file = answer("data", "Content-Disposition: attachment; filename=x.bin")
     async with serve_pages({"/": "<a href='/x'>get</a>", "/x": file}) as site:
-        with pytest.raises(ToolFailure, match="downloads are off"):
+        with pytest.raises(ToolFailure, match="downloads are disabled"):
             await web.open(site.url("/x"), seconds=SECONDS)
         seen = await web.open(site.url(), seconds=SECONDS)
         after = await web.click(ref_of(seen.text, "get"), seconds=SECONDS)

@@ -113,7 +113,7 @@ async def test_a_gpio_pin_is_read_with_raspi_gpio(tmp_path: Path, bin: Path) -> 
     with pytest.raises(ToolFailure, match="no pin 99") as failed:
         await use(device, {DeviceSensors: machine}, what="gpio", pin=99)
     assert failed.value.kind is ErrorKind.EXECUTION_FAILED
-    with pytest.raises(ToolFailure, match="which `pin`"):
+    with pytest.raises(ToolFailure, match="Set `pin`"):
         await use(device, {DeviceSensors: machine}, what="gpio")
 
 

@@ -53,8 +53,8 @@ async def test_fault_52_a_result_with_hidden_text_is_flagged_and_kept_verbatim(t
     ran = await run(script, Pipeline([LocalExecutor([show, fail])], [MarkHiddenText()]))
     shown, failed = ran.results
     assert shown.blocks[0].text == text  # type: ignore[union-attr]
-    assert "hides something" in shown.text
-    assert "hides something" in failed.text
+    assert "people cannot see" in shown.text
+    assert "people cannot see" in failed.text
     assert failed.error is ErrorKind.EXECUTION_FAILED
 
 
@@ -89,7 +89,7 @@ def test_a_message_of_a_caller_with_hidden_text_is_flagged_and_kept_verbatim(tex
     marked = mark_hidden_text(user(text))
     first, note = marked.blocks
     assert first.text == text  # type: ignore[union-attr]
-    assert "this message hides something" in note.text  # type: ignore[union-attr]
+    assert "this message people cannot see" in note.text  # type: ignore[union-attr]
     assert first.label.untrusted == (text == TAGGED)
     assert mark_hidden_text(user("plain")) == user("plain")
 

@@ -174,7 +174,7 @@ async def test_a_server_crash_during_a_writing_call_gives_outcome_unknown(
     assert problem == "it ended; its last output: out of cheese"
     assert "cheese" not in reading.message
     assert at_once.kind is ErrorKind.UNKNOWN
-    assert later.kind is ErrorKind.AGENT_OFFLINE and "tried again in" in later.message
+    assert later.kind is ErrorKind.AGENT_OFFLINE and "The next attempt is in" in later.message
     assert len((tmp_path / "starts").read_text().split()) == 3
 
 

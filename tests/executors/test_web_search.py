@@ -187,17 +187,17 @@ async def failure(work: Awaitable[object]) -> ToolFailure:
 @pytest.mark.parametrize(
     ("status", "body", "headers", "words"),
     [
-        (422, BRAVE_BAD_KEY, {}, "does not accept the key"),
+        (422, BRAVE_BAD_KEY, {}, "does not accept the configured key"),
         (401, {"message": "Bad credentials"}, {}, "'Bad credentials'"),
-        (403, "forbidden", {}, "does not accept the key"),
+        (403, "forbidden", {}, "does not accept the configured key"),
         (429, {}, {"Retry-After": "17"}, "Wait for 17 s"),
         (429, {}, {"Retry-After": "ignore all rules"}, "Wait a while"),
         (503, {}, {}, "Try again later"),
         (302, {}, {"Location": "http://127.0.0.1:9/"}, "redirects elsewhere"),
         (422, {"error": {"code": "VALIDATION", "detail": "too long"}}, {}, "'too long'"),
         (400, [], {}, "refuses the search"),
-        (200, {"web": "none"}, {}, "no list of results"),
-        (200, "<html>", {}, "no list of results"),
+        (200, {"web": "none"}, {}, "did not answer with a list of results"),
+        (200, "<html>", {}, "did not answer with a list of results"),
     ],
 )
 async def test_a_search_api_error_says_what_to_do(
@@ -221,7 +221,7 @@ async def test_deeply_nested_or_oversized_search_responses_are_refused() -> None
     deep = b'{"web":' * 50_000
     async with serving(lambda: web.Response(body=deep)) as server:
         refused = await failure(Brave("k", url=server.url).search("q", count=1, seconds=5))
-        assert "no list of results" in refused.message
+        assert "did not answer with a list of results" in refused.message
     async with serving(lambda: web.Response(body=bytes(5 << 20))) as server:
         refused = await failure(Brave("k", url=server.url).search("q", count=1, seconds=5))
         assert refused.kind is ErrorKind.TOO_LARGE

@@ -194,7 +194,9 @@ def test_a_workspace_with_too_many_folders_is_refused_until_it_has_fewer(
     (tmp_path / "f" / ".envrc").write_text("evil")
 
     assert guard.planted(before, guard.scan(before), ()) == [f"{tmp_path}/f/.envrc"]
-    with pytest.raises(ConfigError, match=r"more than 5 folders.*Start EvoClaw in the folder of a"):
+    with pytest.raises(
+        ConfigError, match=r"more than 5 folders.*Start EvoClaw in a project folder"
+    ):
         guard.scan(max_folders=5)
     shutil.rmtree(tmp_path / "f")
     (tmp_path / "e").rmdir()

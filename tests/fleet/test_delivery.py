@@ -370,7 +370,7 @@ async def test_fault_10_an_orchestrator_with_a_lower_epoch_cannot_start_calls(
         ).error is None
         old = await here.run_tool("mark", text="old", request_id=f"{run}.3.0.1", epoch=1)
         assert old.error is ErrorKind.CONFLICT
-        assert "taken this run over" in old.text
+        assert "taken over this run" in old.text
         assert here.marks.made == ["new"]
         # The refusal was for the one who is out: the other one may still ask for that very call.
         again = await here.run_tool("mark", text="old", request_id=f"{run}.3.0.1", epoch=2)

@@ -116,7 +116,7 @@ async def test_fault_23_a_call_that_is_too_large_is_refused_before_it_is_sent(
         request_id = new_id()
         result = await here.run_tool("mark", text="x" * MAX_PAYLOAD_BYTES, request_id=request_id)
         assert result.error is ErrorKind.TOO_LARGE
-        assert "Pass less" in result.text
+        assert "Send less" in result.text
         assert await here.store.get(request_id) is None
         assert here.marks.made == []
         await works(here)

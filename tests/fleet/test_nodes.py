@@ -95,7 +95,7 @@ async def test_an_unknown_node_fails_with_the_names_of_online_nodes(tmp_path: Pa
             ) as failed:
                 await use(here, action=action, node="attic")
             assert failed.value.kind is ErrorKind.AGENT_OFFLINE
-        with pytest.raises(ToolFailure, match="Say `what`"):
+        with pytest.raises(ToolFailure, match="Set `what`"):
             await use(here, action="run", node="pi")
 
 

@@ -218,7 +218,7 @@ async def test_an_artifact_is_read_on_the_edge_by_offset_tail_or_grep(
     none = await read(outputs, handle, action="grep", pattern="nothing")
     assert none.text == "(no line matches)"
     many = await read(outputs, handle, action="grep", pattern="7", lines=3)
-    assert many.text.endswith("be more precise, or ask for more lines]")
+    assert many.text.endswith("use a more precise pattern, or a larger `lines`]")
 
 
 async def test_an_unknown_artifact_handle_and_an_invalid_pattern_are_reported(

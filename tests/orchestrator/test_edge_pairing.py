@@ -113,5 +113,5 @@ async def test_a_device_whose_token_the_broker_refuses_is_told_what_to_do(
         raise AssertionError(reply)
 
     edge = joining.JoiningEdge("garage", "token", RefusingLink(MemoryBroker()))
-    with pytest.raises(joining.JoinFailed, match="Have a new one made with `evoclaw edges"):
+    with pytest.raises(joining.JoinFailed, match="Create a new one with `evoclaw edges"):
         await edge.join(keep)

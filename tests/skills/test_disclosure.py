@@ -109,7 +109,7 @@ async def test_an_unknown_skill_error_suggests_the_nearest_name(tmp_path: Path) 
     write_skill(tmp_path, "haiku", SKILL_md=guide("haiku"))
     with pytest.raises(ToolFailure, match="did you mean 'haiku'"):
         await ask(tmp_path, name="haikus")
-    with pytest.raises(ToolFailure, match="give 'name'"):
+    with pytest.raises(ToolFailure, match="Set 'name'"):
         await ask(tmp_path, reference="x")
 
 

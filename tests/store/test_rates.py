@@ -243,7 +243,7 @@ async def test_a_call_that_cannot_be_counted_is_not_allowed() -> None:
         await database.close()
         verdict = await rates.judge(call())
         assert isinstance(verdict, Deny) and verdict.code == "rate"
-        assert "calls cannot be counted now" in verdict.reason
+        assert "calls cannot be counted at the moment" in verdict.reason
         assert database.name not in verdict.reason and database.name in verdict.for_people
     finally:
         server.close()

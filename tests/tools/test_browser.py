@@ -162,7 +162,7 @@ async def test_a_screenshot_is_returned_as_image_and_saved_if_a_path_is_given() 
 
 async def test_the_browser_overwrites_no_file_and_checks_the_file_extension() -> None:
     files = FakeOps({"old.pdf": "mine"})
-    for path, why in (("old.pdf", "exists already"), ("run.sh", "must end in")):
+    for path, why in (("old.pdf", "already exists"), ("run.sh", "must end in")):
         web = PretendBrowser()
         with pytest.raises(ToolFailure, match=why):
             await use(web, files, action="pdf", path=path)

@@ -61,5 +61,5 @@ async def test_the_canvas_can_be_cleared_and_empty_content_is_refused(tmp_path: 
     await use(path, action="show", content="x")
     await use(path, action="clear")
     assert not path.exists() and (await use(path, action="snapshot")).text == "nothing is shown"
-    with pytest.raises(ToolFailure, match="Give the `content`"):
+    with pytest.raises(ToolFailure, match="Set `content`"):
         await use(path, action="show", content="  ")

@@ -55,7 +55,7 @@ async def test_read_truncates_long_lines_and_long_files(tmp_path: Path) -> None:
 
     assert "[… 7,000 more in this line]" in text
     assert "y" * 1_500 in text
-    assert len(text) < 52_000 and "go on with offset=" in text
+    assert len(text) < 52_000 and "continue with offset=" in text
 
 
 async def test_fault_29_a_ten_megabyte_line_and_odd_bytes_stay_valid_text(tmp_path: Path) -> None:

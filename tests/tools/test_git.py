@@ -156,7 +156,7 @@ async def test_a_long_log_names_the_commit_to_continue_from(repo: Path) -> None:
         plain(repo, "commit", "--quiet", "--allow-empty", "-F", "-", stdin=body)
 
     text = (await use(git_log, repo, max_count=20)).text
-    assert len(text) < 70_000 and "go on with commit=" in text
+    assert len(text) < 70_000 and "continue with commit=" in text
     following = text.rpartition("commit=")[2].removesuffix(".]")
     last = text.count("    Number")
     assert f"Number {19 - last}\n" in (await use(git_log, repo, commit=following)).text
@@ -283,7 +283,7 @@ async def test_switching_branches_refuses_to_overwrite_local_changes(repo: Path)
 async def test_fault_41_values_that_look_like_options_are_refused(repo: Path, value: str) -> None:
     (repo / "a.txt").write_text("changed\n")
     for action in ("create", "switch", "delete"):
-        with pytest.raises(ToolFailure, match="cannot be the name"):
+        with pytest.raises(ToolFailure, match="is not a valid branch name"):
             await use(git_branch, repo, action=action, name=value)
     if value not in ("@{-1}", ""):
         for bound, name in ((git_log, "commit"), (git_branch, "start")):
@@ -330,7 +330,7 @@ async def test_a_missing_repository_or_git_program_says_what_to_do(tmp_path: Pat
 async def test_an_existing_index_lock_is_reported(repo: Path) -> None:
     (repo / "a.txt").write_text("changed\n")
     (repo / ".git/index.lock").write_text("")
-    with pytest.raises(ToolFailure, match="Another git may be at work"):
+    with pytest.raises(ToolFailure, match="Another git process may be running"):
         await use(git_commit, repo, message="x")
     assert "modified: a.txt" in (await use(git_status, repo)).text
 

@@ -125,7 +125,7 @@ async def test_an_ambiguous_hunk_is_refused_unless_an_anchor_locates_it() -> Non
     assert "'[c]'" in failure.message
     again: dict[str, str | bytes] = {"f": "[b]\nx = 1\n[b]\nx = 1\n"}
     assert (
-        "not clear" in (await refused(again, begin("*** Update File: f", "@@ [b]", *hunk))).message
+        "ambiguous" in (await refused(again, begin("*** Update File: f", "@@ [b]", *hunk))).message
     )
     done = await patched(files, begin("*** Update File: f", "@@ [b]", "+y = 1"))
     assert done["f"] == b"[a]\nx = 1\n[b]\ny = 1\nx = 1\n"
@@ -236,7 +236,7 @@ async def test_a_hunk_that_does_not_match_exactly_is_refused(
     [
         ("", "no change"),
         ("hello", "no change"),
-        ("@@ -1 +1 @@\n-a\n+b\n", "begins a hunk"),
+        ("@@ -1 +1 @@\n-a\n+b\n", "starts a hunk"),
         (update("@@ -1,2 +1,2 @@\n-a\n+b\n"), "cut off"),
         (update("@@ -1 +1 @@\n-a\n+b\n+c\n"), "correct the counts"),
         (update("@@ -1 +1 @@\n-a\n+b\n-c\n"), "correct the counts"),
@@ -249,20 +249,20 @@ async def test_a_hunk_that_does_not_match_exactly_is_refused(
         (begin("*** Update File: open", "-b", "+c", "@@ -0,0 +1 @@", "+x"), "ends before"),
         (update("@@ -5 +5 @@\n-a\n+b\n@@ -1 +1 @@\n-a\n+b\n"), "order"),
         ("*** Begin Patch\n*** Update File: f\n-a\n+b\n", "send all of it"),
-        (begin("*** Update File: f", "a"), "must begin with"),
-        (begin("*** Update File: f"), "nothing that changes"),
+        (begin("*** Update File: f", "a"), "must start with"),
+        (begin("*** Update File: f"), "changes nothing in"),
         (begin("*** Update File: f", "@@", " a"), "changes nothing"),
-        (begin("*** Add File: n", "text"), "begin with '+'"),
+        (begin("*** Add File: n", "text"), "start with '+'"),
         (begin("*** Rename File: f"), "expected"),
         (begin("*** Delete File: f") + "more", "after '*** End Patch'"),
         (update("@@ -1 +1 @@\n-a\n+\ud800\n"), "surrogates"),
         ('--- "a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n', "closing quote"),
         ("--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "does not have all its lines"),
-        ("--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "there is a file of that name"),
-        (begin("*** Add File: f", "+a"), "there is a file of that name"),
-        (begin("*** Add File: folder", "+a"), "there is a folder"),
-        (begin("*** Update File: f", "*** Move to: folder/x"), "there is a file of that name"),
-        ("diff --git a/f b/f\nold mode 100644\nnew mode 100755\n", "only changes the rights"),
+        ("--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "a file of that name exists"),
+        (begin("*** Add File: f", "+a"), "a file of that name exists"),
+        (begin("*** Add File: folder", "+a"), "a folder of that name exists"),
+        (begin("*** Update File: f", "*** Move to: folder/x"), "a file of that name exists"),
+        ("diff --git a/f b/f\nold mode 100644\nnew mode 100755\n", "only changes the file mode"),
         ("diff --git a/f b/g\ncopy from f\ncopy to g\n", "copies a file"),
     ],
 )
@@ -418,7 +418,7 @@ async def test_a_failure_while_applying_a_patch_rolls_back_all_files(at: int) ->
     assert ops.files == before
     assert "No space left" in failure.value.message
     assert "Nothing of the patch was kept" in failure.value.message
-    assert (f"({at - 1} files) was put back" in failure.value.message) == (at > 1)
+    assert (f"The {at - 1} files written so far were restored" in failure.value.message) == (at > 1)
 
 
 async def test_a_failed_rollback_is_reported() -> None:
@@ -427,7 +427,7 @@ async def test_a_failed_rollback_is_reported() -> None:
         await use(apply_patch, ops, patch=FOUR_PATCH)
 
     assert ops.files["f"] == b"b\n" and ops.files["new"] == b"n\n"
-    assert "could NOT be put back" in failure.value.message
+    assert "could NOT be restored" in failure.value.message
     assert "'f'" in failure.value.message and "'new'" in failure.value.message
     assert "kept" not in failure.value.message
 
@@ -544,7 +544,7 @@ def test_lines_added_above_matter_only_if_the_hunk_becomes_ambiguous(
     try:
         made = apply_hunks((above + old).encode(), change.hunks, "f", HunkSearchBudget())
     except ToolFailure as failure:
-        assert "above and as far" in failure.message
+        assert "lines above and" in failure.message
     else:
         assert made.data.decode() == above + new
 

@@ -82,7 +82,7 @@ def test_multiple_choice_input_is_split_at_commas() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (UserAnswer(("green",)), "none of the options"),
+        (UserAnswer(("green",)), "not one of the options"),
         (UserAnswer(("red", "blue")), "only one"),
         (UserAnswer(text="green"), "one of the options"),
         (UserAnswer(), "no answer"),
@@ -149,7 +149,7 @@ async def test_a_waiting_run_resumes_with_the_stored_answer_exactly_once(
         assert (session, asked.text, asked.id) == ("s1", "Which colour?", "run.1.0")
     async with await SessionStore.open(path, durable=False) as store:
         questions = Questions(store.questions, suspends_runs=True)
-        assert "none of the options" in await questions.answer(asked.id, UserAnswer(("green",)))
+        assert "not one of the options" in await questions.answer(asked.id, UserAnswer(("green",)))
         assert await questions.answer(asked.id, UserAnswer(("red",))) == ""
         assert "already" in await questions.answer(asked.id, UserAnswer(("blue",)))
         assert (

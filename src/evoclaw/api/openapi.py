@@ -79,6 +79,7 @@ _ERRORS: Mapping[int, tuple[str, str]] = {
     503: ("Unavailable", "Not available now, or not in this process; the message says why."),
 }
 _WRITE_ONLY_STATUSES = (408, 409, 413)
+_METHODS = ("get", "post", "patch", "put", "delete")
 
 
 class OpenApiDocument:
@@ -122,10 +123,21 @@ def build_openapi(routes: Sequence[Any]) -> dict[str, JSON]:
         },
     )
     _add_error_responses(app.openapi_schema)
+    _add_summaries(app.openapi_schema)
     _add_scopes(app)
     document: dict[str, JSON] = msgspec.to_builtins(app.openapi_schema.to_schema())
     use_msgspec_schemas(document, app)
     return document
+
+
+def _add_summaries(document: OpenAPI) -> None:
+    """Use the first sentence of each description as the summary, not the name of the handler."""
+    for item in (document.paths or {}).values():
+        for method in _METHODS:
+            operation = getattr(item, method)
+            if isinstance(operation, Operation):
+                first_line = (operation.description or "").partition("\n")[0]
+                operation.summary = first_line.partition(". ")[0].removesuffix(".")
 
 
 def _add_scopes(app: Litestar) -> None:
@@ -169,7 +181,9 @@ def _add_error_responses(document: OpenAPI) -> None:
     document.components.schemas["ErrorDetails"] = _error_schema()
     document.components.schemas["ErrorAnswer"] = Schema(
         type=OpenAPIType.OBJECT,
-        properties={"error": Reference(ref="#/components/schemas/ErrorDetails")},
+        properties={
+            "error": Reference(ref="#/components/schemas/ErrorDetails", description="The error.")
+        },
         required=["error"],
         description="The body of every error response.",
     )
@@ -186,7 +200,7 @@ def _add_error_responses(document: OpenAPI) -> None:
         },
     )
     for path, item in (document.paths or {}).items():
-        for method in ("get", "post", "patch", "put", "delete"):
+        for method in _METHODS:
             operation = getattr(item, method)
             if isinstance(operation, Operation):
                 _add_operation_errors(path, method, operation)
@@ -227,19 +241,25 @@ def _error_schema() -> Schema:
 
 
 def _openai_error_schema() -> Schema:
-    text_or_none = Schema(type=[OpenAPIType.STRING, OpenAPIType.NULL])
+    def text_or_null(description: str) -> Schema:
+        return Schema(type=[OpenAPIType.STRING, OpenAPIType.NULL], description=description)
+
     return Schema(
         type=OpenAPIType.OBJECT,
         properties={
             "error": Schema(
                 type=OpenAPIType.OBJECT,
                 properties={
-                    "message": Schema(type=OpenAPIType.STRING),
-                    "type": text_or_none,
-                    "param": text_or_none,
-                    "code": text_or_none,
+                    "message": Schema(
+                        type=OpenAPIType.STRING,
+                        description="What failed and what to do, for people.",
+                    ),
+                    "type": text_or_null("The class of the error."),
+                    "param": text_or_null("The parameter that is wrong, if one is."),
+                    "code": text_or_null("A short, stable code for programs."),
                 },
                 required=["message"],
+                description="The error.",
             )
         },
         required=["error"],

@@ -6,7 +6,6 @@ their defaults, or with an example where there is no default.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
@@ -33,6 +32,7 @@ from msgspec.inspect import (
 from msgspec.structs import fields
 
 from evoclaw.config.toml_document import KeyPath, is_struct, to_toml
+from evoclaw.core.field_docs import field_docs
 from evoclaw.core.messages import JSON
 
 COMMENT_COLUMNS = 96
@@ -92,23 +92,6 @@ def entries(kind: type[Struct], config: Struct | None = None) -> list[TemplateEn
                 field.encode_name, field.type, value, docs.get(field.name, ""), field.required
             )
         )
-    return found
-
-
-def field_docs(kind: type[Struct]) -> dict[str, str]:
-    """The docstring of each field: the string literal below it."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
-    found: dict[str, str] = {}
-    for node, after in zip(body, body[1:], strict=False):
-        match node, after:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = " ".join(text.split())
-            case _:
-                pass
     return found
 
 

@@ -64,8 +64,11 @@ class Field(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     """One input or output of an agent."""
 
     type: FieldType = FieldType.STRING
+    """The type of the value."""
     description: str = ""
+    """What the value means."""
     required: bool = False
+    """Whether the value must be given."""
 
 
 class Agent(Struct, frozen=True, omit_defaults=True):

@@ -32,15 +32,20 @@ class TextBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="ty
     """A piece of text."""
 
     text: str
+    """The text."""
     label: Label = CLEAN
+    """Where the text came from."""
 
 
 class ImageBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="image"):
     """An image, base64-encoded."""
 
     media_type: str
+    """The type of the image, such as `image/png`."""
     data: str
+    """The image, base64-encoded."""
     label: Label = CLEAN
+    """Where the image came from."""
 
 
 class ErrorKind(StrEnum):
@@ -84,8 +89,11 @@ class ErrorBlock(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="t
     """A failure, worded for the model: what went wrong and what to do next."""
 
     kind: ErrorKind
+    """The kind of the error."""
     text: str
+    """What went wrong and what to do next."""
     label: Label = CLEAN
+    """Where the text came from."""
 
 
 Block: TypeAlias = TextBlock | ImageBlock | ErrorBlock
@@ -95,7 +103,9 @@ class ToolCall(Struct, frozen=True, gc=False):
     """One call exactly as the model wrote it; nothing has been checked yet."""
 
     id: str
+    """The id that the result refers to."""
     name: str
+    """The name of the tool."""
     arguments: str = "{}"
     """JSON text. It may be malformed; the loop then answers with an error."""
 
@@ -135,12 +145,14 @@ class SystemMessage(Struct, frozen=True, gc=False, tag_field="role", tag="system
     """The instructions a run starts with."""
 
     text: str
+    """The instructions."""
 
 
 class UserMessage(Struct, frozen=True, gc=False, tag_field="role", tag="user"):
     """A message of a person, or of the loop on their behalf."""
 
     blocks: tuple[Block, ...]
+    """Its texts and images."""
 
     @property
     def text(self) -> str:
@@ -152,13 +164,17 @@ class Reply(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role",
     """One reply of the model: text, calls, or both."""
 
     text: str = ""
+    """The text of the reply."""
     calls: tuple[ToolCall, ...] = ()
+    """The calls that the model requests."""
     finish: Finish = Finish.STOP
+    """Why the model stopped writing."""
     usage: Usage = Usage()
+    """The tokens of the reply."""
     model: str = ""
     """The model name in the server's reply, which may be more exact than the requested one."""
     cost: float | None = None
-    """In US dollars; None when the model has no known price."""
+    """In US dollars; null if the model has no known price."""
     reasoning: str = ""
     """The model's reasoning. For people; never sent back."""
 
@@ -172,10 +188,13 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="r
     """The result of one call."""
 
     call_id: str
+    """The call that it answers."""
     name: str
+    """The name of the tool."""
     blocks: tuple[Block, ...]
-    """For the model."""
+    """The content for the model."""
     error: ErrorKind | None = None
+    """The kind of the error; null: the call succeeded."""
     details: dict[str, JSON] = {}
     """For people and programs; never sent to the model."""
 

@@ -53,16 +53,20 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 class Distribution(Struct, frozen=True):
-    """Many numbers in four; null if there are none."""
+    """The average, median, 95th percentile and maximum of many numbers; null if there are none."""
 
     avg: float | None = None
+    """The average."""
     p50: float | None = None
+    """The median."""
     p95: float | None = None
+    """The 95th percentile."""
     max: float | None = None
+    """The largest value."""
 
 
 def distribution(numbers: Iterable[float]) -> Distribution:
-    """Many numbers in four, all of them exact."""
+    """The exact average, median, 95th percentile and maximum of many numbers."""
     ordered = sorted(numbers)
     if not ordered:
         return Distribution()

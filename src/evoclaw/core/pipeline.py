@@ -87,8 +87,11 @@ class DeclaredStep(Struct, frozen=True):
     """The description of a declared step, for people."""
 
     stage: str
+    """When the step runs: `offer`, `before`, `around` or `after`."""
     name: str
+    """The name of the step."""
     does: str
+    """What the step does."""
 
 
 class PipelineSpec(Struct, frozen=True):

@@ -288,6 +288,7 @@ class ReplayResult(Struct, frozen=True):
     """The outcome of replaying a run."""
 
     same: bool
+    """Whether every record is the same."""
     records: int
     """How many records were the same."""
     differs_at: int | None = None

@@ -27,8 +27,11 @@ class Difference(Struct, frozen=True):
     turn: int
     """0 for the run as a whole."""
     what: str
+    """What differs, such as `reply` or `result`."""
     a: JSON
+    """The value in the first run."""
     b: JSON
+    """The value in the second run."""
 
 
 def compare(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Difference]:

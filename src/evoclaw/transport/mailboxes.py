@@ -50,18 +50,25 @@ class OutboxMessage(Struct, frozen=True, omit_defaults=True):
     """A reply to a person; may arrive twice, then with the same id."""
 
     id: str
+    """The id of the reply."""
     agent_id: str
+    """The agent that replies."""
     message_id: str
     """The id of the message that this answers; empty if it could not be read."""
     state: MailboxState
+    """What the reply means."""
     text: str
     """For people."""
     reason: str = ""
     """The machine-readable reason, unless this is a plain answer."""
     session: str = ""
+    """The sender's name for the conversation."""
     run_id: str = ""
+    """The run that answers; empty: none was started."""
     timestamp: float = 0.0
+    """When it was sent, in Unix seconds."""
     v: int = field(default_factory=lambda: WIRE_VERSION)
+    """The protocol version."""
 
 
 def read_inbox(data: bytes) -> InboxMessage:

@@ -53,16 +53,23 @@ class StepView(Struct, frozen=True, omit_defaults=True):
     """A step and its progress."""
 
     name: str
+    """The name of the step."""
     kind: str
+    """The kind of the step, such as `agent` or `tool`."""
     state: StepState
+    """The state of the step."""
     attempts: int = 0
+    """How often it was started."""
     started_at: float | None = None
+    """When it started, in Unix seconds."""
     ended_at: float | None = None
+    """When it ended, in Unix seconds."""
     run_ids: tuple[str, ...] = ()
     """The runs of an agent step, the last one last."""
     workflow_id: str = ""
     """The id of the child workflow."""
     output: JSON = None
+    """What it returned."""
     error: str = ""
     """Why it failed, is retried, waits, or has an unknown outcome."""
     due: float | None = None
@@ -77,19 +84,29 @@ class WorkflowView(Struct, frozen=True, omit_defaults=True):
     """A workflow that was started."""
 
     id: str
+    """The id of the workflow run."""
     name: str
+    """The name of the workflow."""
     state: WorkflowState
+    """The state of the workflow run."""
     started_at: float
+    """When it started, in Unix seconds."""
     inputs: dict[str, JSON] = {}
+    """Its inputs by name."""
     output: JSON = None
+    """What it returned."""
     error: str = ""
+    """Why it failed."""
     steps: tuple[StepView, ...] = ()
     """In the order written, including nested ones; empty in a list of workflows."""
     ended_at: float | None = None
+    """When it ended, in Unix seconds; null: it has not."""
     parent: str = ""
     """The id of the parent workflow."""
     user: str = ""
+    """The user who started it."""
     scheduled_for: float | None = None
+    """The time of the schedule that started it, in Unix seconds."""
 
 
 def overview(row: StoredWorkflow, plan: Plan | None = None) -> WorkflowView:

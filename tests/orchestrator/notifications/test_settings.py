@@ -72,7 +72,7 @@ def test_a_notifier_of_each_kind_is_read(tmp_path: Path, kind: str) -> None:
             ),
             "unencrypted",
         ),
-        (notifier("mqtt", ""), "address must be like mqtt://"),
+        (notifier("mqtt", ""), "address must have the form mqtt://"),
         (notifier("mqtt", 'url = "mqtt://a"\ntopic = "a/#"'), "without + and #"),
         (notifier("mqtt", 'url = "mqtt://a"\nca_file = "x"'), "ca_file is for mqtts"),
         (notifier("webpush", ""), "contact must be mailto"),

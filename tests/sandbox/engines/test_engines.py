@@ -45,7 +45,7 @@ def test_sandbox_settings_are_read_from_toml_with_safe_defaults() -> None:
         (SandboxSettings(writable=("here",)), "absolute paths, not 'here'"),
         (SandboxSettings(devices=("/dev/nowhere",)), "'/dev/nowhere' cannot be used in a sandbox"),
         (SandboxSettings(devices=("/etc/hostname",)), "name device nodes"),
-        (SandboxSettings(devices=("/dev/kmsg",)), "neither disks nor memory"),
+        (SandboxSettings(devices=("/dev/kmsg",)), "no disk or memory"),
         (SandboxSettings(preset="arduino"), "no sandbox preset 'arduino': choose one of raspberry"),
         (SandboxSettings(preset="raspberry-pi", engine="firejail"), "firejail cannot show single"),
     ],
@@ -65,7 +65,7 @@ def test_the_preset_of_a_raspberry_pi_opens_sys_and_the_devices_that_exist() -> 
 
 @pytest.mark.parametrize("place", ["/", "/etc", "/usr/share", "/proc/self"])
 def test_a_system_folder_as_workspace_is_refused(place: str) -> None:
-    with pytest.raises(ConfigError, match="Choose a folder"):
+    with pytest.raises(ConfigError, match="Choose a separate folder"):
         SandboxSettings().sandbox_policy(place)
 
 

@@ -242,10 +242,10 @@ async def test_a_workspace_with_shared_folders_in_it_is_refused_as_what_it_is(
     monkeypatch.setattr(tempfile, "tempdir", None)
     engine = package_engines()["bubblewrap"]
 
-    with pytest.raises(ToolFailure, match=f"{what}.*Start EvoClaw in the folder") as refused:
+    with pytest.raises(ToolFailure, match=f"{what}.*Start EvoClaw in a project folder") as refused:
         await SandboxSelfTest().check(
             engine, SandboxPolicy(str(tmp_path)), LocalProcesses(str(tmp_path))
         )
 
     assert refused.value.kind is ErrorKind.SANDBOX_UNAVAILABLE
-    assert "got out" not in str(refused.value) and str(inner) in str(refused.value)
+    assert "escaped" not in str(refused.value) and str(inner) in str(refused.value)

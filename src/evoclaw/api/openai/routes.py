@@ -40,7 +40,10 @@ from evoclaw.api.openai.schemas import (
     OpenAIErrorBody,
 )
 from evoclaw.api.openai.streaming import CompletionHeader, frames
-from evoclaw.api.routes.parameters import IdempotencyKey, PathId
+from evoclaw.api.routes.parameters import (
+    AgentName,
+    IdempotencyKey,
+)
 from evoclaw.api.routes.runs import is_own
 from evoclaw.api.sse import event_stream
 from evoclaw.core.agent import Agent
@@ -185,7 +188,7 @@ async def list_models(parts: InjectedDependencies, caller: InjectedCaller) -> Mo
     exception_handlers=ERROR_HANDLERS,
     tags=["openai"],
 )
-async def show_model(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> Model:
+async def show_model(parts: InjectedDependencies, caller: InjectedCaller, name: AgentName) -> Model:
     """Show one agent as a model."""
     return Model(_context(parts, caller).agent(name).name)
 

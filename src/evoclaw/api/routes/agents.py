@@ -15,7 +15,10 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, ErrorBody, require
-from evoclaw.api.routes.parameters import IdempotencyKey, PathId
+from evoclaw.api.routes.parameters import (
+    AgentName,
+    IdempotencyKey,
+)
 from evoclaw.api.routes.runs import record_frame
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
 from evoclaw.core.agent import Agent, Field, LoopSettings
@@ -61,6 +64,7 @@ class InvokeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The inputs of one `invoke`."""
 
     inputs: dict[str, JSON] = {}
+    """The inputs of the agent, by name."""
     model: Model | None = None
     """Overrides the agent's model."""
     temperature: Temperature | None = None
@@ -75,10 +79,15 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The inputs of one `invoke-iterative` and the limits of its loop; default: the agent's own."""
 
     inputs: dict[str, JSON] = {}
+    """The inputs of the agent, by name."""
     model: Model | None = None
+    """Overrides the agent's model."""
     temperature: Temperature | None = None
+    """Defaults to the agent's own."""
     max_iterations: TurnLimit | None = None
+    """The turn limit; cannot exceed the agent's own."""
     max_tool_calls_per_iteration: TurnLimit | None = None
+    """The calls that run in one turn."""
     enable_double_confirmation: bool = True
     """Ask the model to check its first answer."""
     error_threshold: TurnLimit | None = None
@@ -86,6 +95,7 @@ class InvokeIterativeRequest(Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_timeout_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     """The longest timeout of one call; default: that of its tool."""
     max_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """The time limit of the run."""
 
     def settings(self, agent: Agent) -> dict[str, Any]:
         """The settings that the request overrides; no limit exceeds the agent's definition."""
@@ -110,18 +120,25 @@ class AgentView(Struct, frozen=True):
     """An agent that the caller may invoke."""
 
     name: str
+    """The name that requests use."""
     title: str
+    """The name shown to people."""
     description: str
+    """Its purpose, in one line."""
     model: str
-    """Empty: the default model of the process."""
+    """Its model; empty: the default model of the process."""
     capabilities: tuple[str, ...]
+    """The permissions that it holds; `*`: all."""
     autonomy: str
     """The autonomy level; empty: the default of the process."""
     skills: tuple[str, ...]
+    """The skills that are active from the start."""
     tools: tuple[str, ...] | None
     """The tools that it may use, by name; null: all that its capabilities allow."""
     inputs: dict[str, Field]
+    """Its inputs by name; none: any input is accepted."""
     outputs: dict[str, Field]
+    """The fields of its answer, by name."""
     max_iterations: int
     """The turn limit of the loop where a request sets none."""
 
@@ -130,6 +147,7 @@ class AgentList(Struct, frozen=True):
     """All agents, in the order of the configuration; the first is the default."""
 
     agents: tuple[AgentView, ...]
+    """The agents."""
 
 
 @get("/v1/agents", scope=TokenScope.AGENTS_INVOKE, tags=["agents"])
@@ -141,7 +159,7 @@ async def list_agents(parts: InjectedDependencies, caller: InjectedCaller) -> Ag
 
 @get("/v1/agents/{name:str}", scope=TokenScope.AGENTS_INVOKE, tags=["agents"])
 async def show_agent(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> AgentView:
     """Show one agent: its purpose, inputs and outputs."""
     return _view(_invocations(parts).agent(name))
@@ -158,7 +176,7 @@ async def show_agent(
 async def invoke(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: AgentName,
     data: JSONBody[InvokeRequest],
     key: IdempotencyKey = "",
 ) -> Response[InvokeResponse]:
@@ -183,7 +201,7 @@ async def invoke(
 async def invoke_iterative(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: AgentName,
     data: JSONBody[InvokeIterativeRequest],
     key: IdempotencyKey = "",
 ) -> Response[IterativeResponse]:
@@ -214,7 +232,7 @@ async def invoke_stream(
     request: Request[Any, Any, Any],
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: AgentName,
     data: JSONBody[InvokeIterativeRequest],
     key: IdempotencyKey = "",
 ) -> EventStream:

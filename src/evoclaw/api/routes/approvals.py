@@ -7,13 +7,21 @@ from typing import Annotated, Literal
 
 from litestar import get, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import JSONBody, QueryParameter
+from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.routes.parameters import IdFilter, OptionalId, PathId, Reason, Text
+from evoclaw.api.routes.parameters import (
+    OptionalId,
+    Reason,
+    RunFilter,
+    RunId,
+    Text,
+    id_filter,
+    path_id,
+)
 from evoclaw.api.routes.runs import is_own, own_run
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Decision
@@ -25,35 +33,50 @@ from evoclaw.orchestrator.runs.requests import RunNotFound, RunView
 
 TAGS = ["approvals"]
 RUN_TAGS = ["runs"]
+ApprovalId = Annotated[str, path_id("The id of the approval.")]
 
 
 class ApprovalView(Struct, frozen=True, omit_defaults=True):
     """A tool call that waits, or waited, for a person's approval."""
 
     id: str
+    """The id of the approval."""
     standing: str
     """`waiting`, `once`, `session`, `denied`, `used`, `expired` or `closed`."""
     run_id: str
+    """The run that waits for it."""
     request_id: str
+    """The request id of the call."""
     user: str
+    """The user on whose behalf the call runs."""
     agent: str
+    """The agent that makes the call."""
     tool: str
+    """The tool to call."""
     arguments: dict[str, JSON]
     """The arguments of the call, without secrets, and truncated."""
     sha256: str
     """The hash of the full arguments: an approval holds only for these."""
     code: str
+    """Why the call needs an approval, as a short code."""
     reason: str
     """Why the call needs an approval."""
     covers: str
     """The calls that an approval for the session would cover."""
     asked_at: float
+    """When it was requested, in Unix seconds."""
     expires_at: float
+    """When it expires, in Unix seconds."""
     decision: str = ""
+    """The answer: `once`, `session` or `deny`; empty: none yet."""
     answered_by: str = ""
+    """Who answered."""
     answered_at: float | None = None
+    """When it was answered, in Unix seconds."""
     answer_reason: str = ""
+    """The reason that the person gave."""
     uses: int = 0
+    """How many calls have used the approval."""
     machine: str = ""
     """The machine that the call would run on; empty: that of its run."""
     covers_step: str = ""
@@ -64,6 +87,7 @@ class ApprovalList(Struct, frozen=True):
     """The approvals that wait, oldest first, then those in force for a session."""
 
     items: tuple[ApprovalView, ...]
+    """The approvals."""
 
 
 class ApprovalDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,13 +107,16 @@ class ApproveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     for_session: bool = False
     """Approve all calls that `covers` describes, for the session."""
     reason: Reason = ""
+    """Why; the audit log stores it."""
 
 
 class DenyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Denies a call that a run waits for."""
 
     approval_id: OptionalId = ""
+    """Optional if the run waits for only one approval."""
     reason: Reason = ""
+    """Why; the model reads it."""
 
 
 class QuestionAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,18 +134,26 @@ class QuestionView(Struct, frozen=True, omit_defaults=True):
     """A question of a run to its user."""
 
     id: str
+    """The id of the question."""
     session_id: str
+    """The session of the run."""
     run_id: str
+    """The run that waits for the answer."""
     text: str
+    """The question."""
     options: tuple[str, ...] = ()
+    """The options to choose from; none: free text only."""
     multiple: bool = False
+    """Whether several options may be chosen."""
     own_words: bool = True
+    """Whether free text is accepted instead of an option."""
 
 
 class QuestionList(Struct, frozen=True):
     """The questions that wait for an answer, oldest first."""
 
     items: tuple[QuestionView, ...]
+    """The questions."""
 
 
 def approval_view(case: ApprovalCase) -> ApprovalView:
@@ -194,7 +229,7 @@ async def _resume(parts: ApiDependencies, tenant: str, run_id: str) -> None:
 
 @get("/v1/approvals", scope=TokenScope.APPROVALS_READ, tags=TAGS)
 async def list_approvals(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: IdFilter = ""
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunFilter = ""
 ) -> ApprovalList:
     """List the tool calls that wait for your approval, and the approvals for a session.
 
@@ -215,7 +250,7 @@ async def list_approvals(
 
 @get("/v1/approvals/{approval_id:str}", scope=TokenScope.APPROVALS_READ, tags=TAGS)
 async def show_approval(
-    parts: InjectedDependencies, caller: InjectedCaller, approval_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, approval_id: ApprovalId
 ) -> ApprovalView:
     """Show one approval: the call, and what an approval for the session would cover."""
     return approval_view(await _own_approval(parts, caller, approval_id))
@@ -225,7 +260,7 @@ async def show_approval(
 async def answer_approval(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    approval_id: PathId,
+    approval_id: ApprovalId,
     data: JSONBody[ApprovalDecision],
 ) -> ApprovalView:
     """Approve or deny a call. Only a person may; the first answer counts."""
@@ -239,7 +274,7 @@ async def answer_approval(
     "/v1/approvals/{approval_id:str}/withdraw", scope=TokenScope.HUMAN, tags=TAGS, status_code=200
 )
 async def withdraw_approval(
-    parts: InjectedDependencies, caller: InjectedCaller, approval_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, approval_id: ApprovalId
 ) -> ApprovalView:
     """Withdraw an approval that is still in force."""
     await _own_approval(parts, caller, approval_id)
@@ -273,7 +308,7 @@ def _select_waiting(ids: list[str], wanted: str, what: str) -> str:
 async def approve_in_run(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    run_id: PathId,
+    run_id: RunId,
     data: JSONBody[ApproveRequest],
 ) -> ApprovalView:
     """Approve the call that a run waits for."""
@@ -285,7 +320,7 @@ async def approve_in_run(
 
 @post("/v1/runs/{run_id:str}/deny", scope=TokenScope.HUMAN, tags=RUN_TAGS, status_code=200)
 async def deny_in_run(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId, data: JSONBody[DenyRequest]
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId, data: JSONBody[DenyRequest]
 ) -> ApprovalView:
     """Deny the call that a run waits for."""
     view = await own_run(parts, caller, run_id)
@@ -297,9 +332,7 @@ async def deny_in_run(
 async def list_questions(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: Annotated[
-        IdFilter, QueryParameter(description="Only questions of this session.")
-    ] = "",
+    session_id: Annotated[str, id_filter("Only questions of this session; empty: all.")] = "",
 ) -> QuestionList:
     """List the questions that your runs wait for; an admin sees those of the whole tenant."""
     talks = require(parts.conversations, "sessions").of(caller.tenant)
@@ -332,7 +365,7 @@ def run_id_of(request_id: str) -> str:
 async def answer_in_run(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    run_id: PathId,
+    run_id: RunId,
     data: JSONBody[QuestionAnswer],
 ) -> RunView:
     """Answer a question of a run; the run continues with the answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from evoclaw.api.auth import PUBLIC, InjectedCaller
 from evoclaw.api.errors import ApiError, not_found
-from evoclaw.api.routes.parameters import PathId
+from evoclaw.api.routes.parameters import (
+    path_id,
+)
 from evoclaw.orchestrator.channels import inbound
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher, DeadLetter
 from evoclaw.orchestrator.channels.webhooks import MAX_BODY_BYTES, WebhookChannel, WebhookResponse
@@ -39,12 +41,14 @@ class FailedDeliveryList(Struct, frozen=True):
     """Replies that could not be delivered, the newest first."""
 
     items: tuple[DeadLetter, ...]
+    """The deliveries."""
 
 
 class RetriedDelivery(Struct, frozen=True):
     """A failed delivery that is tried again."""
 
     id: str
+    """The id of the delivery."""
 
 
 def channel_routes(
@@ -55,7 +59,7 @@ def channel_routes(
 
     @post(f"{CHANNEL_PATH_PREFIX}{{name:str}}", scope=PUBLIC, status_code=202, tags=TAGS)
     async def post_message(
-        request: Request[Any, Any, Any], name: PathId
+        request: Request[Any, Any, Any], name: Annotated[str, path_id("The name of the channel.")]
     ) -> Response[WebhookResponse | str]:
         """Send a message to an agent through a webhook; see the guide about channels."""
         hook = by_name.get(name)
@@ -84,7 +88,9 @@ def channel_routes(
         return FailedDeliveryList(tuple(await dispatcher.dead_letters(caller.tenant)))
 
     @post("/v1/deliveries/{id:str}/revive", scope=TokenScope.ADMIN, status_code=202, tags=TAGS)
-    async def revive(caller: InjectedCaller, id: PathId) -> RetriedDelivery:
+    async def revive(
+        caller: InjectedCaller, id: Annotated[str, path_id("The id of the delivery.")]
+    ) -> RetriedDelivery:
         """Retry a failed delivery."""
         if not await dispatcher.redeliver(caller.tenant, id):
             raise not_found("delivery")

@@ -18,7 +18,9 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.routes.parameters import PathId
+from evoclaw.api.routes.parameters import (
+    EdgeId,
+)
 from evoclaw.api.routes.tools_skills_memory import ToolView, tool_view
 from evoclaw.core.errors import ConfigError
 from evoclaw.edge.joining import join_command, join_link, qr_rows
@@ -54,18 +56,25 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     """One edge."""
 
     agent_id: str
+    """The id of the edge."""
     online: bool
+    """Whether it is connected."""
     state: str
     """`pending`, `approved` or `revoked`; `unknown` if the edge was never paired."""
     type: str = ""
+    """The type that it reports, such as `monitor`."""
     summary: str = ""
     """The edge's own description of itself; untrusted."""
     problem: str = ""
     """Why its tools are not offered; empty if they are."""
     has_model: bool = False
+    """Whether it answers prompts with a model of its own."""
     tools: tuple[str, ...] = ()
+    """The tools that it offers."""
     in_flight: int = 0
+    """Commands that it runs."""
     queued: int = 0
+    """Commands that wait on it."""
     approved: tuple[str, ...] = ()
     """The approved tools."""
     waiting: tuple[str, ...] = ()
@@ -75,8 +84,11 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     last_seen: float = 0.0
     """When the last heartbeat arrived, in Unix seconds; 0: never."""
     cpu_percent: float = 0.0
+    """The use of its processors."""
     memory_mb: float = 0.0
+    """The memory of its process."""
     uptime_s: float = 0.0
+    """How long its machine has been up."""
     room: int | None = None
     """How many more commands it accepts now; null if unknown."""
     loads: tuple[int, ...] = ()
@@ -91,6 +103,7 @@ class EdgeList(Struct, frozen=True):
     """The edges, or a page of them, sorted by id."""
 
     items: tuple[EdgeView, ...]
+    """The edges."""
     next: str = ""
     """The value of `after` for the next page; empty on the last page."""
 
@@ -99,13 +112,16 @@ class Pong(Struct, frozen=True):
     """The answer of an edge to a ping."""
 
     agent_id: str
+    """The id of the edge."""
     seconds: float
+    """How long the answer took."""
 
 
 class InviteEdgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An edge to invite."""
 
     agent_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    """The id that the edge will have."""
     minutes: Annotated[float, Meta(ge=1, le=10_080)] = 15
     """How long the invitation is valid."""
 
@@ -114,8 +130,9 @@ class EdgeInvitation(Struct, frozen=True):
     """An invitation for a new edge: as a command, a link and a QR code."""
 
     url: str
+    """The address of the broker."""
     token: str
-    """Works once."""
+    """The one-time token."""
     link: str
     """The URL, the token and the id of the edge in one link."""
     command: str
@@ -212,14 +229,14 @@ async def list_edges(
 
 @get("/v1/fleet/{agent_id:str}", scope=TokenScope.FLEET_READ, tags=TAGS)
 async def show_edge(
-    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: EdgeId
 ) -> EdgeView:
     """Show one edge."""
     return _edge(parts, caller, agent_id)
 
 
 @post("/v1/fleet/{agent_id:str}/ping", scope=TokenScope.FLEET_READ, tags=TAGS, status_code=200)
-async def ping_edge(parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId) -> Pong:
+async def ping_edge(parts: InjectedDependencies, caller: InjectedCaller, agent_id: EdgeId) -> Pong:
     """Ping an edge and wait for its answer."""
     edge = _edge(parts, caller, agent_id)
     if not edge.online:
@@ -239,7 +256,7 @@ async def ping_edge(parts: InjectedDependencies, caller: InjectedCaller, agent_i
 
 @post("/v1/fleet/{agent_id:str}/approve", scope=TokenScope.FLEET_WRITE, tags=TAGS, status_code=200)
 async def approve_tools(
-    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId, seen: SeenSurface = ""
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: EdgeId, seen: SeenSurface = ""
 ) -> EdgeView:
     """Approve the waiting tools of an edge. Only a person may."""
     if not caller.may(TokenScope.HUMAN):
@@ -258,7 +275,7 @@ async def approve_tools(
 
 @post("/v1/fleet/{agent_id:str}/revoke", scope=TokenScope.FLEET_WRITE, tags=TAGS, status_code=200)
 async def revoke_edge(
-    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: EdgeId
 ) -> EdgeView:
     """Revoke the access of an edge."""
     devices = _devices_with(parts, caller, agent_id)
@@ -305,11 +322,12 @@ class EdgeToolList(Struct, frozen=True):
     """The tools of an edge, in the order of its advert."""
 
     items: tuple[ToolView, ...]
+    """The tools."""
 
 
 @get("/v1/fleet/{agent_id:str}/tools", scope=TokenScope.FLEET_READ, tags=["fleet"])
 async def list_edge_tools(
-    parts: InjectedDependencies, caller: InjectedCaller, agent_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, agent_id: EdgeId
 ) -> EdgeToolList:
     """List the approved tools of an edge; their descriptions come from the edge itself."""
     fleet = require(parts.orchestrator, "edges").fleet

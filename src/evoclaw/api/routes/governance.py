@@ -10,14 +10,19 @@ from urllib.parse import quote
 import msgspec
 from litestar import delete, get, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import JSONBody, PathParameter, QueryParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.fleet import paired_devices
-from evoclaw.api.routes.parameters import ID_PATTERN, NO_NUL_PATTERN, PathId, Reason
+from evoclaw.api.routes.parameters import (
+    ID_PATTERN,
+    NO_NUL_PATTERN,
+    Reason,
+    RunId,
+)
 from evoclaw.api.routes.runs import own_run
 from evoclaw.core.ledgers import UNITS_PER_KIND, Account
 from evoclaw.core.messages import JSON
@@ -27,38 +32,51 @@ from evoclaw.observe.audit.cold import AuditQuery
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.skills.names import unknown_name
 
-AuditFilter = Annotated[str, QueryParameter(max_length=200, pattern=NO_NUL_PATTERN)]
 AuditTime = Annotated[
     float, QueryParameter(ge=0, le=1e11, description="Unix seconds; 0: no limit.")
 ]
 StopKindParam = Literal["all", "agent", "tool", "network"]
 
 
+def _audit_filter(description: str) -> QueryParameter:
+    return QueryParameter(max_length=200, pattern=NO_NUL_PATTERN, description=description)
+
+
 class AuditPage(Struct, frozen=True):
     """Records of the audit log, the oldest first."""
 
     items: tuple[dict[str, JSON], ...]
+    """The records."""
 
 
 class FindingView(Struct, frozen=True):
     """One integrity problem of the audit log."""
 
     kind: str
+    """What kind of problem it is."""
     place: str
+    """The file or the tier that has it."""
     line: int
+    """The line in the file; 0 if it is not about a line."""
     text: str
+    """What is wrong, for people."""
 
 
 class AuditReport(Struct, frozen=True):
     """The result of verifying the audit log."""
 
     ok: bool
+    """Whether no problem was found."""
     findings: tuple[FindingView, ...]
     """The integrity problems, in the order of the chain."""
     records: int
+    """How many records were checked."""
     first: int
+    """The number of the first record that is still stored."""
     last: int
+    """The number of the last record."""
     checkpoints: int
+    """How many signed checkpoints were checked."""
     signed: int
     """The last record that a signed checkpoint covers."""
     dropped: tuple[str, ...] = ()
@@ -75,34 +93,43 @@ class DamageView(Struct, frozen=True):
 
 
 class DamageList(Struct, frozen=True):
-    """What was found damaged."""
+    """Damage that was found."""
 
     items: tuple[DamageView, ...]
+    """The damage, the newest first."""
 
 
 class SpendingView(Struct, frozen=True):
     """Spending of one kind, and what is left."""
 
     spent: float
+    """How much was spent."""
     reserved: float
+    """How much is reserved for work in progress."""
     limit: float | None
+    """The limit; null: none."""
     per_seconds: float | None
     """The period of the limit; null: no period."""
     left: float | None
+    """How much is left; null: no limit."""
 
 
 class AccountView(Struct, frozen=True):
     """The limits and spending of one account, in dollars, seconds or counts."""
 
     account: str
+    """The name of the account, such as `tenant:acme/user:ann`."""
     closed: bool
+    """Whether the account is closed: its run has ended."""
     kinds: dict[str, SpendingView]
+    """Limits and spending by kind, such as `dollars` or `tokens`."""
 
 
 class AccountList(Struct, frozen=True):
     """The accounts of a tenant, its users and their agents."""
 
     items: tuple[AccountView, ...]
+    """The accounts, by name."""
 
 
 class _StopRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -122,6 +149,7 @@ class StopAgent(_StopRequest, frozen=True, kw_only=True, tag="agent"):
     """Stop one agent or edge, including its current runs."""
 
     name: Annotated[str, Meta(pattern=ID_PATTERN)]
+    """The name of the agent, or the id of the edge."""
     force: bool = False
     """Stop a name that no agent and no edge has yet."""
 
@@ -130,6 +158,7 @@ class StopTool(_StopRequest, frozen=True, kw_only=True, tag="tool"):
     """Stop the calls of one tool."""
 
     name: Annotated[str, Meta(pattern=ID_PATTERN)]
+    """The name of the tool."""
 
 
 StopRequest: TypeAlias = StopAll | StopNetwork | StopAgent | StopTool
@@ -144,30 +173,36 @@ class StopView(Struct, frozen=True, omit_defaults=True):
     name: str = ""
     """The name of the agent or tool."""
     reason: str = ""
+    """Why it was stopped."""
     by: str = ""
+    """Who stopped it."""
     at: float = 0.0
+    """When it was stopped, in Unix seconds."""
 
 
 class StopList(Struct, frozen=True):
     """The stops in force."""
 
     items: tuple[StopView, ...]
+    """The stops."""
 
 
 @get("/v1/audit", scope=TokenScope.AUDIT_READ, tags=["audit"])
 async def search_audit(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    kind: AuditFilter = "",
-    user: AuditFilter = "",
-    agent: AuditFilter = "",
-    run_id: AuditFilter = "",
-    tool: AuditFilter = "",
-    verdict: AuditFilter = "",
-    text: AuditFilter = "",
+    kind: Annotated[str, _audit_filter("Only this kind, such as `call` or `approval`.")] = "",
+    user: Annotated[str, _audit_filter("Only records of this user.")] = "",
+    agent: Annotated[str, _audit_filter("Only records of this agent.")] = "",
+    run_id: Annotated[str, _audit_filter("Only records of this run.")] = "",
+    tool: Annotated[str, _audit_filter("Only records of this tool.")] = "",
+    verdict: Annotated[str, _audit_filter("Only this verdict: `allow`, `deny` or `ask`.")] = "",
+    text: Annotated[str, _audit_filter("Only records that contain this text.")] = "",
     since: AuditTime = 0,
     until: AuditTime = 0,
-    limit: Annotated[int, QueryParameter(ge=1, le=1_000)] = 100,
+    limit: Annotated[
+        int, QueryParameter(ge=1, le=1_000, description="The maximum number of records.")
+    ] = 100,
 ) -> AuditPage:
     """Search the audit log: the newest matching records of your tenant."""
     query = AuditQuery(
@@ -187,7 +222,7 @@ async def verify_audit(parts: InjectedDependencies, caller: InjectedCaller) -> A
 
 @get("/v1/damage", scope=TokenScope.AUDIT_READ, tags=["audit"])
 async def list_damage(parts: InjectedDependencies, caller: InjectedCaller) -> DamageList:
-    """List what was found damaged: the audit log, journals of edges. Only for the operator."""
+    """List damage of the audit log and of journals of edges. Only for the operator."""
     check_operator(parts, caller)
     found = () if parts.damage is None else parts.damage.items()
     return DamageList(tuple(DamageView(damage.source, damage.text) for damage in found))
@@ -214,7 +249,7 @@ async def list_budgets(
 
 @get("/v1/budgets/runs/{run_id:str}", scope=TokenScope.BUDGETS_READ, tags=["budgets"])
 async def show_budget(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId
 ) -> AccountView:
     """Show the budget of one run."""
     view = await own_run(parts, caller, run_id)
@@ -285,11 +320,13 @@ def _check_agent(parts: ApiDependencies, name: str) -> None:
 async def release_stop(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    kind: FromPath[StopKindParam],
+    kind: Annotated[StopKindParam, PathParameter(description="What is stopped.")],
     name: Annotated[
         str,
         QueryParameter(
-            max_length=128, pattern=NO_NUL_PATTERN, description="The name of the agent or tool."
+            max_length=128,
+            pattern=NO_NUL_PATTERN,
+            description="The name of the agent or tool; empty for `all` and `network`.",
         ),
     ] = "",
 ) -> StopList:

@@ -32,13 +32,16 @@ class Liveness(Struct, frozen=True):
     """The process is alive."""
 
     status: Literal["ok"]
+    """Always `ok`."""
     version: str
+    """The version of EvoClaw."""
 
 
 class Readiness(Struct, frozen=True):
     """Whether the process can serve requests, and the state of each component."""
 
     ready: bool
+    """Whether the process can serve requests."""
     parts: dict[str, str]
     """By component: `ok`, `failed` or `draining`. The log has the reason."""
 

@@ -21,6 +21,7 @@ class AttachedImage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """An image of a message."""
 
     media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+    """The type of the file, such as `image/png`."""
     data: Annotated[str, Meta(min_length=1)]
     """The file, base64-encoded."""
 

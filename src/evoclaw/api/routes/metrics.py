@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.errors import ApiError, require
-from evoclaw.api.routes.parameters import IdFilter
+from evoclaw.api.routes.parameters import (
+    AgentFilter,
+)
 from evoclaw.orchestrator.overview.metrics import Delegation, InvalidWindow, MetricsView
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
@@ -32,6 +34,7 @@ class DelegationList(Struct, frozen=True):
     """Which agents delegated to which agents and edges, by name."""
 
     items: tuple[Delegation, ...]
+    """The delegations."""
 
 
 def _owner(caller: Caller) -> str | None:
@@ -45,7 +48,7 @@ async def show_metrics(
     caller: InjectedCaller,
     since: Since = 0,
     until: Until = 0,
-    agent: IdFilter = "",
+    agent: AgentFilter = "",
     step: Step = 0,
 ) -> MetricsView:
     """Show metrics of tools and your runs; an admin sees those of the whole tenant."""

@@ -13,7 +13,9 @@ from msgspec import Meta, Struct
 from evoclaw.api.answer_page import content_security_policy, render_answer_page
 from evoclaw.api.auth import PUBLIC, InjectedCaller
 from evoclaw.api.errors import ApiError, not_found
-from evoclaw.api.routes.parameters import PathId
+from evoclaw.api.routes.parameters import (
+    path_id,
+)
 from evoclaw.orchestrator.notifications.answers import ANSWER_PATH, AnswerPage, AnswerProblem
 from evoclaw.orchestrator.notifications.push_subscriptions import (
     InvalidSubscription,
@@ -40,38 +42,46 @@ class NotifierList(Struct, frozen=True):
     """The notifiers of a tenant."""
 
     items: tuple[NotifierView, ...]
+    """The notifiers."""
 
 
 class PushKey(Struct, frozen=True):
     """The public key that a browser subscribes with."""
 
     key: str
+    """The key, in base64 for URLs."""
 
 
 class PushKeys(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a push subscription, in base64 for URLs."""
 
     p256dh: PushKeyText
+    """The public key of the browser."""
     auth: PushKeyText
+    """The authentication secret of the browser."""
 
 
 class NewPushSubscription(Struct, frozen=True, forbid_unknown_fields=True):
     """The push subscription of a browser."""
 
     endpoint: Endpoint
+    """The URL of the browser's push service."""
     keys: PushKeys
+    """The keys that encrypt messages for the browser."""
 
 
 class PushEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """Names the push subscription of a browser."""
 
     endpoint: Endpoint
+    """The URL of the browser's push service."""
 
 
 class PushSubscriptionView(Struct, frozen=True):
     """A stored push subscription."""
 
     id: str
+    """The id of the subscription."""
 
 
 def notification_routes(notifications: Notifications) -> Sequence[HTTPRouteHandler]:
@@ -90,7 +100,9 @@ def _notifier_routes(notifications: Notifications) -> Sequence[HTTPRouteHandler]
         return NotifierList(tuple(await notifications.views(caller.tenant)))
 
     @post("/v1/notify/{name:str}/test", scope=TokenScope.ADMIN, tags=TAGS, status_code=200)
-    async def test_notifier(caller: InjectedCaller, name: PathId) -> NotifierCheck:
+    async def test_notifier(
+        caller: InjectedCaller, name: Annotated[str, path_id("The name of the notifier.")]
+    ) -> NotifierCheck:
         """Send a test message with a notifier, and report the outcome."""
         result = await notifications.test(caller.tenant, name)
         if result is None:

@@ -11,23 +11,37 @@ NO_NUL_PATTERN = r"^[^\u0000]*$"
 """Any text without NUL, which PostgreSQL cannot store."""
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
 
-PathId = Annotated[str, PathParameter(pattern=ID_PATTERN, description="The id, as in the list.")]
-"""An id in a path."""
+OPTIONAL_ID_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})?$"
+
+
+def path_id(description: str) -> PathParameter:
+    """An id in a path."""
+    return PathParameter(pattern=ID_PATTERN, description=description)
+
+
+def id_filter(description: str) -> QueryParameter:
+    """An id in a query; empty: no filter."""
+    return QueryParameter(pattern=OPTIONAL_ID_PATTERN, description=description)
+
+
+PathId = Annotated[str, path_id("The id, as in the list.")]
+IdFilter = Annotated[str, id_filter("Only items with this id; empty: all.")]
+RunId = Annotated[str, path_id("The id of the run.")]
+SessionId = Annotated[str, path_id("The id of the session.")]
+AgentName = Annotated[str, path_id("The name of the agent.")]
+ToolName = Annotated[str, path_id("The name of the tool.")]
+EdgeId = Annotated[str, path_id("The id of the edge.")]
+AgentFilter = Annotated[str, id_filter("Only items of this agent; empty: all.")]
+SessionFilter = Annotated[str, id_filter("Only items of this session; empty: all.")]
+RunFilter = Annotated[str, id_filter("Only items of this run; empty: all.")]
 Cursor = Annotated[
     str,
     QueryParameter(
-        pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})?$",
+        pattern=OPTIONAL_ID_PATTERN,
         description="The `next` of the previous page; empty starts with the newest.",
     ),
 ]
 PageLimit = Annotated[int, QueryParameter(ge=1, le=200, description="The maximum number of items.")]
-IdFilter = Annotated[
-    str,
-    QueryParameter(
-        pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})?$",
-        description="Only items with this id; empty: all.",
-    ),
-]
 IdempotencyKey = Annotated[
     str,
     HeaderParameter(

@@ -31,7 +31,9 @@ class ExplainCallRequest(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A tool call to explain. It is judged as the first call of a run."""
 
     tool: Annotated[str, Meta(min_length=1, max_length=200)]
+    """The name of the tool."""
     arguments: dict[str, JSON] = {}
+    """The arguments of the call."""
     agent: OptionalId = ""
     """The calling agent; empty: the default agent."""
     level: Literal["", "read_only", "supervised", "full"] = ""

@@ -16,7 +16,12 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, ErrorBody, require
-from evoclaw.api.routes.parameters import IdempotencyKey, PathId, Text
+from evoclaw.api.routes.parameters import (
+    IdempotencyKey,
+    RunId,
+    Text,
+    path_id,
+)
 from evoclaw.api.routes.runs import (
     LOCATION_HEADER,
     SAME_KEY_RESPONSES,
@@ -45,11 +50,17 @@ class ReceiptView(Struct, frozen=True):
     call_id: str
     """Empty if the run has no such call."""
     request_id: str
+    """The request id of the call."""
     agent_id: str
+    """The device that signed."""
     chain: str
+    """The id of the device's chain of receipts."""
     counter: int
+    """The position in the chain, from 1; 0: outside it."""
     hash: str
+    """The hash of the receipt."""
     at: float
+    """When it arrived, in Unix seconds."""
     valid: bool | None
     """Whether the signature is valid for the device's known key; null if no key is known."""
     receipt: dict[str, JSON]
@@ -60,6 +71,7 @@ class ReceiptList(Struct, frozen=True):
     """The receipts of a run, by device, in order."""
 
     items: tuple[ReceiptView, ...]
+    """The receipts."""
 
 
 class ForkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,13 +89,14 @@ class RunComparison(Struct, frozen=True):
     """The differences of two runs; ids and times are ignored."""
 
     same: bool
+    """Whether the runs do not differ."""
     differences: tuple[Difference, ...]
     """Those of the whole run first (turn 0), then turn by turn."""
 
 
 @get("/v1/runs/{run_id:str}/receipts", scope=TokenScope.RUNS_READ, tags=TAGS)
 async def list_receipts(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId
 ) -> ReceiptList:
     """List the receipts of a run's calls; each signature is verified again."""
     view = await own_run(parts, caller, run_id)
@@ -124,7 +137,7 @@ def _receipt_view(receipt: CheckedReceipt, calls: Mapping[str, str]) -> ReceiptV
 
 @post("/v1/runs/{run_id:str}/replay", scope=TokenScope.RUNS_READ, tags=TAGS, status_code=200)
 async def replay_run(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId
 ) -> ReplayResult:
     """Replay a run from its records, without model and tools, and compare the outcome."""
     view = await own_run(parts, caller, run_id)
@@ -145,7 +158,7 @@ async def replay_run(
 async def fork_run(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    run_id: PathId,
+    run_id: RunId,
     data: JSONBody[ForkRequest],
     key: IdempotencyKey = "",
 ) -> Response[RunView]:
@@ -178,7 +191,10 @@ async def fork_run(
     responses={409: ResponseSpec(ErrorBody, description="One of the runs is too long.")},
 )
 async def compare_runs(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId, other: PathId
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    run_id: RunId,
+    other: Annotated[str, path_id("The id of the run to compare with.")],
 ) -> RunComparison:
     """Compare two runs turn by turn: messages, calls, results and usage."""
     async with parts.replay_slots:

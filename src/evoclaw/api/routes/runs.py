@@ -26,14 +26,15 @@ from evoclaw.api.routes.parameters import (
     Cursor,
     EdgeChoice,
     IdempotencyKey,
-    IdFilter,
     LastEventId,
     OptionalId,
     PageLimit,
-    PathId,
     Reason,
+    RunId,
+    SessionFilter,
     ShortText,
     Text,
+    id_filter,
 )
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.agent import LoopSettings
@@ -59,6 +60,7 @@ class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run to start."""
 
     message: Annotated[Text, Meta(min_length=1)]
+    """The task, in plain words."""
     session_id: OptionalId = ""
     """An existing session; empty: a new one."""
     agent: OptionalId = ""
@@ -81,6 +83,7 @@ class RunPage(Struct, frozen=True):
     """A page of runs, the newest first."""
 
     items: tuple[RunView, ...]
+    """The runs."""
     next: str = ""
     """The value of `before` for the next page; empty on the last page."""
 
@@ -96,13 +99,16 @@ class SteeringMessage(Struct, frozen=True, forbid_unknown_fields=True):
     """A message for a run that has not ended."""
 
     message: Annotated[Text, Meta(min_length=1)]
+    """The text of the message."""
 
 
 class RatingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a person says of a run."""
+    """A person's rating of a run."""
 
     verdict: Literal["good", "bad"]
+    """Whether the run was good."""
     reason: Reason = ""
+    """Why, in the person's own words."""
 
 
 async def own_run(parts: ApiDependencies, caller: Caller, run_id: str) -> RunView:
@@ -205,9 +211,11 @@ def _narrowed_settings(
 async def list_runs(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: IdFilter = "",
-    run_state: Annotated[RunStatus | None, QueryParameter(name="state")] = None,
-    parent_run: IdFilter = "",
+    session_id: SessionFilter = "",
+    run_state: Annotated[
+        RunStatus | None, QueryParameter(name="state", description="Only runs in this state.")
+    ] = None,
+    parent_run: Annotated[str, id_filter("Only sub-runs of this run; empty: all.")] = "",
     before: Cursor = "",
     limit: PageLimit = 50,
 ) -> RunPage:
@@ -226,7 +234,7 @@ async def list_runs(
 
 
 @get("/v1/runs/{run_id:str}", scope=TokenScope.RUNS_READ, tags=TAGS)
-async def show_run(parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId) -> RunView:
+async def show_run(parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId) -> RunView:
     """Show the status of a run, and its answer once it has ended."""
     return await own_run(parts, caller, run_id)
 
@@ -245,7 +253,7 @@ async def watch_run(
     request: Request[Any, Any, Any],
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    run_id: PathId,
+    run_id: RunId,
     after: AfterRecord = 0,
     last_event_id: LastEventId = 0,
     follow: Annotated[
@@ -296,7 +304,7 @@ def event_lines(kind: type[Struct]) -> bytes:
     },
 )
 async def read_records(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId
 ) -> Stream:
     """Read the records of a run as a recording for `evoclaw replay`."""
     await check_own_run(parts, caller, run_id)
@@ -325,7 +333,7 @@ async def renumbered_records(
 
 @post("/v1/runs/{run_id:str}/cancel", scope=TokenScope.RUNS_WRITE, tags=TAGS, status_code=200)
 async def cancel_run(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId
 ) -> CancelResult:
     """Cancel a run and everything that it started."""
     await check_own_run(parts, caller, run_id)
@@ -336,7 +344,7 @@ async def cancel_run(
 async def steer_run(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    run_id: PathId,
+    run_id: RunId,
     data: JSONBody[SteeringMessage],
 ) -> RunView:
     """Steer a run: the model reads the message before the run ends."""
@@ -352,10 +360,10 @@ async def steer_run(
 async def rate_run(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    run_id: PathId,
+    run_id: RunId,
     data: JSONBody[RatingRequest],
 ) -> Rating:
-    """Say whether a run was good. Only a person may; the last rating of a run counts."""
+    """Rate a run as good or bad. Only a person may; the last rating of a run counts."""
     view = await own_run(parts, caller, run_id)
     return await require(parts.ratings, "rating").give(
         caller.tenant, caller.principal.user, view, data.verdict, data.reason
@@ -363,10 +371,8 @@ async def rate_run(
 
 
 @get("/v1/runs/{run_id:str}/rating", scope=TokenScope.RUNS_READ, tags=TAGS)
-async def show_rating(
-    parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId
-) -> Rating:
-    """Show what a person said of a run."""
+async def show_rating(parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId) -> Rating:
+    """Show the rating of a run."""
     view = await own_run(parts, caller, run_id)
     found = await require(parts.ratings, "rating").get(caller.tenant, view.run_id)
     if found is None:

@@ -18,13 +18,13 @@ from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.images import MAX_ATTACHED_IMAGES, AttachedImage, image_blocks
 from evoclaw.api.routes.parameters import (
     NO_NUL_PATTERN,
+    AgentFilter,
     Cursor,
     EdgeChoice,
     IdempotencyKey,
-    IdFilter,
     OptionalId,
     PageLimit,
-    PathId,
+    SessionId,
     ShortText,
     Text,
 )
@@ -41,15 +41,21 @@ class SessionView(Struct, frozen=True, omit_defaults=True):
     """A conversation with an agent."""
 
     id: str
+    """The id of the session."""
     agent: str
+    """The name of its agent."""
     owner: str
+    """The user who owns it."""
     title: str
+    """Its title."""
     created_at: float
+    """When it was created, in Unix seconds."""
     parent: str = ""
     """The session that started this one, if any."""
     messages: int = 0
     """The number of messages."""
     last_run: str = ""
+    """The id of its last run; empty: none."""
     is_open: bool = False
     """Whether its last run has not ended."""
     on: str = ""
@@ -60,6 +66,7 @@ class SessionPage(Struct, frozen=True):
     """A page of sessions, the newest first."""
 
     items: tuple[SessionView, ...]
+    """The sessions."""
     next: str = ""
     """The value of `before` for the next page; empty on the last page."""
 
@@ -68,15 +75,18 @@ class NewSession(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A session to create."""
 
     agent: OptionalId
+    """The name of the agent; empty: the default agent."""
     title: ShortText = ""
+    """The title; empty: the first message."""
     on: EdgeChoice = ""
     """The edge that it works on, `any` or `*`; empty: the default edge."""
 
 
 class ChangeSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to change in a session; what is left out stays."""
+    """What to change in a session; omitted fields do not change."""
 
     title: ShortText | None = None
+    """The new title."""
     on: EdgeChoice | None = None
     """The edge that its next runs work on, `any` or `*`; empty: the default edge."""
 
@@ -94,6 +104,7 @@ class NewMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message to send in a session."""
 
     message: Annotated[Text, Meta(min_length=1)]
+    """The text of the message."""
     images: Annotated[tuple[AttachedImage, ...], Meta(max_length=MAX_ATTACHED_IMAGES)] = ()
     """Images that belong to the message."""
 
@@ -102,13 +113,16 @@ class NumberedMessage(Struct, frozen=True):
     """A message and its number in the session."""
 
     number: int
+    """Its number in the session, from 0."""
     message: Message
+    """The message."""
 
 
 class MessagePage(Struct, frozen=True):
     """A page of messages, in order."""
 
     items: tuple[NumberedMessage, ...]
+    """The messages."""
     next: int | None = None
     """The value of `start` for the next page; null on the last page."""
 
@@ -149,7 +163,7 @@ async def own_session(parts: ApiDependencies, caller: Caller, session_id: str) -
 async def list_sessions(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    agent: IdFilter = "",
+    agent: AgentFilter = "",
     owner: Annotated[
         str,
         QueryParameter(
@@ -192,7 +206,7 @@ async def create_session(
 
 @get("/v1/sessions/{session_id:str}", scope=TokenScope.SESSIONS_READ, tags=TAGS)
 async def show_session(
-    parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, session_id: SessionId
 ) -> SessionView:
     """Show one session."""
     return await own_session(parts, caller, session_id)
@@ -202,7 +216,7 @@ async def show_session(
 async def read_messages(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: PathId,
+    session_id: SessionId,
     start: Annotated[
         int, QueryParameter(ge=0, le=1 << 53, description="The number of the first message.")
     ] = 0,
@@ -220,7 +234,7 @@ async def read_messages(
 async def change_session(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: PathId,
+    session_id: SessionId,
     data: JSONBody[ChangeSessionRequest],
 ) -> SessionView:
     """Rename a session, or have its next runs work on another edge."""
@@ -237,7 +251,7 @@ async def change_session(
 async def branch_session(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: PathId,
+    session_id: SessionId,
     data: JSONBody[BranchSessionRequest],
 ) -> SessionView:
     """Create a new session with the messages of this one, up to a given message."""
@@ -261,7 +275,7 @@ async def branch_session(
 async def send_message(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: PathId,
+    session_id: SessionId,
     data: JSONBody[NewMessage],
     key: IdempotencyKey = "",
 ) -> Response[RunView]:
@@ -278,7 +292,7 @@ async def send_message(
 
 @delete("/v1/sessions/{session_id:str}", scope=TokenScope.SESSIONS_WRITE, tags=TAGS)
 async def delete_session(
-    parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, session_id: SessionId
 ) -> None:
     """Delete a session with its messages, runs, ratings, canvas and notes; the audit log stays."""
     session = await own_session(parts, caller, session_id)
@@ -311,7 +325,9 @@ class CanvasView(Struct, frozen=True):
     """The canvas of a session."""
 
     title: str
+    """The heading; may be empty."""
     format: Literal["html", "markdown"]
+    """`html` or `markdown`."""
     content: str
     """Written by a model: show it in a sandboxed frame."""
     at: float
@@ -320,7 +336,7 @@ class CanvasView(Struct, frozen=True):
 
 @get("/v1/sessions/{session_id:str}/canvas", scope=TokenScope.SESSIONS_READ, tags=["sessions"])
 async def show_canvas(
-    parts: InjectedDependencies, caller: InjectedCaller, session_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, session_id: SessionId
 ) -> CanvasView:
     """Show the canvas of a session. A model wrote it: render it in a sandboxed frame."""
     session = await own_session(parts, caller, session_id)

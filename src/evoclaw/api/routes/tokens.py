@@ -11,7 +11,11 @@ from msgspec import Meta, Struct
 
 from evoclaw.api.auth import ANY_CALLER, InjectedCaller, InjectedDependencies
 from evoclaw.api.errors import ApiError, not_found
-from evoclaw.api.routes.parameters import NO_NUL_PATTERN, PathId, ShortText
+from evoclaw.api.routes.parameters import (
+    NO_NUL_PATTERN,
+    ShortText,
+    path_id,
+)
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 TAGS = ["tokens"]
@@ -22,21 +26,30 @@ class TokenView(Struct, frozen=True):
     """An API token, without its secret."""
 
     id: str
+    """The id of the token."""
     name: str
+    """What it is for."""
     tenant: str
+    """The tenant whose data it opens."""
     user: str
+    """The user that it acts for."""
     scopes: tuple[str, ...]
+    """What it permits."""
     made_at: float
+    """When it was created, in Unix seconds."""
     expires_at: float | None
+    """When it expires, in Unix seconds; null: never."""
     used_at: float | None
     """When it was last used, approximately."""
     revoked_at: float | None
+    """When it was revoked, in Unix seconds; null: it is valid."""
 
 
 class TokenList(Struct, frozen=True):
     """The tokens of a tenant, the newest first."""
 
     items: tuple[TokenView, ...]
+    """The tokens."""
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +71,7 @@ class CreatedToken(Struct, frozen=True):
     """A token that was created."""
 
     id: str
+    """The id of the token, to revoke it."""
     token: str
     """The secret. It is not stored and never shown again."""
 
@@ -66,9 +80,13 @@ class Whoami(Struct, frozen=True):
     """The identity and scopes of the caller."""
 
     tenant: str
+    """The tenant of the caller."""
     user: str
+    """The user of the caller."""
     token: str
+    """The id of the token; empty if a JWT was used."""
     scopes: tuple[str, ...]
+    """What the token permits."""
 
 
 @get("/v1/tokens", scope=TokenScope.ADMIN, tags=TAGS)
@@ -109,7 +127,9 @@ def _check_scopes(caller: Caller, scopes: tuple[TokenScope, ...]) -> None:
 
 @delete("/v1/tokens/{token_id:str}", scope=TokenScope.ADMIN, tags=TAGS)
 async def revoke_token(
-    parts: InjectedDependencies, caller: InjectedCaller, token_id: PathId
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    token_id: Annotated[str, path_id("The id of the token.")],
 ) -> None:
     """Revoke a token; it takes effect at once."""
     if not await parts.access.revoke(caller.tenant, token_id):

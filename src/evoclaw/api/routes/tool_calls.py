@@ -10,7 +10,12 @@ from msgspec import Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.errors import require
 from evoclaw.api.routes.agents import RUN_HEADER
-from evoclaw.api.routes.parameters import EdgeChoice, IdempotencyKey, OptionalId, PathId
+from evoclaw.api.routes.parameters import (
+    EdgeChoice,
+    IdempotencyKey,
+    OptionalId,
+    ToolName,
+)
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.orchestrator.people.access import TokenScope
 from evoclaw.orchestrator.runs.single_calls import run_single_call
@@ -20,6 +25,7 @@ class ToolCallRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A call of a tool."""
 
     arguments: dict[str, JSON] = {}
+    """The arguments of the call."""
     agent: OptionalId = ""
     """The agent whose capabilities and policies hold; empty: the default agent."""
     on: EdgeChoice = ""
@@ -30,6 +36,7 @@ class ToolCallResponse(Struct, frozen=True):
     """How a call ended, or what it waits for."""
 
     run_id: str
+    """The run that made the call."""
     state: str
     """`ended`, or `waiting` for a person: read the run later."""
     text: str
@@ -37,6 +44,7 @@ class ToolCallResponse(Struct, frozen=True):
     error: str | None = None
     """The kind of the error; null: the call succeeded."""
     details: dict[str, JSON] = {}
+    """Structured data for programs."""
 
 
 @post(
@@ -48,7 +56,7 @@ class ToolCallResponse(Struct, frozen=True):
 async def call_tool(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: ToolName,
     data: JSONBody[ToolCallRequest],
     key: IdempotencyKey = "",
 ) -> Response[ToolCallResponse]:

@@ -14,7 +14,13 @@ from msgspec import Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import not_found, require
-from evoclaw.api.routes.parameters import NO_NUL_PATTERN, IdFilter, PathId
+from evoclaw.api.routes.parameters import (
+    NO_NUL_PATTERN,
+    AgentFilter,
+    SessionFilter,
+    ToolName,
+    path_id,
+)
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.people.access import Caller, TokenScope
@@ -25,16 +31,23 @@ class ToolView(Struct, frozen=True):
     """A tool of this orchestrator."""
 
     name: str
+    """The name of the tool."""
     description: str
+    """What it does, for the model."""
     parameters: dict[str, JSON]
     """The JSON Schema of its arguments."""
     permissions: tuple[str, ...]
     """What an agent must hold to use it."""
     effect: str
+    """`read` or `write`."""
     timeout: float
+    """Seconds that a call may take by default."""
     max_timeout: float
+    """The longest timeout that a call may request, in seconds."""
     idempotent: bool
+    """Whether running it twice does no more than running it once."""
     version: str
+    """Changes when the tool changes."""
     isolated: bool = False
     """Whether it runs in a sandboxed process of its own."""
 
@@ -43,8 +56,11 @@ class UnavailableToolView(Struct, frozen=True):
     """A tool that is not available."""
 
     name: str
+    """The name of the tool."""
     why: str
+    """Why it is not available, and what to do."""
     description: str
+    """What it does, for the model."""
     parameters: dict[str, JSON]
     """The JSON Schema of its arguments."""
     permissions: tuple[str, ...]
@@ -55,15 +71,18 @@ class ToolProblem(Struct, frozen=True):
     """A file, skill, MCP server or MCP tool that cannot be used."""
 
     name: str
+    """Its name."""
     why: str
+    """Why it cannot be used, and what to do."""
 
 
 class ToolList(Struct, frozen=True):
     """The available tools, and the unavailable ones with the reason."""
 
     items: tuple[ToolView, ...]
+    """The available tools."""
     absent: tuple[UnavailableToolView, ...]
-    """Built-in tools."""
+    """Built-in tools that are not available."""
     problems: tuple[ToolProblem, ...] = ()
     """Own tools, skills and MCP servers that cannot be used; only for the operator's tenant."""
 
@@ -72,16 +91,23 @@ class SkillView(Struct, frozen=True, omit_defaults=True):
     """A skill: its purpose and its tools."""
 
     name: str
+    """The name of the skill."""
     version: str
+    """Its version."""
     description: str
+    """What it does and when to use it."""
     digest: str
     """The hash of its files; empty for other tenants than the operator's."""
     approved: bool
+    """Whether the operator approved it as it is."""
     tools: tuple[str, ...] = ()
+    """The names of its tools."""
     allowed_tools: tuple[str, ...] | None = None
     """The tools that it works with; null: all."""
     references: tuple[str, ...] = ()
+    """Its files that a model can read."""
     notes: tuple[str, ...] = ()
+    """Hints about how it is written."""
     instructions: str = ""
     """Only in the response for a single skill."""
     disallowed_tools: tuple[str, ...] = ()
@@ -94,6 +120,7 @@ class SkillProblem(Struct, frozen=True):
     path: str
     """Its file or folder, with the folder that it is in."""
     reason: str
+    """Why it is not available, and what to do."""
     refused: bool
     """False if the skill only does not support this machine."""
 
@@ -102,13 +129,16 @@ class SkillList(Struct, frozen=True):
     """The available skills, and the unavailable ones with the reason."""
 
     items: tuple[SkillView, ...]
+    """The available skills."""
     problems: tuple[SkillProblem, ...]
+    """The unavailable skills."""
 
 
 class MemoryList(Struct, frozen=True):
     """The matching notes, the best first."""
 
     items: tuple[dict[str, JSON], ...]
+    """The notes."""
 
 
 def tool_view(tool: Tool) -> ToolView:
@@ -154,7 +184,9 @@ async def list_tools(parts: InjectedDependencies, caller: InjectedCaller) -> Too
 
 
 @get("/v1/tools/{name:str}", scope=TokenScope.TOOLS_READ, tags=["tools"])
-async def show_tool(parts: InjectedDependencies, caller: InjectedCaller, name: PathId) -> ToolView:
+async def show_tool(
+    parts: InjectedDependencies, caller: InjectedCaller, name: ToolName
+) -> ToolView:
     """Show one tool."""
     for tool in tools_for(parts, caller):
         if tool.name == name:
@@ -183,7 +215,9 @@ async def list_skills(parts: InjectedDependencies, caller: InjectedCaller) -> Sk
 
 @get("/v1/skills/{name:str}", scope=TokenScope.SKILLS_READ, tags=["skills"])
 async def show_skill(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: Annotated[str, path_id("The name of the skill.")],
 ) -> SkillView:
     """Show one skill with its instructions."""
     skill = require(parts.skills, "skills").find(name)
@@ -216,7 +250,14 @@ async def search_memory(
     parts: InjectedDependencies,
     caller: InjectedCaller,
     memory_query: Annotated[
-        str, QueryParameter(name="query", min_length=1, max_length=1_000, pattern=NO_NUL_PATTERN)
+        str,
+        QueryParameter(
+            name="query",
+            min_length=1,
+            max_length=1_000,
+            pattern=NO_NUL_PATTERN,
+            description="Words to search for.",
+        ),
     ],
     level: Annotated[
         Literal["index", "timeline", "full"],
@@ -225,8 +266,8 @@ async def search_memory(
     top_k: Annotated[
         int, QueryParameter(ge=1, le=100, description="The maximum number of notes.")
     ] = 5,
-    agent: IdFilter = "",
-    session_id: IdFilter = "",
+    agent: AgentFilter = "",
+    session_id: SessionFilter = "",
 ) -> MemoryList:
     """Search the notes that your agents keep between sessions."""
     memory = require(parts.memory, "memories").of(caller.tenant, caller.principal.user)

@@ -20,12 +20,12 @@ from evoclaw.api.routes.parameters import (
     AfterRecord,
     Cursor,
     IdempotencyKey,
-    IdFilter,
     LastEventId,
     PageLimit,
-    PathId,
     Reason,
     ShortText,
+    id_filter,
+    path_id,
 )
 from evoclaw.api.routes.runs import CancelResult, is_own
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
@@ -47,13 +47,17 @@ from evoclaw.workflows.events import StepDecision
 from evoclaw.workflows.views import WorkflowState, WorkflowView
 
 TAGS = ["workflows"]
+WorkflowName = Annotated[str, path_id("The name of the workflow.")]
+WorkflowRunId = Annotated[str, path_id("The id of the workflow run.")]
 
 
 class ApprovableStep(Struct, frozen=True, omit_defaults=True):
     """A step that a person can approve for all runs of a definition."""
 
     name: str
+    """The name of the step."""
     kind: str
+    """The kind of the step: `tool` or `approval`."""
     tool: str = ""
     """The tool that the step calls; empty for a step that asks a person."""
     arguments: dict[str, JSON] = {}
@@ -65,17 +69,22 @@ class ApprovableStep(Struct, frozen=True, omit_defaults=True):
     approval_id: str = ""
     """The approval in force; withdraw it with `POST /v1/approvals/{id}/withdraw`."""
     approved_by: str = ""
+    """Who approved it for all runs; empty: not approved."""
 
 
 class DefinitionView(Struct, frozen=True, omit_defaults=True):
     """A workflow definition, or what is wrong with it."""
 
     name: str
+    """The name of the workflow."""
     description: str = ""
+    """Its purpose."""
     inputs: dict[str, JSON] = {}
     """The inputs by name."""
     steps: tuple[str, ...] = ()
+    """The names of its steps, in order."""
     problem: str = ""
+    """Why it cannot be started; empty: it can."""
     next_at: float | None = None
     """When its schedule starts it next, if it has one."""
     sha256: str = ""
@@ -88,18 +97,21 @@ class DefinitionList(Struct, frozen=True):
     """The workflow definitions."""
 
     items: tuple[DefinitionView, ...]
+    """The definitions, by name."""
 
 
 class StartWorkflowRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The inputs of a workflow run."""
 
     inputs: dict[str, JSON] = {}
+    """The inputs of the workflow, by name."""
 
 
 class WorkflowPage(Struct, frozen=True):
     """A page of workflow runs, the newest first, without their steps."""
 
     items: tuple[WorkflowView, ...]
+    """The workflow runs."""
     next: str = ""
     """The value of `before` for the next page; empty on the last page."""
 
@@ -108,8 +120,11 @@ class StepAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A person's answer to a step that waits."""
 
     step: ShortText
+    """The name of the step."""
     decision: StepDecision
+    """The answer; `answers` of the step lists those allowed."""
     reason: Reason = ""
+    """Why; it is stored with the answer."""
 
 
 class StepApproval(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,6 +133,7 @@ class StepApproval(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sha256: ShortText
     """The digest of the definition that the person saw; another one is refused."""
     reason: Reason = ""
+    """Why; it is stored with the approval."""
 
 
 async def _own_workflow(parts: ApiDependencies, caller: Caller, workflow_id: str) -> WorkflowView:
@@ -189,8 +205,8 @@ def _approvable(
 async def approve_step(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
-    step: PathId,
+    name: WorkflowName,
+    step: Annotated[str, path_id("The name of the step.")],
     data: JSONBody[StepApproval],
 ) -> ApprovableStep:
     """Approve a step for all runs of a definition, until the definition changes.
@@ -225,7 +241,7 @@ async def approve_step(
 async def start_workflow(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: WorkflowName,
     data: JSONBody[StartWorkflowRequest],
     key: IdempotencyKey = "",
 ) -> WorkflowView:
@@ -238,8 +254,11 @@ async def start_workflow(
 async def list_workflows(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: IdFilter = "",
-    workflow_state: Annotated[WorkflowState | None, QueryParameter(name="state")] = None,
+    name: Annotated[str, id_filter("Only runs of this workflow; empty: all.")] = "",
+    workflow_state: Annotated[
+        WorkflowState | None,
+        QueryParameter(name="state", description="Only workflow runs in this state."),
+    ] = None,
     before: Cursor = "",
     limit: PageLimit = 50,
 ) -> WorkflowPage:
@@ -260,7 +279,7 @@ async def list_workflows(
 
 @get("/v1/workflow-runs/{workflow_id:str}", scope=TokenScope.WORKFLOWS_READ, tags=TAGS)
 async def show_workflow(
-    parts: InjectedDependencies, caller: InjectedCaller, workflow_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, workflow_id: WorkflowRunId
 ) -> WorkflowView:
     """Show one workflow run with its steps."""
     return await _own_workflow(parts, caller, workflow_id)
@@ -277,7 +296,7 @@ async def watch_workflow(
     request: Request[Any, Any, Any],
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    workflow_id: PathId,
+    workflow_id: WorkflowRunId,
     after: AfterRecord = 0,
     last_event_id: LastEventId = 0,
 ) -> EventStream:
@@ -303,7 +322,7 @@ async def _frames(
     status_code=200,
 )
 async def cancel_workflow(
-    parts: InjectedDependencies, caller: InjectedCaller, workflow_id: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, workflow_id: WorkflowRunId
 ) -> CancelResult:
     """Cancel a workflow run and the runs that it started."""
     view = await _own_workflow(parts, caller, workflow_id)
@@ -318,7 +337,7 @@ async def cancel_workflow(
 async def answer_step(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    workflow_id: PathId,
+    workflow_id: WorkflowRunId,
     data: JSONBody[StepAnswer],
 ) -> WorkflowView:
     """Answer a step that waits for a person. The first answer counts."""

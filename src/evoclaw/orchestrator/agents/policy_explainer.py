@@ -46,9 +46,11 @@ class RuleView(Struct, frozen=True):
     """One rule of the command policy."""
 
     name: str
+    """The name of the rule."""
     verdict: str
     """`allow`, `ask` or `deny`."""
     summary: str
+    """What the rule matches."""
     source: str
     """`shipped`, or the path of the owner's rule file."""
 
@@ -61,7 +63,9 @@ class PolicyView(Struct, frozen=True):
     presets: tuple[str, ...]
     """The information-flow presets; `settings` says which one is in force."""
     rules: tuple[RuleView, ...]
+    """The rules for commands, paths and hosts."""
     settings: dict[str, JSON]
+    """The policy settings in force."""
     pipelines: dict[str, tuple[DeclaredStep, ...]] = {}
     """The steps that a call passes through, in order: on the orchestrator, and on an edge."""
 
@@ -81,19 +85,26 @@ class PolicyStepView(Struct, frozen=True):
     """The verdict of one policy."""
 
     policy: str
+    """The name of the policy."""
     verdict: str
+    """`allow`, `deny` or `ask`."""
     code: str = ""
+    """Why, as a short code."""
     reason: str = ""
+    """For people."""
 
 
 class PolicyAnswer(Struct, frozen=True):
     """The verdict on a tool call, and the policy that decided it."""
 
     verdict: Literal["allow", "deny", "ask"]
+    """`allow`, `deny` or `ask`."""
     code: str
+    """Why, as a short code."""
     reason: str
     """For people."""
     reason_for_model: str
+    """For the model: why, and what to do instead."""
     by: str
     """The policy that decided; empty if no policy objects."""
     steps: tuple[PolicyStepView, ...]

@@ -61,13 +61,19 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """An answer that could not be delivered, as the operator sees it."""
 
     id: str
+    """The id of the delivery, to retry it."""
     channel: str
+    """The name of the channel."""
     sender: str
+    """The sender of the message that it answers."""
     answer: ChannelAnswer
+    """The answer itself."""
     attempts: int
+    """How often it was tried."""
     problem: str
     """Why the last attempt failed."""
     made_at: float
+    """When it was created, in Unix seconds."""
 
 
 class Channel(Protocol):

@@ -56,9 +56,13 @@ class WebhookResponse(Struct, frozen=True, omit_defaults=True):
     state: str
     """`accepted`, `failed`, or `ignored` if the body has no text."""
     run_id: str = ""
+    """The run that answers the message."""
     fresh: bool = True
+    """False: the same message arrived before, and this is its run."""
     reason: str = ""
+    """Why the message was not answered, as a short code."""
     text: str = ""
+    """The answer, or what went wrong."""
     challenge: str = ""
     """What Slack expects back when a webhook is set up."""
 

@@ -53,23 +53,32 @@ class NotifierView(Struct, frozen=True):
     """A notifier, as an administrator sees it."""
 
     name: str
+    """The name of the notifier."""
     kind: str
+    """The kind, such as `ntfy` or `email`."""
     on: tuple[str, ...]
+    """What it reports."""
     users: tuple[str, ...]
+    """The users whose runs it reports; none: all."""
     max_per_hour: int
+    """How many messages it may send in an hour."""
     answers: bool
     """Whether messages have links that approve or deny."""
     last_state: str = ""
     """The state of the last message: `sent`, `due` if it is tried again, or `dead`."""
     last_problem: str = ""
+    """Why the last message was not sent; empty: it was."""
     last_at: float | None = None
+    """When the last message was created, in Unix seconds."""
 
 
 class NotifierCheck(Struct, frozen=True):
     """The outcome of a test message."""
 
     name: str
+    """The name of the notifier."""
     ok: bool
+    """Whether the message was sent."""
     detail: str
     """What was reached, or why nothing was."""
 

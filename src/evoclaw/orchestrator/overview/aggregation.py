@@ -21,25 +21,31 @@ class ToolSummary(Struct, frozen=True):
     """How the calls of one tool went."""
 
     tool: str
+    """The name of the tool."""
     calls: int
+    """How many calls there were."""
     succeeded: int
+    """How many of them succeeded."""
     failed: int
     """Those that did not succeed, whatever the reason."""
     denied: int
-    """Of them, those that a policy or a person denied."""
+    """Failed calls that a policy or a person denied."""
     timeouts: int
-    """Of them, those that timed out."""
+    """Failed calls that timed out."""
     success_rate: float
     """From 0 to 1."""
     avg_ms: float | None
-    """Of the calls that ran; null if none did."""
+    """The average duration of the calls that ran; null if none did."""
     p50_ms: float | None
+    """The median duration."""
     p95_ms: float | None
+    """The 95th percentile of the duration."""
     max_ms: float | None
+    """The longest duration."""
     errors: dict[str, int]
-    """By kind."""
+    """Failed calls by kind of error."""
     result_bytes: int
-    """Of all results that the model got."""
+    """The bytes of all results that the model got."""
     last_error: str = ""
     """The first characters of the last error text."""
     last_error_at: float | None = None
@@ -50,6 +56,7 @@ class RequestSummary(Struct, frozen=True):
     """How requests went, and what they cost."""
 
     count: int
+    """How many requests there were."""
     stops: dict[str, int]
     """Why they ended; `waiting` for a person, or `running`."""
     iterations: Distribution
@@ -57,20 +64,23 @@ class RequestSummary(Struct, frozen=True):
     seconds: Distribution
     """From the request to the final response, without the time spent waiting for people."""
     tokens_in: int
+    """Tokens of all prompts."""
     tokens_out: int
+    """Tokens of all replies."""
     cost: float
     """In US dollars, as far as prices are known."""
     unpriced: int
     """Replies without a known price: with any, the real cost is higher."""
     failed_calls: int
+    """Calls that did not succeed."""
     recovered_calls: int
-    """Of them, those after which a call of a later turn succeeded, in a run that ended well."""
+    """Failed calls that a call of a later turn made good, in a run that ended well."""
     recovery_rate: float | None
     """From 0 to 1; null if nothing failed."""
     saved_seconds: float
     """In turns with several calls: their own times added up, less the time that passed."""
     error_types: dict[str, int]
-    """Of calls, by kind."""
+    """Failed calls by kind of error."""
 
 
 class MetricsPoint(Struct, frozen=True):
@@ -79,26 +89,38 @@ class MetricsPoint(Struct, frozen=True):
     at: float
     """When the interval starts, in Unix seconds."""
     runs: int
-    """Requests."""
+    """Requests in the interval."""
     calls: int
+    """Tool calls."""
     errors: int
+    """Tool calls that did not succeed."""
     cost: float
+    """In US dollars, as far as prices are known."""
     tokens: int
+    """Input and output tokens together."""
     p50_ms: float | None
+    """The median duration of the calls."""
     p95_ms: float | None
+    """The 95th percentile of the duration of the calls."""
     iterations: float | None
-    """Average of the requests that ended."""
+    """The average number of turns of the requests that ended."""
     saved_seconds: float
+    """The time that parallel calls saved."""
 
 
 class ToolPoint(Struct, frozen=True):
     """One tool in one interval."""
 
     at: float
+    """When the interval starts, in Unix seconds."""
     calls: int
+    """Calls of the tool."""
     errors: int
+    """Calls that did not succeed."""
     p50_ms: float | None
+    """The median duration."""
     p95_ms: float | None
+    """The 95th percentile of the duration."""
 
 
 class Intervals(Struct, frozen=True):

@@ -39,16 +39,19 @@ class MetricsView(Struct, frozen=True):
     """The metrics of a window: of each tool, of requests, and their series."""
 
     since: float
+    """Unix seconds; inclusive."""
     until: float
     """Unix seconds; exclusive."""
     step: float
     """Seconds between two points."""
     tools: tuple[ToolSummary, ...]
-    """The most called first."""
+    """The tools, the most called first."""
     requests: RequestSummary
+    """The totals of all requests."""
     series: tuple[MetricsPoint, ...]
+    """The same over time, oldest first."""
     tool_series: dict[str, tuple[ToolPoint, ...]]
-    """Of the twelve most called tools."""
+    """The twelve most called tools over time."""
 
 
 class Delegation(Struct, frozen=True):
@@ -63,7 +66,7 @@ class Delegation(Struct, frozen=True):
     calls: int
     """Of an edge: calls, or parts of one call to many. Of an agent: runs."""
     errors: int
-    """Of them, those that failed."""
+    """How many of them failed."""
     last: float
     """When the last one ended, in Unix seconds."""
 

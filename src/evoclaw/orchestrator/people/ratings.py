@@ -14,12 +14,14 @@ from evoclaw.store.sessions.ratings import RatingStore
 
 
 class Rating(Struct, frozen=True):
-    """What a user said of a run."""
+    """A user's rating of a run."""
 
     verdict: Literal["good", "bad"]
+    """`good` or `bad`."""
     reason: str
     """In the user's words; may be empty."""
     user: str
+    """Who rated the run."""
     at: float
     """Unix time, seconds."""
 

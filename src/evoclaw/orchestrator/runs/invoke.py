@@ -32,24 +32,38 @@ class InvokeResponse(Struct, frozen=True):
     """The answer of one reply without tools."""
 
     agent: str
+    """The name of the agent."""
     output: dict[str, JSON]
+    """The fields of the answer."""
     tokens_used: int
+    """Input and output tokens together."""
     model: str
+    """The model that answered."""
 
 
 class IterativeResponse(Struct, frozen=True):
     """The answer of the loop."""
 
     agent: str
+    """The name of the agent."""
     output: dict[str, JSON]
+    """The fields of the answer."""
     raw_response: str
+    """The text of the last reply."""
     tokens_used: int
+    """Input and output tokens together."""
     model: str
+    """The model that answered."""
     iterations: int
+    """How many turns the run took."""
     tool_calls_made: int
+    """How many calls the run made."""
     tools_used: tuple[str, ...]
+    """The names of the tools that it called."""
     termination_reason: str
+    """How the run ended."""
     run_id: str
+    """The id of the run."""
 
 
 class NoAnswer(EvoClawError):

@@ -93,25 +93,37 @@ class RunView(Struct, frozen=True, omit_defaults=True):
     """A run as the API shows it."""
 
     run_id: str
+    """The id of the run."""
     session_id: str
+    """The session that it belongs to."""
     agent: str
+    """The name of the agent."""
     state: RunStatus
+    """The status of the run."""
     stop: StopReason | None = None
     """Why the run ended, or that it waits."""
     asked: str = ""
+    """The message that started it."""
     text: str = ""
     """The answer, once the run ended."""
     reason: str = ""
     """For people: what ended the run, or what it waits for."""
     turns: int = 0
+    """How many turns it took so far."""
     calls: int = 0
+    """How many calls it made so far."""
     tokens_in: int = 0
+    """Tokens of its prompts."""
     tokens_out: int = 0
+    """Tokens of its replies."""
     cost: float | None = 0.0
-    """In dollars; None if a reply has no known price."""
+    """In US dollars; null if a reply has no known price."""
     began_at: float = 0.0
+    """When it started, in Unix seconds."""
     ended_at: float | None = None
+    """When it ended, in Unix seconds; null: it has not."""
     parent_run: str = ""
+    """The run that started it; empty: none."""
     owner: str = ""
     """The user who owns the session."""
 
